@@ -1,0 +1,195 @@
+"""Every exception of the gateway.
+
+GatewayError                  what a client can be told: JSON-RPC `code`, HTTP `status`, `message`, `data`
+├── DownstreamError           the client's doing; never our log's business
+│   ├── ParseError            -32700  400  not JSON
+│   ├── InvalidRequest        -32600  400  not a JSON-RPC request
+│   ├── InvalidParams         -32602  400  parameters or `_meta` are wrong
+│   ├── InvalidState          -32602  400  requestState does not open; says the same for every cause
+│   ├── HeaderMismatch        -32020  400  a header differs from the body
+│   ├── MissingCapability     -32021  400  the call needs what the client did not declare
+│   ├── UnsupportedVersion    -32022  400
+│   ├── MethodNotFound        -32601  404
+│   ├── Forbidden             -32600  403  Host or Origin
+│   ├── TooLarge              -32600  413
+│   └── Busy                  -32603  429/503  a cap; carries Retry-After
+├── UpstreamError             the upstream's doing; a JSON-RPC error in HTTP 200
+│   ├── Unreachable           no connection, or no handshake
+│   ├── SessionLost           the upstream forgot its session (before it took the call)
+│   ├── CallLost              the call was sent, its result will not come
+│   ├── CannotAsk             the upstream's mode cannot carry its own question
+│   └── Refused               an HTTP status of the upstream that the client must see (401, 403)
+└── Stopping                  -32603  503  this replica is going away
+LocalProtocolError            our own bug: an event that the exchange's table forbids
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.core import mcp
+
+
+class GatewayError(Exception):
+    """Something that ends a request; `net.downstream` is the only place that turns it into a response."""
+
+    code = mcp.INTERNAL_ERROR
+    status = 200
+
+    def __init__(self, message: str, *, data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.data = data
+        self.headers: dict[str, str] = {}
+        self.request_id: bytes | None = None
+        """JSON of the id to answer with, where it is known only to the raiser."""
+
+
+class DownstreamError(GatewayError):
+    """The client's request cannot be served as it is."""
+
+    code = mcp.INVALID_REQUEST
+    status = 400
+
+
+class ParseError(DownstreamError):
+    """The body is not JSON (or not within its bounds)."""
+
+    code = mcp.PARSE_ERROR
+
+
+class InvalidRequest(DownstreamError):
+    """The body is JSON, but no JSON-RPC request."""
+
+
+class InvalidParams(DownstreamError):
+    """`params` or its `_meta` lacks something or has the wrong shape."""
+
+    code = mcp.INVALID_PARAMS
+
+
+class InvalidState(DownstreamError):
+    """The one answer to every requestState that is not accepted; `reason` is for metrics and logs only."""
+
+    code = mcp.INVALID_PARAMS
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("Invalid or expired requestState", data={"reason": "invalid_request_state"})
+        self.reason = reason
+
+
+class HeaderMismatch(DownstreamError):
+    """A mirrored header is missing, repeated, malformed or differs from the body."""
+
+    code = mcp.HEADER_MISMATCH
+
+
+class MissingCapability(DownstreamError):
+    """The server asked for something that this client did not declare (basic/index, `_meta`)."""
+
+    code = mcp.MISSING_CAPABILITY
+
+    def __init__(self, required: Mapping[str, Any], asked: str) -> None:
+        names = ", ".join(sorted(required))
+        super().__init__(
+            f"The server sent {asked}, which needs the client capability {names}; declare it and call again. "
+            "The call was ended and may have had effects",
+            data={"requiredCapabilities": dict(required)},
+        )
+
+
+class UnsupportedVersion(DownstreamError):
+    """The request names a protocol version that is not spoken here."""
+
+    code = mcp.UNSUPPORTED_VERSION
+
+    def __init__(self, requested: str) -> None:
+        supported = list(mcp.SUPPORTED_VERSIONS)
+        super().__init__(
+            f"Unsupported protocol version {requested[:40]!r}; supported: {', '.join(supported)}",
+            data={"supported": supported, "requested": requested},
+        )
+
+
+class MethodNotFound(DownstreamError):
+    """The method does not exist in 2026-07-28."""
+
+    code = mcp.METHOD_NOT_FOUND
+    status = 404
+
+
+class Forbidden(DownstreamError):
+    """Host or Origin is not one that this listener serves (DNS rebinding)."""
+
+    status = 403
+
+
+class TooLarge(DownstreamError):
+    """The body is larger than `limits.body_bytes`."""
+
+    status = 413
+
+
+class Busy(DownstreamError):
+    """A cap is reached; others are not affected."""
+
+    code = mcp.INTERNAL_ERROR
+
+    def __init__(self, message: str, *, status: int, retry_after_seconds: int = 1) -> None:
+        super().__init__(message, data={"reason": "busy"})
+        self.status = status
+        self.headers["Retry-After"] = str(retry_after_seconds)
+
+
+class UpstreamError(GatewayError):
+    """The upstream failed; the message names route, cause and what to check."""
+
+    reason = "upstream_error"
+
+    def __init__(self, message: str, *, data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, data={"reason": self.reason, **(data or {})})
+
+
+class Unreachable(UpstreamError):
+    """No connection to the upstream, or it did not finish its handshake in time; nothing was run."""
+
+    reason = "upstream_unreachable"
+
+
+class SessionLost(UpstreamError):
+    """The upstream refused the session id before it took the call; nothing was run."""
+
+    reason = "session_lost"
+
+
+class CallLost(UpstreamError):
+    """The call was sent and its result will not come; it may have had effects."""
+
+    reason = "call_lost"
+
+
+class CannotAsk(UpstreamError):
+    """The upstream asked in a mode in which an answer can never reach it."""
+
+    reason = "upstream_cannot_ask"
+
+
+class Refused(UpstreamError):
+    """The upstream refused this request's credentials; its status and challenge go to the client."""
+
+    reason = "upstream_refused"
+
+    def __init__(self, message: str, *, status: int, challenge: str | None = None) -> None:
+        super().__init__(message, data={"status": status})
+        self.status = status
+        if challenge is not None:
+            self.headers["WWW-Authenticate"] = challenge
+
+
+class Stopping(GatewayError):
+    """This replica shuts down and can neither finish nor hand over the call."""
+
+    status = 503
+
+
+class LocalProtocolError(Exception):
+    """An event that the exchange's table forbids in its state: a bug of ours, loud on purpose."""
