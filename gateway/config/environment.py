@@ -1,0 +1,86 @@
+"""What the process environment adds: `${VAR}` in strings, `GATEWAY_<SECTION>__<KEY>` for single values."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from msgspec import inspect
+
+from gateway.config.problems import Given, Problem, nearest
+
+_PREFIX = "GATEWAY_"
+_REFERENCE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<rest>:-(?P<default>[^}]*))?\}|(?P<bad>\$\{)")
+# Kubernetes gives every pod such variables for a Service called "gateway": they are nobody's settings.
+_SERVICE_LINK = re.compile(r"GATEWAY_(?:[A-Z0-9_]+_)?(?:SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]+)?)|PORT(?:_\d+_[A-Z]+.*)?)")
+
+
+def substitute(text: str, env: Mapping[str, str]) -> str:
+    """Return the text with its variables filled in, and `$${` as `${`; ValueError naming what is missing.
+
+    As in a shell, the default of `${VAR:-default}` also stands in for an empty variable.
+    """
+    if "${" not in text:
+        return text
+    filled = _REFERENCE.sub(lambda match: _fill(match, env), text)
+    names = [match["name"] for match in _REFERENCE.finditer(text) if match["name"]]
+    return Given(filled, ", ".join(f"${{{name}}}" for name in names)) if names else filled
+
+
+def _fill(match: re.Match[str], env: Mapping[str, str]) -> str:
+    name = match["name"]
+    if match["bad"]:
+        raise ValueError("has a ${ that is no variable; write ${NAME}, or $${ for the text itself")
+    if name is None:
+        return "${"
+    value = env.get(name)
+    if match["rest"] is not None:
+        return value or match["default"]
+    if value is None:
+        raise ValueError(f"${{{name}}} is not set; export {name}, or give a default: ${{{name}:-value}}")
+    return value
+
+
+def override(tree: object, kind: inspect.StructType, env: Mapping[str, str]) -> list[Problem]:
+    """Put the environment's single values into `tree`, in place; return the variables that fit nothing."""
+    places = dict(_places(kind, ()))
+    problems: list[Problem] = []
+    for name in sorted(env):
+        if not name.startswith(_PREFIX) or (name not in places and _is_service_link(name, env[name])):
+            continue
+        keys = places.get(name)
+        if keys is None:
+            problems.append(Problem(name, _unknown(name, places)))
+        else:
+            _place(tree, keys, Given(env[name], name))
+    return problems
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    return _SERVICE_LINK.fullmatch(name) is not None and (
+        not name.endswith("_PORT") or "://" in value or "SERVICE" in name
+    )
+
+
+def _unknown(name: str, places: Mapping[str, object]) -> str:
+    meant = nearest(name.removeprefix(_PREFIX).upper(), (place.removeprefix(_PREFIX) for place in places))
+    hint = f'did you mean "{_PREFIX}{meant}"?' if meant else "lists and routes are set in the file, with ${VAR}"
+    return f"is not a setting; {hint}"
+
+
+def _place(tree: object, keys: tuple[str, ...], value: Given) -> None:
+    """Set the value, where the sections around it are mappings; the loader reports those that are not."""
+    *sections, last = keys
+    for section in sections:
+        tree = tree.setdefault(section, {}) if isinstance(tree, dict) else None
+    if isinstance(tree, dict):
+        tree[last] = value
+
+
+def _places(kind: inspect.StructType, above: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield (variable name, path) of every single value in the structs."""
+    for field in kind.fields:
+        keys = (*above, field.name)
+        inner = field.type.type if isinstance(field.type, inspect.Metadata) else field.type
+        if isinstance(inner, inspect.StructType):
+            yield from _places(inner, keys)
+        elif not isinstance(inner, inspect.VarTupleType | inspect.DictType):
+            yield _PREFIX + "__".join(keys).upper(), keys

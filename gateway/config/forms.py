@@ -1,0 +1,158 @@
+"""The text forms that configuration values have: addresses, URLs, header names, networks."""
+
+import re
+from collections.abc import Callable
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})", re.ASCII)
+_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?", re.ASCII)
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
+_PATH = re.compile(r"/|(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+", re.ASCII)
+_URL_TEXT = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+", re.ASCII)
+_REPLICA_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+# RFC 9110 section 7.6.1: these speak of one connection, and never go on.
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+# The gateway writes these itself on each side.
+_OWN = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "authorization",
+        "expect",
+        "forwarded",
+        "host",
+        "last-event-id",
+        "origin",
+        "via",
+    }
+)
+_OWN_PREFIXES = ("mcp-", "content-", "sec-", "access-control-")
+
+
+class Form(NamedTuple):
+    """A text form; `name` and `example` stand in errors.
+
+    `parse` returns the normal text, or None where it misfits. It raises ValueError with a
+    whole sentence where it can say more.
+    """
+
+    name: str
+    example: str
+    parse: Callable[[str], str | None]
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return (host, port) of `host:port`, IPv6 without its brackets; ValueError where it is none."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match["port"]) > 65_535 or not _is_host(match["host"]):
+        raise ValueError(f"{text!r} is not host:port")
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def _is_host(host: str) -> bool:
+    if host.startswith("[") or re.fullmatch(r"[0-9.]+", host):
+        return _is_ip(host)
+    return _NAME.fullmatch(host) is not None
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        found = ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return isinstance(found, IPv6Address) == host.startswith("[")
+
+
+def _address(text: str) -> str | None:
+    try:
+        split_address(text)
+    except ValueError:
+        return None
+    return text
+
+
+def _url(text: str) -> str | None:
+    parts = _split(text)
+    if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
+        return None
+    if "@" in parts.netloc:
+        raise ValueError("has a user name in it; remove it, the client's Authorization goes upstream")
+    if "#" in text:
+        raise ValueError("has a fragment, which is never sent; remove what follows the #")
+    return text
+
+
+def _split(text: str) -> SplitResult | None:
+    if not _URL_TEXT.fullmatch(text):
+        return None
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # raises where the port is no number
+    except ValueError:
+        return None
+    return parts
+
+
+def _origin(text: str) -> str | None:
+    parts = _split(text)
+    if parts is None or not parts.hostname or text != f"{parts.scheme}://{parts.netloc}" or "@" in text:
+        return None
+    return text.lower()
+
+
+def _host(text: str) -> str | None:
+    host, _, port = text.rpartition(":") if re.search(r"[^:]:[0-9]+$", text) else (text, "", "0")
+    return text.lower() if _is_host(host) and int(port) <= 65_535 else None
+
+
+def _path(text: str) -> str | None:
+    return text if _PATH.fullmatch(text) and not {".", ".."} & set(text.split("/")) else None
+
+
+def _header(text: str) -> str | None:
+    name = text.lower()
+    if _TOKEN.fullmatch(name) is None:
+        return None
+    if name in HOP_BY_HOP:
+        raise ValueError("belongs to one connection and is never forwarded; remove it")
+    if name in _OWN or name.startswith(_OWN_PREFIXES):
+        raise ValueError("is written by the gateway itself; remove it")
+    return name
+
+
+def _network(text: str) -> str | None:
+    try:
+        return str(ip_network(text))
+    except ValueError:
+        return None
+
+
+def _replica_id(text: str) -> str | None:
+    return text if _REPLICA_ID.fullmatch(text) else None
+
+
+FORMS = {
+    "address": Form("host:port", "127.0.0.1:8080", _address),
+    "header": Form("a header name", "x-tenant", _header),
+    "host": Form("a host name", "gateway.example.com", _host),
+    "network": Form("an IP network", "10.0.0.0/8", _network),
+    "origin": Form("an origin", "https://app.example.com", _origin),
+    "path": Form("a plain absolute path", "/mcp", _path),
+    "replica id": Form("a replica id", "gw-1", _replica_id),
+    "url": Form("an http(s) URL", "http://127.0.0.1:9000/mcp", _url),
+}

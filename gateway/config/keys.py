@@ -1,0 +1,38 @@
+"""State keys as texts: hex, or base64 of either alphabet."""
+
+import base64
+import binascii
+import re
+
+MIN_KEY_BYTES = 32
+_HEX = re.compile(r"(?:[0-9a-fA-F]{2}){32,}")
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
+
+
+def decode_key(text: str) -> bytes:
+    """Return a key's bytes, 32 or more; ValueError, without the text, where it is none.
+
+    Sixty-four hex digits are valid base64 too. Hex wins: no random base64 key has only hex digits.
+    """
+    if _HEX.fullmatch(text):
+        return bytes.fromhex(text)
+    if not _BASE64.fullmatch(text):
+        raise ValueError("is not base64 or hex")
+    key = _decode_base64(text)
+    if len(key) < MIN_KEY_BYTES:
+        raise ValueError(f"has {len(key)} bytes, at least {MIN_KEY_BYTES} are needed")
+    return key
+
+
+def _decode_base64(text: str) -> bytes:
+    plain = text.rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except binascii.Error:
+        raise ValueError("is not base64 or hex") from None
+
+
+def read_key_lines(text: str) -> tuple[str, ...]:
+    """Return a key file's keys: one per line, `#` comments and blank lines left out."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return tuple(line for line in lines if line)

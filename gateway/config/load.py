@@ -1,0 +1,85 @@
+"""Reads a configuration: text -> tree -> structs -> rules, and every problem in one ConfigError."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.config.environment import override
+from gateway.config.keys import read_key_lines
+from gateway.config.model import Config
+from gateway.config.problems import ConfigError, Given, Problem, touches
+from gateway.config.rules import broken_rules
+from gateway.config.shape import Walker, config_shape
+from gateway.config.tree import MAX_TEXT_CHARACTERS, read_tree
+
+
+def load(path: Path | str, env: Mapping[str, str] | None = None) -> Config:
+    """Return the configuration in a YAML file; ConfigError where it cannot be read or used."""
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(MAX_TEXT_CHARACTERS * 4 + 1).decode("utf-8")
+    except OSError as exc:
+        raise ConfigError([f"{path}: cannot be read ({exc.strerror}); check --config"], str(path)) from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError([f"{path}: is not UTF-8 text; save it as UTF-8"], str(path)) from exc
+    return parse(text, str(path), env)
+
+
+def parse(text: str, source: str, env: Mapping[str, str] | None = None) -> Config:
+    """Return the configuration in a YAML text; `*_file` paths start in the folder of `source`."""
+    tree, problems = read_tree(text)
+    return _finish(tree, problems, source, os.environ if env is None else env)
+
+
+def for_upstream(
+    url: str, listen: str | None = None, admin: str | None = None, env: Mapping[str, str] | None = None
+) -> Config:
+    """Return the configuration of `serve --upstream URL`: one route; a flag wins over the environment."""
+    env = os.environ if env is None else env
+    flags = {name: text for name, text in (("listen", listen), ("admin", admin)) if text is not None}
+    overruled = {f"GATEWAY_{name.upper()}" for name in flags}
+    unset = {name: text for name, text in env.items() if name not in overruled}
+    tree: dict[str, object] = {name: Given(text, f"--{name}") for name, text in flags.items()}
+    tree["routes"] = [{"upstream": {"url": Given(url, "--upstream")}}]
+    return _finish(tree, [], "command line", unset)
+
+
+def _finish(tree: object, problems: list[Problem], source: str, env: Mapping[str, str]) -> Config:
+    """Build and check; a broken rule is left out where a refused value explains it."""
+    problems += override(tree, config_shape(), env)
+    walker = Walker(env)
+    config, unreadable = _with_keys_file(walker.read_config(tree), Path(source).parent)
+    problems += walker.problems + unreadable
+    spoilt = [*walker.spoilt, *("state.keys" for _ in unreadable)]
+    problems += [rule for rule in broken_rules(config) if not any(touches(rule.path, path) for path in spoilt)]
+    if problems:
+        raise ConfigError((str(problem) for problem in problems), source)
+    return config
+
+
+def _with_keys_file(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
+    state = config.state
+    if state.keys_file is None:
+        return config, []
+    if state.keys:
+        return config, [Problem("state.keys_file", "stands beside state.keys; keep one of them")]
+    try:
+        keys = read_key_lines((folder / state.keys_file).read_text("utf-8"))
+    except OSError as exc:
+        return config, [Problem("state.keys_file", f"cannot be read ({exc.strerror}); check path and rights")]
+    except UnicodeDecodeError:
+        return config, [Problem("state.keys_file", "is not UTF-8 text; write one key per line")]
+    if not keys:
+        return config, [Problem("state.keys_file", "has no key in it; add one with `mrtr-gateway keygen`")]
+    return replace(config, state=replace(state, keys=keys)), []
+
+
+def digest(config: Config) -> str:
+    """Return 12 hex digits of SHA-256 over the configuration without its keys (their number counts)."""
+    plain = msgspec.to_builtins(config)
+    plain["state"]["keys"] = len(config.state.keys)
+    return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()[:12]

@@ -1,0 +1,263 @@
+"""The configuration's shape: every key with its type, range, default and meaning.
+
+These structs are the only place where a key is declared. The loader, the environment overrides and the JSON
+Schema all walk them, so a new key is one new line here, and one in `config/full.yaml` (a test compares).
+`extra={"form": ...}` names the text form of `gateway/config/forms.py` that a value must have.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from gateway.config.keys import decode_key
+
+Seconds = Annotated[float, Meta(ge=0, le=86_400)]
+SomeSeconds = Annotated[float, Meta(ge=0.001, le=86_400)]
+Count = Annotated[int, Meta(ge=1, le=10_000_000)]
+Bytes = Annotated[int, Meta(ge=1024, le=1_073_741_824)]
+
+Address = Annotated[str, Meta(extra={"form": "address"})]
+Header = Annotated[str, Meta(extra={"form": "header"})]
+ReplicaId = Annotated[str, Meta(extra={"form": "replica id"})]
+Network = Annotated[str, Meta(extra={"form": "network"})]
+Host = Annotated[str, Meta(extra={"form": "host"})]
+Origin = Annotated[str, Meta(extra={"form": "origin"})]
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class State(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How `requestState` is sealed."""
+
+    keys: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="State keys (`mrtr-gateway keygen`): base64 or hex of 32 bytes or more. The first "
+            "seals, all open. Empty: one ephemeral key per start, for a single replica only.",
+            extra={"secret": True},
+        ),
+    ] = ()
+    keys_file: Annotated[
+        Text | None,
+        Meta(
+            description="Instead of `keys`: a file with one key per line and `#` comments. Its path "
+            "starts in the folder of the configuration file."
+        ),
+    ] = None
+    ttl_seconds: Annotated[SomeSeconds, Meta(description="How long a sealed state opens, in seconds.")] = 600.0
+
+    def raw_keys(self) -> tuple[bytes, ...]:
+        """Return the keys as bytes, in order; ValueError where a text is no key (never after `load`)."""
+        return tuple(decode_key(text) for text in self.keys)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"State({shown})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Return the fields with the keys hidden; rich's printer asks this, and not `repr`."""
+        return [
+            ("keys", f"<{len(self.keys)} hidden>"),
+            ("keys_file", self.keys_file),
+            ("ttl_seconds", self.ttl_seconds),
+        ]
+
+
+class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One process among its peers."""
+
+    id: Annotated[
+        ReplicaId | None,
+        Meta(description="This replica's name, unique among its peers. Empty: made at start."),
+    ] = None
+    listen: Annotated[Address | None, Meta(description="host:port of the peer listener. Empty: none.")] = None
+    peers: Annotated[
+        dict[ReplicaId, Address],
+        Meta(description="Peer listeners by replica id, this replica's own among them."),
+    ] = {}
+    peers_dns: Annotated[
+        Address | None,
+        Meta(description="Instead of `peers`: name:port of a headless service that resolves to all."),
+    ] = None
+
+
+class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Calls that wait between two rounds."""
+
+    ttl_seconds: Annotated[SomeSeconds, Meta(description="How long a parked call waits for its next round.")] = 600.0
+    max_calls: Annotated[Count, Meta(description="Parked calls of this replica, in all.")] = 10_000
+    max_calls_per_principal: Annotated[Count, Meta(description="Parked calls of one principal.")] = 1_000
+    quiet_seconds: Annotated[
+        Annotated[float, Meta(ge=0, le=5)],
+        Meta(description="Nested requests this close to one another share a round; 0 sends each at once."),
+    ] = 0.04
+    grace_seconds: Annotated[
+        Seconds,
+        Meta(description="How long a vanished client of a retry may come back before the call is cancelled."),
+    ] = 1.5
+    linger_seconds: Annotated[
+        Seconds, Meta(description="How long a delivered result is kept for a repeat of the same retry.")
+    ] = 30.0
+    drain_seconds: Annotated[Seconds, Meta(description="How long parked calls are given to finish after SIGTERM.")] = (
+        30.0
+    )
+
+
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes beyond which a message is refused."""
+
+    body_bytes: Annotated[Bytes, Meta(description="One downstream request body, inflated; beyond it HTTP 413.")] = (
+        4_194_304
+    )
+    event_bytes: Annotated[Bytes, Meta(description="One upstream SSE event or JSON answer.")] = 16_777_216
+    json_depth: Annotated[
+        Annotated[int, Meta(ge=8, le=512)], Meta(description="Nesting of objects and arrays in a message.")
+    ] = 64
+    state_bytes: Annotated[
+        Annotated[int, Meta(ge=1024, le=65_536)], Meta(description="One sealed `requestState`.")
+    ] = 8_192
+    receive_seconds: Annotated[SomeSeconds, Meta(description="Time in which a whole request body must arrive.")] = 30.0
+    connections: Annotated[Count, Meta(description="Open downstream connections.")] = 20_000
+
+
+class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Waiting times towards both sides, in seconds."""
+
+    connect_seconds: Annotated[SomeSeconds, Meta(description="Opening a connection to an upstream.")] = 5.0
+    handshake_seconds: Annotated[SomeSeconds, Meta(description="`initialize` until its result.")] = 10.0
+    answer_seconds: Annotated[
+        SomeSeconds, Meta(description="POST of an answer or a notification until the upstream accepted it.")
+    ] = 10.0
+    idle_seconds: Annotated[SomeSeconds, Meta(description="An upstream that is silent in a call.")] = 300.0
+    session_wait_seconds: Annotated[SomeSeconds, Meta(description="Waiting for a free session under the caps.")] = 10.0
+    keepalive_seconds: Annotated[
+        SomeSeconds, Meta(description="Silence downstream before an SSE comment is sent.")
+    ] = 15.0
+    cancel_seconds: Annotated[SomeSeconds, Meta(description="Delivery of `notifications/cancelled` or DELETE.")] = 5.0
+    send_seconds: Annotated[SomeSeconds, Meta(description="A client that does not read its reply.")] = 30.0
+
+
+class Sessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The pool of upstream sessions."""
+
+    max: Annotated[Count, Meta(description="Sessions per route, in use or idle.")] = 1_000
+    max_per_principal: Annotated[Count, Meta(description="Sessions of one principal on one route.")] = 100
+    idle_seconds: Annotated[Seconds, Meta(description="An idle session is closed with DELETE after this time.")] = 60.0
+
+
+class Legs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Early ends of long requests, for clients that give up at 60 seconds."""
+
+    limit_seconds: Annotated[
+        SomeSeconds, Meta(description="A request open this long is answered with a state-only round.")
+    ] = 50.0
+    rounds: Annotated[
+        Annotated[int, Meta(ge=0, le=9)],
+        Meta(description="State-only rounds per exchange (clients allow 10 in all); 0 keeps streams open."),
+    ] = 4
+
+
+class Principal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who is calling."""
+
+    source: Annotated[
+        Literal["authorization", "header"],
+        Meta(description="`authorization`: the bearer token; `header`: a header that a trusted proxy sets."),
+    ] = "authorization"
+    header: Annotated[Header | None, Meta(description="With source `header`: its name.")] = None
+    trusted_proxies: Annotated[
+        tuple[Network, ...], Meta(description="Networks (CIDR) whose forwarded headers are believed.")
+    ] = ()
+
+
+class Security(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Defence against DNS rebinding."""
+
+    allowed_hosts: Annotated[
+        tuple[Host, ...],
+        Meta(description="Values of `Host`. Empty: loopback names when listening on loopback, else any."),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[Origin, ...], Meta(description="Values of `Origin`, beside requests that carry none.")
+    ] = ()
+
+
+class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Lines on stderr."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="The least level; read at start only.")
+    ] = "info"
+    format: Annotated[
+        Literal["auto", "json", "console"],
+        Meta(description="`auto`: console on a terminal, else JSON lines."),
+    ] = "auto"
+
+
+class Upstream(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One old server: `url` or `command`."""
+
+    url: Annotated[str | None, Meta(description="The server's MCP endpoint.", extra={"form": "url"})] = None
+    command: Annotated[
+        Annotated[tuple[Text, ...], Meta(min_length=1)] | None,
+        Meta(description="A stdio server's program and its arguments."),
+    ] = None
+    transport: Annotated[
+        Literal["auto", "streamable-http", "sse", "stdio"],
+        Meta(description="How to talk to it; `auto` finds out."),
+    ] = "auto"
+
+
+class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Freshness that modern results must state and old servers cannot."""
+
+    ttl_ms: Annotated[
+        Annotated[int, Meta(ge=0, le=86_400_000)],
+        Meta(description="`ttlMs` of lists and resources, in milliseconds."),
+    ] = 0
+    scope: Annotated[Literal["private", "public"], Meta(description="`cacheScope` of the same results.")] = "private"
+
+
+class Route(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One public path and its upstream."""
+
+    path: Annotated[str, Meta(description="The public path.", extra={"form": "path"})] = "/mcp"
+    upstream: Annotated[Upstream, Meta(description="Where its requests go.")]
+    continuation: Annotated[
+        Literal["hold", "replay"],
+        Meta(description="`hold` parks the call between rounds; `replay` runs it again with the answers."),
+    ] = "hold"
+    ephemeral: Annotated[
+        tuple[Text, ...], Meta(description="Name patterns of tools that may run twice, e.g. `weather_*`.")
+    ] = ()
+    undeclared: Annotated[
+        Literal["abort", "refuse"],
+        Meta(
+            description="A nested request that the client did not declare: `abort` ends the call (-32021), "
+            "`refuse` answers it with an error and lets the tool fall back."
+        ),
+    ] = "abort"
+    forward_headers: Annotated[
+        tuple[Header, ...], Meta(description="Client headers that go upstream, beside `Authorization`.")
+    ] = ()
+    cache: Annotated[Cache, Meta(description="Freshness of this route's lists and resources.")] = Cache()
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The configuration of one mrtr-gateway process."""
+
+    listen: Annotated[Address, Meta(description="host:port for clients; port 0 picks a free one.")] = "127.0.0.1:8080"
+    admin: Annotated[
+        Address | None, Meta(description="host:port of /metrics /healthz /readyz /status. null: none.")
+    ] = "127.0.0.1:9090"
+    workers: Annotated[Annotated[int, Meta(ge=1, le=1024)], Meta(description="Processes of this replica.")] = 1
+    state: Annotated[State, Meta(description="How `requestState` is sealed.")] = State()
+    replica: Annotated[Replica, Meta(description="This process among its peers.")] = Replica()
+    hold: Annotated[Hold, Meta(description="Calls that wait between two rounds.")] = Hold()
+    limits: Annotated[Limits, Meta(description="Sizes beyond which a message is refused.")] = Limits()
+    timeouts: Annotated[Timeouts, Meta(description="Waiting times towards both sides.")] = Timeouts()
+    sessions: Annotated[Sessions, Meta(description="The pool of upstream sessions.")] = Sessions()
+    legs: Annotated[Legs, Meta(description="Early ends of long requests.")] = Legs()
+    principal: Annotated[Principal, Meta(description="Who is calling.")] = Principal()
+    security: Annotated[Security, Meta(description="Defence against DNS rebinding.")] = Security()
+    log: Annotated[Log, Meta(description="Lines on stderr.")] = Log()
+    routes: Annotated[tuple[Route, ...], Meta(description="Public paths and their upstreams.", min_length=1)]

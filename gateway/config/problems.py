@@ -1,0 +1,90 @@
+"""How the configuration's errors are collected, worded and raised."""
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+_KEY_LIKE = re.compile(r"[A-Za-z0-9+/_=-]{32,}")
+# A URL's user name, password and query may be secrets; a password may hold any character.
+_BEFORE_AT = re.compile(r'[^\s"]*@')
+_QUERY = re.compile(r'\?[^"]*')
+_SHOWN_CHARACTERS = 60
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used: `problems` holds every reason as `path: what; fix`."""
+
+    def __init__(self, problems: Iterable[str], source: str = "configuration") -> None:
+        self.problems = tuple(problems)
+        self.source = source
+        super().__init__("\n".join(self.problems))
+
+
+class Problem(NamedTuple):
+    """One reason to refuse: where, and what with its fix."""
+
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}" if self.path else self.text
+
+
+def touches(one: str, other: str) -> bool:
+    """Say whether two paths are the same place, or one inside the other; the empty path is around all."""
+    return _within(one, other) or _within(other, one)
+
+
+def _within(inner: str, outer: str) -> bool:
+    return outer in {inner, ""} or inner.startswith((f"{outer}.", f"{outer}["))
+
+
+class Given(str):
+    """A text that the environment gave; it may stand for a number, and is never substituted again."""
+
+    __slots__ = ("origin",)
+    origin: str
+
+    def __new__(cls, text: str, origin: str) -> Self:
+        """Remember `origin`: the variables' names."""
+        given = super().__new__(cls, text)
+        given.origin = origin
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class Surprise:
+    """A plain YAML scalar that is not read as it looks: `on` is true, `1:30` is 90, `0600` is 384."""
+
+    raw: str
+    reads_as: str
+
+
+def shown(value: object) -> str:
+    """Return `value` as an error may quote it: short, one line, nothing that could be a key or a password."""
+    if isinstance(value, Surprise):
+        return _KEY_LIKE.sub("(hidden)", value.raw)
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    text = json.dumps(str(value) if isinstance(value, str) else value, ensure_ascii=False)
+    text = _QUERY.sub("?...", _BEFORE_AT.sub("...@", _KEY_LIKE.sub("(hidden)", text)))
+    cut = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + '..."'
+    return f"{cut} (from {value.origin})" if isinstance(value, Given) else cut
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that `name` probably meant, or None: a near one, or one that it begins."""
+    names = list(known)
+    longer = [each for each in names if each.startswith(f"{name}_")]
+    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.6) + longer), None)
+
+
+def joined(path: str, key: str | int) -> str:
+    """Return the path of `key` in `path`: `routes[0].path`."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    name = key if re.fullmatch(r"[\w.-]{1,31}", key) else shown(key)
+    return f"{path}.{name}" if path else name

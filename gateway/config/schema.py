@@ -1,0 +1,34 @@
+"""The JSON Schema of a configuration file, generated from the structs."""
+
+from typing import Any
+
+import msgspec
+
+from gateway.config.model import Config
+
+_NUMBERS = {"integer", "number"}
+_LIMITS = ("type", "minimum", "maximum")
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the schema (draft 2020-12) that editors check `config/*.yaml` with."""
+    schema = msgspec.json.schema(Config)
+    for section in schema["$defs"].values():
+        section["properties"] = {name: _or_variable(item) for name, item in section["properties"].items()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "mrtr-gateway configuration",
+        **schema,
+    }
+
+
+def _or_variable(item: dict[str, Any]) -> dict[str, Any]:
+    """Let a number or a choice also be `${VAR}`, as the loader does."""
+    if "enum" in item:
+        limits = {"enum": item["enum"]}
+    elif item.get("type") in _NUMBERS:
+        limits = {name: item[name] for name in _LIMITS if name in item}
+    else:
+        return item
+    rest = {name: value for name, value in item.items() if name not in limits}
+    return {**rest, "anyOf": [limits, {"type": "string", "pattern": r"\$\{"}]}

@@ -1,0 +1,211 @@
+"""Plain tree -> structs: types, ranges, known keys and text forms, every error noted.
+
+`msgspec.convert` would stop at the first error. This walker asks the same type information
+(`msgspec.inspect`), puts a default where a value was refused, and goes on.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import inspect
+
+from gateway.config.environment import substitute
+from gateway.config.forms import FORMS, Form
+from gateway.config.model import Config
+from gateway.config.problems import Given, Problem, Surprise, joined, nearest, shown
+from gateway.config.tree import UNREAD, Unread, number
+
+_Extra = Mapping[str, Any]
+
+
+def config_shape() -> inspect.StructType:
+    """Return the type information of `Config`."""
+    shape = inspect.type_info(Config)
+    assert isinstance(shape, inspect.StructType)
+    return shape
+
+
+class Walker:
+    """One walk over one tree.
+
+    `problems` is what it refused; `spoilt` the paths that hold a default because of that.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.problems: list[Problem] = []
+        self.spoilt: list[str] = []
+        self._env = env
+
+    def read_config(self, tree: object) -> Config:
+        """Return the configuration; what was refused has its default in it, or is empty."""
+        config = self._read(config_shape(), tree, "", {})
+        if isinstance(config, Config):
+            return config
+        self.spoilt.append("")
+        return Config(routes=())
+
+    def _refuse(self, path: str, text: str) -> Unread:
+        self.problems.append(Problem(path, text))
+        self.spoilt.append(path)
+        return UNREAD
+
+    def _read(self, kind: inspect.Type, value: object, path: str, extra: _Extra) -> object:
+        """Read one value of any kind; `extra` is what its annotations say of it: `form`, `secret`."""
+        if isinstance(kind, inspect.Metadata):
+            return self._read(kind.type, value, path, {**extra, **(kind.extra or {})})
+        if type(value) is str:
+            value = self._substituted(value, path)
+        if isinstance(value, Unread):
+            self.spoilt.append(path)
+            return UNREAD
+        if isinstance(value, Surprise):
+            return self._refuse(path, _surprise(value, extra))
+        return self._read_plain(kind, value, path, extra)
+
+    def _substituted(self, text: str, path: str) -> object:
+        try:
+            return substitute(text, self._env)
+        except ValueError as exc:
+            return self._refuse(path, str(exc))
+
+    def _read_plain(self, kind: inspect.Type, value: object, path: str, extra: _Extra) -> object:
+        found: object
+        match kind:
+            case inspect.StructType():
+                found = self._struct(kind, value, path)
+            case inspect.VarTupleType():
+                found = self._list(kind, value, path, extra)
+            case inspect.DictType():
+                found = self._dict(kind, value, path)
+            case inspect.UnionType():
+                found = self._optional(kind, value, path, extra)
+            case inspect.LiteralType():
+                found = self._choice(kind, value, path)
+            case inspect.IntType() | inspect.FloatType():
+                found = self._number(kind, value, path)
+            case inspect.StrType():
+                found = self._text(kind, value, path, extra)
+            case _:
+                raise TypeError(f"{path}: the model uses {kind}, which the loader cannot read")
+        return found
+
+    def _struct(self, kind: inspect.StructType, value: object, path: str) -> object:
+        if not isinstance(value, dict):
+            return self._refuse(path or "document", f"{_as_read(value)} where a section is expected; write key: value")
+        fields = {field.name: field for field in kind.fields}
+        for key in value:
+            if key not in fields:
+                self._unknown(key, fields, path)
+        found = {name: self._field(field, value, path) for name, field in fields.items()}
+        return kind.cls(**{name: item for name, item in found.items() if item is not UNREAD})
+
+    def _field(self, field: inspect.Field, section: dict[str, object], path: str) -> object:
+        """Return the field's value; UNREAD leaves its default in place, and a required one is empty."""
+        place = joined(path, field.name)
+        if field.name in section:
+            value = self._read(field.type, section[field.name], place, {})
+        else:
+            value = self._refuse(place, "is missing; add it") if field.required else UNREAD
+        return _empty(field.type) if value is UNREAD and field.required else value
+
+    def _unknown(self, key: str, known: Mapping[str, object], path: str) -> None:
+        meant = nearest(key, known)
+        hint = f'did you mean "{meant}"?' if meant else f"remove it, or use one of: {', '.join(known)}"
+        self._refuse(joined(path, key), f"unknown key; {hint}")
+        if meant:
+            self.spoilt.append(joined(path, meant))
+
+    def _list(self, kind: inspect.VarTupleType, value: object, path: str, extra: _Extra) -> object:
+        if not isinstance(value, list):
+            return self._refuse(path, f"{_as_read(value, extra)} where a list is expected; write [ ] around it")
+        if len(value) < (kind.min_length or 0):
+            return self._refuse(path, "is an empty list; give at least one entry")
+        items = (self._read(kind.item_type, item, joined(path, place), extra) for place, item in enumerate(value))
+        return tuple(item for item in items if item is not UNREAD)
+
+    def _dict(self, kind: inspect.DictType, value: object, path: str) -> object:
+        if not isinstance(value, dict):
+            return self._refuse(path, f"{_as_read(value)} where a mapping is expected; write name: value")
+        found: dict[object, object] = {}
+        for key, item in value.items():
+            place = joined(path, key)
+            found[self._read(kind.key_type, key, place, {})] = self._read(kind.value_type, item, place, {})
+        return {key: item for key, item in found.items() if UNREAD not in (key, item)}
+
+    def _optional(self, kind: inspect.UnionType, value: object, path: str, extra: _Extra) -> object:
+        """Read `kind | None`; an empty variable is None, so that the environment can switch something off."""
+        if value is None or (isinstance(value, Given) and value == ""):
+            return None
+        inner = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
+        return self._read(inner, value, path, extra)
+
+    def _choice(self, kind: inspect.LiteralType, value: object, path: str) -> object:
+        if isinstance(value, str) and value in kind.values:
+            return str(value)
+        meant = nearest(value, map(str, kind.values)) if isinstance(value, str) else None
+        hint = f'did you mean "{meant}"?' if meant else "write " + " or ".join(map(str, kind.values))
+        return self._refuse(path, f"{shown(value)} is not a choice; {hint}")
+
+    def _number(self, kind: inspect.IntType | inspect.FloatType, value: object, path: str) -> object:
+        if isinstance(value, Given):
+            found = number(value)
+            value = value if found is None else found
+        wanted = (int,) if isinstance(kind, inspect.IntType) else (int, float)
+        if type(value) not in wanted:
+            noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
+            return self._refuse(path, f"{_as_read(value)} where {noun} is expected; write e.g. {kind.ge or 0}")
+        assert isinstance(value, int | float)
+        if not self._in_range(kind, value, path):
+            return UNREAD
+        return value if isinstance(kind, inspect.IntType) else float(value)
+
+    def _in_range(self, kind: inspect.IntType | inspect.FloatType, value: float, path: str) -> bool:
+        if kind.ge is not None and value < kind.ge:
+            self._refuse(path, f"{value} is too small; write {kind.ge} or more")
+        elif kind.le is not None and value > kind.le:
+            self._refuse(path, f"{value} is too large; write {kind.le} or less")
+        else:
+            return True
+        return False
+
+    def _text(self, kind: inspect.StrType, value: object, path: str, extra: _Extra) -> object:
+        form = FORMS.get(extra.get("form", ""))
+        if not isinstance(value, str):
+            return self._refuse(path, _not_text(value, form, extra))
+        if len(value) < (kind.min_length or 0):
+            return self._refuse(path, "is empty; give a text, or remove it")
+        return self._formed(form, value, path) if form else str(value)
+
+    def _formed(self, form: Form, value: str, path: str) -> object:
+        try:
+            normal = form.parse(str(value))  # a `Given` must not outlive the reading
+        except ValueError as exc:
+            return self._refuse(path, f"{shown(value)} {exc}")
+        return normal or self._refuse(path, f'{shown(value)} is not {form.name}; write "{form.example}"')
+
+
+def _empty(kind: inspect.Type) -> object:
+    inner = kind.type if isinstance(kind, inspect.Metadata) else kind
+    return inner.cls() if isinstance(inner, inspect.StructType) else ()
+
+
+def _surprise(value: Surprise, extra: _Extra) -> str:
+    if extra.get("secret"):
+        return f"is read as {value.reads_as} by YAML; put it in quotes"
+    raw = shown(value)
+    return f'{raw} is read as {value.reads_as} by YAML; write "{raw}" in quotes for the text, or a plain value'
+
+
+def _not_text(value: object, form: Form | None, extra: _Extra) -> str:
+    if form:
+        return f'{shown(value)} is not {form.name}; write "{form.example}"'
+    return f"{_as_read(value, extra)} where a text is expected; put it in quotes"
+
+
+def _as_read(value: object, extra: _Extra | None = None) -> str:
+    """Name a value of the wrong type, without its content where that may be a key."""
+    kinds = {dict: "a mapping", list: "a list", bool: "true or false", str: "a text"}
+    kind = "nothing" if value is None else kinds.get(type(value), "a text" if isinstance(value, str) else "a number")
+    if value is None or isinstance(value, dict | list) or (extra and extra.get("secret")):
+        return kind
+    return f"{shown(value)} is {kind}"
