@@ -1,0 +1,478 @@
+"""What the gateway tells its operator: log events and metrics, each declared once.
+
+Rule 1: nothing that a client or an upstream chose becomes a label. Methods, versions and reasons pass a closed list.
+Rule 2: a log line holds ids, counts and durations. Bodies never come here; what looks like a credential is masked
+even where it should not have come.
+"""
+
+import logging
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, Generic, TextIO, TypeVar
+
+import structlog
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.metrics import MetricWrapperBase
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+from gateway.core import mcp
+
+Logger = FilteringBoundLogger
+
+
+class Event(StrEnum):
+    """Every log event."""
+
+    CONFIG_LOADED = "config.loaded"
+    CONFIG_REJECTED = "config.rejected"
+    SERVER_STARTED = "server.started"
+    SERVER_DRAINING = "server.draining"
+    SERVER_STOPPED = "server.stopped"
+    EXCHANGE_PARKED = "exchange.parked"
+    EXCHANGE_EXPIRED = "exchange.expired"
+    EXCHANGE_FINISHED = "exchange.finished"
+    NESTED_REFUSED = "nested.refused"
+    STATE_REJECTED = "state.rejected"
+    SESSION_OPENED = "session.opened"
+    SESSION_LOST = "session.lost"
+    UPSTREAM_FAILED = "upstream.failed"
+    TASK_FAILED = "task.failed"
+
+
+class Outcome(StrEnum):
+    """How one round ended, as its client saw it."""
+
+    COMPLETE = "complete"
+    INPUT_REQUIRED = "input_required"
+    STATE_ONLY = "state_only"
+    ERROR = "error"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+
+
+class Step(StrEnum):
+    """Which step of "any replica may get the next round" served a retry."""
+
+    HELD = "held"
+    FORWARDED = "forwarded"
+    RESUMED = "resumed"
+    REPLAYED = "replayed"
+    LOST = "lost"
+
+
+class StateReason(StrEnum):
+    """Why a requestState was rejected: the `reason` of `errors.InvalidState`."""
+
+    TOO_LARGE = "too_large"
+    MALFORMED = "malformed"
+    UNKNOWN_KEY = "unknown_key"
+    FORGED = "forged"
+    VERSION = "version"
+    EXPIRED = "expired"
+    FUTURE = "future"
+    OTHER_ROUTE = "other_route"
+    OTHER_METHOD = "other_method"
+    OTHER_TARGET = "other_target"
+    OTHER_ARGUMENTS = "other_arguments"
+    OTHER_PRINCIPAL = "other_principal"
+    ANSWERED = "answered"
+    ENDED = "ended"
+
+
+class NestedOutcome(StrEnum):
+    """What became of a nested request: the `outcome` of `core.commands.Count`, and what the sessions refuse."""
+
+    ASKED = "asked"
+    ANSWERED = "answered"
+    GIVEN = "given"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"
+    DUPLICATE = "duplicate"
+    MALFORMED = "malformed"
+    REFUSED = "refused"
+    UNDECLARED = "refused_undeclared"
+    UNSOLICITED = "refused_unsolicited"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "NestedOutcome | None":
+        """Take the core's words too: `undeclared` is `refused_undeclared` as a label."""
+        return next((outcome for outcome in cls if outcome.value == f"refused_{value}"), None)
+
+
+class SessionState(StrEnum):
+    """Where an upstream session is in its pool."""
+
+    IDLE = "idle"
+    BUSY = "busy"
+    QUARANTINED = "quarantined"
+
+
+class UpstreamFailure(StrEnum):
+    """How an upstream failed: the `reason` of `errors.UpstreamError`, and its finer kinds."""
+
+    ERROR = "upstream_error"
+    UNREACHABLE = "upstream_unreachable"
+    SESSION_LOST = "session_lost"
+    CALL_LOST = "call_lost"
+    CANNOT_ASK = "upstream_cannot_ask"
+    REFUSED = "upstream_refused"
+    TIMEOUT = "timeout"
+    MALFORMED = "malformed"
+    TOO_LARGE = "too_large"
+    UNKNOWN_ID = "unknown_id"
+
+
+class Rejection(StrEnum):
+    """Why a downstream request was refused before it reached an upstream."""
+
+    PARSE = "parse_error"
+    REQUEST = "invalid_request"
+    PARAMS = "invalid_params"
+    HEADERS = "header_mismatch"
+    VERSION = "unsupported_version"
+    METHOD = "method_not_found"
+    CAPABILITY = "missing_capability"
+    FORBIDDEN = "forbidden"
+    TOO_LARGE = "too_large"
+    TOO_SLOW = "too_slow"
+    BUSY = "busy"
+    STOPPING = "stopping"
+
+
+# Logging.
+
+_MASK = "[hidden]"
+_SECRET_KEY = re.compile(
+    r"(?:^|_)(?:authorization|cookies?|tokens?|keys?|secrets?|passwords?|credentials?|api_?keys?|request_?state)$"
+)
+_BODY_KEY = re.compile(r"^(?:body|payload|params|arguments|answers|content|input_?responses)$")
+_SECRET_TEXT = re.compile(
+    r"(?P<scheme>\b(?:bearer|dpop|basic)\s+)[\w.~+/=-]{6,}"  # RFC 6750, 9449, 7617
+    r"|(?P<seal>\bmrtr1\.)[\w.=-]+"
+    r"|(?P<jwt>\beyJ)[\w-]{8,}(?:\.[\w-]*)+"
+    r"|(?P<userinfo>://)[^/\s@]+(?=@)"
+    r"|\b[0-9a-f]{64,}\b"
+    r"|(?P<base64>(?<![\w+/-])[\w+/-]{43,}={0,2})",
+    re.IGNORECASE | re.ASCII,
+)
+_MIXED = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[\w+-]{12,}")
+_SHORTEST_SECRET = 8
+
+
+def mask(text: str) -> str:
+    """Return `text` without what looks like a bearer token, a JWT, a sealed state, a key or a URL's password."""
+    return _SECRET_TEXT.sub(_masked, text) if len(text) >= _SHORTEST_SECRET else text
+
+
+def _masked(match: re.Match[str]) -> str:
+    candidate = match["base64"]
+    # A traceback is full of long paths. Their segments are short or of one case, a random key's are not.
+    if candidate is not None and not any(map(_MIXED.fullmatch, candidate.rstrip("=").split("/"))):
+        return candidate
+    return (match["scheme"] or match["seal"] or match["userinfo"] or "") + _MASK
+
+
+@lru_cache(maxsize=1024)
+def _is_secret(key: str) -> bool:
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower().replace("-", "_")
+    return bool(_SECRET_KEY.search(snake) or _BODY_KEY.match(snake))
+
+
+def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Mask secrets by key and by look, at every depth; what is left is plain JSON."""
+    return {key: _plain(key, value) for key, value in event.items()}
+
+
+def _plain(key: str, value: object) -> Any:
+    """Return a JSON value. A number is no secret whatever its key: `keys=2` tells how many."""
+    if value is None or (isinstance(value, bool | int | float) and math.isfinite(value)):
+        return value
+    return _MASK if _is_secret(key) else _plain_text(key, value)
+
+
+def _plain_text(key: str, value: object) -> Any:
+    """Return a JSON value without secrets; bytes are a body, so only their number is told."""
+    match value:
+        case bytes() | bytearray() | memoryview():
+            return f"<{len(value)} bytes>"
+        case Mapping():
+            return {mask(str(name)): _plain(str(name), item) for name, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(key, item) for item in value]
+        case _:
+            return mask(str(value))
+
+
+def configure_logging(level: str, format: str, stream: TextIO | None = None) -> None:  # noqa: A002 - the config's word
+    """Send our events and the standard library's to `stream` (stderr), one line each.
+
+    `level`: debug, info, warning or error; it holds for the life of the process, since loggers are cached.
+    `format`: json, console, or auto (console on a terminal).
+    """
+    stream = stream or sys.stderr
+    ours: list[Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,  # before redact: messages of exceptions quote what failed
+    ]
+    end: list[Processor] = [redact, _renderer(format, stream)]
+    least = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=ours + end,
+        wrapper_class=structlog.make_filtering_bound_logger(least),
+        logger_factory=structlog.WriteLoggerFactory(stream),
+        cache_logger_on_first_use=True,
+    )
+    _route_stdlib(least, stream, [structlog.stdlib.add_logger_name, *ours], end)
+
+
+def _renderer(format: str, stream: TextIO) -> Processor:  # noqa: A002
+    if format == "console" or (format == "auto" and stream.isatty()):
+        plain = structlog.dev.plain_traceback  # a rich one would print the variables of every frame
+        return structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)
+    return structlog.processors.JSONRenderer()
+
+
+def _route_stdlib(least: int, stream: TextIO, first: list[Processor], end: list[Processor]) -> None:
+    """Give the libraries' records (aiohttp, asyncio, warnings) the same form."""
+    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=first, processors=[remove_meta, *end])
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=least, force=True)
+    logging.captureWarnings(capture=True)
+
+
+def get_logger(**bound: object) -> Logger:
+    """Return a logger; `bound` is on each of its lines."""
+    logger: Logger = structlog.get_logger(**bound)
+    return logger
+
+
+# Metrics.
+
+OTHER = "other"
+_NESTED_METHODS = frozenset({mcp.ELICIT, mcp.SAMPLE, mcp.ROOTS})
+_METHODS = frozenset(
+    {*mcp.METHODS, *_NESTED_METHODS, mcp.INITIALIZE, mcp.PING, mcp.SET_LEVEL, mcp.SUBSCRIBE, mcp.UNSUBSCRIBE}
+)
+_VERSIONS = frozenset({*mcp.SUPPORTED_VERSIONS, *mcp.LEGACY_VERSIONS})
+_NOTIFICATIONS = frozenset(
+    {
+        mcp.CANCELLED,
+        mcp.PROGRESS,
+        mcp.LOG,
+        mcp.TOOLS_CHANGED,
+        mcp.PROMPTS_CHANGED,
+        mcp.RESOURCES_CHANGED,
+        mcp.RESOURCE_UPDATED,
+    }
+)
+_DURATIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+_HOLDS = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+_ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10)
+
+
+def bounded_method(method: str) -> str:
+    """Return a method of the specification as it is, any other as `other`."""
+    return method if method in _METHODS else OTHER
+
+
+def bounded_version(version: str) -> str:
+    """Return a published protocol version as it is, any other as `other`."""
+    return version if version in _VERSIONS else OTHER
+
+
+def bounded_kind(method: str) -> str:
+    """Return the kind of a notification (`progress`, `message`, ...), or `other`."""
+    return method.removeprefix("notifications/") if method in _NOTIFICATIONS else OTHER
+
+
+def _bounded(reason: str, known: type[StrEnum]) -> str:
+    return reason if reason in known._value2member_map_ else OTHER
+
+
+M = TypeVar("M", bound=MetricWrapperBase)
+
+
+class _Children(dict[tuple[str, ...], M], Generic[M]):
+    """A metric's children by label values, looked up once: `.labels()` locks and converts each time."""
+
+    def __init__(self, metric: M) -> None:
+        super().__init__()
+        self._metric = metric
+
+    def __missing__(self, values: tuple[str, ...]) -> M:
+        child = self[values] = self._metric.labels(*values)
+        return child
+
+
+class Metrics:
+    """The metrics of one process, in a registry of their own.
+
+    `route` is always a configured path. Reasons are texts of the enums above; another text counts as `other`.
+    """
+
+    def __init__(self, version: str, routes: Iterable[str] = ()) -> None:
+        # `_created` doubles the series, and nobody asks for it.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._declare_traffic()
+        self._declare_holds()
+        self._declare_upstreams()
+        self._declare_process(version)
+        for route in routes:
+            self._show_zeroes(route)
+
+    def _counter(self, name: str, text: str, *labels: str) -> _Children[Counter]:
+        return _Children(Counter(f"mcp_gateway_{name}", text, labels, registry=self._registry))
+
+    def _gauge(self, name: str, text: str, *labels: str) -> _Children[Gauge]:
+        return _Children(Gauge(f"mcp_gateway_{name}", text, labels, registry=self._registry))
+
+    def _histogram(
+        self, name: str, text: str, labels: tuple[str, ...], buckets: Iterable[float]
+    ) -> _Children[Histogram]:
+        return _Children(Histogram(name, text, labels, registry=self._registry, buckets=tuple(buckets)))
+
+    def _declare_traffic(self) -> None:
+        self._operations = self._histogram(
+            "mcp_server_operation_duration_seconds",
+            "Time from a request to its final message, per round.",
+            ("route", "method", "protocol_version", "outcome"),
+            _DURATIONS,
+        )
+        self._nested = self._counter(
+            "nested_requests_total", "Requests that upstreams sent inside calls.", "route", "method", "outcome"
+        )
+        self._notifications = self._counter(
+            "notifications_total", "Upstream notifications, forwarded or dropped.", "route", "kind", "outcome"
+        )
+        self._rejections = self._counter(
+            "downstream_rejected_total", "Requests refused before they reached an upstream.", "reason"
+        )
+
+    def _declare_holds(self) -> None:
+        self._held = self._gauge("held_calls", "Calls parked between two rounds.", "route")
+        self._hold_times = self._histogram(
+            "mcp_gateway_hold_duration_seconds", "Time a call was parked.", ("route",), _HOLDS
+        )
+        self._rounds = self._histogram(
+            "mcp_gateway_rounds_per_exchange", "Rounds that an exchange took.", ("route",), _ROUNDS
+        )
+        self._continuations = self._counter(
+            "continuations_total", "Retries by the step that served them.", "route", "step"
+        )
+        self._state_rejections = self._counter("state_rejected_total", "requestState that did not open.", "reason")
+
+    def _declare_upstreams(self) -> None:
+        self._sessions = self._gauge("sessions", "Upstream sessions.", "route", "state")
+        self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route")
+        self._lost = self._counter("sessions_lost_total", "Sessions that their upstream forgot.", "route")
+        self._failures = self._counter("upstream_errors_total", "Failures of upstreams.", "route", "kind")
+
+    def _declare_process(self, version: str) -> None:
+        self._gauge("build_info", "The running version.", "version")[version,].set(1)
+        self._reloads = self._counter("config_reloads_total", "Configuration reloads.", "outcome")
+        registry = self._registry
+        self._limit = Gauge("mcp_gateway_held_calls_limit", "Most calls that may be parked.", registry=registry)
+        self._seals = Counter("mcp_gateway_seals_total", "requestState sealed by this process.", registry=registry)
+        self._task_failures = Counter(
+            "mcp_gateway_task_failures_total", "Unexpected exceptions: each is a bug.", registry=registry
+        )
+
+    def _show_zeroes(self, route: str) -> None:
+        """Let a rate start from zero: an alert cannot see a counter's first step otherwise."""
+        _ = self._held[route,], self._opened[route,], self._lost[route,]
+        _ = [self._continuations[route, step] for step in Step]
+        _ = [self._sessions[route, state] for state in SessionState]
+
+    def operation_finished(self, route: str, method: str, version: str, outcome: Outcome, seconds: float) -> None:
+        """Count one round and its duration; `method` and `version` as the client sent them."""
+        self._operations[route, bounded_method(method), bounded_version(version), outcome].observe(seconds)
+
+    def downstream_rejected(self, reason: str) -> None:
+        """Count a refused request, by a `Rejection`."""
+        self._rejections[_bounded(reason, Rejection),].inc()
+
+    def nested_request(self, route: str, method: str, outcome: NestedOutcome) -> None:
+        """Count a step in the life of a nested request."""
+        self._nested[route, method if method in _NESTED_METHODS else OTHER, outcome].inc()
+
+    def notification(self, route: str, method: str, *, forwarded: bool) -> None:
+        """Count an upstream notification, by its method."""
+        self._notifications[route, bounded_kind(method), "forwarded" if forwarded else "dropped"].inc()
+
+    def call_parked(self, route: str) -> None:
+        """Count a call in; `call_released` must follow."""
+        self._held[route,].inc()
+
+    def call_released(self, route: str, seconds: float) -> None:
+        """Count a parked call out, resumed or expired, after `seconds`."""
+        self._held[route,].dec()
+        self._hold_times[route,].observe(seconds)
+
+    def set_held_limit(self, calls: int) -> None:
+        """Show `hold.max_calls`."""
+        self._limit.set(calls)
+
+    def exchange_finished(self, route: str, rounds: int) -> None:
+        """Count an exchange's rounds at its end."""
+        self._rounds[route,].observe(rounds)
+
+    def continued(self, route: str, step: Step) -> None:
+        """Count a retry by the step that served it."""
+        self._continuations[route, step].inc()
+
+    def state_rejected(self, reason: str) -> None:
+        """Count a requestState that was not accepted, by a `StateReason`."""
+        self._state_rejections[_bounded(reason, StateReason),].inc()
+
+    def sealed(self) -> None:
+        """Count one nonce used."""
+        self._seals.inc()
+
+    def session_opened(self, route: str) -> None:
+        """Count a finished handshake."""
+        self._opened[route,].inc()
+
+    def session_lost(self, route: str) -> None:
+        """Count a session that its upstream no longer knows."""
+        self._lost[route,].inc()
+
+    def session_moved(self, route: str, old: SessionState | None, new: SessionState | None) -> None:
+        """Move a session between states; None is before its opening and after its end."""
+        if old is not None:
+            self._sessions[route, old].dec()
+        if new is not None:
+            self._sessions[route, new].inc()
+
+    def upstream_failed(self, route: str, kind: str) -> None:
+        """Count a failure, by an `UpstreamFailure`."""
+        self._failures[route, _bounded(kind, UpstreamFailure)].inc()
+
+    def config_reloaded(self, *, applied: bool) -> None:
+        """Count a reload; a rejected one left the old configuration in place."""
+        self._reloads["applied" if applied else "rejected",].inc()
+
+    def task_failed(self) -> None:
+        """Count an exception that reached a task's edge."""
+        self._task_failures.inc()
+
+    def render(self) -> tuple[bytes, str]:
+        """Return (body, content type) of /metrics."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
