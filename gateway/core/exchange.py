@@ -1,0 +1,494 @@
+"""The exchange: one client intention, its rounds, and the one upstream call behind them.
+
+Theory of operation. A legacy call is one long request; a modern one is several short ones. The exchange is the joint
+between both: it takes one event and returns the commands that follow from it. It has no clock, no sockets, no keys.
+
+    IDLE ──Called──▶ RUNNING ──Nested──▶ ASKING ──QuietPassed──▶ PARKED ──Answered──▶ RUNNING …
+                        │                                          │
+                        │ upstream answered                        │ upstream answered
+                        ▼                                          ▼
+                      ENDED ◀──────────────Answered──────────── FINISHED
+
+RUNNING   a leg waits, the call runs upstream
+ASKING    a leg waits, questions gather within the quiet window
+PARKED    no leg waits: the questions (or, in a round that only sheds load, just the state) are with the client
+REFERRED  the upstream ended the call with -32042; its urls are with the client; the session stays reserved
+DETACHED  answers were given, then every leg left; the call runs on for the grace period
+FINISHED  the final message is here, nobody has come for it yet
+ENDED     the final message was given (and is kept for a repeated retry), or the exchange was given up
+
+Rule 1: whatever changes the state is in this file. Rule 2: a (state, event) pair that `TRANSITIONS` lacks raises
+LocalProtocolError and changes nothing; a late event that can honestly happen is a row. Rule 3: a handler that raises
+a DownstreamError (a bad answer) has changed nothing: the call stays as it was.
+
+Sources: specification 2026-07-28 basic/patterns/mrtr and cancellation; SEP-2322, SEP-2260.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.core import commands as do
+from gateway.core import events as on
+from gateway.core import inputs, jsonrpc, mcp
+from gateway.core.commands import Command, Timer
+from gateway.core.inputs import Capabilities, Question
+from gateway.errors import GatewayError, InvalidState, LocalProtocolError, MissingCapability
+
+Commands = list[Command]
+
+MAX_QUESTIONS: Final = 64
+"""Questions one round may carry; a server that asks more in 40 ms floods its user and is told so."""
+
+
+class State(StrEnum):
+    """Where an exchange is; the module's docstring says what each means."""
+
+    IDLE = "idle"
+    RUNNING = "running"
+    ASKING = "asking"
+    PARKED = "parked"
+    REFERRED = "referred"
+    DETACHED = "detached"
+    FINISHED = "finished"
+    ENDED = "ended"
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """What the route and the method allow.
+
+    `may_ask`: the method is one that may answer InputRequiredResult. `refuse_undeclared`: a question that the client
+    cannot be asked is refused upstream and the tool goes on, instead of ending the call. `shed_rounds`: how often a
+    long leg may end early with a state-only round.
+    """
+
+    may_ask: bool = True
+    refuse_undeclared: bool = False
+    shed_rounds: int = 4
+
+
+class Exchange:
+    """One exchange. `handle` is its only way in."""
+
+    def __init__(self, declared: Capabilities, policy: Policy, given: Mapping[str, Raw] | None = None) -> None:
+        """`given` are answers that came without a requestState: they are used when their question is asked."""
+        self.state = State.IDLE
+        self.round = 0
+        """The number of the last round that ended with an InputRequiredResult; 0 before the first."""
+        self.questions: dict[str, Question] = {}
+        """What is open with the client, by key."""
+        self._declared = declared
+        self._policy = policy
+        self._given = dict(given or {})
+        self._legs: list[on.Leg] = []
+        self._keys: set[str] = set()
+        self._seen: set[bytes] = set()
+        self._digests: dict[int, bytes] = {}
+        self._sheds = 0
+        self._final: Callable[[tuple[on.Leg, ...]], Command] | None = None
+        self._calling = False
+
+    @property
+    def calling(self) -> bool:
+        """Whether the upstream call was asked for and has neither ended nor been given up."""
+        return self._calling
+
+    @property
+    def legs(self) -> tuple[on.Leg, ...]:
+        """The legs that wait for their final message, oldest first."""
+        return tuple(self._legs)
+
+    def handle(self, event: on.Event) -> Commands:
+        """Take one event; raises LocalProtocolError or a DownstreamError, in both cases with nothing changed."""
+        handler = TRANSITIONS.get((self.state, type(event)))
+        if handler is None:
+            raise LocalProtocolError(f"{type(event).__name__} is not allowed in {self.state}")
+        return handler(self, event)
+
+    # -- downstream ---------------------------------------------------------------------------------------------
+
+    def _call(self, event: on.Called) -> Commands:
+        self._legs = [event.leg]
+        return self._send_call()
+
+    def _send_call(self) -> Commands:
+        self.state = State.RUNNING
+        self._calling = True
+        if self._policy.may_ask:
+            return [do.SendCall(), do.Arm(Timer.LEG)]
+        return [do.SendCall()]
+
+    def _answer(self, event: on.Answered) -> Commands:
+        """PARKED: the expected retry, or a late repeat of an earlier round."""
+        if event.round != self.round:
+            return self._repeat_parked(event)
+        matched = self._match(event)
+        if self.questions and not matched:
+            return [do.Ask((event.leg,), dict(self.questions), self.round)]
+        self._claim(event)
+        out: Commands = [do.Disarm(Timer.TTL), do.Arm(Timer.LEG)]
+        for question, _ in matched:
+            del self.questions[question.key]
+        if matched:
+            out.append(do.SendAnswers(matched))
+            out += [do.Count(question.method, "answered") for question, _ in matched]
+        return out + self._resume_waiting()
+
+    def _resume_waiting(self) -> Commands:
+        """A leg waits again: for the result, or for the quiet window when questions are still open."""
+        self.state = State.ASKING if self.questions else State.RUNNING
+        return [do.Arm(Timer.QUIET)] if self.questions else []
+
+    def _answer_referred(self, event: on.Answered) -> Commands:
+        """REFERRED: every url accepted re-issues the call in its session; one declined ends it."""
+        if event.round != self.round:
+            return self._repeat_parked(event)
+        matched = self._match(event)
+        if len(matched) < len(self.questions):
+            return [do.Ask((event.leg,), dict(self.questions), self.round)]
+        self._claim(event)
+        self.questions.clear()
+        out: Commands = [do.Disarm(Timer.TTL), *(do.Count(q.method, "answered") for q, _ in matched)]
+        declined = [question.key for question, answer in matched if not inputs.accepted(answer)]
+        if declined:
+            return [*out, *self._end(_declined(declined), clean=True)]
+        return [*out, *self._send_call()]
+
+    def _match(self, event: on.Answered) -> tuple[tuple[Question, Raw], ...]:
+        """The open questions that are answered, with checked answers; unknown keys are ignored."""
+        return tuple(
+            (question, inputs.check_answer(question, event.answers[key]))
+            for key, question in self.questions.items()
+            if key in event.answers
+        )
+
+    def _claim(self, event: on.Answered) -> None:
+        self._digests[event.round] = event.digest
+        self._legs = [event.leg]
+
+    def _repeated(self, event: on.Answered) -> None:
+        """Let only the very answers pass that this round was answered with; raises InvalidState."""
+        if self._digests.get(event.round) != event.digest:
+            raise InvalidState("answered")
+
+    def _repeat_parked(self, event: on.Answered) -> Commands:
+        self._repeated(event)
+        return [do.Ask((event.leg,), dict(self.questions), self.round)]
+
+    def _join(self, event: on.Answered) -> Commands:
+        """A retry came twice: both get the one final message, the answers go upstream once."""
+        self._repeated(event)
+        self._legs.append(event.leg)
+        return []
+
+    def _rejoin(self, event: on.Answered) -> Commands:
+        """A retry came again within the grace period."""
+        self._repeated(event)
+        self._legs = [event.leg]
+        return [do.Disarm(Timer.GRACE), do.Arm(Timer.LEG), *self._resume_waiting()]
+
+    def _collect(self, event: on.Answered) -> Commands:
+        """FINISHED: the result is here; answers to questions that the upstream gave up are moot."""
+        if event.round in self._digests or event.round != self.round:
+            self._repeated(event)
+        self._digests[event.round] = event.digest
+        self.state = State.ENDED
+        return [do.Disarm(Timer.TTL), do.Disarm(Timer.GRACE), *self._give((event.leg,)), do.Arm(Timer.LINGER)]
+
+    def _give_again(self, event: on.Answered) -> Commands:
+        self._repeated(event)
+        if self._final is None:
+            raise InvalidState("ended")
+        return self._give((event.leg,))
+
+    def _leave(self, event: on.Left) -> Commands:
+        if event.leg not in self._legs:
+            return []
+        self._legs.remove(event.leg)
+        if self._legs:
+            return []
+        if self.round == 0:
+            # The client has nothing to come back with (basic/patterns/cancellation).
+            return self._give_up("the client closed its request")
+        self.state = State.DETACHED
+        return [do.DisarmLeg(), do.Arm(Timer.GRACE)]
+
+    # -- upstream -----------------------------------------------------------------------------------------------
+
+    def _nested(self, event: on.Nested) -> Commands:
+        if bytes(event.id) in self._seen:
+            return [do.Count(event.method, "duplicate")]
+        self._seen.add(bytes(event.id))
+        refusal = self._refusal(event)
+        if refusal is not None:
+            return [do.Respond(event.id, None, refusal), do.Count(event.method, "refused")]
+        try:
+            asked = inputs.read(event.method, event.params, self._declared)
+        except inputs.Malformed as exc:
+            error = jsonrpc.Error(mcp.INVALID_PARAMS, str(exc))
+            return [do.Respond(event.id, None, error), do.Count(event.method, "malformed")]
+        if not asked.allowed:
+            return self._undeclared(event, asked.required)
+        key = inputs.assign_key(event.method, asked.hint, self._keys)
+        question = Question(key, event.method, asked.params, event.id)
+        self._keys.add(key)
+        early = self._given_answer(question)
+        if early is not None:
+            return [do.SendAnswers(((question, early),)), do.Count(event.method, "given")]
+        self.questions[key] = question
+        out: Commands = [do.Count(event.method, "asked")]
+        if self.state in (State.RUNNING, State.ASKING):
+            self.state = State.ASKING
+            out.append(do.Arm(Timer.QUIET))
+        return out
+
+    def _refusal(self, event: on.Nested) -> jsonrpc.Error | None:
+        if event.method not in inputs.KINDS:
+            return jsonrpc.Error(mcp.METHOD_NOT_FOUND, f"Method not found: {event.method[:80]}")
+        if not self._policy.may_ask:
+            return jsonrpc.Error(mcp.INVALID_REQUEST, "The client cannot be asked during this request")
+        if len(self.questions) >= MAX_QUESTIONS:
+            return jsonrpc.Error(mcp.INVALID_REQUEST, f"More than {MAX_QUESTIONS} questions are open")
+        return None
+
+    def _given_answer(self, question: Question) -> Raw | None:
+        answer = self._given.pop(question.key, None)
+        if answer is None:
+            return None
+        try:
+            return inputs.check_answer(question, answer)
+        except GatewayError:
+            return None  # given in advance for something else: the client is asked
+
+    def _undeclared(self, event: on.Nested, required: dict[str, Any]) -> Commands:
+        names = " and ".join(sorted(required))
+        error = jsonrpc.Error(mcp.INVALID_PARAMS, f"The client did not declare {names} for {event.method}")
+        out: Commands = [do.Respond(event.id, None, error), do.Count(event.method, "undeclared")]
+        if self._policy.refuse_undeclared:
+            return out
+        return [*out, *self._abort(MissingCapability(required, event.method))]
+
+    def _withdraw(self, event: on.Withdrawn) -> Commands:
+        """The upstream gave up on its question."""
+        for key, question in self.questions.items():
+            if question.upstream_id is not None and bytes(question.upstream_id) == bytes(event.id):
+                del self.questions[key]
+                break
+        else:
+            return []
+        out: Commands = [do.Count(question.method, "withdrawn")]
+        if self.state is State.ASKING and not self.questions:
+            self.state = State.RUNNING
+            out.append(do.Disarm(Timer.QUIET))
+        return out
+
+    def _progress(self, event: on.Progressed) -> Commands:
+        leg = self._legs[-1]
+        if leg.progress_token is None:
+            return []
+        params = {**event.params, "progressToken": leg.progress_token}
+        return [do.Forward(leg, jsonrpc.notification(mcp.PROGRESS, params))]
+
+    def _log(self, event: on.Logged) -> Commands:
+        leg = self._legs[-1]
+        if leg.log_level is None or event.level not in mcp.LOG_LEVELS:
+            return []
+        if mcp.LOG_LEVELS.index(event.level) < mcp.LOG_LEVELS.index(leg.log_level):
+            return []
+        message = b'{"jsonrpc":"2.0","method":"%b","params":%b}' % (mcp.LOG.encode(), bytes(event.params))
+        return [do.Forward(leg, message)]
+
+    def _result(self, event: on.Resulted) -> Commands:
+        return self._end(lambda legs: do.Reply(legs, event.result), clean=not self.questions)
+
+    def _failure(self, event: on.Failed) -> Commands:
+        if event.error.code == mcp.OLD_URL_REQUIRED:
+            return self._refer(event.error)
+        return self._end(lambda legs: do.FailWith(legs, event.error), clean=not self.questions)
+
+    def _refer(self, error: jsonrpc.Error) -> Commands:
+        """-32042 became, in 2026-07-28, a round of url elicitations."""
+        if not self._policy.may_ask:
+            return self._cannot_refer("error -32042 to a request that cannot ask")
+        try:
+            questions = inputs.url_questions(error.data, self._keys)
+        except inputs.Malformed as exc:
+            return self._cannot_refer(str(exc))
+        if not self._declared.url:
+            missing = MissingCapability({"elicitation": {"url": {}}}, "error -32042")
+            return self._end(lambda legs: do.Fail(legs, missing), clean=not self.questions)
+        self._calling = False
+        waiting = self.state in (State.RUNNING, State.ASKING)
+        self._keys.update(questions)
+        self.questions = questions
+        out: Commands = [do.Count(mcp.ELICIT, "asked") for _ in questions]
+        if waiting:
+            return out + self._ask(State.REFERRED)
+        self.state = State.REFERRED
+        return [*out, do.DisarmLeg(), do.Arm(Timer.TTL)]
+
+    def _cannot_refer(self, sent: str) -> Commands:
+        lost = jsonrpc.Error(mcp.INTERNAL_ERROR, f"The server wants a url to be visited first, but sent {sent}")
+        return self._end(lambda legs: do.FailWith(legs, lost), clean=not self.questions)
+
+    def _break(self, event: on.Broke) -> Commands:
+        return self._end(lambda legs: do.Fail(legs, event.error), clean=False)
+
+    def _undelivered(self, event: on.Undelivered) -> Commands:
+        if not event.retryable or self.round == 0:
+            return self._abort(event.error)
+        # The upstream refused this retry's credentials before it took an answer: the call waits as before.
+        legs = self.legs
+        self._legs = []
+        self.questions = {q.key: q for q in event.questions} | self.questions
+        self._digests.pop(self.round, None)
+        self.state = State.PARKED
+        out: Commands = [do.DisarmLeg()]
+        if legs:
+            out.append(do.Fail(legs, event.error))
+        return [*out, do.Arm(Timer.TTL)]
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def _quiet(self, _: on.QuietPassed) -> Commands:
+        return self._ask(State.PARKED)
+
+    def _shed(self, _: on.LegLimitPassed) -> Commands:
+        """End the leg early and let the client come back at once (SEP-2322, Load Shedding)."""
+        if not self._policy.may_ask or self._sheds >= self._policy.shed_rounds:
+            return []
+        self._sheds += 1
+        return self._ask(State.PARKED)
+
+    def _ask(self, state: State) -> Commands:
+        self.round += 1
+        self.state = state
+        legs, self._legs = self.legs, []
+        return [do.DisarmLeg(), do.Ask(legs, dict(self.questions), self.round), do.Arm(Timer.TTL)]
+
+    def _grace(self, _: on.GracePassed) -> Commands:
+        return self._give_up("the client closed its request")
+
+    def _expire(self, _: on.Expired) -> Commands:
+        return self._give_up("nobody answered in time")
+
+    def _expire_finished(self, _: on.Expired) -> Commands:
+        self.state = State.ENDED
+        self._final = None
+        return [do.Disarm(Timer.TTL)]
+
+    def _stop(self, event: on.Stopped) -> Commands:
+        return self._abort(event.error)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _end(self, final: Callable[[tuple[on.Leg, ...]], Command], *, clean: bool) -> Commands:
+        """The call is over: give the final message to who waits, or keep it."""
+        self._calling = False
+        self._final = final
+        self.questions.clear()
+        waited = self.state in (State.PARKED, State.REFERRED)
+        legs, self._legs = self.legs, []
+        out: Commands = [do.DisarmLeg()] if self._policy.may_ask else []
+        if legs:
+            self.state = State.ENDED
+            out += [*self._give(legs), do.ReleaseSession(clean)]
+            return [*out, do.Arm(Timer.LINGER)] if self.round else out
+        self.state = State.FINISHED
+        # A client that is thinking has until its state expires; one that lost its connection has the linger time.
+        return [*out, do.ReleaseSession(clean), *([] if waited else [do.Arm(Timer.LINGER)])]
+
+    def _give(self, legs: tuple[on.Leg, ...]) -> Commands:
+        assert self._final is not None
+        return [self._final(legs)]
+
+    def _abort(self, error: GatewayError) -> Commands:
+        """End the exchange while its call runs: settle the open questions, cancel, tell who waits."""
+        return [*self._cancel(error.message), *self._end(lambda legs: do.Fail(legs, error), clean=False)]
+
+    def _give_up(self, reason: str) -> Commands:
+        """Nobody waits and nobody will come back."""
+        out = [*self._cancel(reason)]
+        out += [do.DisarmLeg(), do.Disarm(Timer.TTL)]
+        clean = self.state is State.REFERRED
+        self._calling = False
+        self.questions.clear()
+        self.state = State.ENDED
+        return [*out, do.ReleaseSession(clean)]
+
+    def _cancel(self, reason: str) -> Commands:
+        out: Commands = []
+        for question in self.questions.values():
+            if question.upstream_id is not None:
+                out.append(do.Respond(question.upstream_id, *inputs.withdrawn(question)))
+                out.append(do.Count(question.method, "expired"))
+        if self._calling:
+            out.append(do.CancelCall(reason))
+        return out
+
+    # -- late events --------------------------------------------------------------------------------------------
+
+    def _late(self, _: on.Event) -> Commands:
+        return []
+
+    def _late_question(self, event: on.Nested) -> Commands:
+        error = jsonrpc.Error(mcp.INVALID_PARAMS, "No call is in flight that could ask (SEP-2260)")
+        return [do.Respond(event.id, None, error), do.Count(event.method, "unsolicited")]
+
+
+def _declined(keys: list[str]) -> Callable[[tuple[on.Leg, ...]], Command]:
+    text = f"The server needs a url to be visited before it can go on, and that was declined ({', '.join(keys)})."
+    content = {"content": [{"type": "text", "text": text}], "isError": True, "resultType": "complete"}
+    return lambda legs: do.Reply(legs, jsonrpc.encode(content))
+
+
+Handler = Callable[[Exchange, Any], Commands]
+
+_WAITING: Final = (State.RUNNING, State.ASKING)
+_CALLING: Final = (*_WAITING, State.PARKED, State.DETACHED)
+_OVER: Final = (State.FINISHED, State.ENDED)
+
+_X = Exchange
+TRANSITIONS: Final[dict[tuple[State, type[on.Event]], Handler]] = {
+    (State.IDLE, on.Called): _X._call,
+    # the client
+    **dict.fromkeys([(s, on.Answered) for s in _WAITING], _X._join),
+    (State.PARKED, on.Answered): _X._answer,
+    (State.REFERRED, on.Answered): _X._answer_referred,
+    (State.DETACHED, on.Answered): _X._rejoin,
+    (State.FINISHED, on.Answered): _X._collect,
+    (State.ENDED, on.Answered): _X._give_again,
+    **dict.fromkeys([(s, on.Left) for s in State if s is not State.IDLE], _X._leave),
+    # the upstream
+    **dict.fromkeys([(s, on.Nested) for s in _CALLING], _X._nested),
+    **dict.fromkeys([(s, on.Withdrawn) for s in _CALLING], _X._withdraw),
+    **dict.fromkeys([(s, on.Progressed) for s in _WAITING], _X._progress),
+    **dict.fromkeys([(s, on.Logged) for s in _WAITING], _X._log),
+    **dict.fromkeys([(s, on.Resulted) for s in _CALLING], _X._result),
+    **dict.fromkeys([(s, on.Failed) for s in _CALLING], _X._failure),
+    **dict.fromkeys([(s, on.Broke) for s in _CALLING], _X._break),
+    **dict.fromkeys([(s, on.Undelivered) for s in _CALLING], _X._undelivered),
+    # time
+    (State.ASKING, on.QuietPassed): _X._quiet,
+    (State.RUNNING, on.LegLimitPassed): _X._shed,
+    (State.DETACHED, on.GracePassed): _X._grace,
+    (State.PARKED, on.Expired): _X._expire,
+    (State.REFERRED, on.Expired): _X._expire,
+    (State.FINISHED, on.Expired): _X._expire_finished,
+    (State.ENDED, on.Expired): _X._late,
+    **dict.fromkeys([(s, on.Stopped) for s in (*_CALLING, State.REFERRED)], _X._stop),
+    **dict.fromkeys([(s, on.Stopped) for s in _OVER], _X._late),
+    # late, and harmless: a timer that fired while its cause was being handled, a message after the end
+    (State.ASKING, on.LegLimitPassed): _X._late,
+    **dict.fromkeys([(s, on.Nested) for s in (State.REFERRED, *_OVER)], _X._late_question),
+    **dict.fromkeys(
+        [(s, e) for s in (State.REFERRED, *_OVER) for e in (on.Withdrawn, on.Progressed, on.Logged, on.Undelivered)],
+        _X._late,
+    ),
+    **dict.fromkeys([(s, e) for s in (State.PARKED, State.DETACHED) for e in (on.Progressed, on.Logged)], _X._late),
+    **dict.fromkeys([(s, e) for s in _OVER for e in (on.Resulted, on.Failed, on.Broke)], _X._late),
+}
+"""Every pair that may happen, and what follows from it."""

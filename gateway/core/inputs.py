@@ -1,0 +1,244 @@
+"""Nested requests of the upstream as `inputRequests`, and the client's `inputResponses` as their answers.
+
+Sources: specification 2026-07-28 basic/patterns/mrtr, client/elicitation, client/sampling, client/roots; SEP-2260.
+"""
+
+from collections.abc import Container
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from gateway.core import jsonrpc, mcp
+from gateway.errors import InvalidParams
+
+_REMOVED: Final = frozenset({"elicitationId", "task", "_meta"})
+"""What 2025-11-25 puts into these params and 2026-07-28 does not know; `_meta` is handled apart."""
+_REMOVED_META: Final = frozenset({mcp.META_PROGRESS_TOKEN, mcp.META_RELATED_TASK, mcp.META_INPUT_KEY})
+_KEY_PREFIX: Final = {mcp.ELICIT: "elicitation", mcp.SAMPLE: "sampling", mcp.ROOTS: "roots"}
+_MAX_KEY: Final = 128
+
+KINDS: Final = frozenset(_KEY_PREFIX)
+"""The three methods an upstream may ask with."""
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What this request's client declared that it can be asked."""
+
+    form: bool = False
+    url: bool = False
+    sampling: bool = False
+    sampling_tools: bool = False
+    roots: bool = False
+
+
+class Question(msgspec.Struct, frozen=True):
+    """One nested request, ready to be asked.
+
+    `upstream_id` is the JSON-RPC id to answer with, as its own JSON; None where no request waits for the answer
+    (a url elicitation that came as error -32042). `params` is the modern params object.
+    """
+
+    key: str
+    method: str
+    params: Raw
+    upstream_id: Raw | None
+
+
+class Malformed(ValueError):
+    """A nested request that no client could render; it is answered -32602 upstream."""
+
+
+class _Elicit(msgspec.Struct):
+    message: str
+    mode: Literal["form", "url"] = "form"
+    url: str | UnsetType = UNSET
+    requestedSchema: "_Schema | UnsetType" = UNSET  # noqa: N815  (the wire's spelling)
+
+
+class _Schema(msgspec.Struct):
+    type: Literal["object"]
+    properties: Raw
+    title: str | None = None
+
+
+class _Sample(msgspec.Struct):
+    messages: list[Raw]
+    maxTokens: int | float  # noqa: N815
+    tools: list[Raw] | None = None
+    toolChoice: Raw | UnsetType = UNSET  # noqa: N815
+
+
+class ElicitAnswer(msgspec.Struct):
+    """ElicitResult of both revisions."""
+
+    action: Literal["accept", "decline", "cancel"]
+    content: dict[str, str | int | float | bool | list[str] | None] | None = None
+
+
+class _Typed(msgspec.Struct):
+    type: str
+
+
+class SampleAnswer(msgspec.Struct):
+    """CreateMessageResult of both revisions."""
+
+    role: Literal["user", "assistant"]
+    model: str
+    content: _Typed | list[_Typed]
+    stopReason: str | None = None  # noqa: N815
+
+
+class _Root(msgspec.Struct):
+    uri: str
+    name: str | None = None
+
+
+class RootsAnswer(msgspec.Struct):
+    """ListRootsResult of both revisions."""
+
+    roots: list[_Root]
+
+
+_ANSWERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
+    mcp.ELICIT: msgspec.json.Decoder(ElicitAnswer),
+    mcp.SAMPLE: msgspec.json.Decoder(SampleAnswer),
+    mcp.ROOTS: msgspec.json.Decoder(RootsAnswer),
+}
+_decode_elicit = msgspec.json.Decoder(_Elicit).decode
+_decode_sample = msgspec.json.Decoder(_Sample).decode
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A nested request as read: what it needs of the client and how it would like to be called."""
+
+    required: dict[str, Any]
+    allowed: bool
+    hint: str | None
+    params: Raw
+
+
+def read(method: str, params: Raw | UnsetType, declared: Capabilities) -> Asked:
+    """Read one nested request of `KINDS`; raises Malformed when a client could not render it."""
+    try:
+        opened = {} if params is UNSET or jsonrpc.is_null(params) else jsonrpc.fields(params)
+        meta = jsonrpc.fields(opened["_meta"]) if "_meta" in opened and not jsonrpc.is_null(opened["_meta"]) else {}
+        required, allowed, title = _requirement(method, params, declared)
+    except (ValueError, RecursionError) as exc:
+        raise Malformed(f"{method}: {exc}") from exc
+    hint = jsonrpc.text(meta.get(mcp.META_INPUT_KEY)) or title
+    return Asked(required, allowed, hint, _modern_params(opened, meta))
+
+
+def _requirement(
+    method: str, params: Raw | UnsetType, declared: Capabilities
+) -> tuple[dict[str, Any], bool, str | None]:
+    if method == mcp.ROOTS:
+        return {"roots": {}}, declared.roots, None
+    if params is UNSET:
+        raise Malformed(f"{method}: params are missing")
+    if method == mcp.SAMPLE:
+        sample = _decode_sample(params)
+        if sample.tools is not None or sample.toolChoice is not UNSET:
+            return {"sampling": {"tools": {}}}, declared.sampling_tools, None
+        return {"sampling": {}}, declared.sampling, None
+    elicit = _decode_elicit(params)
+    if elicit.mode == "url":
+        if elicit.url is UNSET:
+            raise Malformed(f"{method}: url is missing")
+        return {"elicitation": {"url": {}}}, declared.url, None
+    if elicit.requestedSchema is UNSET:
+        raise Malformed(f"{method}: requestedSchema is missing")
+    return {"elicitation": {"form": {}}}, declared.form, elicit.requestedSchema.title
+
+
+def _modern_params(opened: jsonrpc.Fields, meta: jsonrpc.Fields) -> Raw:
+    parts: list[tuple[str, bytes | Raw]] = [(k, v) for k, v in opened.items() if k not in _REMOVED]
+    kept = [(k, v) for k, v in meta.items() if k not in _REMOVED_META]
+    if kept:
+        parts.append(("_meta", jsonrpc.merge(kept)))
+    return Raw(jsonrpc.merge(parts))
+
+
+def assign_key(method: str, hint: str | None, used: Container[str]) -> str:
+    """A key that is unique within the exchange: the hint, the form's title, or the method and a counter."""
+    base = hint[:_MAX_KEY] if hint else ""
+    if base and base not in used:
+        return base
+    number = 2 if base else 1
+    base = base or _KEY_PREFIX[method]
+    while f"{base}-{number}" in used:
+        number += 1
+    return f"{base}-{number}"
+
+
+def check_answer(question: Question, answer: Raw) -> Raw:
+    """The answer as the upstream gets it; raises InvalidParams when it is none of the right kind."""
+    try:
+        parsed = _ANSWERS[question.method].decode(answer)
+        opened = jsonrpc.fields(answer)
+    except (ValueError, RecursionError) as exc:
+        kind = {mcp.ELICIT: "ElicitResult", mcp.SAMPLE: "CreateMessageResult", mcp.ROOTS: "ListRootsResult"}
+        raise InvalidParams(
+            f"inputResponses[{question.key!r}] is not a valid {kind[question.method]}: {exc}; "
+            "the call still waits, answer it again with the same requestState"
+        ) from exc
+    kept: dict[str, bytes | Raw] = {k: v for k, v in opened.items() if not jsonrpc.is_null(v)}
+    if isinstance(parsed, SampleAnswer) and isinstance(parsed.content, list) and len(parsed.content) == 1:
+        # 2025-06-18 and earlier know a single content block only; a list of one says the same.
+        kept["content"] = jsonrpc.decode(opened["content"], type=list[Raw])[0]
+    return Raw(jsonrpc.merge(kept.items()))
+
+
+def accepted(answer: Raw) -> bool:
+    """Whether an elicitation was accepted."""
+    return bool(_ANSWERS[mcp.ELICIT].decode(answer).action == "accept")
+
+
+def withdrawn(question: Question) -> tuple[Raw | None, jsonrpc.Error | None]:
+    """What the upstream hears when nobody will answer: `cancel` for an elicitation, an error for the rest."""
+    if question.method == mcp.ELICIT:
+        return Raw(b'{"action":"cancel"}'), None
+    return None, jsonrpc.Error(mcp.INTERNAL_ERROR, "The client did not answer in time")
+
+
+def input_requests(questions: dict[str, Question]) -> bytes:
+    """The `inputRequests` map."""
+    return jsonrpc.merge(
+        (key, b'{"method":%b,"params":%b}' % (jsonrpc.encode(question.method), bytes(question.params)))
+        for key, question in questions.items()
+    )
+
+
+def url_questions(data: Raw | UnsetType, used: Container[str]) -> dict[str, Question]:
+    """The url elicitations of an error -32042 (2025-11-25 URLElicitationRequiredError); raises Malformed."""
+    try:
+        listed = jsonrpc.decode(data, type=_UrlRequired).elicitations if data is not UNSET else []
+        questions: dict[str, Question] = {}
+        for raw in listed:
+            opened = jsonrpc.fields(raw)
+            opened.setdefault("mode", Raw(b'"url"'))
+            asked = read(mcp.ELICIT, Raw(jsonrpc.merge(opened.items())), Capabilities(url=True))
+            if not asked.allowed:
+                raise Malformed("an elicitation that is not of mode url")
+            key = assign_key(mcp.ELICIT, asked.hint, _Either(used, questions))
+            questions[key] = Question(key, mcp.ELICIT, asked.params, None)
+    except (ValueError, RecursionError) as exc:
+        raise Malformed(f"error -32042: {exc}") from exc
+    if not questions:
+        raise Malformed("error -32042 without elicitations")
+    return questions
+
+
+class _UrlRequired(msgspec.Struct):
+    elicitations: list[Raw]
+
+
+class _Either:
+    """Membership in one of two containers."""
+
+    def __init__(self, *containers: Container[str]) -> None:
+        self._containers = containers
+
+    def __contains__(self, key: object) -> bool:
+        return any(key in container for container in self._containers)

@@ -1,0 +1,101 @@
+"""`_meta` and `server/discover` of the new protocol from and to `initialize` of the old one.
+
+Sources: specification 2026-07-28 server/discover and basic/versioning; 2025-11-25 basic/lifecycle.
+"""
+
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from gateway.core import jsonrpc, mcp
+
+_TASKS: Final = "io.modelcontextprotocol/tasks"
+_CLIENT_KEYS: Final = ("elicitation", "sampling", "roots", "experimental")
+_SERVER_KEYS: Final = (
+    "completions",
+    "experimental",
+    "logging",
+    "prompts",
+    "resources",
+    "tools",
+    "extensions",
+)
+
+
+class Handshake(msgspec.Struct, frozen=True):
+    """What the upstream said of itself in `initialize`; the last three are JSON."""
+
+    version: str
+    capabilities: jsonrpc.Fields
+    server_info: Raw
+    instructions: Raw | None
+
+    def offers(self, capability: str, flag: str | None = None) -> bool:
+        """Whether the upstream declared a capability, or a flag of it."""
+        raw = self.capabilities.get(capability)
+        if raw is None or jsonrpc.is_null(raw):
+            return False
+        if flag is None:
+            return True
+        value = jsonrpc.fields(raw).get(flag)
+        return value is not None and bytes(value) == b"true"
+
+
+class _InitializeResult(msgspec.Struct):
+    protocolVersion: str  # noqa: N815  (the wire's spelling)
+    capabilities: jsonrpc.Fields = {}
+    serverInfo: Raw | UnsetType = UNSET  # noqa: N815
+    instructions: Raw | UnsetType = UNSET
+
+
+def initialize_params(client_info: Raw, capabilities: Raw) -> dict[str, object]:
+    """The parameters of `initialize` for a client that declared `capabilities` (2026-07-28) in this request."""
+    declared = {key: raw for key, raw in jsonrpc.fields(capabilities).items() if not jsonrpc.is_null(raw)}
+    old: dict[str, object] = {key: declared[key] for key in _CLIENT_KEYS if key in declared}
+    if "extensions" in declared:
+        # Tasks differ between the revisions; everything else is between the client and the server.
+        kept = {key: raw for key, raw in jsonrpc.fields(declared["extensions"]).items() if key != _TASKS}
+        if kept:
+            old["extensions"] = kept
+    return {"protocolVersion": mcp.LEGACY, "capabilities": old, "clientInfo": client_info}
+
+
+def handshake(result: Raw) -> Handshake:
+    """Read an InitializeResult; raises ValueError when it is none or its version is not known."""
+    opened = msgspec.json.decode(result, type=_InitializeResult)
+    if opened.protocolVersion not in mcp.LEGACY_VERSIONS:
+        raise ValueError(f"the server wants protocol version {opened.protocolVersion[:40]!r}")
+    info = opened.serverInfo if isinstance(opened.serverInfo, Raw) else Raw(b'{"name":"unknown","version":"0"}')
+    instructions = opened.instructions
+    if instructions is UNSET or jsonrpc.is_null(instructions):
+        return Handshake(opened.protocolVersion, opened.capabilities, info, None)
+    return Handshake(opened.protocolVersion, opened.capabilities, info, instructions)
+
+
+def discover_result(shaken: Handshake, ttl_ms: int, scope: str) -> bytes:
+    """The DiscoverResult for a client of this upstream."""
+    capabilities = [
+        (key, _server_capability(key, raw))
+        for key, raw in shaken.capabilities.items()
+        if key in _SERVER_KEYS and not jsonrpc.is_null(raw)
+    ]
+    parts: list[tuple[str, bytes | Raw]] = [
+        ("resultType", b'"complete"'),
+        ("supportedVersions", jsonrpc.encode(mcp.SUPPORTED_VERSIONS)),
+        ("capabilities", jsonrpc.merge(capabilities)),
+        ("ttlMs", b"%d" % ttl_ms),
+        ("cacheScope", jsonrpc.encode(scope)),
+        ("_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, shaken.server_info)])),
+    ]
+    if shaken.instructions is not None:
+        parts.append(("instructions", shaken.instructions))
+    return jsonrpc.merge(parts)
+
+
+def _server_capability(key: str, raw: Raw) -> bytes:
+    opened = jsonrpc.fields(raw)
+    kept = [(name, value) for name, value in opened.items() if not jsonrpc.is_null(value)]
+    if key == "extensions":
+        kept = [(name, value) for name, value in kept if name != _TASKS]
+    return jsonrpc.merge(kept)

@@ -1,0 +1,301 @@
+"""One modern request: body and headers in, a checked `Request` out.
+
+Rule: the order of the checks is part of the protocol (JSON, JSON-RPC shape, `_meta`, headers against body, version,
+method), and the first failure answers. Sources: specification 2026-07-28 basic/index (`_meta`),
+basic/transports/streamable-http (Request Metadata, Server Validation), server/utilities/logging.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.core import jsonrpc, mcp
+from gateway.core.inputs import Capabilities
+from gateway.errors import (
+    HeaderMismatch,
+    InvalidParams,
+    InvalidRequest,
+    InvalidState,
+    MethodNotFound,
+    ParseError,
+    UnsupportedVersion,
+)
+
+HeaderValues = Callable[[str], Sequence[str]]
+"""All values of one header, by name; empty when it is absent."""
+
+_BASE64_OPEN: Final = "=?base64?"
+_BASE64_CLOSE: Final = "?="
+_PROTOCOL_META: Final = frozenset(
+    {
+        mcp.META_VERSION,
+        mcp.META_CLIENT_INFO,
+        mcp.META_CAPABILITIES,
+        mcp.META_LOG_LEVEL,
+        mcp.META_PROGRESS_TOKEN,
+    }
+)
+_OURS: Final = frozenset({"_meta", "inputResponses", "requestState"})
+_UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
+"""`clientInfo` is optional in 2026-07-28 and required by `initialize`."""
+
+
+class Posted(msgspec.Struct, frozen=True):
+    """A body that is JSON-RPC, opened as far as `_meta`; nothing modern has been checked yet."""
+
+    id: Raw | None
+    method: str
+    params: jsonrpc.Fields
+    meta: jsonrpc.Fields | None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked modern request.
+
+    `params` is what goes upstream: without `_meta`, `inputResponses` and `requestState`. `user_meta` is what of
+    `_meta` goes upstream: without the per-request protocol fields. `target` is the tool, prompt or URI, else empty.
+    """
+
+    id: Raw
+    method: str
+    version: str
+    params: jsonrpc.Fields
+    user_meta: jsonrpc.Fields
+    target: str
+    client_info: Raw
+    capabilities: Raw
+    declared: Capabilities
+    log_level: str | None
+    progress_token: Raw | None
+    input_responses: jsonrpc.Fields | None
+    request_state: str | None
+
+
+class _Declared(msgspec.Struct):
+    elicitation: dict[str, Raw] | None = None
+    sampling: dict[str, Raw] | None = None
+    roots: dict[str, Raw] | None = None
+
+
+_decode_declared = msgspec.json.Decoder(_Declared).decode
+
+
+def read(body: bytes, max_depth: int) -> Posted:
+    """Open a body; raises ParseError or InvalidRequest."""
+    try:
+        jsonrpc.check_bounds(body, max_depth)
+        opened = jsonrpc.fields(body)
+    except msgspec.ValidationError as exc:
+        raise InvalidRequest("The body must be one JSON-RPC object; batches were removed from MCP") from exc
+    except ValueError as exc:
+        raise ParseError(f"The body is not valid JSON: {exc}") from exc
+    id_ = opened.get("id")
+    posted_id = id_ if id_ is not None and jsonrpc.is_id(id_) else None
+    try:
+        return _shape(body, opened, posted_id)
+    except InvalidRequest as exc:
+        exc.request_id = bytes(posted_id) if posted_id is not None else None
+        raise
+
+
+def _shape(body: bytes, opened: jsonrpc.Fields, id_: Raw | None) -> Posted:
+    _no_duplicates(body, opened, "the request")
+    if jsonrpc.text(opened.get("jsonrpc")) != "2.0":
+        raise InvalidRequest('"jsonrpc" must be "2.0"')
+    method = jsonrpc.text(opened.get("method"))
+    if method is None:
+        if "result" in opened or "error" in opened:
+            raise InvalidRequest("A client must not send JSON-RPC responses; put answers into inputResponses")
+        raise InvalidRequest('"method" must be a string')
+    if "id" in opened and id_ is None:
+        raise InvalidRequest('"id" must be a string or an integer')
+    params = _object(opened.get("params"), '"params"')
+    meta = _object(params["_meta"], '"params._meta"') if "_meta" in params else None
+    return Posted(id_, method, params, meta)
+
+
+def _object(raw: Raw | None, name: str) -> jsonrpc.Fields:
+    if raw is None:
+        return {}
+    try:
+        opened = jsonrpc.fields(raw)
+    except ValueError as exc:
+        raise InvalidRequest(f"{name} must be an object") from exc
+    _no_duplicates(raw, opened, name)
+    return opened
+
+
+def _no_duplicates(raw: Raw | bytes, opened: jsonrpc.Fields, name: str) -> None:
+    if jsonrpc.has_duplicate_keys(raw, opened):
+        raise InvalidRequest(f"{name} repeats a key")
+
+
+def is_modern(posted: Posted, version_header: str | None) -> bool:
+    """Whether the per-request era is meant: the header or `_meta` says so.
+
+    A version in `_meta` makes a request modern whatever it is: no legacy client sends that key, and an unknown
+    version then gets the error that lists the known ones.
+    """
+    if posted.meta is not None and mcp.META_VERSION in posted.meta:
+        return True
+    return version_header is not None and version_header.strip() >= mcp.MODERN
+
+
+def check(posted: Posted, headers: HeaderValues) -> Request:
+    """The whole of a modern request; raises the DownstreamError of the first thing that is wrong."""
+    assert posted.id is not None, "notifications are answered before"
+    meta = posted.meta or {}
+    version = _required_version(meta)
+    declared_raw, declared = _capabilities(meta)
+    log_level = _log_level(meta)
+    progress_token = _progress_token(meta)
+    target = _check_headers(posted, version, headers)
+    if version not in mcp.SUPPORTED_VERSIONS:
+        raise UnsupportedVersion(version)
+    if posted.method not in mcp.METHODS:
+        raise MethodNotFound(f"Method not found: {posted.method[:80]}")
+    asking = posted.method in mcp.ASKING
+    if asking and target is None:
+        field = mcp.TARGET_FIELD[posted.method]
+        raise InvalidParams(f'{posted.method} needs "params.{field}", a string')
+    return Request(
+        id=posted.id,
+        method=posted.method,
+        version=version,
+        params={key: value for key, value in posted.params.items() if key not in _OURS},
+        user_meta={key: value for key, value in meta.items() if key not in _PROTOCOL_META},
+        target=target or "",
+        client_info=_client_info(meta),
+        capabilities=declared_raw,
+        declared=declared,
+        log_level=log_level,
+        progress_token=progress_token,
+        input_responses=_input_responses(posted.params) if asking else None,
+        request_state=_request_state(posted.params) if asking else None,
+    )
+
+
+def _required_version(meta: jsonrpc.Fields) -> str:
+    version = jsonrpc.text(meta.get(mcp.META_VERSION))
+    if version is None:
+        raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
+    return version
+
+
+def _capabilities(meta: jsonrpc.Fields) -> tuple[Raw, Capabilities]:
+    raw = meta.get(mcp.META_CAPABILITIES)
+    if raw is None:
+        raise InvalidParams(f'"params._meta" needs {mcp.META_CAPABILITIES!r}, an object (it may be empty)')
+    try:
+        opened = _decode_declared(raw)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidParams(f"{mcp.META_CAPABILITIES!r} is not ClientCapabilities: {exc}") from exc
+    elicitation = opened.elicitation
+    return raw, Capabilities(
+        # An empty object means form mode (client/elicitation, Capabilities).
+        form=elicitation is not None and ("form" in elicitation or "url" not in elicitation),
+        url=elicitation is not None and "url" in elicitation,
+        sampling=opened.sampling is not None,
+        sampling_tools=opened.sampling is not None and "tools" in opened.sampling,
+        roots=opened.roots is not None,
+    )
+
+
+def _log_level(meta: jsonrpc.Fields) -> str | None:
+    if mcp.META_LOG_LEVEL not in meta:
+        return None
+    level = jsonrpc.text(meta[mcp.META_LOG_LEVEL])
+    if level not in mcp.LOG_LEVELS:
+        raise InvalidParams(f"{mcp.META_LOG_LEVEL!r} must be one of {', '.join(mcp.LOG_LEVELS)}")
+    return level
+
+
+def _progress_token(meta: jsonrpc.Fields) -> Raw | None:
+    token = meta.get(mcp.META_PROGRESS_TOKEN)
+    if token is not None and not jsonrpc.is_id(token):
+        raise InvalidParams('"params._meta.progressToken" must be a string or an integer')
+    return token
+
+
+def _client_info(meta: jsonrpc.Fields) -> Raw:
+    raw = meta.get(mcp.META_CLIENT_INFO)
+    if raw is None:
+        return _UNKNOWN_CLIENT
+    try:
+        info = jsonrpc.fields(raw)
+    except ValueError as exc:
+        raise InvalidParams(f"{mcp.META_CLIENT_INFO!r} must be an object") from exc
+    if jsonrpc.text(info.get("name")) is None or jsonrpc.text(info.get("version")) is None:
+        raise InvalidParams(f'{mcp.META_CLIENT_INFO!r} needs "name" and "version", strings')
+    return raw
+
+
+def _input_responses(params: jsonrpc.Fields) -> jsonrpc.Fields | None:
+    raw = params.get("inputResponses")
+    if raw is None:
+        return None
+    try:
+        responses = jsonrpc.fields(raw)
+        for key, value in responses.items():
+            if not bytes(value).startswith(b"{"):
+                raise InvalidParams(f"inputResponses[{key[:80]!r}] must be an object, the result of that request")
+    except ValueError as exc:
+        raise InvalidParams('"params.inputResponses" must be an object of answers by key') from exc
+    if jsonrpc.has_duplicate_keys(raw, responses):
+        raise InvalidParams('"params.inputResponses" repeats a key')
+    return responses
+
+
+def _request_state(params: jsonrpc.Fields) -> str | None:
+    if "requestState" not in params:
+        return None
+    state = jsonrpc.text(params["requestState"])
+    if state is None:
+        raise InvalidState("malformed")
+    return state
+
+
+def _check_headers(posted: Posted, version: str, headers: HeaderValues) -> str | None:
+    """Compare the mirrored headers with the body; the target of the request."""
+    _equal(mcp.PROTOCOL_VERSION, _one(headers, mcp.PROTOCOL_VERSION), version)
+    _equal(mcp.METHOD_HEADER, _one(headers, mcp.METHOD_HEADER), posted.method)
+    field = mcp.TARGET_FIELD.get(posted.method)
+    if field is None:
+        return None
+    target = jsonrpc.text(posted.params.get(field))
+    name = _one(headers, mcp.NAME_HEADER)
+    if target is not None:
+        _equal(mcp.NAME_HEADER, decode_value(mcp.NAME_HEADER, name), target)
+    return target
+
+
+def _one(headers: HeaderValues, name: str) -> str:
+    values = headers(name)
+    if not values:
+        raise HeaderMismatch(f"Header mismatch: the header {name} is missing; it must repeat the body's value")
+    if len(values) > 1:
+        raise HeaderMismatch(f"Header mismatch: the header {name} came {len(values)} times; send it once")
+    return values[0].strip(" \t")
+
+
+def _equal(name: str, header: str, body: str) -> None:
+    if header != body:
+        raise HeaderMismatch(
+            f"Header mismatch: {name} header value {header[:80]!r} does not match body value {body[:80]!r}"
+        )
+
+
+def decode_value(name: str, value: str) -> str:
+    """A header value with the Base64 sentinel taken off; raises HeaderMismatch when it is malformed."""
+    if not (value.startswith(_BASE64_OPEN) and value.endswith(_BASE64_CLOSE)):
+        if not value.isascii() or not value.replace("\t", " ").isprintable():
+            raise HeaderMismatch(f"Header mismatch: {name} has characters that need the {_BASE64_OPEN}…?= form")
+        return value
+    try:
+        encoded = value[len(_BASE64_OPEN) : -len(_BASE64_CLOSE)]
+        return base64.b64decode(encoded, validate=True).decode()
+    except ValueError as exc:  # bad Base64, characters beyond ASCII in it, bad UTF-8 below it
+        raise HeaderMismatch(f"Header mismatch: {name} has invalid Base64 in its {_BASE64_OPEN}…?= form") from exc

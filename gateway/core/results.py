@@ -1,0 +1,85 @@
+"""Results and errors of the old protocol in the vocabulary of the new one, spliced rather than rebuilt.
+
+Sources: specification 2026-07-28 basic/index (ResultType, Error Codes), server/utilities/caching, server/resources.
+"""
+
+import re
+from typing import Final
+
+from msgspec import UNSET, Raw
+
+from gateway.core import jsonrpc, mcp
+
+_LISTED: Final = ("content", "contents", "messages", "tools", "prompts", "resources", "resourceTemplates")
+_NESTED: Final = ("annotations", "content", "resource", "execution")
+_NOT_FOUND: Final = re.compile(r"unknown resource|resource[^.]*not found|not found", re.IGNORECASE)
+_RESERVED_CODES: Final = range(-32099, -32019)
+"""Codes only the specification may give a meaning (basic/index); an old server's own use of one would mislead."""
+
+
+def modern(  # noqa: PLR0913  (all of it decides the few bytes that are added)
+    method: str, result: Raw, server_info: Raw, ttl_ms: int, scope: str, *, retried: bool
+) -> bytes:
+    """A complete result of 2026-07-28; raises ValueError when `result` is no object.
+
+    `retried`: the result depends on answers, so it must not be cached (server/utilities/caching, Cache Key).
+    """
+    opened = jsonrpc.fields(result)
+    parts: dict[str, bytes | Raw] = {"resultType": b'"complete"'}
+    nulls = b"null" in bytes(result)
+    for key, value in opened.items():
+        if key == "_meta" or (nulls and jsonrpc.is_null(value)):
+            continue
+        parts[key] = _without_nulls(value) if nulls and key in _LISTED else value
+    parts["resultType"] = b'"complete"'
+    if method == mcp.TOOLS_CALL and "content" not in parts:
+        parts["content"] = b"[]"
+    if method in mcp.CACHEABLE:
+        if retried:
+            parts |= {"ttlMs": b"0", "cacheScope": b'"private"'}
+        parts.setdefault("ttlMs", b"%d" % ttl_ms)
+        parts.setdefault("cacheScope", jsonrpc.encode(scope))
+    parts["_meta"] = _meta(opened.get("_meta"), server_info)
+    return jsonrpc.merge(parts.items())
+
+
+def _meta(raw: Raw | None, server_info: Raw) -> bytes:
+    meta: dict[str, bytes | Raw] = {}
+    if raw is not None and not jsonrpc.is_null(raw):
+        meta.update(jsonrpc.fields(raw))
+    meta.setdefault(mcp.META_SERVER_INFO, server_info)
+    return jsonrpc.merge(meta.items())
+
+
+def _without_nulls(raw: Raw) -> bytes | Raw:
+    """A list of objects without null members where the schema knows none; free-form values stay as they are."""
+    if not bytes(raw).startswith(b"["):
+        return raw
+    return b"[%b]" % b",".join(_item(item) for item in jsonrpc.decode(raw, type=list[Raw]))
+
+
+def _item(raw: Raw) -> bytes:
+    if not bytes(raw).startswith(b"{"):
+        return bytes(raw)
+    return jsonrpc.merge(
+        (key, _item(value) if key in _NESTED else value)
+        for key, value in jsonrpc.fields(raw).items()
+        if not jsonrpc.is_null(value)
+    )
+
+
+def modern_error(method: str, target: str, error: jsonrpc.Error) -> jsonrpc.Error:
+    """An upstream error as a 2026-07-28 client may see it."""
+    if error.code == mcp.OLD_RESOURCE_NOT_FOUND or _is_not_found(method, error):
+        data = {"uri": target} if method == mcp.RESOURCES_READ else {}
+        return jsonrpc.Error(mcp.INVALID_PARAMS, error.message, Raw(jsonrpc.encode(data)) if data else error.data)
+    if error.code in _RESERVED_CODES:
+        return jsonrpc.Error(mcp.INTERNAL_ERROR, error.message, Raw(b'{"upstreamCode":%d}' % error.code))
+    if error.data is not UNSET and jsonrpc.is_null(error.data):
+        return jsonrpc.Error(error.code, error.message)
+    return error
+
+
+def _is_not_found(method: str, error: jsonrpc.Error) -> bool:
+    # `mcp` 1.x answers an unknown resource with code 0 and only its words say what it is.
+    return method == mcp.RESOURCES_READ and error.code == 0 and bool(_NOT_FOUND.search(error.message))
