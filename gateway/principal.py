@@ -1,0 +1,63 @@
+"""Who is calling, from the request's headers; pure.
+
+The principal is what sessions are pooled by and what states are bound to. For a JWT it is (iss, sub, client), not the
+token's bytes: access tokens are refreshed while people think. The signature is not checked here: the token goes
+upstream with every leg, and the upstream authorises it. An opaque token is its digest; no credential is one
+principal, "anonymous".
+"""
+
+import base64
+import binascii
+import hashlib
+import ipaddress
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+ANONYMOUS: Final = hashlib.sha256(b"anonymous").digest()
+
+
+class _Claims(msgspec.Struct):
+    iss: str = ""
+    sub: str = ""
+    client_id: str = ""
+    azp: str = ""
+
+
+def of_authorization(authorization: str | None) -> bytes:
+    """The principal of an `Authorization` header value."""
+    if authorization is None:
+        return ANONYMOUS
+    scheme, _, credentials = authorization.strip().partition(" ")
+    claims = _claims(credentials.strip()) if scheme.lower() == "bearer" else None
+    if claims is None or not (claims.iss and claims.sub):
+        return hashlib.sha256(b"opaque\0" + authorization.strip().encode()).digest()
+    parts = (claims.iss, claims.sub, claims.client_id or claims.azp)
+    return hashlib.sha256(b"jwt\0" + msgspec.json.encode(parts)).digest()
+
+
+def of_header(value: str | None) -> bytes:
+    """The principal that a trusted proxy names in a header; no value is anonymous."""
+    return ANONYMOUS if value is None else hashlib.sha256(b"header\0" + value.strip().encode()).digest()
+
+
+def is_trusted(peer: str | None, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+    """Whether a request's TCP peer is one of the proxies whose headers are believed."""
+    if peer is None:
+        return False
+    try:
+        address = ipaddress.ip_address(peer)
+    except ValueError:
+        return False
+    return any(address in network for network in networks)
+
+
+def _claims(token: str) -> _Claims | None:
+    parts = token.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=_Claims)
+    except (binascii.Error, ValueError):
+        return None

@@ -1,0 +1,1 @@
+"""requestState: what it carries, how it is sealed."""

@@ -1,0 +1,111 @@
+"""What `requestState` carries, and what it is bound to.
+
+The envelope is bound to the route, the method, its target, a digest of its arguments, and the principal; it is good
+for one round of one exchange until it expires. Sources: specification 2026-07-28 basic/patterns/mrtr (Server
+Requirements 4 and 5), SEP-1685.
+"""
+
+import hashlib
+import hmac
+from typing import Final
+
+import msgspec
+
+from gateway.core import jsonrpc
+from gateway.core.request import Request
+from gateway.errors import InvalidState
+from gateway.seal.keyring import Keyring
+
+VERSION: Final = 1
+SKEW_SECONDS: Final = 60.0
+"""How far the clocks of two replicas may differ."""
+
+
+class Binding(msgspec.Struct, frozen=True, array_like=True):
+    """What a request must repeat for its state to be accepted; digests, so that nothing of it can be read."""
+
+    route: str
+    method: str
+    target: bytes
+    arguments: bytes
+    principal: bytes
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The content of one `requestState`; times are seconds since the epoch.
+
+    `owner` is the replica that holds the call and `epoch` names its process, so that a restarted one is recognised.
+    `pending` maps the keys of this round to the JSON of the upstream's request ids; `cursor` is the last event id of
+    the call's stream, if it had any.
+    """
+
+    version: int = VERSION
+    issued: float
+    expires: float
+    binding: Binding
+    exchange: str
+    round: int
+    owner: str
+    epoch: str
+    session: str | None = None
+    call: str | None = None
+    pending: dict[str, bytes] = {}
+    cursor: str | None = None
+
+
+def bind(route: str, request: Request, principal: bytes) -> Binding:
+    """The binding of a request; equal JSON values bind equally, however they are spelled."""
+    params = {key: jsonrpc.decode(value) for key, value in request.params.items()}
+    return Binding(
+        route,
+        request.method,
+        hashlib.sha256(request.target.encode()).digest(),
+        hashlib.sha256(jsonrpc.canonical(params)).digest(),
+        principal,
+    )
+
+
+def digest_answers(answers: dict[str, msgspec.Raw]) -> bytes:
+    """Names a set of answers: a repeated retry has the same digest, other answers do not."""
+    values = {key: jsonrpc.decode(value) for key, value in answers.items()}
+    return hashlib.sha256(jsonrpc.canonical(values)).digest()
+
+
+class Sealer:
+    """Envelopes to `requestState` and back."""
+
+    def __init__(self, keyring: Keyring, max_bytes: int) -> None:
+        self.keyring = keyring
+        self._max = max_bytes
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(Envelope).decode
+
+    def seal(self, envelope: Envelope) -> str:
+        """The state; raises ValueError when it would pass `limits.state_bytes`."""
+        state = self.keyring.seal(self._encode(envelope))
+        if len(state) > self._max:
+            raise ValueError(f"the state has {len(state)} bytes, more than limits.state_bytes ({self._max})")
+        return state
+
+    def open(self, state: str, binding: Binding, now: float) -> Envelope:
+        """The envelope of `state`, if it is ours, in time and of this very request; raises InvalidState."""
+        if len(state) > self._max:
+            raise InvalidState("too_large")
+        try:
+            envelope = self._decode(self.keyring.open(state))
+        except msgspec.MsgspecError as exc:
+            raise InvalidState("version") from exc
+        if envelope.version != VERSION:
+            raise InvalidState("version")
+        if envelope.issued > now + SKEW_SECONDS:
+            raise InvalidState("future")
+        if envelope.expires < now:
+            raise InvalidState("expired")
+        for name in Binding.__struct_fields__:
+            if not _equal(getattr(envelope.binding, name), getattr(binding, name)):
+                raise InvalidState(f"other_{name}")
+        return envelope
+
+
+def _equal(sealed: str | bytes, given: str | bytes) -> bool:
+    return hmac.compare_digest(*(v.encode() if isinstance(v, str) else v for v in (sealed, given)))

@@ -1,0 +1,120 @@
+"""Seal and open with AES-256-GCM under a ring of keys.
+
+A token is `mrtr1.<key id>.<base64url(salt ‖ nonce ‖ ciphertext ‖ tag)>`. Its readable part is associated data, so a
+character changed anywhere makes it fail. Every process draws a 16-byte salt and derives its own subkey for every
+purpose (HKDF-SHA256), so that random 96-bit nonces of many replicas never meet under one key; after 2^32 seals a
+new salt is drawn. The first key seals, all open: add the new key last everywhere, move it first, drop the old one.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from gateway.errors import InvalidState
+
+PREFIX: Final = "mrtr1"
+MIN_KEY_BYTES: Final = 32
+
+_SALT_BYTES: Final = 16
+_NONCE_BYTES: Final = 12
+_TAG_BYTES: Final = 16
+_KEY_ID_CHARACTERS: Final = 8
+_SEALS_PER_SALT: Final = 2**32
+_SUBKEYS_KEPT: Final = 1024
+"""Subkeys of other processes that stay derived; one derivation costs about 10 µs."""
+
+
+class Keyring:
+    """One purpose's keys. Purposes never share a subkey: a token of one does not open in another."""
+
+    def __init__(self, keys: Sequence[bytes], purpose: str) -> None:
+        """`keys`: the first seals, all open; raises ValueError for a short or a repeated key."""
+        if not keys:
+            raise ValueError("a key ring needs at least one key")
+        if any(len(key) < MIN_KEY_BYTES for key in keys):
+            raise ValueError(f"a state key needs at least {MIN_KEY_BYTES} bytes")
+        self._keys = {_key_id(key): key for key in keys}
+        if len(self._keys) != len(keys):
+            raise ValueError("a state key is repeated")
+        self._purpose = purpose.encode()
+        self._subkeys: OrderedDict[tuple[str, bytes], AESGCM] = OrderedDict()
+        self._first = _key_id(keys[0])
+        self._renew()
+        self.sealed = 0
+        """Seals so far, for the metrics."""
+
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """The ids of the keys, the sealing one first; they say nothing about the keys."""
+        return tuple(self._keys)
+
+    def seal(self, plaintext: bytes) -> str:
+        """The token that carries `plaintext`."""
+        if self._left == 0:
+            self._renew()
+        self._left -= 1
+        self.sealed += 1
+        nonce = os.urandom(_NONCE_BYTES)
+        ciphertext = self._sealer.encrypt(nonce, plaintext, self._head)
+        body = base64.urlsafe_b64encode(self._salt + nonce + ciphertext).rstrip(b"=")
+        return (self._head + body).decode()
+
+    def open(self, token: str) -> bytes:
+        """The plaintext; raises InvalidState, whose reason only metrics and logs may see."""
+        prefix, _, rest = token.partition(".")
+        key_id, _, body = rest.partition(".")
+        if prefix != PREFIX or not body:
+            raise InvalidState("malformed")
+        if key_id not in self._keys:
+            raise InvalidState("unknown_key")
+        sealed = _decode(body)
+        salt, nonce = sealed[:_SALT_BYTES], sealed[_SALT_BYTES : _SALT_BYTES + _NONCE_BYTES]
+        try:
+            return self._subkey(key_id, salt).decrypt(
+                nonce, sealed[_SALT_BYTES + _NONCE_BYTES :], f"{PREFIX}.{key_id}.".encode()
+            )
+        except InvalidTag as exc:
+            raise InvalidState("forged") from exc
+
+    def _renew(self) -> None:
+        self._salt = os.urandom(_SALT_BYTES)
+        self._left = _SEALS_PER_SALT
+        self._head = f"{PREFIX}.{self._first}.".encode()
+        self._sealer = self._subkey(self._first, self._salt)
+
+    def _subkey(self, key_id: str, salt: bytes) -> AESGCM:
+        name = (key_id, salt)
+        subkey = self._subkeys.get(name)
+        if subkey is None:
+            info = b"mrtr-gateway/1/" + self._purpose
+            subkey = AESGCM(HKDF(SHA256(), 32, salt, info).derive(self._keys[key_id]))
+            self._subkeys[name] = subkey
+            if len(self._subkeys) > _SUBKEYS_KEPT:
+                self._subkeys.popitem(last=False)
+        return subkey
+
+
+def _key_id(key: bytes) -> str:
+    return hashlib.sha256(b"mrtr-gateway/key-id/" + key).hexdigest()[:_KEY_ID_CHARACTERS]
+
+
+def _decode(body: str) -> bytes:
+    """Strict base64url without padding: one spelling per token, or a changed character could go unseen."""
+    try:
+        decoded = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise InvalidState("malformed") from exc
+    if base64.urlsafe_b64encode(decoded).rstrip(b"=") != body.encode() or len(decoded) < (
+        _SALT_BYTES + _NONCE_BYTES + _TAG_BYTES
+    ):
+        raise InvalidState("malformed")
+    return decoded
