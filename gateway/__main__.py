@@ -1,0 +1,90 @@
+"""The command line: argv to configuration to gateway; exit codes 0 (fine), 1 (bad configuration), 2 (bad usage)."""
+
+import argparse
+import base64
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from gateway import __version__
+from gateway.config import Config, ConfigError, for_upstream, load
+from gateway.demo import run as demo
+from gateway.net import app
+from gateway.telemetry import configure_logging
+
+_KEY_BYTES = 32
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == ["demo"]:
+        return demo.run(arguments[1:])
+    options = _parser().parse_args(arguments)
+    code: int = options.run(options)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("mrtr-gateway", description="Makes an old MCP server a modern, stateless one.")
+    parser.add_argument("--version", action="version", version=f"mrtr-gateway {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="run the gateway")
+    source = serve.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", type=Path, metavar="FILE", help="a YAML configuration")
+    source.add_argument("--upstream", metavar="URL", help="one old server, served at /mcp with defaults")
+    serve.add_argument("--listen", metavar="HOST:PORT", help="with --upstream: where clients connect")
+    serve.add_argument("--admin", metavar="HOST:PORT", help="with --upstream: where /metrics and /readyz are")
+    serve.set_defaults(run=_serve)
+    check = commands.add_parser("check", help="check a configuration and exit")
+    check.add_argument("--config", type=Path, metavar="FILE", required=True)
+    check.set_defaults(run=_check)
+    keygen = commands.add_parser("keygen", help="print a new key for state.keys")
+    keygen.set_defaults(run=_keygen)
+    commands.add_parser("demo", help="watch an old server, the gateway and a modern client at work", add_help=False)
+    return parser
+
+
+def _serve(options: argparse.Namespace) -> int:
+    try:
+        config = _configuration(options)
+    except ConfigError as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    configure_logging(config.log.level, config.log.format)
+    try:
+        uvloop.run(app.serve(config))
+    except OSError as exc:
+        print(f"cannot listen: {exc}; is another process using the address?", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _configuration(options: argparse.Namespace) -> Config:
+    if options.config is None:
+        return for_upstream(options.upstream, options.listen, options.admin)
+    if options.listen or options.admin:
+        raise ConfigError(("--listen, --admin: they go with --upstream; write listen and admin into the file",))
+    return load(options.config)
+
+
+def _check(options: argparse.Namespace) -> int:
+    try:
+        load(options.config)
+    except ConfigError as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    print("configuration is valid")
+    return 0
+
+
+def _keygen(_: argparse.Namespace) -> int:
+    print(base64.urlsafe_b64encode(secrets.token_bytes(_KEY_BYTES)).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

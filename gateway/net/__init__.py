@@ -1,0 +1,1 @@
+"""asyncio and aiohttp live here and nowhere else."""

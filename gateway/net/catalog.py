@@ -1,0 +1,66 @@
+"""What a pool's tools repeat in `Mcp-Param-*` headers: learnt from tools/list, checked on tools/call.
+
+A server that processes the body must refuse a call whose headers differ from it (basic/transports/streamable-http,
+Server Validation), so the first tools/call of a group lists the tools once if the client has not.
+"""
+
+from msgspec import Raw
+
+from gateway.core import jsonrpc, mcp, toolparams
+from gateway.core.request import HeaderValues, Request
+from gateway.net.sessions import Group, Pool, PoolKey, Session
+from gateway.net.upstream import Headers
+
+_MAX_PAGES = 50
+
+
+def learn(group: Group, params: jsonrpc.Fields, result: Raw) -> None:
+    """Take over a tools/list that was complete in one page; anything else is left to `know`."""
+    try:
+        opened = jsonrpc.fields(result)
+        if "cursor" in params or ("nextCursor" in opened and not jsonrpc.is_null(opened["nextCursor"])):
+            return
+        group.mirrored = toolparams.of_tools(bytes(result))
+    except ValueError:
+        return
+
+
+async def check(pool: Pool, key: PoolKey, request: Request, http: HeaderValues, headers: Headers) -> None:
+    """Refuse a tools/call whose `Mcp-Param-*` headers differ from its arguments; raises HeaderMismatch."""
+    group = pool.group(key)
+    if group.mirrored is None:
+        await know(pool, key, headers)
+    toolparams.check((group.mirrored or {}).get(request.target, ()), request.params.get("arguments"), http)
+
+
+async def know(pool: Pool, key: PoolKey, headers: Headers) -> None:
+    """List the tools of a group; a server that cannot list them repeats nothing."""
+    group = pool.group(key)
+    session = await pool.acquire(key, headers)
+    clean = False
+    try:
+        if group.mirrored is None:
+            group.mirrored = await _list(pool, session, headers)
+        clean = True
+    finally:
+        pool.release(session, clean=clean)
+
+
+async def _list(pool: Pool, session: Session, headers: Headers) -> dict[str, tuple[toolparams.Mirrored, ...]]:
+    found: dict[str, tuple[toolparams.Mirrored, ...]] = {}
+    if not session.shaken.offers("tools"):
+        return found
+    params: dict[str, object] = {}
+    for _ in range(_MAX_PAGES):
+        page = await session.ask(mcp.TOOLS_LIST, params, headers, pool.handshake_seconds)
+        if isinstance(page, jsonrpc.Error):
+            break
+        try:
+            found |= toolparams.of_tools(bytes(page))
+            cursor = jsonrpc.text(jsonrpc.fields(page).get("nextCursor"))
+        except ValueError:
+            break
+        if cursor is None:
+            break
+        params = {"cursor": cursor}
+    return found

@@ -1,0 +1,480 @@
+"""Runs one exchange: feeds it events, obeys its commands, owns its timers and its place in the parking lot."""
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, assert_never
+
+import msgspec
+from msgspec import Raw
+
+from gateway.config import Config, Route
+from gateway.core import commands as do
+from gateway.core import events as on
+from gateway.core import inputs, jsonrpc, mcp, results
+from gateway.core.commands import Timer
+from gateway.core.exchange import Exchange, Policy, State
+from gateway.core.request import Request
+from gateway.errors import Busy, CallLost, GatewayError, Refused, SessionLost, UpstreamError
+from gateway.net import catalog
+from gateway.net.listen import Subscription
+from gateway.net.outbox import Last, Outbox
+from gateway.net.parking import Lot
+from gateway.net.sessions import Call, Pool, PoolKey, Session
+from gateway.net.tasks import Tasks
+from gateway.net.upstream import Headers
+from gateway.seal.envelope import Binding, Envelope, Sealer, bind, digest_answers
+from gateway.telemetry import Event, Metrics, NestedOutcome, Outcome, get_logger
+
+log = get_logger()
+
+_HELD: Final = (State.PARKED, State.REFERRED)
+_LEG_TIMERS: Final = (Timer.QUIET, Timer.LEG, Timer.GRACE)
+
+
+class Bridge(msgspec.Struct, frozen=True, eq=False):
+    """What the exchanges of one route share."""
+
+    config: Config
+    route: Route
+    pool: Pool
+    lot: Lot["Driver"]
+    sealer: Sealer
+    metrics: Metrics
+    tasks: Tasks
+    owner: str
+    epoch: str
+    listeners: set[Subscription]
+
+
+class Driver:
+    """One exchange at work."""
+
+    def __init__(self, bridge: Bridge, request: Request, key: PoolKey, headers: Headers) -> None:
+        self.id = secrets.token_urlsafe(16)
+        self.principal = key.principal
+        self._bridge = bridge
+        self._request = request
+        self._key = key
+        self._headers = headers
+        self._exchange = Exchange(
+            request.declared,
+            Policy(
+                may_ask=request.method in mcp.ASKING,
+                refuse_undeclared=bridge.route.undeclared == "refuse",
+                shed_rounds=bridge.config.legs.rounds,
+            ),
+            request.input_responses,
+        )
+        self._outboxes: dict[on.Leg, Outbox] = {}
+        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._idle: asyncio.TimerHandle | None = None
+        self._events: deque[on.Event] = deque()
+        self._handling = False
+        self._session: Session | None = None
+        self._call: Call | None = None
+        self._call_sent = False
+        self._server_info = Raw(b"{}")
+        self._task: asyncio.Task[None] | None = None
+        self._to_send: deque[Callable[[], Awaitable[None]]] = deque()
+        self._sending = False
+        self._binding: Binding | None = None
+        self._started = self._parked_at = time.monotonic()
+        self._outcome = Outcome.COMPLETE
+
+    # -- from the client's side ---------------------------------------------------------------------------------
+
+    def begin(self, outbox: Outbox) -> None:
+        """Start with the first leg."""
+        self._outboxes[outbox.leg] = outbox
+        self._feed(on.Called(outbox.leg))
+
+    def answer(self, outbox: Outbox, request: Request, round_: int, headers: Headers) -> None:
+        """Continue with a further leg; raises a DownstreamError with the call unharmed."""
+        answers = request.input_responses or {}
+        self._outboxes[outbox.leg] = outbox
+        before = self._headers
+        self._headers = headers
+        try:
+            self._feed(on.Answered(outbox.leg, round_, digest_answers(answers), answers))
+        except GatewayError:
+            self._headers = before
+            del self._outboxes[outbox.leg]
+            raise
+
+    def leave(self, leg: on.Leg) -> None:
+        """A leg's client is gone."""
+        self._feed(on.Left(leg))
+        self._outboxes.pop(leg, None)
+
+    def stop(self, error: GatewayError) -> None:
+        """Give the exchange up and tell who waits."""
+        self._feed(on.Stopped(error))
+
+    def forget(self) -> None:
+        """Drop the kept result."""
+        self._disarm(Timer.LINGER)
+
+    # -- from the upstream's side -------------------------------------------------------------------------------
+
+    def hear(self, event: on.Event) -> None:
+        """Take one event of the call, as the session heard it."""
+        self._feed(self._translated(event))
+
+    def _translated(self, event: on.Event) -> on.Event:
+        request = self._request
+        if isinstance(event, on.Resulted):
+            return self._modern_result(Raw(event.result))
+        if isinstance(event, on.Failed) and event.error.code != mcp.OLD_URL_REQUIRED:
+            return on.Failed(results.modern_error(request.method, request.target, event.error))
+        return event
+
+    def _modern_result(self, result: Raw) -> on.Event:
+        request, cache = self._request, self._bridge.route.cache
+        try:
+            body = results.modern(
+                request.method,
+                result,
+                self._server_info,
+                cache.ttl_ms,
+                cache.scope,
+                retried=self._exchange.round > 0 or request.input_responses is not None,
+            )
+        except ValueError:
+            return on.Broke(CallLost(f"The upstream answered {request.method} with a result that is no object"))
+        if request.method == mcp.TOOLS_LIST:
+            catalog.learn(self._bridge.pool.group(self._key), request.params, result)
+        return on.Resulted(body)
+
+    # -- the machine --------------------------------------------------------------------------------------------
+
+    def _feed(self, event: on.Event) -> None:
+        """Handle one event, and those that obeying its commands brings about, one after the other."""
+        if self._handling:
+            self._events.append(event)
+            return
+        self._handling = True
+        try:
+            self._handle(event)
+            while self._events:
+                self._handle(self._events.popleft())
+        finally:
+            self._handling = False
+
+    def _handle(self, event: on.Event) -> None:
+        before = self._exchange.state
+        for command in self._exchange.handle(event):
+            self._obey(command)
+        after = self._exchange.state
+        if after is not before:
+            self._moved(before, after)
+
+    def _moved(self, before: State, after: State) -> None:
+        """Keep gauge and parking lot true to the state."""
+        bridge = self._bridge
+        if after in _HELD and before not in _HELD:
+            self._parked_at = time.monotonic()
+            bridge.metrics.call_parked(bridge.route.path)
+        elif before in _HELD and after not in _HELD:
+            bridge.metrics.call_released(bridge.route.path, time.monotonic() - self._parked_at)
+        if after is State.ENDED:
+            self._ended()
+
+    def _ended(self) -> None:
+        lot = self._bridge.lot
+        for timer in [timer for timer in self._timers if timer is not Timer.LINGER]:
+            self._disarm(timer)
+        if self._idle is not None:
+            self._idle.cancel()
+        if Timer.LINGER in self._timers:
+            lot.keep(self)
+        elif self._exchange.round:
+            lot.remove(self)
+        self._report()
+
+    def _report(self) -> None:
+        rounds = self._exchange.round + 1
+        self._bridge.metrics.exchange_finished(self._bridge.route.path, rounds)
+        level = log.debug if rounds == 1 and self._outcome is Outcome.COMPLETE else log.info
+        level(
+            Event.EXCHANGE_FINISHED,
+            route=self._bridge.route.path,
+            method=self._request.method,
+            target=self._request.target[:200],
+            rounds=rounds,
+            outcome=self._outcome,
+            seconds=round(time.monotonic() - self._started, 3),
+        )
+
+    def _obey(self, command: do.Command) -> None:  # noqa: C901, PLR0912  (one match over all commands)
+        match command:
+            case do.SendCall():
+                self._task = self._bridge.tasks.start(self._run_call(), "call")
+            case do.SendAnswers(answers=answers):
+                self._send_later(lambda: self._deliver(answers))
+            case do.Respond(upstream_id=id_, result=result, error=error):
+                self._respond(id_, result if result is not None else error)
+            case do.CancelCall(reason=reason):
+                self._cancel(reason)
+            case do.ReleaseSession(clean=clean):
+                self._release(clean=clean)
+            case do.Forward(leg=leg, message=message):
+                self._outboxes[leg].send(message)
+            case do.Ask():
+                self._ask(command)
+            case do.Reply(legs=legs, result=result):
+                for leg in legs:
+                    self._finish(leg, Last(jsonrpc.result(leg.id, result)))
+            case do.Fail(legs=legs, error=failed):
+                self._fail(legs, failed)
+            case do.FailWith(legs=legs, error=error):
+                self._outcome = Outcome.ERROR
+                for leg in legs:
+                    self._finish(leg, Last(jsonrpc.failure(leg.id, error), outcome=Outcome.ERROR))
+            case do.Arm(timer=timer):
+                self._arm(timer)
+            case do.Disarm(timer=timer):
+                self._disarm(timer)
+            case do.DisarmLeg():
+                for timer in _LEG_TIMERS:
+                    self._disarm(timer)
+            case do.Count(method=method, outcome=outcome):
+                self._bridge.metrics.nested_request(self._bridge.route.path, method, NestedOutcome(outcome))
+            case _:
+                assert_never(command)
+
+    # -- downstream ---------------------------------------------------------------------------------------------
+
+    def _finish(self, leg: on.Leg, last: Last) -> None:
+        self._outboxes.pop(leg).finish(last)
+
+    def _fail(self, legs: tuple[on.Leg, ...], error: GatewayError) -> None:
+        self._outcome = Outcome.ERROR
+        for leg in legs:
+            self._finish(leg, Last.of_error(error, leg.id))
+
+    def _ask(self, ask: do.Ask) -> None:
+        """Park, seal, and hand the questions to the client."""
+        try:
+            self._bridge.lot.park(self)
+        except Busy as exc:
+            self._fail(ask.legs, exc)
+            self._events.append(on.Stopped(exc))
+            return
+        parts: list[tuple[str, bytes | Raw]] = [("resultType", b'"input_required"')]
+        if ask.questions:
+            parts.append(("inputRequests", inputs.input_requests(ask.questions)))
+        parts.append(("requestState", jsonrpc.encode(self._seal(ask))))
+        parts.append(("_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, self._server_info)])))
+        body = jsonrpc.merge(parts)
+        outcome = Outcome.INPUT_REQUIRED if ask.questions else Outcome.STATE_ONLY
+        for leg in ask.legs:
+            self._finish(leg, Last(jsonrpc.result(leg.id, body), outcome=outcome))
+
+    def _seal(self, ask: do.Ask) -> str:
+        bridge = self._bridge
+        if self._binding is None:
+            self._binding = bind(bridge.route.path, self._request, self.principal)
+        channel = self._session.channel if self._session is not None else None
+        now = time.time()
+        envelope = Envelope(
+            issued=now,
+            expires=now + min(bridge.config.state.ttl_seconds, bridge.config.hold.ttl_seconds),
+            binding=self._binding,
+            exchange=self.id,
+            round=ask.round,
+            owner=bridge.owner,
+            epoch=bridge.epoch,
+            session=channel.session_id if channel is not None else None,
+            call=self._call.id.decode() if self._call is not None else None,
+            pending={q.key: bytes(q.upstream_id) for q in ask.questions.values() if q.upstream_id is not None},
+            cursor=channel.cursor if channel is not None else None,
+        )
+        bridge.metrics.sealed()
+        return bridge.sealer.seal(envelope)
+
+    # -- upstream -----------------------------------------------------------------------------------------------
+
+    async def _run_call(self) -> None:
+        """The call's own task: it outlives the leg that started it."""
+        try:
+            session = await self._ready_session()
+            call = self._new_call(session)
+            try:
+                self._send(call)
+                await session.run(call, self._headers)
+            except SessionLost:
+                session = await self._another_session(session)
+                self._send(call)
+                await session.run(call, self._headers)
+        except GatewayError as exc:
+            if isinstance(exc, UpstreamError):
+                self._bridge.metrics.upstream_failed(self._bridge.route.path, exc.reason)
+            self.hear(on.Broke(exc))
+
+    async def _ready_session(self) -> Session:
+        session = self._session
+        if session is None or session.lost:
+            self._session = session = await self._bridge.pool.acquire(self._key, self._headers)
+            self._server_info = session.shaken.server_info
+        if self._request.log_level is not None:
+            timeout = self._bridge.config.timeouts.handshake_seconds
+            await session.set_log_level(self._request.log_level, self._headers, timeout)
+        return session
+
+    async def _another_session(self, lost: Session) -> Session:
+        """The upstream refused the session before it took the call: open one anew, once."""
+        pool = self._bridge.pool
+        self._call_sent = False
+        self._session = None
+        pool.forget_idle(self._key)
+        pool.release(lost, clean=False)
+        return await self._ready_session()
+
+    def _new_call(self, session: Session) -> Call:
+        request = self._request
+        call_id = session.next_id()
+        meta: dict[str, Raw] = dict(request.user_meta)
+        token = call_id if request.progress_token is not None else None
+        if token is not None:
+            meta[mcp.META_PROGRESS_TOKEN] = Raw(token)
+        params: dict[str, object] = dict(request.params)
+        if meta:
+            params["_meta"] = meta
+        return Call(call_id, jsonrpc.request(call_id, request.method, params), self, token)
+
+    def _send(self, call: Call) -> None:
+        """Note that from here on the call may have effects."""
+        self._call = call
+        self._call_sent = True
+        self._watch(self._bridge.config.timeouts.idle_seconds)
+
+    def _watch(self, seconds: float) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        check = self._bridge.tasks.guard(self._check_idle, "idle watch")
+        self._idle = asyncio.get_running_loop().call_later(seconds, check)
+
+    def _check_idle(self) -> None:
+        """End a call whose upstream says nothing; a call that waits for its client is not idle."""
+        limit = self._bridge.config.timeouts.idle_seconds
+        if self._call is None or not self._exchange.calling:
+            return
+        quiet = time.monotonic() - self._call.heard
+        if self._exchange.questions or quiet < limit:
+            self._watch(limit if self._exchange.questions else limit - quiet)
+            return
+        where = f"The upstream {self._bridge.route.upstream.url} of route {self._bridge.route.path}"
+        error = CallLost(
+            f"{where} was silent for {limit:g} s in a call (timeouts.idle_seconds); the call was cancelled and may "
+            "have had effects"
+        )
+        self._feed(on.Stopped(error))
+
+    def _send_later(self, send: Callable[[], Awaitable[None]]) -> None:
+        """Queue a message to the upstream; they go out one after the other, in the order of the commands."""
+        self._to_send.append(send)
+        if not self._sending:
+            self._sending = True
+            self._bridge.tasks.spawn(self._send_queued(), "send upstream")
+
+    async def _send_queued(self) -> None:
+        try:
+            while self._to_send:
+                await self._to_send.popleft()()
+        finally:
+            self._sending = False
+
+    async def _deliver(self, answers: tuple[tuple[inputs.Question, Raw], ...]) -> None:
+        session, call = self._session, self._call
+        if session is None:
+            return
+        for number, (question, answer) in enumerate(answers):
+            assert question.upstream_id is not None
+            try:
+                await session.answer(question.upstream_id, answer, self._headers)
+            except UpstreamError as exc:
+                left = tuple(question for question, _ in answers[number:])
+                self._feed(on.Undelivered(left, _lost(exc), isinstance(exc, Refused)))
+                return
+        if call is not None:
+            call.heard = time.monotonic()
+
+    def _respond(self, id_: Raw, body: Raw | jsonrpc.Error | None) -> None:
+        session, headers = self._session, self._headers
+        if session is None or body is None:
+            return
+
+        async def respond() -> None:
+            try:
+                await session.answer(id_, body, headers)
+            except UpstreamError as exc:
+                log.debug(Event.UPSTREAM_FAILED, route=self._bridge.route.path, cause=exc.message)
+
+        self._send_later(respond)
+
+    def _cancel(self, reason: str) -> None:
+        self._outcome = Outcome.CANCELLED
+        session, call, headers = self._session, self._call, self._headers
+        if session is None or call is None or not self._call_sent:
+            if self._task is not None:
+                self._task.cancel()
+            return
+
+        async def cancel() -> None:
+            try:
+                async with asyncio.timeout(self._bridge.config.timeouts.cancel_seconds):
+                    await session.cancel(call, reason, headers)
+            except (UpstreamError, TimeoutError) as exc:
+                log.debug(Event.UPSTREAM_FAILED, route=self._bridge.route.path, cause=str(exc))
+
+        self._send_later(cancel)
+
+    def _release(self, *, clean: bool) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            self._bridge.pool.release(session, clean=clean)
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def _arm(self, timer: Timer) -> None:
+        self._disarm(timer)
+        seconds, event = self._clock(timer)
+        fire = self._bridge.tasks.guard(lambda: self._fire(timer, event), f"timer {timer}")
+        self._timers[timer] = asyncio.get_running_loop().call_later(seconds, fire)
+
+    def _clock(self, timer: Timer) -> tuple[float, on.Event]:
+        hold, legs = self._bridge.config.hold, self._bridge.config.legs
+        match timer:
+            case Timer.QUIET:
+                return hold.quiet_seconds, on.QuietPassed()
+            case Timer.LEG:
+                return legs.limit_seconds, on.LegLimitPassed()
+            case Timer.GRACE:
+                return hold.grace_seconds, on.GracePassed()
+            case Timer.TTL:
+                return hold.ttl_seconds, on.Expired()
+            case Timer.LINGER:
+                return hold.linger_seconds, on.Expired()
+            case _:
+                assert_never(timer)
+
+    def _fire(self, timer: Timer, event: on.Event) -> None:
+        self._timers.pop(timer, None)
+        self._feed(event)
+        if timer is Timer.LINGER:
+            self._bridge.lot.remove(self)
+
+    def _disarm(self, timer: Timer) -> None:
+        handle = self._timers.pop(timer, None)
+        if handle is not None:
+            handle.cancel()
+
+
+def _lost(exc: UpstreamError) -> UpstreamError:
+    """An answer that did not arrive means that the call's result will not come either."""
+    if isinstance(exc, SessionLost):
+        return CallLost(f"{exc.message}; the call was under way and may have had effects")
+    return exc

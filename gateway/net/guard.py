@@ -1,0 +1,55 @@
+"""Host and Origin: who a browser may be made to talk to (DNS rebinding); pure.
+
+Source: specification 2026-07-28 basic/transports/streamable-http, Security & Endpoint.
+"""
+
+from typing import Final
+
+from yarl import URL
+
+from gateway.config import Security, split_address
+from gateway.errors import Forbidden
+
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Guard:
+    """Checks Host and Origin of every request of one listener."""
+
+    def __init__(self, security: Security, listen: str) -> None:
+        host, _ = split_address(listen)
+        local = host in _LOOPBACK
+        self._hosts = frozenset(name.lower() for name in security.allowed_hosts) or (_LOOPBACK if local else None)
+        self._origins = frozenset(security.allowed_origins)
+        self._local = local
+
+    def check(self, host: str | None, origin: str | None) -> None:
+        """Raise Forbidden when either names somebody else."""
+        name = _name(host)
+        if self._hosts is not None and name not in self._hosts and (host or "").lower() not in self._hosts:
+            raise Forbidden(
+                f"Host {(host or '')[:80]!r} is not served here; reach the gateway by a name in security.allowed_hosts"
+            )
+        if origin is None or origin in self._origins:
+            return
+        origin_name = _origin_name(origin)
+        same = origin_name == name and not self._origins
+        if not (same or (self._local and not self._origins and origin_name in _LOOPBACK)):
+            raise Forbidden(f"Origin {origin[:80]!r} is not allowed; list it in security.allowed_origins")
+
+
+def _name(host: str | None) -> str | None:
+    """The host without its port."""
+    if not host:
+        return None
+    try:
+        return URL(f"http://{host}").host
+    except ValueError:
+        return None
+
+
+def _origin_name(origin: str) -> str | None:
+    try:
+        return URL(origin).host
+    except ValueError:
+        return None

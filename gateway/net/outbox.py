@@ -1,0 +1,84 @@
+"""One leg's way to its client: notifications, then exactly one final message.
+
+The exchange's side puts messages in and never waits; the request's handler takes them out and writes them.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from gateway.core import jsonrpc
+from gateway.core.events import Leg
+from gateway.errors import DownstreamError, GatewayError, LocalProtocolError
+from gateway.telemetry import Outcome
+
+_MAX_BEHIND: Final = 1024
+"""Notifications a client may be behind; older ones are dropped then, for they say less than newer ones."""
+
+_NO_HEADERS: Final[Mapping[str, str]] = {}
+
+
+class Last(msgspec.Struct, frozen=True):
+    """The final message of a leg: a JSON-RPC response, and the HTTP status and headers if nothing was sent yet."""
+
+    body: bytes
+    status: int = 200
+    headers: Mapping[str, str] = _NO_HEADERS
+    outcome: Outcome = Outcome.COMPLETE
+
+    @classmethod
+    def of_error(cls, error: GatewayError, id_: bytes | Raw | None) -> "Last":
+        """The response that an exception means."""
+        data = Raw(jsonrpc.encode(error.data)) if error.data is not None else UNSET
+        body = jsonrpc.failure(id_, jsonrpc.Error(error.code, error.message, data))
+        outcome = Outcome.REJECTED if isinstance(error, DownstreamError) else Outcome.ERROR
+        return cls(body, error.status, error.headers, outcome)
+
+
+class Outbox:
+    """A queue of JSON messages to one client."""
+
+    def __init__(self, leg: Leg) -> None:
+        self.leg = leg
+        self.dropped = 0
+        self._messages: deque[bytes] = deque()
+        self._last: Last | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def send(self, message: bytes) -> None:
+        """Queue one notification."""
+        if self._last is not None:
+            raise LocalProtocolError("a notification after the final message")
+        if len(self._messages) >= _MAX_BEHIND:
+            self._messages.popleft()
+            self.dropped += 1
+        self._messages.append(message)
+        self._wake()
+
+    def finish(self, last: Last) -> None:
+        """Queue the final message."""
+        if self._last is not None:
+            raise LocalProtocolError("a second final message")
+        self._last = last
+        self._wake()
+
+    async def take(self, silence_seconds: float) -> bytes | Last | None:
+        """The next message; None when nothing came for `silence_seconds`."""
+        if not self._messages and self._last is None:
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = loop.call_later(silence_seconds, self._wake)
+            try:
+                await self._waiter
+            finally:
+                timer.cancel()
+                self._waiter = None
+        return self._messages.popleft() if self._messages else self._last
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,64 @@
+"""The one place that starts background tasks: each is referenced, and what it raises is reported."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from gateway.telemetry import Event, Metrics, get_logger
+
+log = get_logger()
+
+
+_SHORT = frozenset({"send upstream", "close session", "answer without a client"})
+
+
+class Tasks:
+    """The tasks of one running gateway."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Start `work` and forget it; its exceptions are logged and counted here."""
+        _ = self.start(work, name)
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Start `work` as a task that its owner may cancel."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._metrics.task_failed()
+            log.error(Event.TASK_FAILED, task=task.get_name(), exc_info=task.exception())
+
+    def guard(self, callback: Callable[[], None], name: str) -> Callable[[], None]:
+        """A timer's callback whose bug is logged and counted rather than lost in the event loop's handler."""
+
+        def guarded() -> None:
+            try:
+                callback()
+            except Exception:  # the outermost edge of a timer
+                self._metrics.task_failed()
+                log.exception(Event.TASK_FAILED, task=name)
+
+        return guarded
+
+    async def settle(self, seconds: float) -> None:
+        """Give what was just started (cancellations, ends of sessions) this long to finish."""
+        short = [task for task in self._running if task.get_name() in _SHORT]
+        if short:
+            _ = await asyncio.wait(short, timeout=seconds)
+
+    async def close(self) -> None:
+        """Cancel what still runs and wait for it."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)

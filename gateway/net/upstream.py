@@ -1,0 +1,60 @@
+"""The upstream side as the rest of the gateway sees it: a channel is one session of one legacy server.
+
+A channel moves messages; it knows no exchange, no capability and no result. Streamable HTTP is the first transport
+(`net.streamable`); HTTP+SSE and stdio fit the same five methods.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from msgspec import Raw
+
+from gateway.core.jsonrpc import Error
+
+Headers = Mapping[str, str]
+"""Headers of this request that the client's side decides: credentials, configured ones, trace context."""
+
+Receive = Callable[[bytes], bool]
+"""Takes one JSON-RPC message; returns whether the request that listens here is answered now."""
+
+NO_HEADERS: Final[Headers] = {}
+
+
+class Channel(ABC):
+    """One session of one legacy server."""
+
+    can_ask: bool = True
+    """Whether an answer can reach the server (not in the stateless mode of the old SDKs)."""
+
+    hears_side: bool = False
+    """Whether a side stream is open, on which the server speaks outside of requests."""
+
+    session_id: str | None = None
+    cursor: str | None = None
+    """The last event id seen on the stream of the current request."""
+
+    @abstractmethod
+    async def initialize(self, message: bytes, headers: Headers) -> Raw:
+        """Send `initialize`; its result, as JSON. Raises UpstreamError or Refused."""
+
+    @abstractmethod
+    async def listen(self, version: str, headers: Headers, receive: Receive, lost: Callable[[], None]) -> None:
+        """Open the side stream, before `initialized` is sent; `lost` is called when it ends for good."""
+
+    @abstractmethod
+    async def request(self, message: bytes, headers: Headers, receive: Receive) -> Error | None:
+        """Send a request and hand over what comes on its stream until `receive` says that it is answered.
+
+        Returns the JSON-RPC error of a refusal in HTTP, whose id may be anything; else None.
+        Raises SessionLost or Refused when the server did not take it, Unreachable when it cannot have been sent,
+        CallLost when its answer will not come.
+        """
+
+    @abstractmethod
+    async def send(self, message: bytes, headers: Headers) -> None:
+        """Send an answer or a notification and wait until the server accepts it. Raises as `request` does."""
+
+    @abstractmethod
+    async def close(self, *, end_session: bool) -> None:
+        """Close every stream; `end_session` also ends the session (never under a pending call)."""
