@@ -1,0 +1,83 @@
+"""Starts the processes of the demo, waits until they are ready, and stops every one of them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+Ready = TypeVar("Ready")
+
+READY_SECONDS = 30.0
+STOP_SECONDS = 2.0
+LAST_LINES = 30
+
+
+class ChildError(Exception):
+    """A child ended or did not get ready; the message carries what it printed."""
+
+
+class Child:
+    """A process in the background, with its output in a file."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name = name
+        self._process = process
+        self._log = log
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.returncode is None
+
+    def output(self) -> str:
+        """Return what the child has printed."""
+        return self._log.read_text(errors="replace")
+
+    async def until(self, ready: Callable[[], Awaitable[Ready | None]]) -> Ready:
+        """Wait until `ready` returns something, no longer than the child lives."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READY_SECONDS):
+                while self._process.returncode is None:
+                    if (value := await ready()) is not None:
+                        return value
+                    await asyncio.sleep(0.05)
+        status = self._process.returncode
+        what = f"was not ready after {READY_SECONDS:.0f} s" if status is None else f"ended with status {status}"
+        raise ChildError(f"{self.name} {what}. {self.last_words()}")
+
+    def last_words(self) -> str:
+        """Return the end of the output, for a person who has to find out what went wrong."""
+        lines = self.output().splitlines()[-LAST_LINES:]
+        return "Its output ends with:\n" + "\n".join(f"  {line}" for line in lines) if lines else "It printed nothing."
+
+
+@contextlib.asynccontextmanager
+async def started(name: str, command: Sequence[str], folder: Path) -> AsyncIterator[Child]:
+    """Run a command in the background for as long as the block lasts."""
+    log = folder / f"{name.replace(' ', '-')}.log"
+    with log.open("wb") as output:
+        # A group of its own: Ctrl-C is for the demo, which then stops its children in order.
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            process_group=0,
+        )
+    try:
+        yield Child(name, process, log)
+    finally:
+        await stop(process)
+
+
+async def stop(process: asyncio.subprocess.Process) -> None:
+    """End a process, by force when it does not listen (a gateway that holds a call drains for longer)."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await process.wait()
+                return
+        process.kill()
+    await process.wait()

@@ -1,0 +1,71 @@
+"""Finds or builds the two Python environments of the demo: the old and the new SDK do not fit into one."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+OLD = ("MRTR_DEMO_OLD_PYTHON", "1.30.0")
+MODERN = ("MRTR_DEMO_MODERN_PYTHON", "2.3.0")
+
+_ASK_VERSION = "from importlib.metadata import version; print(version('mcp'))"
+
+
+class PartsError(Exception):
+    """An environment cannot be had; the message says what, why and how to mend it."""
+
+
+def default_cache() -> Path:
+    """Name the folder for the environments by the XDG rules, which want an absolute path."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "mrtr-gateway" / "demo"
+
+
+def interpreter(part: tuple[str, str], cache: Path, say: Callable[[str], None]) -> str:
+    """Return the path of a Python that has the wanted release of the SDK."""
+    variable, release = part
+    if named := os.environ.get(variable):
+        if (found := _release(named)) is None:
+            raise PartsError(
+                f"{variable} names {named}, which cannot import mcp.\n"
+                f"Fix: install mcp=={release} there, or unset {variable}."
+            )
+        say(f"mcp {found}: using {variable}")
+        return named
+    home = cache.absolute() / f"mcp-{release}"
+    python = str(home / "bin" / "python")
+    if _release(python) == release:
+        say(f"mcp {release}: found in {home}")
+        return python
+    say(f"mcp {release}: building {home} (once, some 20 seconds)")
+    _step(
+        [sys.executable, "-m", "venv", "--clear", str(home)],
+        f"cannot create the environment {home}",
+        "install the venv module (Debian and Ubuntu: apt install python3-venv) and see that the folder "
+        "can be written, or name another one with --cache",
+    )
+    _step(
+        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"mcp=={release}"],
+        f"cannot install mcp=={release}",
+        "see that pip reaches a package index (PIP_INDEX_URL, HTTPS_PROXY), or name an interpreter that has "
+        f"this release with {variable}",
+    )
+    return python
+
+
+def _release(python: str) -> str | None:
+    try:
+        # Isolated: PYTHONPATH is about the gateway's environment, not about this one.
+        done = subprocess.run([python, "-I", "-c", _ASK_VERSION], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _step(command: list[str], what: str, fix: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()][-6:]
+        why = "\n".join(f"  {line}" for line in last) or f"  exit status {done.returncode}"
+        raise PartsError(f"{what}:\n{why}\nFix: {fix}.")
