@@ -1,0 +1,162 @@
+"""`python -m bench`: start upstream, anchors and gateway, run the scenarios, print the tables."""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from bench import modern, report
+from bench.load import Operation
+from bench.processes import ROOT, Fleet, Process, ProcessError
+from bench.scenarios import Interleaved, ParkedOutcome, Target, interleave, most_calls, park
+
+SCENARIOS = ("echo", "sse", "ask", "parked")
+# A round of `ask` waits out the quiet window, so it takes fewer operations to fill a slice.
+ASKS_PER_REQUEST = 0.25
+
+
+def default_gateway() -> str:
+    installed = ROOT / ".venv" / "bin" / "mrtr-gateway"
+    if installed.exists():
+        return shlex.quote(str(installed))
+    return f"{shlex.quote(sys.executable)} -m gateway"
+
+
+def scenario_names(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in SCENARIOS]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"unknown scenario {unknown[0]!r}, choose from {', '.join(SCENARIOS)}"
+        )
+    return names
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument(
+        "--gateway",
+        default=default_gateway(),
+        metavar="CMD",
+        help="how to run the gateway; 'none' measures the anchors alone (default: %(default)s)",
+    )
+    parser.add_argument("--only", type=scenario_names, default=list(SCENARIOS), metavar="NAME,NAME")
+    parser.add_argument("--rounds", type=int, default=7, help="slices of each row (default: %(default)s)")
+    parser.add_argument(
+        "--requests", type=int, default=2000, help="requests in a slice (default: %(default)s)"
+    )
+    parser.add_argument("--clients", type=int, default=32, help="connections at once (default: %(default)s)")
+    parser.add_argument("--calls", type=int, default=10_000, help="calls to park (default: %(default)s)")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every slice to FILE")
+    return parser.parse_args()
+
+
+class Bench:
+    """One run: the processes that are up, and the scenarios on them."""
+
+    def __init__(self, options: argparse.Namespace, fleet: Fleet) -> None:
+        self._options = options
+        self._fleet = fleet
+        self._upstream = fleet.upstream()
+        self._anchors = [fleet.forwarder(self._upstream)]
+        nginx = fleet.nginx(self._upstream)
+        if nginx is not None:
+            self._anchors.append(nginx)
+        self._gateway: Process | None = None
+        if options.gateway != "none" and options.only != ["parked"]:
+            self._gateway = fleet.gateway(options.gateway, self._upstream)
+
+    def run(self, name: str) -> Interleaved | ParkedOutcome | None:
+        """None when the scenario says nothing without a gateway."""
+        match name:
+            case "echo":
+                return self._interleaved("echo: one request, JSON reply", "echo")
+            case "sse":
+                return self._interleaved("sse: one request, SSE reply", "echo_sse")
+            case "ask":
+                return self._ask()
+            case _:
+                return self._parked()
+
+    def _interleaved(self, title: str, tool: str) -> Interleaved:
+        return self._compare(title, modern.echo(tool), modern.echo(tool), self._options.requests)
+
+    def _ask(self) -> Interleaved:
+        """An ask is two requests of the client, so an anchor's operation is two forwarded ones."""
+        count = max(1, int(self._options.requests * ASKS_PER_REQUEST))
+        title = "ask: call, question, answer, result; the other rows: two requests"
+        return self._compare(title, modern.echo("echo", times=2), modern.ask, count)
+
+    def _compare(self, title: str, plain: Operation, bridged: Operation, count: int) -> Interleaved:
+        targets = [Target(self._upstream, plain, "upstream, no proxy")]
+        targets += [Target(anchor, plain, anchor.name) for anchor in self._anchors]
+        if self._gateway is not None:
+            targets.append(Target(self._gateway, bridged, self._gateway.name))
+        return uvloop.run(interleave(title, targets, self._options.rounds, count, self._options.clients))
+
+    def _parked(self) -> ParkedOutcome | None:
+        """On processes of its own, with fresh memory and with the limit of open files that it needs."""
+        if self._options.gateway == "none":
+            return None
+        calls, limit = most_calls(self._options.calls, self._options.clients)
+        upstream = self._fleet.upstream()
+        gateway = self._fleet.gateway(self._options.gateway, upstream, for_parked=True)
+        outcome = ParkedOutcome(self._options.calls, calls, limit)
+        park(gateway, outcome, self._options.clients)
+        return outcome
+
+
+def environment(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        **{name: getattr(options, name) for name in ("rounds", "requests", "clients")},
+    }
+
+
+def run_all(options: argparse.Namespace, fleet: Fleet) -> dict[str, Interleaved | ParkedOutcome]:
+    outcomes = {}
+    try:
+        bench = Bench(options, fleet)
+        for name in options.only:
+            outcome = bench.run(name)
+            fleet.check()
+            if outcome is None:
+                print(f"{name}: skipped, it needs a gateway")
+                continue
+            print(report.text(outcome, markdown=options.markdown), flush=True)
+            outcomes[name] = outcome
+    except OSError:
+        fleet.check()
+        raise
+    finally:
+        fleet.stop()
+    return outcomes
+
+
+def main() -> int:
+    options = arguments()
+    try:
+        with tempfile.TemporaryDirectory(prefix="mrtr-bench-") as folder:
+            outcomes = run_all(options, Fleet(Path(folder)))
+    except ProcessError as exc:
+        print(exc, file=sys.stderr)
+        return 2
+    if options.json is not None:
+        written = {"environment": environment(options)}
+        written |= {name: report.as_json(outcome) for name, outcome in outcomes.items()}
+        options.json.write_text(json.dumps(written, indent=1) + "\n")
+    return 1 if any(report.complaints(outcome) for outcome in outcomes.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""What a modern client (2026-07-28) says here, with a marker in each call to catch a mixed-up answer."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from bench.http1 import Message
+from bench.load import Connection, Operation, Wrong
+
+VERSION = "2026-07-28"
+META = {
+    "io.modelcontextprotocol/protocolVersion": VERSION,
+    "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}},
+}
+HEAD = (
+    "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json, text/event-stream\r\n"
+    f"Content-Type: application/json\r\nMCP-Protocol-Version: {VERSION}\r\nMcp-Method: tools/call\r\n"
+    "Mcp-Name: {name}\r\nContent-Length: {length}\r\n\r\n"
+)
+# Never the same twice in a run, so that an answer from an earlier slice is as wrong as one from another call.
+ids = itertools.count(1)
+
+
+def call(call_id: int, name: str, marker: str, **more: Any) -> bytes:
+    params = {"name": name, "arguments": {"marker": marker}, "_meta": META, **more}
+    body = msgspec.json.encode({"jsonrpc": "2.0", "id": call_id, "method": "tools/call", "params": params})
+    return HEAD.format(name=name, length=len(body)).encode() + body
+
+
+def result_of(reply: Message, call_id: int) -> dict[str, Any]:
+    """The result for this id, from a JSON reply or from the last event of an SSE reply."""
+    body = reply.body
+    if reply.header(b"content-type").startswith(b"text/event-stream"):
+        body = (b"\n" + body).rpartition(b"\ndata:")[2]
+    try:
+        message = msgspec.json.decode(body) if reply.status == 200 else {}
+    except msgspec.MsgspecError as exc:
+        raise Wrong(f"{exc}: {reply.body[:200].decode(errors='replace')}") from exc
+    if message.get("id") != call_id or "result" not in message:
+        raise Wrong(f"HTTP {reply.status} for id {call_id}: {reply.body[:200].decode(errors='replace')}")
+    result: dict[str, Any] = message["result"]
+    return result
+
+
+def expect_text(result: dict[str, Any], text: str) -> None:
+    content = result.get("content") or [{}]
+    if content[0].get("text") != text:
+        raise Wrong(f"expected the text {text!r}: {result}")
+
+
+def echo(tool: str, times: int = 1) -> Operation:
+    """Call a tool that answers at once, `times` in a row as one operation."""
+
+    async def operation(connection: Connection) -> None:
+        for _ in range(times):
+            call_id = next(ids)
+            marker = f"m{call_id}"
+            reply = await connection.request(call(call_id, tool, marker))
+            expect_text(result_of(reply, call_id), marker)
+
+    return operation
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A call that the gateway holds, as its client remembers it."""
+
+    marker: str
+    key: str
+    request_state: str
+
+
+async def open_ask(connection: Connection) -> Parked:
+    """First round: the call, up to the question."""
+    call_id = next(ids)
+    marker = f"m{call_id}"
+    result = result_of(await connection.request(call(call_id, "ask", marker)), call_id)
+    if result.get("resultType") != "input_required":
+        raise Wrong(f"expected input_required: {result}")
+    requests = result.get("inputRequests") or {}
+    asked = [request.get("params", {}).get("message") for request in requests.values()]
+    if asked != [f"Say {marker}"] or "requestState" not in result:
+        raise Wrong(f"expected one question for {marker}, and a requestState: {result}")
+    return Parked(marker, next(iter(requests)), result["requestState"])
+
+
+async def answer_ask(connection: Connection, parked: Parked) -> None:
+    """Second round: the answer, up to the result, which must join this call's marker to this answer's."""
+    call_id = next(ids)
+    answer = {parked.key: {"action": "accept", "content": {"marker": f"a{call_id}"}}}
+    retry = call(call_id, "ask", parked.marker, inputResponses=answer, requestState=parked.request_state)
+    result = result_of(await connection.request(retry), call_id)
+    if result.get("resultType") != "complete":
+        raise Wrong(f"expected complete: {result}")
+    expect_text(result, f"{parked.marker}/a{call_id}")
+
+
+async def ask(connection: Connection) -> None:
+    await answer_ask(connection, await open_ask(connection))

@@ -1,0 +1,236 @@
+"""The processes of a run: how each is started, is known to be ready, and is measured from outside."""
+
+import http.client
+import os
+import resource
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+START_SECONDS = 15
+
+NGINX = """\
+daemon off;
+worker_processes 1;
+pid {folder}/nginx.pid;
+error_log {folder}/nginx-error.log;
+events {{ worker_connections 16384; }}
+http {{
+    access_log off;
+    keepalive_requests 100000000;
+    client_body_temp_path {folder}/nginx-body;
+    proxy_temp_path {folder}/nginx-proxy;
+    fastcgi_temp_path {folder}/nginx-fastcgi;
+    uwsgi_temp_path {folder}/nginx-uwsgi;
+    scgi_temp_path {folder}/nginx-scgi;
+    upstream bench {{ server {upstream}; keepalive 256; keepalive_requests 100000000; }}
+    server {{
+        listen {listen} backlog=4096;
+        location / {{
+            proxy_pass http://bench;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_buffering off;
+        }}
+    }}
+}}
+"""
+
+PARKED_CONFIG = """\
+listen: {listen}
+admin: {admin}
+hold: {{max_calls: 20000, max_calls_per_principal: 20000, ttl_seconds: 600}}
+sessions: {{max: 20000, max_per_principal: 20000}}
+routes:
+  - path: /mcp
+    upstream: {{url: "http://{upstream}/mcp"}}
+"""
+
+
+class ProcessError(Exception):
+    """A process did not become ready, or is gone; the text holds the end of what it printed."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Process:
+    """A started process, its address, and its whole tree as the kernel accounts for it."""
+
+    name: str
+    address: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+    admin: str = ""
+
+    def tree(self) -> list[int]:
+        """This process and its living descendants: workers belong to the cost."""
+        found = [self.popen.pid]
+        for pid in found:
+            for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                found.extend(int(child) for child in children.read_text().split())
+        return found
+
+    def cpu_seconds(self) -> float:
+        """User and system time of the tree.
+
+        What utime and stime in /proc/PID/stat add up to, but read from the process's CPU clock: stat counts
+        ticks of 10 ms, a tenth of what nginx spends in a slice. The clock id is clock_getcpuclockid(3)'s.
+        """
+        return sum(time.clock_gettime((~pid << 3) | 2) for pid in self.tree())
+
+    def rss_kib(self) -> int:
+        return sum(resident_kib(pid) for pid in self.tree())
+
+    def get(self, path: str) -> tuple[int, str]:
+        """GET on the admin listener."""
+        connection = http.client.HTTPConnection(self.admin, timeout=30)
+        try:
+            connection.request("GET", path)
+            reply = connection.getresponse()
+            return reply.status, reply.read().decode()
+        finally:
+            connection.close()
+
+    def last_words(self, what: str) -> str:
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+        return f"{self.name} {what} (exit status {self.popen.poll()}):\n{tail}"
+
+    def stop(self) -> None:
+        self.popen.send_signal(signal.SIGTERM)
+        try:
+            self.popen.wait(5)
+        except subprocess.TimeoutExpired:
+            # A gateway that holds calls drains them; the figures are taken, so there is nothing to wait for.
+            self.popen.kill()
+            self.popen.wait()
+
+
+def resident_kib(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    return 0
+
+
+@dataclass
+class Fleet:
+    """Starts processes on free loopback ports, and stops all of them at the end of the run."""
+
+    folder: Path
+    started: list[Process] = field(default_factory=list)
+
+    def upstream(self) -> Process:
+        port = free_port()
+        command = [sys.executable, "-m", "bench.upstream", "--port", str(port)]
+        return self._start("upstream", command, f"127.0.0.1:{port}")
+
+    def forwarder(self, upstream: Process) -> Process:
+        port = free_port()
+        command = [sys.executable, "-m", "bench.forwarder", "--port", str(port)]
+        command += ["--upstream", f"http://{upstream.address}"]
+        return self._start("aiohttp forwarder", command, f"127.0.0.1:{port}")
+
+    def nginx(self, upstream: Process) -> Process | None:
+        """None when nginx is not installed."""
+        binary = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+        if binary is None:
+            return None
+        address = f"127.0.0.1:{free_port()}"
+        config = self.folder / "nginx.conf"
+        config.write_text(NGINX.format(folder=self.folder, upstream=upstream.address, listen=address))
+        command = [binary, "-p", str(self.folder), "-e", str(self.folder / "nginx-error.log")]
+        return self._start("nginx", [*command, "-c", str(config)], address)
+
+    def gateway(self, command: str, upstream: Process, *, for_parked: bool = False) -> Process:
+        listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        if for_parked:
+            config = self.folder / "gateway.yaml"
+            config.write_text(PARKED_CONFIG.format(listen=listen, admin=admin, upstream=upstream.address))
+            options = ["--config", str(config)]
+        else:
+            options = ["--upstream", f"http://{upstream.address}/mcp", "--listen", listen, "--admin", admin]
+        return self._start("mrtr-gateway", [*shlex.split(command), "serve", *options], listen, admin)
+
+    def check(self) -> None:
+        """A process that died is the finding; what its clients then saw is not."""
+        for process in self.started:
+            if process.popen.poll() is not None:
+                raise ProcessError(process.last_words("is gone"))
+
+    def stop(self) -> None:
+        for process in reversed(self.started):
+            process.stop()
+
+    def _start(self, name: str, command: list[str], address: str, admin: str = "") -> Process:
+        log = self.folder / f"{name.replace(' ', '-')}-{len(self.started)}.log"
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        try:
+            with log.open("wb") as output:
+                popen = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**os.environ, "PYTHONPATH": path},
+                )
+        except OSError as exc:
+            raise ProcessError(f"{name}: {shlex.join(command)}: {exc}") from exc
+        process = Process(name, address, popen, log, admin)
+        self.started.append(process)
+        wait_ready(process, (lambda: is_ready(process)) if admin else (lambda: is_listening(address)))
+        return process
+
+
+def wait_ready(process: Process, ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not ready():
+        if process.popen.poll() is not None or time.monotonic() > deadline:
+            raise ProcessError(process.last_words("is not ready"))
+        time.sleep(0.05)
+
+
+def is_ready(process: Process) -> bool:
+    try:
+        return process.get("/readyz")[0] == http.HTTPStatus.OK
+    except OSError:
+        return False
+
+
+def is_listening(address: str) -> bool:
+    host, port = address.split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def raise_file_limit(wanted: int) -> int:
+    """Raise the limit of open files, for this process and those it starts, and say what it is now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= wanted:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(wanted, hard)))
+    except (ValueError, OSError):
+        # The hard limit is a privileged one, and more than root in a container may raise.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return hard
+    return wanted
+
+
+def ephemeral_ports() -> int:
+    """How many connections one process can open to one address."""
+    low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    return int(high) - int(low)

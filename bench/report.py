@@ -1,0 +1,88 @@
+"""The tables: medians by row, and the ratio to the anchor round by round."""
+
+import dataclasses
+import statistics
+from typing import Any
+
+from bench.scenarios import Interleaved, ParkedOutcome
+
+ANCHOR = "aiohttp forwarder"
+COLUMNS = ["process", "per second", "p50 ms", "p99 ms", "CPU µs", f"CPU ratio to {ANCHOR} (min-max)", "wrong"]
+
+
+def ratios(outcome: Interleaved, name: str) -> list[float]:
+    """CPU of each slice by the anchor's of the same round."""
+    pairs = zip(outcome.slices[name], outcome.slices[ANCHOR], strict=True)
+    return [mine.cpu_us / anchor.cpu_us for mine, anchor in pairs]
+
+
+def rows(outcome: Interleaved) -> list[list[str]]:
+    table = []
+    for name, slices in outcome.slices.items():
+        by_round = ratios(outcome, name)
+        table.append(
+            [
+                name,
+                f"{statistics.median(one.per_second for one in slices):.0f}",
+                f"{statistics.median(one.p50_ms for one in slices):.2f}",
+                f"{statistics.median(one.p99_ms for one in slices):.2f}",
+                f"{statistics.median(one.cpu_us for one in slices):.0f}",
+                f"{statistics.median(by_round):.2f} ({min(by_round):.2f}-{max(by_round):.2f})",
+                str(sum(len(one.wrong) for one in slices)),
+            ]
+        )
+    return table
+
+
+def parked_rows(outcome: ParkedOutcome) -> list[list[str]]:
+    def moments(values: dict[str, int] | dict[str, float], unit: float = 1) -> str:
+        return ", ".join(f"{moment} {value / unit:.0f}" for moment, value in values.items())
+
+    return [
+        ["calls held at once", f"{outcome.calls} of {outcome.wanted} wanted"],
+        ["memory per held call", f"{outcome.kib_per_call:.1f} KiB"],
+        ["resident MiB", moments(outcome.rss_kib, 1024)],
+        ["held gauge", moments(outcome.held)],
+        ["open", f"{outcome.open_seconds:.1f} s, CPU {outcome.open_cpu_us:.0f} µs per call"],
+        ["answer", f"{outcome.answer_seconds:.1f} s, CPU {outcome.answer_cpu_us:.0f} µs per call"],
+        ["wrong", str(len(outcome.wrong))],
+    ]
+
+
+def layout(header: list[str], body: list[list[str]], *, markdown: bool) -> str:
+    """Aligned columns, with the bars of Markdown or without."""
+    widths = [max(len(line[column]) for line in [header, *body]) for column in range(len(header))]
+    rule = ["-" * width for width in widths]
+    lines = []
+    for line in [header, rule, *body]:
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        lines.append(f"| {' | '.join(cells)} |" if markdown else "  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def text(outcome: Interleaved | ParkedOutcome, *, markdown: bool) -> str:
+    """One titled table, and the first few of the replies that were wrong."""
+    if isinstance(outcome, ParkedOutcome):
+        title = "parked: calls held at once, then each answered"
+        title += f" ({outcome.limit})" if outcome.limit else ""
+        table = layout(["parked", "mrtr-gateway"], parked_rows(outcome), markdown=markdown)
+    else:
+        title = outcome.title
+        table = layout(COLUMNS, rows(outcome), markdown=markdown)
+    heading = f"### {title}\n" if markdown else title
+    return "\n".join([heading, table, *(f"wrong: {one}" for one in complaints(outcome)[:5]), ""])
+
+
+def complaints(outcome: Interleaved | ParkedOutcome) -> list[str]:
+    if isinstance(outcome, ParkedOutcome):
+        return outcome.wrong
+    return [complaint for slices in outcome.slices.values() for one in slices for complaint in one.wrong]
+
+
+def as_json(outcome: Interleaved | ParkedOutcome) -> dict[str, Any]:
+    plain = dataclasses.asdict(outcome)
+    if isinstance(outcome, Interleaved):
+        plain["ratios"] = {name: ratios(outcome, name) for name in outcome.slices}
+    else:
+        plain["kib_per_call"] = outcome.kib_per_call
+    return plain

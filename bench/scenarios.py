@@ -1,0 +1,119 @@
+"""The four scenarios: three interleaved with their anchors, and one that parks many calls at once."""
+
+import math
+import time
+from dataclasses import dataclass, field
+
+import uvloop
+
+from bench import modern
+from bench.load import Connection, Operation, Slice, measure, run
+from bench.processes import Process, ephemeral_ports, raise_file_limit
+
+HELD_GAUGE = "mcp_gateway_held_calls"
+# A held call has two upstream connections, the call's stream and its session's GET stream.
+CONNECTIONS_PER_CALL = 2
+SPARE_FILES = 512
+# The last calls may be let go just after their replies went out.
+SETTLE_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One row of a table: a process, and what is one operation on it."""
+
+    process: Process
+    operation: Operation
+    name: str
+
+
+@dataclass(slots=True)
+class Interleaved:
+    """Slices by row; slice n of every row was taken in round n."""
+
+    title: str
+    slices: dict[str, list[Slice]] = field(default_factory=dict)
+
+
+async def interleave(title: str, targets: list[Target], rounds: int, count: int, clients: int) -> Interleaved:
+    """A B C A B C ...: what else the machine does falls on all rows alike."""
+    outcome = Interleaved(title, {target.name: [] for target in targets})
+    for target in targets:
+        await run(target.process.address, target.operation, max(clients, count // 10), clients)
+    for _ in range(rounds):
+        for target in targets:
+            taken = await measure(target.process, target.operation, count, clients)
+            outcome.slices[target.name].append(taken)
+    return outcome
+
+
+@dataclass(slots=True)
+class ParkedOutcome:
+    """What it costs to hold calls, and whether each got its own answer."""
+
+    wanted: int
+    calls: int
+    limit: str
+    open_seconds: float = 0
+    answer_seconds: float = 0
+    open_cpu_us: float = 0
+    answer_cpu_us: float = 0
+    rss_kib: dict[str, int] = field(default_factory=dict)
+    held: dict[str, float] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def kib_per_call(self) -> float:
+        return (self.rss_kib["parked"] - self.rss_kib["before"]) / max(self.calls, 1)
+
+
+def most_calls(wanted: int, clients: int) -> tuple[int, str]:
+    """How many calls one gateway process can hold here, and the reason when it is fewer than wanted."""
+    files = raise_file_limit(wanted * CONNECTIONS_PER_CALL + clients + SPARE_FILES)
+    by_files = (files - clients - SPARE_FILES) // CONNECTIONS_PER_CALL
+    by_ports = (ephemeral_ports() - clients - SPARE_FILES) // CONNECTIONS_PER_CALL
+    if wanted <= min(by_files, by_ports):
+        return wanted, ""
+    if by_files < by_ports:
+        return by_files, f"the hard limit of open files is {files}, and a held call has two connections"
+    return by_ports, f"one address takes {ephemeral_ports()} local ports, and a held call has two connections"
+
+
+def held_calls(gateway: Process) -> float:
+    """The gauge, over all its labels; not a number when there is none."""
+    lines = gateway.get("/metrics")[1].splitlines()
+    samples = [line for line in lines if line.startswith((f"{HELD_GAUGE} ", f"{HELD_GAUGE}{{"))]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in samples) if samples else math.nan
+
+
+def park(gateway: Process, outcome: ParkedOutcome, clients: int) -> None:
+    """Open all calls, look at the gateway while it holds them, and answer all of them."""
+    held: list[modern.Parked] = []
+
+    async def open_one(connection: Connection) -> None:
+        held.append(await modern.open_ask(connection))
+
+    async def answer_one(connection: Connection) -> None:
+        await modern.answer_ask(connection, held.pop())
+
+    def phase(operation: Operation, count: int) -> tuple[float, float]:
+        cpu = gateway.cpu_seconds()
+        start = time.perf_counter()
+        _, wrong = uvloop.run(run(gateway.address, operation, count, clients))
+        outcome.wrong.extend(wrong)
+        return time.perf_counter() - start, (gateway.cpu_seconds() - cpu) / max(count, 1) * 1e6
+
+    def look(moment: str) -> None:
+        outcome.held[moment] = held_calls(gateway)
+        outcome.rss_kib[moment] = gateway.rss_kib()
+
+    # Imports, pools and caches of the first calls are not the price of a held one.
+    phase(modern.ask, 2 * clients)
+    look("before")
+    outcome.open_seconds, outcome.open_cpu_us = phase(open_one, outcome.calls)
+    look("parked")
+    outcome.answer_seconds, outcome.answer_cpu_us = phase(answer_one, len(held))
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while held_calls(gateway) > outcome.held["before"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    look("after")

@@ -1,0 +1,117 @@
+"""Is the harness itself right? Not part of the gateway's tests: `pytest bench`."""
+
+import http.client
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.http1 import Reader
+from bench.processes import Fleet, Process
+
+HEADERS = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+WIRE = (
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+    b"HTTP/1.1 202 Accepted\r\ncontent-length:0\r\n\r\n"
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\nA;x=y\r\nlo\r\n\r\nothe\r\n0\r\n\r\n"
+)
+EXPECTED = [(200, b"hello"), (202, b""), (200, b"hello\r\n\r\nothe")]
+
+
+def test_messages_come_out_whole_however_the_bytes_are_cut() -> None:
+    for cut in range(1, len(WIRE)):
+        reader = Reader()
+        messages = reader.feed(WIRE[:cut]) + reader.feed(WIRE[cut:])
+        assert [(message.status, message.body) for message in messages] == EXPECTED
+
+
+class Legacy:
+    """A 2025-11-25 client with one session, which opens a connection for each request."""
+
+    def __init__(self, upstream: Process, stack: ExitStack) -> None:
+        self._upstream = upstream
+        self._stack = stack
+        self._session: dict[str, str] = {}
+
+    def send(self, message: dict[str, Any] | None, method: str = "POST") -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection(self._upstream.address, timeout=5)
+        self._stack.callback(connection.close)
+        body = None if message is None else json.dumps({"jsonrpc": "2.0", **message})
+        connection.request(method, "/mcp", body, {**HEADERS, **self._session})
+        return connection.getresponse()
+
+    def initialize(self) -> http.client.HTTPResponse:
+        """The GET stream, opened before `initialized` as the gateway does it."""
+        reply = self.send({"id": "i", "method": "initialize", "params": {"protocolVersion": "2025-11-25"}})
+        assert json.loads(reply.read())["result"]["protocolVersion"] == "2025-11-25"
+        self._session = {"Mcp-Session-Id": reply.headers["Mcp-Session-Id"]}
+        stream = self.send(None, "GET")
+        assert stream.headers["Content-Type"] == "text/event-stream"
+        assert self.send({"method": "notifications/initialized"}).status == 202
+        return stream
+
+    def call(self, call_id: int | str, name: str, marker: str) -> http.client.HTTPResponse:
+        params = {"name": name, "arguments": {"marker": marker}}
+        return self.send({"id": call_id, "method": "tools/call", "params": params})
+
+    def answer(self, nested_id: int | str, marker: str) -> int:
+        result = {"action": "accept", "content": {"marker": marker}}
+        return self.send({"id": nested_id, "result": result}).status
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Iterator[Callable[[], Legacy]]:
+    """Makes clients of a started upstream."""
+    fleet = Fleet(tmp_path)
+    with ExitStack() as stack:
+        stack.callback(fleet.stop)
+        upstream = fleet.upstream()
+        yield lambda: Legacy(upstream, stack)
+
+
+def event(stream: http.client.HTTPResponse) -> dict[str, Any]:
+    while not (line := stream.readline()).startswith(b"data:"):
+        assert line, "the stream ended"
+    message: dict[str, Any] = json.loads(line[5:])
+    return message
+
+
+def text(message: dict[str, Any]) -> str:
+    answer: str = message["result"]["content"][0]["text"]
+    return answer
+
+
+def test_each_answer_reaches_the_call_of_its_session(connect: Callable[[], Legacy]) -> None:
+    first, second = connect(), connect()
+    streams = first.initialize(), second.initialize()
+    calls = first.call("a", "ask", "one"), second.call(7, "ask", "two")
+    questions = [event(call) for call in calls]
+    assert [question["id"] for question in questions] == [0, 0]
+    assert [question["params"]["message"] for question in questions] == ["Say one", "Say two"]
+    assert second.answer(0, "blue") == 202
+    assert first.answer("0", "an id of the wrong type is nobody's") == 202
+    assert first.answer(1, "an unknown id is nobody's") == 202
+    assert first.answer(0, "red") == 202
+    results = [event(call) for call in calls]
+    assert [result["id"] for result in results] == ["a", 7]
+    assert [text(result) for result in results] == ["one/red", "two/blue"]
+    assert calls[0].read() == calls[1].read() == b"\n"
+    assert first.send(None, "DELETE").status == 200
+    assert streams[0].read() == b""
+    assert first.call(1, "echo", "x").status == 404
+
+
+def test_echo_answers_with_and_without_a_session_as_json_and_as_sse(connect: Callable[[], Legacy]) -> None:
+    client = connect()
+    for _ in range(2):
+        assert text(json.loads(client.call(1, "echo", "hé").read())) == "hé"
+        assert text(event(client.call(2, "echo_sse", "ho"))) == "ho"
+        client.initialize()
+
+
+def test_a_modern_probe_is_refused_as_by_a_real_old_server(connect: Callable[[], Legacy]) -> None:
+    reply = connect().send({"id": 1, "method": "server/discover", "params": {"_meta": {}}})
+    assert (reply.status, json.loads(reply.read())["error"]["code"]) == (400, -32600)
