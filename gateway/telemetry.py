@@ -9,6 +9,7 @@ import logging
 import math
 import re
 import sys
+from collections import Counter as Counts
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import lru_cache
@@ -381,6 +382,7 @@ class Metrics:
 
     def _declare_upstreams(self) -> None:
         self._sessions = self._gauge("sessions", "Upstream sessions.", "route", "state")
+        self._session_counts: Counts[tuple[str, ...]] = Counts()
         self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route")
         self._lost = self._counter("sessions_lost_total", "Sessions that their upstream forgot.", "route")
         self._failures = self._counter("upstream_errors_total", "Failures of upstreams.", "route", "kind")
@@ -456,10 +458,11 @@ class Metrics:
 
     def session_moved(self, route: str, old: SessionState | None, new: SessionState | None) -> None:
         """Move a session between states; None is before its opening and after its end."""
+        # Every call moves its session twice: plain numbers here, the gauges are set when somebody looks.
         if old is not None:
-            self._sessions[route, old].dec()
+            self._session_counts[route, old] -= 1
         if new is not None:
-            self._sessions[route, new].inc()
+            self._session_counts[route, new] += 1
 
     def upstream_failed(self, route: str, kind: str) -> None:
         """Count a failure, by an `UpstreamFailure`."""
@@ -475,4 +478,6 @@ class Metrics:
 
     def render(self) -> tuple[bytes, str]:
         """Return (body, content type) of /metrics."""
+        for labels, count in self._session_counts.items():
+            self._sessions[labels].set(count)
         return generate_latest(self._registry), CONTENT_TYPE_LATEST

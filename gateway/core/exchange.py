@@ -489,6 +489,7 @@ TRANSITIONS: Final[dict[tuple[State, type[on.Event]], Handler]] = {
         _X._late,
     ),
     **dict.fromkeys([(s, e) for s in (State.PARKED, State.DETACHED) for e in (on.Progressed, on.Logged)], _X._late),
-    **dict.fromkeys([(s, e) for s in _OVER for e in (on.Resulted, on.Failed, on.Broke)], _X._late),
+    # a stream may still break, or repeat itself, after it gave the answer
+    **dict.fromkeys([(s, e) for s in (State.REFERRED, *_OVER) for e in (on.Resulted, on.Failed, on.Broke)], _X._late),
 }
 """Every pair that may happen, and what follows from it."""

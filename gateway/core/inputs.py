@@ -139,7 +139,8 @@ def _requirement(
         raise Malformed(f"{method}: params are missing")
     if method == mcp.SAMPLE:
         sample = _decode_sample(params)
-        if sample.tools is not None or sample.toolChoice is not UNSET:
+        chosen = sample.toolChoice is not UNSET and not jsonrpc.is_null(sample.toolChoice)
+        if sample.tools is not None or chosen:
             return {"sampling": {"tools": {}}}, declared.sampling_tools, None
         return {"sampling": {}}, declared.sampling, None
     elicit = _decode_elicit(params)

@@ -17,7 +17,10 @@ EMPTY: Final = Raw(b"{}")
 NULL: Final = b"null"
 
 # Possessive, and an unterminated string is one token too: searching again after each of its quotes is quadratic.
-_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_INTEGER: Final = re.compile(rb"-?[0-9]{1,300}")
+_LEVELS: Final = bytes.maketrans(b"[]{}", b"()()")
+_NO_LEVELS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class Message(msgspec.Struct, gc=False):
@@ -44,6 +47,7 @@ Fields = dict[str, Raw]
 
 _decode_message = msgspec.json.Decoder(Message).decode
 _decode_fields = msgspec.json.Decoder(Fields).decode
+_decode_text = msgspec.json.Decoder(str).decode
 _decode_error = msgspec.json.Decoder(Error).decode
 encode = msgspec.json.encode
 decode = msgspec.json.decode
@@ -77,21 +81,22 @@ def text(raw: Raw | None) -> str | None:
     """The string in `raw`, or None when it is something else."""
     if raw is None:
         return None
+    data = bytes(raw)
+    if data[:1] != b'"':
+        return None
+    if b"\\" not in data and data.isascii():
+        return data[1:-1].decode()
     try:
-        return msgspec.json.decode(raw, type=str)
+        return _decode_text(data)
     except ValueError:
         return None
 
 
 def is_id(raw: Raw | UnsetType) -> bool:
     """Whether `raw` is an id as MCP allows it: a string or an integer (basic/index, Requests)."""
-    if raw is UNSET:
+    if not isinstance(raw, Raw):
         return False
-    try:
-        value = msgspec.json.decode(raw)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
+    return text(raw) is not None or _INTEGER.fullmatch(bytes(raw)) is not None
 
 
 def is_null(raw: Raw) -> bool:
@@ -130,20 +135,18 @@ def check_bounds(data: bytes, max_depth: int) -> None:
             data.decode()
         except UnicodeDecodeError as exc:
             raise ValueError(f"not UTF-8 at byte {exc.start}") from exc
-    if data.count(b"{") + data.count(b"[") > max_depth and _depth(data) > max_depth:
+    if data.count(b"{") + data.count(b"[") > max_depth and _deeper_than(data, max_depth):
         raise ValueError(f"nested deeper than {max_depth} levels")
 
 
-def _depth(data: bytes) -> int:
-    depth = deepest = 0
-    for match in _STRING_OR_BRACKET.finditer(data):
-        token = match.group()
-        if token in (b"{", b"["):
-            depth += 1
-            deepest = max(deepest, depth)
-        elif token in (b"}", b"]"):
-            depth -= 1
-    return deepest
+def _deeper_than(data: bytes, max_depth: int) -> bool:
+    """Peel one level per pass, in C: a loop over millions of brackets would hold up everybody else."""
+    levels = _STRING.sub(b"", data).translate(_LEVELS, _NO_LEVELS)
+    for _ in range(max_depth):
+        if not levels:
+            return False
+        levels = levels.replace(b"()", b"")
+    return bool(levels)
 
 
 def has_duplicate_keys(raw: Raw | bytes, opened: Fields) -> bool:
@@ -154,8 +157,7 @@ def has_duplicate_keys(raw: Raw | bytes, opened: Fields) -> bool:
     then the lengths add up exactly and nothing is decoded twice.
     """
     data = bytes(raw)
-    compact = 1 + sum(len(key) + len(bytes(value)) + 4 for key, value in opened.items())
-    if len(data) == max(compact, 2):
+    if len(data) == max(1 + sum(map(len, opened)) + len(b"".join(opened.values())) + 4 * len(opened), 2):
         return False
     # Only keys matter: numbers stay text, for Python refuses to convert an integer of more than 4300 digits.
     pairs = json.loads(data, object_pairs_hook=_Pairs, parse_int=str, parse_float=str)

@@ -7,6 +7,7 @@ basic/transports/streamable-http (Request Metadata, Server Validation), server/u
 
 import base64
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -39,6 +40,7 @@ _PROTOCOL_META: Final = frozenset(
     }
 )
 _OURS: Final = frozenset({"_meta", "inputResponses", "requestState"})
+_MAX_DECLARATION_BYTES: Final = 16_384
 _UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
 """`clientInfo` is optional in 2026-07-28 and required by `initialize`."""
 
@@ -185,16 +187,30 @@ def _required_version(meta: jsonrpc.Fields) -> str:
     return version
 
 
+def _bounded(meta: jsonrpc.Fields, key: str) -> Raw | None:
+    """A value that sessions are pooled by, and that is remembered for that long."""
+    raw = meta.get(key)
+    if raw is not None and len(bytes(raw)) > _MAX_DECLARATION_BYTES:
+        raise InvalidParams(f"{key!r} is larger than {_MAX_DECLARATION_BYTES} bytes")
+    return raw
+
+
 def _capabilities(meta: jsonrpc.Fields) -> tuple[Raw, Capabilities]:
-    raw = meta.get(mcp.META_CAPABILITIES)
+    raw = _bounded(meta, mcp.META_CAPABILITIES)
     if raw is None:
         raise InvalidParams(f'"params._meta" needs {mcp.META_CAPABILITIES!r}, an object (it may be empty)')
     try:
-        opened = _decode_declared(raw)
+        return raw, _declared(bytes(raw))
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f"{mcp.META_CAPABILITIES!r} is not ClientCapabilities: {exc}") from exc
+
+
+@lru_cache(maxsize=1024)
+def _declared(raw: bytes) -> Capabilities:
+    """A client declares the same in every request."""
+    opened = _decode_declared(raw)
     elicitation = opened.elicitation
-    return raw, Capabilities(
+    return Capabilities(
         # An empty object means form mode (client/elicitation, Capabilities).
         form=elicitation is not None and ("form" in elicitation or "url" not in elicitation),
         url=elicitation is not None and "url" in elicitation,
@@ -221,16 +237,21 @@ def _progress_token(meta: jsonrpc.Fields) -> Raw | None:
 
 
 def _client_info(meta: jsonrpc.Fields) -> Raw:
-    raw = meta.get(mcp.META_CLIENT_INFO)
+    raw = _bounded(meta, mcp.META_CLIENT_INFO)
     if raw is None:
         return _UNKNOWN_CLIENT
+    if not _is_implementation(bytes(raw)):
+        raise InvalidParams(f'{mcp.META_CLIENT_INFO!r} must be an object with "name" and "version", strings')
+    return raw
+
+
+@lru_cache(maxsize=1024)
+def _is_implementation(raw: bytes) -> bool:
     try:
         info = jsonrpc.fields(raw)
-    except ValueError as exc:
-        raise InvalidParams(f"{mcp.META_CLIENT_INFO!r} must be an object") from exc
-    if jsonrpc.text(info.get("name")) is None or jsonrpc.text(info.get("version")) is None:
-        raise InvalidParams(f'{mcp.META_CLIENT_INFO!r} needs "name" and "version", strings')
-    return raw
+    except ValueError:
+        return False
+    return jsonrpc.text(info.get("name")) is not None and jsonrpc.text(info.get("version")) is not None
 
 
 def _input_responses(params: jsonrpc.Fields) -> jsonrpc.Fields | None:

@@ -4,9 +4,11 @@ Sources: specification 2026-07-28 basic/index (ResultType, Error Codes), server/
 """
 
 import re
+from functools import lru_cache
 from typing import Final
 
-from msgspec import UNSET, Raw
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
 from gateway.core import jsonrpc, mcp
 
@@ -24,6 +26,8 @@ def modern(  # noqa: PLR0913  (all of it decides the few bytes that are added)
 
     `retried`: the result depends on answers, so it must not be cached (server/utilities/caching, Cache Key).
     """
+    if method == mcp.TOOLS_CALL and _is_plain(result):
+        return _plain_prefix(bytes(server_info)) + bytes(result)[1:]
     opened = jsonrpc.fields(result)
     parts: dict[str, bytes | Raw] = {"resultType": b'"complete"'}
     nulls = b"null" in bytes(result)
@@ -41,6 +45,34 @@ def modern(  # noqa: PLR0913  (all of it decides the few bytes that are added)
         parts.setdefault("cacheScope", jsonrpc.encode(scope))
     parts["_meta"] = _meta(opened.get("_meta"), server_info)
     return jsonrpc.merge(parts.items())
+
+
+class _Plain(msgspec.Struct):
+    """The members of a tool result that decide whether it needs more than two members in front."""
+
+    content: Raw | UnsetType = UNSET
+    resultType: Raw | UnsetType = UNSET  # noqa: N815  (the wire's spelling)
+    meta: Raw | UnsetType = msgspec.field(name="_meta", default=UNSET)
+
+
+_decode_plain = msgspec.json.Decoder(_Plain).decode
+
+
+def _is_plain(result: Raw) -> bool:
+    """Whether nothing in a tool result has to be changed: it is then copied once, whatever its size."""
+    if b"null" in bytes(result):
+        return False
+    try:
+        plain = _decode_plain(result)
+    except (ValueError, RecursionError):
+        return False  # the general way says what is wrong
+    return plain.content is not UNSET and plain.resultType is UNSET and plain.meta is UNSET
+
+
+@lru_cache(maxsize=256)
+def _plain_prefix(server_info: bytes) -> bytes:
+    meta = _meta(None, Raw(server_info))
+    return b'{"resultType":"complete","_meta":%b,' % meta
 
 
 def _meta(raw: Raw | None, server_info: Raw) -> bytes:

@@ -9,10 +9,11 @@ from typing import Final
 
 from gateway import __version__
 from gateway.config import Config, Route, digest
+from gateway.core.exchange import Policy
 from gateway.errors import Stopping
 from gateway.net.admin import Admin
 from gateway.net.downstream import Downstream
-from gateway.net.driver import Bridge, Driver
+from gateway.net.driver import Alarms, Bridge, Driver
 from gateway.net.parking import Lot
 from gateway.net.server import Listener
 from gateway.net.sessions import Pool
@@ -36,6 +37,7 @@ class Gateway:
         self.metrics = Metrics(__version__, [route.path for route in config.routes])
         self.metrics.set_held_limit(config.hold.max_calls)
         self.tasks = Tasks(self.metrics)
+        self._alarms = Alarms(config, self.tasks)
         self.lot: Lot[Driver] = Lot(config.hold)
         self._keyring = Keyring(config.state.raw_keys() or _ephemeral_key(), "state")
         self._owner = config.replica.id or f"{socket.gethostname()}-{os.getpid()}"
@@ -88,6 +90,8 @@ class Gateway:
             sealer=Sealer(self._keyring, config.limits.state_bytes),
             metrics=self.metrics,
             tasks=self.tasks,
+            alarms=self._alarms,
+            asking=Policy(refuse_undeclared=route.undeclared == "refuse", shed_rounds=config.legs.rounds),
             owner=self._owner,
             epoch=self._epoch,
             listeners=set(),

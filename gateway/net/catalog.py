@@ -8,6 +8,7 @@ from msgspec import Raw
 
 from gateway.core import jsonrpc, mcp, toolparams
 from gateway.core.request import HeaderValues, Request
+from gateway.errors import SessionLost
 from gateway.net.sessions import Group, Pool, PoolKey, Session
 from gateway.net.upstream import Headers
 
@@ -35,6 +36,14 @@ async def check(pool: Pool, key: PoolKey, request: Request, http: HeaderValues, 
 
 async def know(pool: Pool, key: PoolKey, headers: Headers) -> None:
     """List the tools of a group; a server that cannot list them repeats nothing."""
+    try:
+        await _know(pool, key, headers)
+    except SessionLost:
+        pool.forget_idle(key)
+        await _know(pool, key, headers)
+
+
+async def _know(pool: Pool, key: PoolKey, headers: Headers) -> None:
     group = pool.group(key)
     session = await pool.acquire(key, headers)
     clean = False

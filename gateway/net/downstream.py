@@ -88,16 +88,21 @@ class Downstream:
     async def _body(self, http: web.BaseRequest) -> bytes:
         """The whole body, inflated, within limits.body_bytes and limits.receive_seconds."""
         limit = self._config.limits.body_bytes
-        too_large = TooLarge(f"The body is larger than {limit} bytes (limits.body_bytes)")
         if http.content_length is not None and http.content_length > limit:
-            raise too_large
+            raise _too_large(limit)
+        if http.content.is_eof():
+            # The body came with its head, as small ones do: nothing to wait for.
+            body = http.content.read_nowait()
+            if len(body) > limit:
+                raise _too_large(limit)
+            return body
         body = b""
         try:
             async with asyncio.timeout(self._config.limits.receive_seconds):
                 while chunk := await http.content.readany():
                     body = body + chunk if body else chunk
                     if len(body) > limit:
-                        raise too_large
+                        raise _too_large(limit)
         except TimeoutError as exc:
             raise InvalidRequest("The body did not arrive within limits.receive_seconds") from exc
         except web.RequestPayloadError as exc:
@@ -148,7 +153,7 @@ class Downstream:
             deadline = self._config.timeouts.handshake_seconds
             async with listen.subscription(bridge, request, key, headers, deadline) as stream:
                 return await self._converse(http, stream)
-        outbox = Outbox(Leg(request.id, request.progress_token, request.log_level))
+        outbox = Outbox(Leg(request.id, request.progress_token, request.log_level), bridge.alarms.silence)
         driver = await self._driver(http, bridge, request, key, headers, outbox)
         self.running.add(driver)
         try:
@@ -215,8 +220,7 @@ class Downstream:
 
     async def _converse(self, http: web.BaseRequest, outbox: Outbox) -> tuple[web.StreamResponse, Outcome]:
         """Write a leg's messages: one JSON body if nothing precedes the final message, else a stream."""
-        silence = self._config.timeouts.keepalive_seconds
-        item = await outbox.take(silence)
+        item = await outbox.take()
         if isinstance(item, Last):
             return _json(item.body, item.status, dict(item.headers)), item.outcome
         stream = web.StreamResponse(headers=_SSE_HEADERS)
@@ -224,7 +228,7 @@ class Downstream:
         await stream.prepare(http)
         while not isinstance(item, Last):
             await self._write(http, stream, sse.KEEP_ALIVE if item is None else sse.encode(item))
-            item = await outbox.take(silence)
+            item = await outbox.take()
         await self._write(http, stream, sse.encode(item.body))
         await stream.write_eof()
         return stream, item.outcome
@@ -249,6 +253,10 @@ class Downstream:
 
 def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     return web.Response(body=body, status=status, headers=headers, content_type=_JSON)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"The body is larger than {limit} bytes (limits.body_bytes)")
 
 
 def _not_allowed(method: str) -> GatewayError:

@@ -9,6 +9,7 @@ from typing import Final, assert_never
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from gateway.config import Config, Route
 from gateway.core import commands as do
@@ -17,8 +18,9 @@ from gateway.core import inputs, jsonrpc, mcp, results
 from gateway.core.commands import Timer
 from gateway.core.exchange import Exchange, Policy, State
 from gateway.core.request import Request
-from gateway.errors import Busy, CallLost, GatewayError, Refused, SessionLost, UpstreamError
+from gateway.errors import CallLost, GatewayError, Refused, SessionLost, UpstreamError
 from gateway.net import catalog
+from gateway.net.alarms import Alarm
 from gateway.net.listen import Subscription
 from gateway.net.outbox import Last, Outbox
 from gateway.net.parking import Lot
@@ -30,8 +32,23 @@ from gateway.telemetry import Event, Metrics, NestedOutcome, Outcome, get_logger
 
 log = get_logger()
 
+_NEVER_ASKING: Final = Policy(may_ask=False)
 _HELD: Final = (State.PARKED, State.REFERRED)
 _LEG_TIMERS: Final = (Timer.QUIET, Timer.LEG, Timer.GRACE)
+
+
+class Alarms:
+    """The deadlines that all exchanges of a process share; QUIET and GRACE are short and have timers of their own."""
+
+    def __init__(self, config: Config, tasks: Tasks) -> None:
+        hold, legs = config.hold, config.legs
+        self.idle = Alarm(config.timeouts.idle_seconds, tasks, "idle")
+        self.silence = Alarm(config.timeouts.keepalive_seconds, tasks, "keep-alive")
+        self.shared = {
+            Timer.LEG: Alarm(legs.limit_seconds, tasks, Timer.LEG),
+            Timer.TTL: Alarm(hold.ttl_seconds, tasks, Timer.TTL),
+            Timer.LINGER: Alarm(hold.linger_seconds, tasks, Timer.LINGER),
+        }
 
 
 class Bridge(msgspec.Struct, frozen=True, eq=False):
@@ -44,6 +61,8 @@ class Bridge(msgspec.Struct, frozen=True, eq=False):
     sealer: Sealer
     metrics: Metrics
     tasks: Tasks
+    alarms: Alarms
+    asking: Policy
     owner: str
     epoch: str
     listeners: set[Subscription]
@@ -53,7 +72,8 @@ class Driver:
     """One exchange at work."""
 
     def __init__(self, bridge: Bridge, request: Request, key: PoolKey, headers: Headers) -> None:
-        self.id = secrets.token_urlsafe(16)
+        self.id = ""
+        """Drawn when the exchange is first parked; most never are."""
         self.principal = key.principal
         self._bridge = bridge
         self._request = request
@@ -61,16 +81,12 @@ class Driver:
         self._headers = headers
         self._exchange = Exchange(
             request.declared,
-            Policy(
-                may_ask=request.method in mcp.ASKING,
-                refuse_undeclared=bridge.route.undeclared == "refuse",
-                shed_rounds=bridge.config.legs.rounds,
-            ),
+            bridge.asking if request.method in mcp.ASKING else _NEVER_ASKING,
             request.input_responses,
         )
         self._outboxes: dict[on.Leg, Outbox] = {}
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
-        self._idle: asyncio.TimerHandle | None = None
+        self._armed: set[Timer] = set()
         self._events: deque[on.Event] = deque()
         self._handling = False
         self._session: Session | None = None
@@ -184,11 +200,10 @@ class Driver:
 
     def _ended(self) -> None:
         lot = self._bridge.lot
-        for timer in [timer for timer in self._timers if timer is not Timer.LINGER]:
+        for timer in self._armed - {Timer.LINGER}:
             self._disarm(timer)
-        if self._idle is not None:
-            self._idle.cancel()
-        if Timer.LINGER in self._timers:
+        self._bridge.alarms.idle.disarm(self)
+        if Timer.LINGER in self._armed:
             lot.keep(self)
         elif self._exchange.round:
             lot.remove(self)
@@ -196,9 +211,10 @@ class Driver:
 
     def _report(self) -> None:
         rounds = self._exchange.round + 1
+        if rounds == 1 and self._outcome is Outcome.COMPLETE:
+            return  # a plain call is counted by its request
         self._bridge.metrics.exchange_finished(self._bridge.route.path, rounds)
-        level = log.debug if rounds == 1 and self._outcome is Outcome.COMPLETE else log.info
-        level(
+        log.info(
             Event.EXCHANGE_FINISHED,
             route=self._bridge.route.path,
             method=self._request.method,
@@ -209,30 +225,9 @@ class Driver:
         )
 
     def _obey(self, command: do.Command) -> None:  # noqa: C901, PLR0912  (one match over all commands)
-        match command:
+        match command:  # what a plain call needs stands first
             case do.SendCall():
                 self._task = self._bridge.tasks.start(self._run_call(), "call")
-            case do.SendAnswers(answers=answers):
-                self._send_later(lambda: self._deliver(answers))
-            case do.Respond(upstream_id=id_, result=result, error=error):
-                self._respond(id_, result if result is not None else error)
-            case do.CancelCall(reason=reason):
-                self._cancel(reason)
-            case do.ReleaseSession(clean=clean):
-                self._release(clean=clean)
-            case do.Forward(leg=leg, message=message):
-                self._outboxes[leg].send(message)
-            case do.Ask():
-                self._ask(command)
-            case do.Reply(legs=legs, result=result):
-                for leg in legs:
-                    self._finish(leg, Last(jsonrpc.result(leg.id, result)))
-            case do.Fail(legs=legs, error=failed):
-                self._fail(legs, failed)
-            case do.FailWith(legs=legs, error=error):
-                self._outcome = Outcome.ERROR
-                for leg in legs:
-                    self._finish(leg, Last(jsonrpc.failure(leg.id, error), outcome=Outcome.ERROR))
             case do.Arm(timer=timer):
                 self._arm(timer)
             case do.Disarm(timer=timer):
@@ -240,6 +235,27 @@ class Driver:
             case do.DisarmLeg():
                 for timer in _LEG_TIMERS:
                     self._disarm(timer)
+            case do.Reply(legs=legs, result=result):
+                for leg in legs:
+                    self._finish(leg, Last(jsonrpc.result(leg.id, result)))
+            case do.ReleaseSession(clean=clean):
+                self._release(clean=clean)
+            case do.SendAnswers(answers=answers):
+                self._send_later(lambda: self._deliver(answers))
+            case do.Respond(upstream_id=id_, result=result, error=error):
+                self._respond(id_, result if result is not None else error)
+            case do.CancelCall(reason=reason):
+                self._cancel(reason)
+            case do.Forward(leg=leg, message=message):
+                self._outboxes[leg].send(message)
+            case do.Ask():
+                self._ask(command)
+            case do.Fail(legs=legs, error=failed):
+                self._fail(legs, failed)
+            case do.FailWith(legs=legs, error=error):
+                self._outcome = Outcome.ERROR
+                for leg in legs:
+                    self._finish(leg, Last(jsonrpc.failure(leg.id, error), outcome=Outcome.ERROR))
             case do.Count(method=method, outcome=outcome):
                 self._bridge.metrics.nested_request(self._bridge.route.path, method, NestedOutcome(outcome))
             case _:
@@ -256,17 +272,19 @@ class Driver:
             self._finish(leg, Last.of_error(error, leg.id))
 
     def _ask(self, ask: do.Ask) -> None:
-        """Park, seal, and hand the questions to the client."""
+        """Seal, park, and hand the questions to the client."""
+        self.id = self.id or secrets.token_urlsafe(16)
         try:
+            state = self._seal(ask)
             self._bridge.lot.park(self)
-        except Busy as exc:
+        except GatewayError as exc:
             self._fail(ask.legs, exc)
             self._events.append(on.Stopped(exc))
             return
         parts: list[tuple[str, bytes | Raw]] = [("resultType", b'"input_required"')]
         if ask.questions:
             parts.append(("inputRequests", inputs.input_requests(ask.questions)))
-        parts.append(("requestState", jsonrpc.encode(self._seal(ask))))
+        parts.append(("requestState", jsonrpc.encode(state)))
         parts.append(("_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, self._server_info)])))
         body = jsonrpc.merge(parts)
         outcome = Outcome.INPUT_REQUIRED if ask.questions else Outcome.STATE_ONLY
@@ -293,7 +311,11 @@ class Driver:
             cursor=channel.cursor if channel is not None else None,
         )
         bridge.metrics.sealed()
-        return bridge.sealer.seal(envelope)
+        try:
+            return bridge.sealer.seal(envelope)
+        except ValueError:
+            # Many long keys: what only another replica would need gives way, the owner has it all.
+            return bridge.sealer.seal(replace(envelope, pending={}, session=None, call=None, cursor=None))
 
     # -- upstream -----------------------------------------------------------------------------------------------
 
@@ -313,15 +335,23 @@ class Driver:
             if isinstance(exc, UpstreamError):
                 self._bridge.metrics.upstream_failed(self._bridge.route.path, exc.reason)
             self.hear(on.Broke(exc))
+        except Exception:  # the outermost edge of the call's task: counted there, and nobody is left waiting
+            self.hear(on.Broke(CallLost("Internal error of the gateway; its log says more")))
+            raise
 
-    async def _ready_session(self) -> Session:
+    async def _ready_session(self, *, again: bool = False) -> Session:
         session = self._session
         if session is None or session.lost:
             self._session = session = await self._bridge.pool.acquire(self._key, self._headers)
             self._server_info = session.shaken.server_info
         if self._request.log_level is not None:
             timeout = self._bridge.config.timeouts.handshake_seconds
-            await session.set_log_level(self._request.log_level, self._headers, timeout)
+            try:
+                await session.set_log_level(self._request.log_level, self._headers, timeout)
+            except SessionLost:
+                if again:
+                    raise
+                session = await self._another_session(session)
         return session
 
     async def _another_session(self, lost: Session) -> Session:
@@ -331,7 +361,7 @@ class Driver:
         self._session = None
         pool.forget_idle(self._key)
         pool.release(lost, clean=False)
-        return await self._ready_session()
+        return await self._ready_session(again=True)
 
     def _new_call(self, session: Session) -> Call:
         request = self._request
@@ -349,22 +379,16 @@ class Driver:
         """Note that from here on the call may have effects."""
         self._call = call
         self._call_sent = True
-        self._watch(self._bridge.config.timeouts.idle_seconds)
-
-    def _watch(self, seconds: float) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
-        check = self._bridge.tasks.guard(self._check_idle, "idle watch")
-        self._idle = asyncio.get_running_loop().call_later(seconds, check)
+        self._bridge.alarms.idle.arm(self, self._check_idle)
 
     def _check_idle(self) -> None:
         """End a call whose upstream says nothing; a call that waits for its client is not idle."""
         limit = self._bridge.config.timeouts.idle_seconds
         if self._call is None or not self._exchange.calling:
             return
-        quiet = time.monotonic() - self._call.heard
-        if self._exchange.questions or quiet < limit:
-            self._watch(limit if self._exchange.questions else limit - quiet)
+        if self._exchange.questions or time.monotonic() - self._call.heard < limit:
+            # A whole length more: silence is noticed after one to two times the limit.
+            self._bridge.alarms.idle.arm(self, self._check_idle)
             return
         where = f"The upstream {self._bridge.route.upstream.url} of route {self._bridge.route.path}"
         error = CallLost(
@@ -441,36 +465,43 @@ class Driver:
 
     def _arm(self, timer: Timer) -> None:
         self._disarm(timer)
-        seconds, event = self._clock(timer)
-        fire = self._bridge.tasks.guard(lambda: self._fire(timer, event), f"timer {timer}")
+        if timer is Timer.LEG and not self._bridge.config.legs.rounds:
+            return
+        self._armed.add(timer)
+        shared = self._bridge.alarms.shared.get(timer)
+        if shared is not None:
+            shared.arm(self, lambda: self._fire(timer))
+            return
+        hold = self._bridge.config.hold
+        seconds = hold.quiet_seconds if timer is Timer.QUIET else hold.grace_seconds
+        fire = self._bridge.tasks.guard(lambda: self._fire(timer), f"timer {timer}")
         self._timers[timer] = asyncio.get_running_loop().call_later(seconds, fire)
 
-    def _clock(self, timer: Timer) -> tuple[float, on.Event]:
-        hold, legs = self._bridge.config.hold, self._bridge.config.legs
-        match timer:
-            case Timer.QUIET:
-                return hold.quiet_seconds, on.QuietPassed()
-            case Timer.LEG:
-                return legs.limit_seconds, on.LegLimitPassed()
-            case Timer.GRACE:
-                return hold.grace_seconds, on.GracePassed()
-            case Timer.TTL:
-                return hold.ttl_seconds, on.Expired()
-            case Timer.LINGER:
-                return hold.linger_seconds, on.Expired()
-            case _:
-                assert_never(timer)
-
-    def _fire(self, timer: Timer, event: on.Event) -> None:
+    def _fire(self, timer: Timer) -> None:
+        self._armed.discard(timer)
         self._timers.pop(timer, None)
-        self._feed(event)
+        self._feed(_FIRED[timer])
         if timer is Timer.LINGER:
             self._bridge.lot.remove(self)
 
     def _disarm(self, timer: Timer) -> None:
+        if timer not in self._armed:
+            return
+        self._armed.discard(timer)
         handle = self._timers.pop(timer, None)
         if handle is not None:
             handle.cancel()
+        else:
+            self._bridge.alarms.shared[timer].disarm(self)
+
+
+_FIRED: Final[dict[Timer, on.Event]] = {
+    Timer.QUIET: on.QuietPassed(),
+    Timer.LEG: on.LegLimitPassed(),
+    Timer.GRACE: on.GracePassed(),
+    Timer.TTL: on.Expired(),
+    Timer.LINGER: on.Expired(),
+}
 
 
 def _lost(exc: UpstreamError) -> UpstreamError:

@@ -3,6 +3,7 @@
 Source: specification 2026-07-28 basic/transports/streamable-http, Security & Endpoint.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from yarl import URL
@@ -38,6 +39,7 @@ class Guard:
             raise Forbidden(f"Origin {origin[:80]!r} is not allowed; list it in security.allowed_origins")
 
 
+@lru_cache(maxsize=256)
 def _name(host: str | None) -> str | None:
     """The host without its port."""
     if not host:
@@ -48,6 +50,7 @@ def _name(host: str | None) -> str | None:
         return None
 
 
+@lru_cache(maxsize=256)
 def _origin_name(origin: str) -> str | None:
     try:
         return URL(origin).host

@@ -57,7 +57,7 @@ async def subscription(
     """The stream of one listen request: it starts with the acknowledgement and ends when the gateway stops."""
     chosen = wanted(request)
     session = await bridge.pool.acquire(key, headers)
-    outbox = Outbox(Leg(request.id))
+    outbox = Outbox(Leg(request.id), bridge.alarms.silence)
     try:
         honoured = await _subscribe(session, chosen, headers, timeout_seconds)
         listener = Subscription(request.id, honoured, outbox)

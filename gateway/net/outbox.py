@@ -14,6 +14,7 @@ from msgspec import UNSET, Raw
 from gateway.core import jsonrpc
 from gateway.core.events import Leg
 from gateway.errors import DownstreamError, GatewayError, LocalProtocolError
+from gateway.net.alarms import Alarm
 from gateway.telemetry import Outcome
 
 _MAX_BEHIND: Final = 1024
@@ -42,8 +43,10 @@ class Last(msgspec.Struct, frozen=True):
 class Outbox:
     """A queue of JSON messages to one client."""
 
-    def __init__(self, leg: Leg) -> None:
+    def __init__(self, leg: Leg, silence: Alarm) -> None:
+        """`silence` rings when nothing came for as long as a client may hear nothing."""
         self.leg = leg
+        self._silence = silence
         self.dropped = 0
         self._messages: deque[bytes] = deque()
         self._last: Last | None = None
@@ -66,16 +69,15 @@ class Outbox:
         self._last = last
         self._wake()
 
-    async def take(self, silence_seconds: float) -> bytes | Last | None:
-        """The next message; None when nothing came for `silence_seconds`."""
+    async def take(self) -> bytes | Last | None:
+        """The next message; None when the client heard nothing for too long."""
         if not self._messages and self._last is None:
-            loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
-            timer = loop.call_later(silence_seconds, self._wake)
+            self._waiter = asyncio.get_running_loop().create_future()
+            self._silence.arm(self, self._wake)
             try:
                 await self._waiter
             finally:
-                timer.cancel()
+                self._silence.disarm(self)
                 self._waiter = None
         return self._messages.popleft() if self._messages else self._last
 

@@ -5,7 +5,7 @@ aiohttp keeps a connection open for ever that sends half a request head, and tak
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -75,8 +75,8 @@ class _Refuser(RequestHandler):
         super().__init__(manager, loop=asyncio.get_running_loop())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            transport.abort()
+        # uvloop's transports are no asyncio.Transport.
+        cast("asyncio.Transport", transport).abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         pass

@@ -59,6 +59,13 @@ class Call(msgspec.Struct, eq=False):
     """JSON of the token the upstream was given, if the client wants progress."""
     heard: float = 0.0
     """Monotonic time of the last message of the call."""
+    reading: asyncio.Timeout | None = None
+    """What ends the reading of the call's own stream early."""
+
+    def leave(self) -> None:
+        """Stop reading: the answer came on the side stream, or nobody waits for it any more."""
+        if self.reading is not None and not self.reading.expired():
+            self.reading.reschedule(asyncio.get_running_loop().time())
 
 
 class Session:
@@ -79,6 +86,8 @@ class Session:
         self._call: Call | None = None
         self._settlers: list[asyncio.Future[None]] = []
         self._log_level: str | None = None
+        self._headers = NO_HEADERS
+        """Those of the last request: what the gateway answers by itself needs a credential too."""
         self._ids = itertools.count(1)
         self.state: SessionState | None = None
 
@@ -97,6 +106,7 @@ class Session:
 
         The side stream comes before `initialized`: requests that belong to no POST are lost for ever without it.
         """
+        self._headers = headers
         params = negotiate.initialize_params(Raw(self.key.client_info), Raw(self.key.capabilities))
         result = await self.channel.initialize(jsonrpc.request(b'"init"', mcp.INITIALIZE, params), headers)
         self.shaken = negotiate.handshake(result)
@@ -135,18 +145,25 @@ class Session:
     async def run(self, call: Call, headers: Headers) -> None:
         """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises."""
         assert self._call is None, "one call in flight per session"
-        self._call = call
+        self._call, self._headers = call, headers
         call.heard = time.monotonic()
         try:
-            refusal = await self.channel.request(call.message, headers, self._hear_call)
+            async with asyncio.timeout(None) as call.reading:
+                refusal = await self.channel.request(call.message, headers, self._hear_call)
             if refusal is not None:
                 self._settle()
                 call.listener.hear(on.Failed(refusal))
+        except TimeoutError:
+            pass  # `Call.leave`: whoever wanted the answer has it
         except SessionLost:
             self.lost = True
             self._metrics.session_lost(self._route)
             raise
+        except CallLost:
+            self.lost = True  # the call may still run there: no DELETE
+            raise
         finally:
+            call.reading = None
             # Answered, the session may be in the next call's hands already while this stream still drains.
             if self._call is call:
                 self._settle()
@@ -158,6 +175,11 @@ class Session:
             if not waiter.done():
                 waiter.set_result(None)
         self._settlers.clear()
+
+    def abandon(self) -> None:
+        """Stop waiting for a call that was given up; some servers leave its stream open for ever."""
+        if self._call is not None:
+            self._call.leave()
 
     async def settled(self, seconds: float) -> None:
         """Wait at most this long for the call in flight to end."""
@@ -200,7 +222,11 @@ class Session:
         except (ValueError, msgspec.MsgspecError):
             self._metrics.upstream_failed(self._route, "malformed")
             return False
-        return self._hear(self._call, message, data)
+        call = self._call
+        answered = self._hear(call, message, data)
+        if answered and call is not None:
+            call.leave()
+        return answered
 
     def _hear(self, call: Call | None, message: jsonrpc.Message, data: bytes) -> bool:
         """Sort one message; whether it answers the call."""
@@ -227,8 +253,8 @@ class Session:
         method = message.method or ""
         if method == mcp.PING:
             self._answer_later(id_, Raw(b"{}"))
-        elif call is None:
-            # SEP-2260: a request that belongs to no call never reaches a client.
+        elif call is None or isinstance(call.listener, _Answer):
+            # SEP-2260: a request that belongs to no call of a client never reaches one.
             self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
             error = jsonrpc.Error(mcp.INVALID_PARAMS, "No call is in flight that could ask (SEP-2260)")
             self._answer_later(id_, error)
@@ -240,7 +266,7 @@ class Session:
     def _answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
         async def answer() -> None:
             try:
-                await self.answer(id_, body, NO_HEADERS)
+                await self.answer(id_, body, self._headers)
             except GatewayError as exc:
                 log.debug(Event.UPSTREAM_FAILED, route=self._route, cause=exc.message)
 
@@ -496,7 +522,8 @@ class Pool:
             self._give_back(session)
 
     def _give_back(self, session: Session) -> None:
-        group = self.group(session.key)
+        group = self._groups[session.key]
+        group.used = time.monotonic()
         while group.waiting:
             future = group.waiting.popleft()
             if not future.done():
@@ -511,6 +538,7 @@ class Pool:
         """Wait for the end of a call that was given up; only then may its session be ended."""
         await session.settled(_QUARANTINE_SECONDS)
         self._drop(session, end=not session.pending and not session.lost)
+        session.abandon()
 
     def _drop(self, session: Session, *, end: bool) -> None:
         """Forget a session; `end` tells the upstream."""

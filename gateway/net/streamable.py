@@ -7,8 +7,9 @@ answer, an `initialize` answered by JSON or by SSE.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 from typing import Final
 
 import aiohttp
@@ -20,7 +21,7 @@ from gateway.config import Limits, Timeouts
 from gateway.core import jsonrpc, mcp, sse
 from gateway.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.net.tasks import Tasks
-from gateway.net.upstream import Channel, Headers, Receive
+from gateway.net.upstream import NO_HEADERS, Channel, Headers, Receive
 
 _ACCEPT: Final = "application/json, text/event-stream"
 _SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
@@ -35,6 +36,7 @@ _SIDE_HEAD_SECONDS: Final = 2.0
 """How long the handshake waits for the head of the side stream; a few servers send it with the first event."""
 _ERROR_BODY_BYTES: Final = 65_536
 _READ_BYTES: Final = 65_536
+_FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
 
 
 class Client:
@@ -53,31 +55,53 @@ class Client:
             skip_auto_headers=("Content-Type",),
         )
 
-    @asynccontextmanager
-    async def exchange(
-        self, method: str, url: URL, headers: dict[str, str], body: bytes | None, where: str
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One HTTP request; foreign exceptions become Unreachable (nothing sent) or CallLost."""
-        try:
-            async with self._http.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
-                yield response
-        except aiohttp.ClientConnectorError as exc:
-            raise Unreachable(
-                f"{where} cannot be reached ({exc.strerror or exc.os_error}); check that the server runs and that "
-                "upstream.url is right"
-            ) from exc
-        except aiohttp.ConnectionTimeoutError as exc:
-            raise Unreachable(
-                f"{where} did not accept a connection within timeouts.connect_seconds; check address and firewall"
-            ) from exc
-        except (aiohttp.ClientError, ConnectionError, TimeoutError) as exc:
-            raise CallLost(
-                f"{where} broke the connection ({type(exc).__name__}); the request may have had effects"
-            ) from exc
+    def exchange(self, method: str, url: URL, headers: dict[str, str], body: bytes | None, where: str) -> "_Exchange":
+        """One HTTP request, to be entered for its response."""
+        context = self._http.request(method, url, data=body, headers=headers, allow_redirects=False)
+        return _Exchange(context, where)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._http.close()
+
+
+class _Exchange:
+    """One HTTP request; foreign exceptions become Unreachable (nothing was sent) or CallLost.
+
+    A class, because two generators for every request are a measurable part of a plain call.
+    """
+
+    __slots__ = ("_context", "_where")
+
+    def __init__(self, context: AbstractAsyncContextManager[aiohttp.ClientResponse], where: str) -> None:
+        self._context = context
+        self._where = where
+
+    async def __aenter__(self) -> aiohttp.ClientResponse:
+        try:
+            return await self._context.__aenter__()
+        except _FOREIGN as exc:
+            raise self._mapped(exc) from exc
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._context.__aexit__(kind, exc, traceback)
+        if isinstance(exc, _FOREIGN):
+            raise self._mapped(exc) from exc
+
+    def _mapped(self, exc: BaseException) -> UpstreamError:
+        if isinstance(exc, aiohttp.ClientConnectorError):
+            return Unreachable(
+                f"{self._where} cannot be reached ({exc.strerror or exc.os_error}); check that the server runs and "
+                "that upstream.url is right"
+            )
+        if isinstance(exc, aiohttp.ConnectionTimeoutError):
+            return Unreachable(
+                f"{self._where} did not accept a connection within timeouts.connect_seconds; check address and "
+                "firewall"
+            )
+        return CallLost(f"{self._where} broke the connection ({type(exc).__name__}); the request may have had effects")
 
 
 class Endpoint:
@@ -108,6 +132,8 @@ class StreamableChannel(Channel):
         self._timeouts = timeouts
         self._tasks = tasks
         self._fixed: dict[str, str] = {"Accept": _ACCEPT, "Content-Type": "application/json"}
+        self._headers = NO_HEADERS
+        """Those of the last message: DELETE needs a credential too."""
         self._side: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -177,7 +203,7 @@ class StreamableChannel(Channel):
                 if not await self._hear_side(headers, receive, ready):
                     break
                 failures = 1
-            except UpstreamError:
+            except (UpstreamError, sse.EventTooLarge):
                 pass
             finally:
                 self.hears_side = False
@@ -224,13 +250,10 @@ class StreamableChannel(Channel):
                 "had effects"
             ) from exc
 
-    @asynccontextmanager
-    async def _post(self, message: bytes, headers: Headers) -> AsyncIterator[aiohttp.ClientResponse]:
+    def _post(self, message: bytes, headers: Headers) -> _Exchange:
         endpoint = self._endpoint
-        async with self._client.exchange(
-            "POST", endpoint.url, {**headers, **self._fixed}, message, endpoint.where
-        ) as response:
-            yield response
+        self._headers = headers
+        return self._client.exchange("POST", endpoint.url, {**headers, **self._fixed}, message, endpoint.where)
 
     async def _read(self, response: aiohttp.ClientResponse, receive: Receive) -> jsonrpc.Error | None:
         if response.status >= 300:
@@ -282,6 +305,8 @@ class StreamableChannel(Channel):
             response.close()
 
     async def _body(self, response: aiohttp.ClientResponse, limit: int) -> bytes:
+        if response.content_length is not None and response.content_length <= limit:
+            return await response.read()
         body = bytearray()
         async for chunk in response.content.iter_any():
             body += chunk
@@ -316,11 +341,11 @@ class StreamableChannel(Channel):
             self._side.cancel()
 
     async def _delete(self) -> None:
-        endpoint = self._endpoint
+        endpoint, headers = self._endpoint, {**self._headers, **self._fixed}
         try:
             async with (
                 asyncio.timeout(self._timeouts.cancel_seconds),
-                self._client.exchange("DELETE", endpoint.url, dict(self._fixed), None, endpoint.where) as response,
+                self._client.exchange("DELETE", endpoint.url, headers, None, endpoint.where) as response,
             ):
                 await response.read()
         except (TimeoutError, UpstreamError):

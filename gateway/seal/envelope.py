@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.core import jsonrpc
 from gateway.core.request import Request
-from gateway.errors import InvalidState
+from gateway.errors import InvalidParams, InvalidState
 from gateway.seal.keyring import Keyring
 
 VERSION: Final = 1
@@ -54,8 +54,14 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 def bind(route: str, request: Request, principal: bytes) -> Binding:
-    """The binding of a request; equal JSON values bind equally, however they are spelled."""
-    params = {key: jsonrpc.decode(value) for key, value in request.params.items()}
+    """The binding of a request; equal JSON values bind equally, however they are spelled. Raises InvalidParams.
+
+    1 and 1.0 are two values here: a client that repeats its own arguments never mixes them.
+    """
+    try:
+        params = {key: jsonrpc.decode(value) for key, value in request.params.items()}
+    except (ValueError, RecursionError) as exc:
+        raise InvalidParams(f'"params" cannot be bound to a requestState: {exc}') from exc
     return Binding(
         route,
         request.method,
