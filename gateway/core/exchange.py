@@ -60,12 +60,14 @@ class State(StrEnum):
 class Policy(msgspec.Struct, frozen=True):
     """What the route and the method allow.
 
-    `may_ask`: the method is one that may answer InputRequiredResult. `refuse_undeclared`: a question that the client
+    `may_ask`: the method is one that may answer InputRequiredResult. `is_tool`: it is tools/call, where a failure is a
+    result that a model can read. `refuse_undeclared`: a question that the client
     cannot be asked is refused upstream and the tool goes on, instead of ending the call. `shed_rounds`: how often a
     long leg may end early with a state-only round.
     """
 
     may_ask: bool = True
+    is_tool: bool = True
     refuse_undeclared: bool = False
     shed_rounds: int = 4
 
@@ -90,6 +92,8 @@ class Exchange:
         self._sheds = 0
         self._final: Callable[[tuple[on.Leg, ...]], Command] | None = None
         self._calling = False
+        self._dirty = False
+        """A question of an earlier call of the session was never answered."""
 
     @property
     def calling(self) -> bool:
@@ -127,7 +131,7 @@ class Exchange:
             return self._repeat_parked(event)
         matched = self._match(event)
         if self.questions and not matched:
-            return [do.Ask((event.leg,), dict(self.questions), self.round)]
+            return self._ask_again(event.leg)
         self._claim(event)
         out: Commands = [do.Disarm(Timer.TTL), do.Arm(Timer.LEG)]
         for question, _ in matched:
@@ -147,15 +151,22 @@ class Exchange:
         if event.round != self.round:
             return self._repeat_parked(event)
         matched = self._match(event)
-        if len(matched) < len(self.questions):
-            return [do.Ask((event.leg,), dict(self.questions), self.round)]
-        self._claim(event)
-        self.questions.clear()
-        out: Commands = [do.Disarm(Timer.TTL), *(do.Count(q.method, "answered") for q, _ in matched)]
+        out: Commands = []
+        for question, _ in matched:
+            del self.questions[question.key]
+            out.append(do.Count(question.method, "answered"))
         declined = [question.key for question, answer in matched if not inputs.accepted(answer)]
+        if self.questions and not declined:
+            return [*out, *self._ask_again(event.leg)]
+        self._claim(event)
+        out.append(do.Disarm(Timer.TTL))
         if declined:
-            return [*out, *self._end(_declined(declined), clean=True)]
+            return [*out, *self._end(self._declined_urls(declined), clean=True)]
         return [*out, *self._send_call()]
+
+    def _ask_again(self, leg: on.Leg) -> Commands:
+        """Ask what is still open, in the same round; who asks for it is still there, so the time starts anew."""
+        return [do.Ask((leg,), dict(self.questions), self.round), do.Arm(Timer.TTL)]
 
     def _match(self, event: on.Answered) -> tuple[tuple[Question, Raw], ...]:
         """The open questions that are answered, with checked answers; unknown keys are ignored."""
@@ -176,7 +187,7 @@ class Exchange:
 
     def _repeat_parked(self, event: on.Answered) -> Commands:
         self._repeated(event)
-        return [do.Ask((event.leg,), dict(self.questions), self.round)]
+        return self._ask_again(event.leg)
 
     def _join(self, event: on.Answered) -> Commands:
         """A retry came twice: both get the one final message, the answers go upstream once."""
@@ -320,7 +331,10 @@ class Exchange:
         if not self._declared.url:
             missing = MissingCapability({"elicitation": {"url": {}}}, "error -32042")
             return self._end(lambda legs: do.Fail(legs, missing), clean=not self.questions)
+        if len(questions) > MAX_QUESTIONS:
+            return self._cannot_refer(f"{len(questions)} of them")
         self._calling = False
+        self._dirty = self._dirty or bool(self.questions)
         waiting = self.state in (State.RUNNING, State.ASKING)
         self._keys.update(questions)
         self.questions = questions
@@ -390,6 +404,7 @@ class Exchange:
         self._calling = False
         self._final = final
         self.questions.clear()
+        clean = clean and not self._dirty
         waited = self.state in (State.PARKED, State.REFERRED)
         legs, self._legs = self.legs, []
         out: Commands = [do.DisarmLeg()] if self._policy.may_ask else []
@@ -413,7 +428,7 @@ class Exchange:
         """Nobody waits and nobody will come back."""
         out = [*self._cancel(reason)]
         out += [do.DisarmLeg(), do.Disarm(Timer.TTL)]
-        clean = self.state is State.REFERRED
+        clean = self.state is State.REFERRED and not self._dirty
         self._calling = False
         self.questions.clear()
         self.state = State.ENDED
@@ -429,6 +444,14 @@ class Exchange:
             out.append(do.CancelCall(reason))
         return out
 
+    def _declined_urls(self, keys: list[str]) -> Callable[[tuple[on.Leg, ...]], Command]:
+        text = f"The server needs a url to be visited before it can go on, and that was declined ({', '.join(keys)})"
+        if not self._policy.is_tool:
+            error = jsonrpc.Error(mcp.INTERNAL_ERROR, text)
+            return lambda legs: do.FailWith(legs, error)
+        result = {"resultType": "complete", "content": [{"type": "text", "text": text}], "isError": True}
+        return lambda legs: do.Reply(legs, jsonrpc.encode(result))
+
     # -- late events --------------------------------------------------------------------------------------------
 
     def _late(self, _: on.Event) -> Commands:
@@ -437,12 +460,6 @@ class Exchange:
     def _late_question(self, event: on.Nested) -> Commands:
         error = jsonrpc.Error(mcp.INVALID_PARAMS, "No call is in flight that could ask (SEP-2260)")
         return [do.Respond(event.id, None, error), do.Count(event.method, "unsolicited")]
-
-
-def _declined(keys: list[str]) -> Callable[[tuple[on.Leg, ...]], Command]:
-    text = f"The server needs a url to be visited before it can go on, and that was declined ({', '.join(keys)})."
-    content = {"content": [{"type": "text", "text": text}], "isError": True, "resultType": "complete"}
-    return lambda legs: do.Reply(legs, jsonrpc.encode(content))
 
 
 Handler = Callable[[Exchange, Any], Commands]

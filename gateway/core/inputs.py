@@ -58,7 +58,7 @@ class _Elicit(msgspec.Struct):
 
 class _Schema(msgspec.Struct):
     type: Literal["object"]
-    properties: Raw
+    properties: dict[str, Raw]
     title: str | None = None
 
 
@@ -154,7 +154,9 @@ def _requirement(
 
 
 def _modern_params(opened: jsonrpc.Fields, meta: jsonrpc.Fields) -> Raw:
-    parts: list[tuple[str, bytes | Raw]] = [(k, v) for k, v in opened.items() if k not in _REMOVED]
+    parts: list[tuple[str, bytes | Raw]] = [
+        (k, v) for k, v in opened.items() if k not in _REMOVED and not jsonrpc.is_null(v)
+    ]
     kept = [(k, v) for k, v in meta.items() if k not in _REMOVED_META]
     if kept:
         parts.append(("_meta", jsonrpc.merge(kept)))

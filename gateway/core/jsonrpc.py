@@ -54,7 +54,9 @@ decode = msgspec.json.decode
 
 
 def message(data: bytes) -> Message:
-    """Decode one message; raises ValueError (also for nesting that exhausts the decoder)."""
+    """Decode one message; raises ValueError (also for nesting that exhausts the decoder, and for bad UTF-8)."""
+    if not data.isascii():
+        _ = data.decode()  # what is spliced unread must be text
     try:
         return _decode_message(data)
     except RecursionError as exc:

@@ -11,6 +11,7 @@ from msgspec import UNSET, Raw, UnsetType
 from gateway.core import jsonrpc, mcp
 
 _TASKS: Final = "io.modelcontextprotocol/tasks"
+_UNKNOWN: Final = Raw(b'{"name":"unknown","version":"0"}')
 _CLIENT_KEYS: Final = ("elicitation", "sampling", "roots", "experimental")
 _SERVER_KEYS: Final = (
     "completions",
@@ -66,19 +67,36 @@ def handshake(result: Raw) -> Handshake:
     opened = msgspec.json.decode(result, type=_InitializeResult)
     if opened.protocolVersion not in mcp.LEGACY_VERSIONS:
         raise ValueError(f"the server wants protocol version {opened.protocolVersion[:40]!r}")
-    info = opened.serverInfo if isinstance(opened.serverInfo, Raw) else Raw(b'{"name":"unknown","version":"0"}')
+    # What a server says of itself is passed on to clients that validate it: nothing malformed goes through.
+    info = opened.serverInfo
     instructions = opened.instructions
-    if instructions is UNSET or jsonrpc.is_null(instructions):
-        return Handshake(opened.protocolVersion, opened.capabilities, info, None)
-    return Handshake(opened.protocolVersion, opened.capabilities, info, instructions)
+    return Handshake(
+        opened.protocolVersion,
+        {key: raw if _is_object(raw) else jsonrpc.EMPTY for key, raw in opened.capabilities.items() if _is_set(raw)},
+        info if isinstance(info, Raw) and _is_implementation(info) else _UNKNOWN,
+        instructions if isinstance(instructions, Raw) and jsonrpc.text(instructions) is not None else None,
+    )
+
+
+def _is_set(raw: Raw) -> bool:
+    return not jsonrpc.is_null(raw) and bytes(raw) != b"false"
+
+
+def _is_object(raw: Raw) -> bool:
+    return bytes(raw).startswith(b"{")
+
+
+def _is_implementation(raw: Raw) -> bool:
+    if not _is_object(raw):
+        return False
+    opened = jsonrpc.fields(raw)
+    return jsonrpc.text(opened.get("name")) is not None and jsonrpc.text(opened.get("version")) is not None
 
 
 def discover_result(shaken: Handshake, ttl_ms: int, scope: str) -> bytes:
     """The DiscoverResult for a client of this upstream."""
     capabilities = [
-        (key, _server_capability(key, raw))
-        for key, raw in shaken.capabilities.items()
-        if key in _SERVER_KEYS and not jsonrpc.is_null(raw)
+        (key, _server_capability(key, raw)) for key, raw in shaken.capabilities.items() if key in _SERVER_KEYS
     ]
     parts: list[tuple[str, bytes | Raw]] = [
         ("resultType", b'"complete"'),

@@ -6,6 +6,7 @@ basic/transports/streamable-http (Request Metadata, Server Validation), server/u
 """
 
 import base64
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
@@ -16,6 +17,7 @@ from msgspec import Raw
 from gateway.core import jsonrpc, mcp
 from gateway.core.inputs import Capabilities
 from gateway.errors import (
+    DownstreamError,
     HeaderMismatch,
     InvalidParams,
     InvalidRequest,
@@ -28,6 +30,7 @@ from gateway.errors import (
 HeaderValues = Callable[[str], Sequence[str]]
 """All values of one header, by name; empty when it is absent."""
 
+_VERSION: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _BASE64_OPEN: Final = "=?base64?"
 _BASE64_CLOSE: Final = "?="
 _PROTOCOL_META: Final = frozenset(
@@ -39,7 +42,8 @@ _PROTOCOL_META: Final = frozenset(
         mcp.META_PROGRESS_TOKEN,
     }
 )
-_OURS: Final = frozenset({"_meta", "inputResponses", "requestState"})
+_OURS: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
+"""What does not go upstream; `task` would start a task of 2025-11-25, whose handle no modern client understands."""
 _MAX_DECLARATION_BYTES: Final = 16_384
 _UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
 """`clientInfo` is optional in 2026-07-28 and required by `initialize`."""
@@ -98,7 +102,7 @@ def read(body: bytes, max_depth: int) -> Posted:
     posted_id = id_ if id_ is not None and jsonrpc.is_id(id_) else None
     try:
         return _shape(body, opened, posted_id)
-    except InvalidRequest as exc:
+    except DownstreamError as exc:
         exc.request_id = bytes(posted_id) if posted_id is not None else None
         raise
 
@@ -114,18 +118,18 @@ def _shape(body: bytes, opened: jsonrpc.Fields, id_: Raw | None) -> Posted:
         raise InvalidRequest('"method" must be a string')
     if "id" in opened and id_ is None:
         raise InvalidRequest('"id" must be a string or an integer')
-    params = _object(opened.get("params"), '"params"')
-    meta = _object(params["_meta"], '"params._meta"') if "_meta" in params else None
+    params = _object(opened.get("params"), '"params"', InvalidRequest)
+    meta = _object(params["_meta"], '"params._meta"', InvalidParams) if "_meta" in params else None
     return Posted(id_, method, params, meta)
 
 
-def _object(raw: Raw | None, name: str) -> jsonrpc.Fields:
+def _object(raw: Raw | None, name: str, error: type[DownstreamError]) -> jsonrpc.Fields:
     if raw is None:
         return {}
     try:
         opened = jsonrpc.fields(raw)
     except ValueError as exc:
-        raise InvalidRequest(f"{name} must be an object") from exc
+        raise error(f"{name} must be an object") from exc
     _no_duplicates(raw, opened, name)
     return opened
 
@@ -143,7 +147,8 @@ def is_modern(posted: Posted, version_header: str | None) -> bool:
     """
     if posted.meta is not None and mcp.META_VERSION in posted.meta:
         return True
-    return version_header is not None and version_header.strip() >= mcp.MODERN
+    version = (version_header or "").strip()
+    return _VERSION.fullmatch(version) is not None and version >= mcp.MODERN
 
 
 def check(posted: Posted, headers: HeaderValues) -> Request:
@@ -154,6 +159,7 @@ def check(posted: Posted, headers: HeaderValues) -> Request:
     declared_raw, declared = _capabilities(meta)
     log_level = _log_level(meta)
     progress_token = _progress_token(meta)
+    client_info = _client_info(meta)
     target = _check_headers(posted, version, headers)
     if version not in mcp.SUPPORTED_VERSIONS:
         raise UnsupportedVersion(version)
@@ -170,7 +176,7 @@ def check(posted: Posted, headers: HeaderValues) -> Request:
         params={key: value for key, value in posted.params.items() if key not in _OURS},
         user_meta={key: value for key, value in meta.items() if key not in _PROTOCOL_META},
         target=target or "",
-        client_info=_client_info(meta),
+        client_info=client_info,
         capabilities=declared_raw,
         declared=declared,
         log_level=log_level,
@@ -212,12 +218,16 @@ def _declared(raw: bytes) -> Capabilities:
     elicitation = opened.elicitation
     return Capabilities(
         # An empty object means form mode (client/elicitation, Capabilities).
-        form=elicitation is not None and ("form" in elicitation or "url" not in elicitation),
-        url=elicitation is not None and "url" in elicitation,
+        form=elicitation is not None and (_declares(elicitation, "form") or not _declares(elicitation, "url")),
+        url=_declares(elicitation, "url"),
         sampling=opened.sampling is not None,
-        sampling_tools=opened.sampling is not None and "tools" in opened.sampling,
+        sampling_tools=_declares(opened.sampling, "tools"),
         roots=opened.roots is not None,
     )
+
+
+def _declares(capability: jsonrpc.Fields | None, mode: str) -> bool:
+    return capability is not None and mode in capability and not jsonrpc.is_null(capability[mode])
 
 
 def _log_level(meta: jsonrpc.Fields) -> str | None:

@@ -1,0 +1,208 @@
+"""A test of the exchange, written as the protocol runs.
+
+    assert Playbook() >> on.Called(leg) << do.SendCall() << do.Arm(Timer.LEG)
+
+`>>` gives the exchange an event, `<<` names the next command that must follow. Every command must be named before the
+next event, and before the playbook is true; `Count`s alone are gathered in `counts`. Values are compared by type and
+fields; legs by identity; `ANY` is equal to everything.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Self
+from unittest.mock import ANY
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from gateway.core import commands as do
+from gateway.core import events as on
+from gateway.core import jsonrpc
+from gateway.core.exchange import Exchange, Policy, State
+from gateway.core.inputs import Capabilities, Question
+from gateway.errors import GatewayError
+
+ALL = Capabilities(form=True, url=True, sampling=True, sampling_tools=True, roots=True)
+FORM = {"message": "Name?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
+SAMPLING = {"messages": [{"role": "user", "content": {"type": "text", "text": "Hi"}}], "maxTokens": 9}
+ACCEPT = Raw(b'{"action":"accept","content":{"name":"Ada"}}')
+DECLINE = Raw(b'{"action":"decline"}')
+CANCEL = Raw(b'{"action":"cancel"}')
+SAMPLED = Raw(b'{"role":"assistant","model":"m","content":{"type":"text","text":"Hello"}}')
+RESULT = b'{"resultType":"complete","content":[]}'
+
+
+def raw(value: Any) -> Raw:
+    return Raw(msgspec.json.encode(value))
+
+
+def leg(id_: Any = 1, *, token: Any = None, level: str | None = None) -> on.Leg:
+    return on.Leg(raw(id_), None if token is None else raw(token), level)
+
+
+def asked(id_: Any, *, title: str | None = None, **params: Any) -> on.Nested:
+    """A nested form elicitation."""
+    schema = FORM["requestedSchema"] | ({} if title is None else {"title": title})  # type: ignore[operator]
+    return on.Nested(raw(id_), "elicitation/create", raw(FORM | {"requestedSchema": schema} | params))
+
+
+def answered(by: on.Leg, round_: int, **answers: Raw) -> on.Answered:
+    """A retry; its digest is its answers."""
+    digest = repr(sorted((key, bytes(value)) for key, value in answers.items())).encode()
+    return on.Answered(by, round_, digest, answers)
+
+
+def url_required(*elicitations: Mapping[str, Any], **data: Any) -> on.Failed:
+    """The error -32042 for these urls."""
+    listed = {"elicitations": list(elicitations)} if elicitations else {}
+    return on.Failed(jsonrpc.Error(-32042, "URL required", raw(listed | data)))
+
+
+def url(name: str = "a") -> dict[str, Any]:
+    return {"mode": "url", "message": f"Visit {name}", "url": f"https://example.com/{name}", "elicitationId": name}
+
+
+def same(found: Any, wanted: Any) -> bool:
+    """Equal by type and fields, all the way down."""
+    if wanted is ANY:
+        return True
+    if type(found) is not type(wanted):
+        return False
+    match found:
+        case on.Leg():
+            return found is wanted
+        case msgspec.Struct():
+            return all(same(getattr(found, name), getattr(wanted, name)) for name in found.__struct_fields__)
+        case Raw():
+            return bytes(found) == bytes(wanted)
+        case GatewayError():
+            return found.args == wanted.args and found.data == wanted.data
+        case tuple() | list():
+            return len(found) == len(wanted) and all(same(a, b) for a, b in zip(found, wanted, strict=True))
+        case dict():
+            return list(found) == list(wanted) and all(same(found[key], wanted[key]) for key in found)
+    return bool(found == wanted)
+
+
+def attributes(exchange: Exchange) -> dict[str, Any]:
+    """Everything an exchange remembers, copied."""
+    return {
+        name: value.copy() if isinstance(value, dict | list | set) else value for name, value in vars(exchange).items()
+    }
+
+
+class Playbook:
+    """One exchange and what it did."""
+
+    def __init__(
+        self, declared: Capabilities = ALL, policy: Policy | None = None, given: Mapping[str, Raw] | None = None
+    ) -> None:
+        self.exchange = Exchange(declared, policy or Policy(), given)
+        self.counts: list[str] = []
+        self._pending: list[do.Command] = []
+
+    def __rshift__(self, event: on.Event) -> Self:
+        assert not self._pending, f"not expected: {self._pending}"
+        for command in self.exchange.handle(event):
+            if isinstance(command, do.Count):
+                self.counts.append(command.outcome)
+            else:
+                self._pending.append(command)
+        return self
+
+    def __lshift__(self, wanted: do.Command) -> Self:
+        assert self._pending, f"nothing more was commanded, wanted {wanted}"
+        found = self._pending.pop(0)
+        assert same(found, wanted), f"\ncommanded {found}\nwanted    {wanted}"
+        return self
+
+    def __bool__(self) -> bool:
+        assert not self._pending, f"not expected: {self._pending}"
+        return True
+
+    def refuses(self, event: on.Event, error: type[Exception], match: str | None = None) -> Self:
+        """The event raises, and nothing has changed."""
+        assert self
+        before = attributes(self.exchange)
+        with pytest.raises(error, match=match):
+            self.exchange.handle(event)
+        assert attributes(self.exchange) == before
+        return self
+
+    @property
+    def state(self) -> State:
+        return self.exchange.state
+
+    @property
+    def questions(self) -> dict[str, Question]:
+        return dict(self.exchange.questions)
+
+
+def ask(legs: on.Leg | tuple[on.Leg, ...], round_: int, *keys: str) -> do.Ask:
+    """The command that ends legs with these questions."""
+    return do.Ask(legs if isinstance(legs, tuple) else (legs,), dict.fromkeys(keys, ANY), round_)
+
+
+def send(*answers: tuple[str, Any, Raw]) -> do.SendAnswers:
+    """The command that posts answers, each given as key, upstream id and value."""
+    return do.SendAnswers(tuple((Question(key, ANY, ANY, raw(id_)), value) for key, id_, value in answers))
+
+
+def error(code: int, message: Any = ANY) -> jsonrpc.Error:
+    return jsonrpc.Error(code, message)
+
+
+def waiting(by: on.Leg, **options: Any) -> Playbook:
+    """A playbook whose call runs in the first round."""
+    play = Playbook(**options) >> on.Called(by) << do.SendCall() << do.Arm(do.Timer.LEG)
+    assert play
+    return play
+
+
+def parked(by: on.Leg, **options: Any) -> Playbook:
+    """A playbook that has asked one question, `elicitation-1` with the upstream id 0, and waits for round 1."""
+    play = (
+        waiting(by, **options)
+        >> asked(0)
+        << do.Arm(do.Timer.QUIET)
+        >> on.QuietPassed()
+        << do.DisarmLeg()
+        << ask(by, 1, "elicitation-1")
+        << do.Arm(do.Timer.TTL)
+    )
+    assert play.state is State.PARKED
+    return play
+
+
+def resumed(by: on.Leg, again: on.Leg, **options: Any) -> Playbook:
+    """A playbook whose one question was answered and whose second leg waits."""
+    play = (
+        parked(by, **options)
+        >> answered(again, 1, **{"elicitation-1": ACCEPT})
+        << do.Disarm(do.Timer.TTL)
+        << do.Arm(do.Timer.LEG)
+        << send(("elicitation-1", 0, ACCEPT))
+    )
+    assert play.state is State.RUNNING
+    return play
+
+
+def detached(by: on.Leg, again: on.Leg, **options: Any) -> Playbook:
+    """A playbook whose second leg left after it had answered."""
+    play = resumed(by, again, **options) >> on.Left(again) << do.DisarmLeg() << do.Arm(do.Timer.GRACE)
+    assert play.state is State.DETACHED
+    return play
+
+
+def referred(by: on.Leg, *urls: dict[str, Any], **options: Any) -> Playbook:
+    """A playbook whose call ended with -32042 in the first round; the urls are with the client."""
+    urls = urls or (url(),)
+    play = (
+        waiting(by, **options)
+        >> url_required(*urls)
+        << do.DisarmLeg()
+        << ask(by, 1, *(f"elicitation-{number + 1}" for number in range(len(urls))))
+        << do.Arm(do.Timer.TTL)
+    )
+    assert play.state is State.REFERRED
+    return play

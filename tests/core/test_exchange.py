@@ -1,0 +1,899 @@
+"""Stories of one exchange, each told as its events and the commands that follow."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+from msgspec import Raw
+
+from gateway.core import commands as do
+from gateway.core import events as on
+from gateway.core import exchange as machine
+from gateway.core import inputs, jsonrpc, mcp
+from gateway.core.commands import Timer
+from gateway.core.exchange import MAX_QUESTIONS, TRANSITIONS, Exchange, Policy, State
+from gateway.core.inputs import Capabilities
+from gateway.errors import (
+    CallLost,
+    InvalidParams,
+    InvalidState,
+    LocalProtocolError,
+    MissingCapability,
+    Refused,
+    Stopping,
+)
+from tests.core.playbook import (
+    ACCEPT,
+    ALL,
+    CANCEL,
+    DECLINE,
+    RESULT,
+    SAMPLED,
+    SAMPLING,
+    Playbook,
+    answered,
+    ask,
+    asked,
+    attributes,
+    detached,
+    error,
+    leg,
+    parked,
+    raw,
+    referred,
+    resumed,
+    send,
+    url,
+    url_required,
+    waiting,
+)
+from tests.schema import assert_modern_message, assert_modern_result
+
+FIRST, SECOND, THIRD = leg(1), leg(2), leg(3)
+EVENTS = [event for event in vars(on).values() if isinstance(event, type) and issubclass(event, on.Event)]
+EVENTS.remove(on.Event)
+LOST = CallLost("the stream broke")
+STOPPING = Stopping("stopping")
+UNAUTHORISED = Refused("refused", status=401, challenge="Bearer")
+QUESTION = inputs.Question("elicitation-1", mcp.ELICIT, ANY, raw(0))
+PLAIN = Policy(may_ask=False)
+
+# -- one call ---------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_asks_nothing_is_sent_and_answered() -> None:
+    play = Playbook() >> on.Called(FIRST) << do.SendCall() << do.Arm(Timer.LEG)
+    assert play.exchange.calling
+    assert play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
+    assert play.state is State.ENDED
+    assert not play.exchange.calling
+
+
+def test_an_error_of_the_upstream_is_passed_on() -> None:
+    failure = jsonrpc.Error(-32602, "Unknown tool")
+    play = waiting(FIRST) >> on.Failed(failure) << do.DisarmLeg() << do.FailWith((FIRST,), failure)
+    assert play << do.ReleaseSession(clean=True)
+
+
+def test_a_broken_call_fails_and_its_session_is_not_used_again() -> None:
+    play = waiting(FIRST) >> on.Broke(LOST) << do.DisarmLeg() << do.Fail((FIRST,), LOST)
+    assert play << do.ReleaseSession(clean=False)
+
+
+def test_a_request_that_may_not_ask_has_no_timers() -> None:
+    play = Playbook(policy=PLAIN) >> on.Called(FIRST) << do.SendCall()
+    assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
+
+
+def test_a_request_that_may_not_ask_refuses_a_question_and_goes_on() -> None:
+    play = Playbook(policy=PLAIN) >> on.Called(FIRST) << do.SendCall()
+    assert play >> asked(0) << do.Respond(raw(0), None, error(mcp.INVALID_REQUEST))
+    assert play.counts == ["refused"]
+    assert play.state is State.RUNNING
+
+
+def test_a_request_that_may_not_ask_does_not_shed() -> None:
+    assert Playbook(policy=PLAIN) >> on.Called(FIRST) << do.SendCall() >> on.LegLimitPassed()
+
+
+# -- questions --------------------------------------------------------------------------------------------------
+
+
+def test_one_question_is_asked_answered_and_the_result_given() -> None:
+    play = Playbook() >> on.Called(FIRST) << do.SendCall() << do.Arm(Timer.LEG)
+    play = play >> asked(0) << do.Arm(Timer.QUIET)
+    play = play >> on.QuietPassed() << do.DisarmLeg() << ask(FIRST, 1, "elicitation-1") << do.Arm(Timer.TTL)
+    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+    play = play << send(("elicitation-1", 0, ACCEPT))
+    play = play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((SECOND,), RESULT)
+    assert play << do.ReleaseSession(clean=True) << do.Arm(Timer.LINGER)
+    assert play.counts == ["asked", "answered"]
+
+
+def test_what_is_asked_is_what_the_upstream_asked() -> None:
+    play = parked(FIRST)
+    result = inputs.input_requests(play.questions)
+    assert_modern_result(mcp.TOOLS_CALL, b'{"resultType":"input_required","inputRequests":%b}' % result)
+    assert b'"message":"Name?"' in result
+
+
+def test_several_questions_within_the_quiet_window_share_one_round() -> None:
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET)
+    play = play >> on.Nested(raw("x"), mcp.SAMPLE, raw(SAMPLING)) << do.Arm(Timer.QUIET)
+    play = play >> on.Nested(raw(2), mcp.ROOTS, raw({})) << do.Arm(Timer.QUIET)
+    keys = ("elicitation-1", "sampling-1", "roots-1")
+    play = play >> on.QuietPassed() << do.DisarmLeg() << ask(FIRST, 1, *keys) << do.Arm(Timer.TTL)
+    roots = raw({"roots": [{"uri": "file:///a"}]})
+    # The answers go up in the order of the questions, whatever the client's order is.
+    play = play >> answered(SECOND, 1, **{"roots-1": roots, "sampling-1": SAMPLED, "elicitation-1": ACCEPT})
+    play = play << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+    assert play << send(("elicitation-1", 0, ACCEPT), ("sampling-1", "x", SAMPLED), ("roots-1", 2, roots))
+    assert play.counts == ["asked"] * 3 + ["answered"] * 3
+
+
+def test_many_questions_in_sequence_take_one_round_each() -> None:
+    play, last = waiting(FIRST), FIRST
+    for number in range(1, 10):
+        key = f"elicitation-{number}"
+        play = play >> asked(number) << do.Arm(Timer.QUIET)
+        play = play >> on.QuietPassed() << do.DisarmLeg() << ask(last, number, key) << do.Arm(Timer.TTL)
+        last = leg(number)
+        play = play >> answered(last, number, **{key: ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+        play = play << send((key, number, ACCEPT))
+    assert play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((last,), RESULT) << ANY << do.Arm(Timer.LINGER)
+
+
+def test_the_title_of_the_form_is_the_key_and_keys_are_never_given_twice() -> None:
+    play = waiting(FIRST) >> asked(0, title="name") << do.Arm(Timer.QUIET) >> asked(1, title="name")
+    play = play << do.Arm(Timer.QUIET) >> on.QuietPassed() << do.DisarmLeg() << ask(FIRST, 1, "name", "name-2") << ANY
+    play = play >> answered(SECOND, 1, name=ACCEPT, **{"name-2": ACCEPT}) << ANY << ANY << ANY
+    assert play >> asked(2, title="name") << do.Arm(Timer.QUIET)
+    assert list(play.questions) == ["name-3"]
+
+
+def test_a_question_with_the_id_of_an_earlier_one_is_not_asked_again() -> None:
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET)
+    assert play >> asked(0)
+    assert play.counts == ["asked", "duplicate"]
+    assert len(play.questions) == 1
+
+
+def test_ids_differ_by_json_type() -> None:
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> asked("0") << do.Arm(Timer.QUIET)
+    assert play
+    assert len(play.questions) == 2
+
+
+def test_more_questions_than_a_user_can_read_are_refused() -> None:
+    play = waiting(FIRST)
+    for number in range(MAX_QUESTIONS):
+        play = play >> asked(number) << do.Arm(Timer.QUIET)
+    assert play >> asked("more") << do.Respond(raw("more"), None, error(mcp.INVALID_REQUEST))
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "code"),
+    [
+        ("ping", {}, mcp.METHOD_NOT_FOUND),
+        ("tasks/get", {}, mcp.METHOD_NOT_FOUND),
+        (mcp.ELICIT, {"message": "Name?"}, mcp.INVALID_PARAMS),
+        (mcp.ELICIT, {"mode": "url", "message": "Visit"}, mcp.INVALID_PARAMS),
+        (mcp.ELICIT, [], mcp.INVALID_PARAMS),
+        (mcp.SAMPLE, {"messages": []}, mcp.INVALID_PARAMS),
+        (mcp.ROOTS, "all", mcp.INVALID_PARAMS),
+    ],
+)
+def test_what_no_client_could_answer_is_refused_upstream_and_the_call_goes_on(
+    method: str, params: Any, code: int
+) -> None:
+    play = waiting(FIRST) >> on.Nested(raw(0), method, raw(params)) << do.Respond(raw(0), None, error(code))
+    assert play
+    assert play.state is State.RUNNING
+    assert play.counts[0] in {"refused", "malformed"}
+
+
+# -- capabilities (SEP-2260, mrtr server requirement 7) -----------------------------------------------------------
+
+
+def test_a_client_that_cannot_answer_is_never_asked() -> None:
+    play = waiting(FIRST, declared=Capabilities(roots=True)) >> asked(0)
+    play = play << do.Respond(raw(0), None, error(mcp.INVALID_PARAMS)) << do.CancelCall(ANY) << do.DisarmLeg()
+    missing = MissingCapability({"elicitation": {"form": {}}}, mcp.ELICIT)
+    assert play << do.Fail((FIRST,), missing) << do.ReleaseSession(clean=False)
+    assert play.state is State.ENDED
+
+
+def test_a_route_may_let_the_tool_fall_back_instead() -> None:
+    policy = Policy(refuse_undeclared=True)
+    play = waiting(FIRST, declared=Capabilities(), policy=policy) >> on.Nested(raw(7), mcp.SAMPLE, raw(SAMPLING))
+    assert play << do.Respond(raw(7), None, error(mcp.INVALID_PARAMS))
+    assert play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
+
+
+def test_an_undeclared_question_settles_the_questions_that_were_open() -> None:
+    play = waiting(FIRST, declared=Capabilities(form=True, sampling=True)) >> asked(0) << do.Arm(Timer.QUIET)
+    play = play >> on.Nested(raw(1), mcp.SAMPLE, raw(SAMPLING)) << do.Arm(Timer.QUIET)
+    play = play >> on.Nested(raw(2), mcp.ROOTS, raw({})) << do.Respond(raw(2), None, error(mcp.INVALID_PARAMS))
+    play = play << do.Respond(raw(0), CANCEL, None) << do.Respond(raw(1), None, error(mcp.INTERNAL_ERROR))
+    assert play << do.CancelCall(ANY) << do.DisarmLeg() << do.Fail((FIRST,), ANY) << do.ReleaseSession(clean=False)
+
+
+def test_an_undeclared_question_while_parked_is_what_the_client_finds_when_it_comes_back() -> None:
+    play = parked(FIRST, declared=Capabilities(form=True)) >> on.Nested(raw(1), mcp.ROOTS, raw({}))
+    play = play << do.Respond(raw(1), None, ANY) << do.Respond(raw(0), CANCEL, None) << do.CancelCall(ANY)
+    play = play << do.DisarmLeg() << do.ReleaseSession(clean=False)
+    missing = MissingCapability({"roots": {}}, mcp.ROOTS)
+    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Disarm(Timer.GRACE)
+    assert play << do.Fail((SECOND,), missing) << do.Arm(Timer.LINGER)
+
+
+# -- answers ----------------------------------------------------------------------------------------------------
+
+
+def test_missing_answers_are_asked_again_in_the_same_round() -> None:
+    play = parked(FIRST) >> answered(SECOND, 1) << ask(SECOND, 1, "elicitation-1") << do.Arm(Timer.TTL)
+    assert play.state is State.PARKED
+    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << send(("elicitation-1", 0, ACCEPT))
+
+
+def test_only_the_missing_answers_are_asked_again() -> None:
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> asked(1) << do.Arm(Timer.QUIET)
+    play = play >> on.QuietPassed() << do.DisarmLeg() << ask(FIRST, 1, "elicitation-1", "elicitation-2") << ANY
+    play = play >> answered(SECOND, 1, **{"elicitation-2": DECLINE}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+    play = play << send(("elicitation-2", 1, DECLINE)) << do.Arm(Timer.QUIET)
+    assert play >> on.QuietPassed() << do.DisarmLeg() << ask(SECOND, 2, "elicitation-1") << do.Arm(Timer.TTL)
+
+
+def test_unknown_keys_are_ignored() -> None:
+    play = parked(FIRST) >> answered(SECOND, 1, **{"elicitation-1": ACCEPT, "elicitation-2": ACCEPT, "x": raw(1)})
+    assert play << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG) << send(("elicitation-1", 0, ACCEPT))
+
+
+def test_a_malformed_answer_leaves_the_call_parked() -> None:
+    play = parked(FIRST)
+    play.refuses(answered(SECOND, 1, **{"elicitation-1": raw({"action": "maybe"})}), InvalidParams, "elicitation-1")
+    play.refuses(answered(SECOND, 1, **{"elicitation-1": SAMPLED}), InvalidParams)
+    assert (
+        play >> answered(THIRD, 1, **{"elicitation-1": DECLINE}) << ANY << ANY << send(("elicitation-1", 0, DECLINE))
+    )
+
+
+def test_of_two_answers_one_malformed_none_is_sent() -> None:
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> asked(1) << do.Arm(Timer.QUIET)
+    play = play >> on.QuietPassed() << ANY << ANY << ANY
+    play.refuses(answered(SECOND, 1, **{"elicitation-1": ACCEPT, "elicitation-2": raw(3)}), InvalidParams)
+
+
+def test_answers_given_in_advance_are_used_when_their_question_comes() -> None:
+    play = waiting(FIRST, given={"elicitation-1": ACCEPT}) >> asked(0) << send(("elicitation-1", 0, ACCEPT))
+    assert play.state is State.RUNNING
+    assert play.counts == ["given"]
+    assert play >> asked(1) << do.Arm(Timer.QUIET)
+
+
+def test_an_answer_given_in_advance_is_used_once() -> None:
+    play = waiting(FIRST, given={"name": ACCEPT}) >> asked(0, title="name") << send(("name", 0, ACCEPT))
+    assert play >> asked(1, title="name") << do.Arm(Timer.QUIET)
+    assert list(play.questions) == ["name-2"]
+
+
+def test_an_answer_given_in_advance_for_something_else_is_not_used() -> None:
+    assert waiting(FIRST, given={"elicitation-1": SAMPLED}) >> asked(0) << do.Arm(Timer.QUIET)
+
+
+def test_an_answer_given_in_advance_for_what_the_client_did_not_declare_does_not_help() -> None:
+    play = waiting(FIRST, declared=Capabilities(), given={"elicitation-1": ACCEPT}) >> asked(0)
+    assert play << do.Respond(raw(0), None, ANY) << do.CancelCall(ANY) << ANY << do.Fail((FIRST,), ANY) << ANY
+
+
+def test_a_given_answer_reaches_a_question_asked_while_the_client_thinks() -> None:
+    play = parked(FIRST, given={"name": ACCEPT}) >> asked(1, title="name") << send(("name", 1, ACCEPT))
+    assert play.state is State.PARKED
+
+
+def test_a_question_asked_while_parked_is_asked_after_the_answers() -> None:
+    play = parked(FIRST) >> asked(1)
+    assert play.state is State.PARKED
+    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+    play = play << send(("elicitation-1", 0, ACCEPT)) << do.Arm(Timer.QUIET)
+    assert play >> on.QuietPassed() << do.DisarmLeg() << ask(SECOND, 2, "elicitation-2") << do.Arm(Timer.TTL)
+
+
+# -- answers that do not arrive -----------------------------------------------------------------------------------
+
+
+def test_refused_credentials_leave_the_call_parked_for_better_ones() -> None:
+    play = resumed(FIRST, SECOND) >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True)
+    play = play << do.DisarmLeg() << do.Fail((SECOND,), UNAUTHORISED) << do.Arm(Timer.TTL)
+    assert play.state is State.PARKED
+    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+    assert play << send(("elicitation-1", 0, ACCEPT))
+
+
+def test_after_refused_credentials_the_answer_may_be_another_one() -> None:
+    play = resumed(FIRST, SECOND) >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True) << ANY << ANY << ANY
+    assert (
+        play >> answered(THIRD, 1, **{"elicitation-1": DECLINE}) << ANY << ANY << send(("elicitation-1", 0, DECLINE))
+    )
+
+
+def test_after_refused_credentials_a_result_is_kept_for_whatever_answer_comes() -> None:
+    play = resumed(FIRST, SECOND) >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True) << ANY << ANY << ANY
+    play = play >> on.Resulted(RESULT) << ANY << do.ReleaseSession(clean=False)
+    assert play >> answered(THIRD, 1, **{"elicitation-1": DECLINE}) << ANY << ANY << do.Reply((THIRD,), RESULT) << ANY
+
+
+def test_refused_credentials_put_the_questions_back_in_front_of_new_ones() -> None:
+    play = resumed(FIRST, SECOND) >> asked(1) << do.Arm(Timer.QUIET)
+    play = play >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True) << ANY << ANY << ANY
+    assert list(play.questions) == ["elicitation-1", "elicitation-2"]
+
+
+def test_refused_credentials_when_nobody_waits_any_more() -> None:
+    play = detached(FIRST, SECOND) >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True)
+    assert play << do.DisarmLeg() << do.Arm(Timer.TTL)
+    assert play.state is State.PARKED
+
+
+def test_an_undeliverable_answer_ends_the_exchange() -> None:
+    play = resumed(FIRST, SECOND) >> on.Undelivered((QUESTION,), LOST, retryable=False)
+    play = play << do.CancelCall("the stream broke") << do.DisarmLeg() << do.Fail((SECOND,), LOST)
+    assert play << do.ReleaseSession(clean=False) << do.Arm(Timer.LINGER)
+
+
+def test_refused_credentials_for_a_given_answer_end_the_first_round() -> None:
+    play = waiting(FIRST, given={"elicitation-1": ACCEPT}) >> asked(0) << ANY
+    play = play >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True) << do.CancelCall(ANY) << do.DisarmLeg()
+    assert play << do.Fail((FIRST,), UNAUTHORISED) << do.ReleaseSession(clean=False)
+
+
+# -- withdrawn questions ------------------------------------------------------------------------------------------
+
+
+def test_a_question_withdrawn_within_the_quiet_window_is_not_asked() -> None:
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(0)) << do.Disarm(Timer.QUIET)
+    assert play
+    assert play.state is State.RUNNING
+    assert play.counts == ["asked", "withdrawn"]
+
+
+def test_of_two_questions_one_withdrawn_the_other_is_asked() -> None:
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> asked(1) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(0))
+    assert play >> on.QuietPassed() << do.DisarmLeg() << ask(FIRST, 1, "elicitation-2") << do.Arm(Timer.TTL)
+
+
+def test_an_answer_to_a_question_withdrawn_while_parked_is_not_sent() -> None:
+    play = parked(FIRST) >> on.Withdrawn(raw(0))
+    assert play.state is State.PARKED
+    assert play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+    assert play.state is State.RUNNING
+
+
+def test_withdrawing_what_is_not_open_does_nothing() -> None:
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw("0"))
+    assert play
+    assert len(play.questions) == 1
+
+
+# -- the upstream ends while nobody waits ---------------------------------------------------------------------------
+
+
+def test_a_result_that_comes_while_parked_is_kept_for_the_client() -> None:
+    play = parked(FIRST) >> on.Resulted(RESULT) << do.DisarmLeg() << do.ReleaseSession(clean=False)
+    assert play.state is State.FINISHED
+    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Disarm(Timer.GRACE)
+    assert play << do.Reply((SECOND,), RESULT) << do.Arm(Timer.LINGER)
+    assert play.state is State.ENDED
+
+
+def test_a_result_that_nobody_collects_is_dropped() -> None:
+    play = parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY >> on.Expired() << do.Disarm(Timer.TTL)
+    assert play.state is State.ENDED
+    play.refuses(answered(SECOND, 1), InvalidState)
+
+
+def test_a_kept_result_is_not_given_to_a_stale_round() -> None:
+    play = resumed(FIRST, SECOND) >> asked(1) << do.Arm(Timer.QUIET) >> on.QuietPassed() << ANY << ANY << ANY
+    play = play >> on.Resulted(RESULT) << ANY << ANY
+    play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
+    # the same answers again are the client's right: its reply may have been lost
+    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << do.Reply((THIRD,), RESULT) << ANY
+
+
+def test_an_error_and_a_break_while_parked_are_kept_too() -> None:
+    failure = jsonrpc.Error(1, "no")
+    play = parked(FIRST) >> on.Failed(failure) << ANY << do.ReleaseSession(clean=False)
+    assert play >> answered(SECOND, 1) << ANY << ANY << do.FailWith((SECOND,), failure) << do.Arm(Timer.LINGER)
+    play = parked(FIRST) >> on.Broke(LOST) << ANY << do.ReleaseSession(clean=False)
+    assert play >> answered(SECOND, 1) << ANY << ANY << do.Fail((SECOND,), LOST) << do.Arm(Timer.LINGER)
+
+
+# -- -32042 -------------------------------------------------------------------------------------------------------
+
+
+def test_a_url_that_must_be_visited_first_becomes_a_round_and_the_call_is_sent_again() -> None:
+    play = waiting(FIRST) >> url_required(url()) << do.DisarmLeg() << ask(FIRST, 1, "elicitation-1")
+    play = play << do.Arm(Timer.TTL)
+    assert play.state is State.REFERRED
+    assert not play.exchange.calling
+    assert_modern_result(
+        mcp.TOOLS_CALL, b'{"resultType":"input_required","inputRequests":%b}' % inputs.input_requests(play.questions)
+    )
+    play = play >> answered(SECOND, 1, **{"elicitation-1": raw({"action": "accept"})}) << do.Disarm(Timer.TTL)
+    play = play << do.SendCall() << do.Arm(Timer.LEG)
+    play = play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((SECOND,), RESULT)
+    assert play << do.ReleaseSession(clean=True) << do.Arm(Timer.LINGER)
+    assert play.counts == ["asked", "answered"]
+
+
+def test_a_declined_url_ends_in_a_result_that_says_so() -> None:
+    play = referred(FIRST) >> answered(SECOND, 1, **{"elicitation-1": DECLINE}) << do.Disarm(Timer.TTL) << ANY
+    (reply,) = [command for command in play._pending if isinstance(command, do.Reply)]
+    assert play << do.Reply((SECOND,), ANY) << do.ReleaseSession(clean=True) << do.Arm(Timer.LINGER)
+    result = assert_modern_result(mcp.TOOLS_CALL, reply.result)
+    assert result["isError"] is True
+    assert "elicitation-1" in result["content"][0]["text"]
+
+
+def test_of_two_urls_one_declined_the_call_is_not_sent_again() -> None:
+    play = referred(FIRST, url("a"), url("b"))
+    play = play >> answered(SECOND, 1, **{"elicitation-1": raw({"action": "accept"}), "elicitation-2": CANCEL})
+    assert play << do.Disarm(Timer.TTL) << ANY << do.Reply((SECOND,), ANY) << ANY << do.Arm(Timer.LINGER)
+
+
+def test_of_several_urls_only_those_not_accepted_yet_are_asked_again() -> None:
+    play = referred(FIRST, url("a"), url("b"))
+    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << ask(SECOND, 1, "elicitation-2")
+    play = play << do.Arm(Timer.TTL) >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << do.Disarm(Timer.TTL)
+    assert play << do.SendCall() << do.Arm(Timer.LEG)
+
+
+def test_one_url_declined_ends_the_call_though_others_are_open() -> None:
+    play = referred(FIRST, url("a"), url("b")) >> answered(SECOND, 1, **{"elicitation-1": DECLINE})
+    play = play << do.Disarm(Timer.TTL) << do.DisarmLeg() << do.Reply((SECOND,), ANY)
+    assert play << do.ReleaseSession(clean=True) << do.Arm(Timer.LINGER)
+
+
+def test_a_declined_url_of_a_prompt_is_an_error_and_not_a_tool_result() -> None:
+    play = referred(FIRST, policy=Policy(is_tool=False)) >> answered(SECOND, 1, **{"elicitation-1": DECLINE})
+    play = play << do.Disarm(Timer.TTL) << do.DisarmLeg() << do.FailWith((SECOND,), error(mcp.INTERNAL_ERROR))
+    assert play << do.ReleaseSession(clean=True) << do.Arm(Timer.LINGER)
+
+
+def test_more_urls_than_one_round_may_carry_are_refused() -> None:
+    play = waiting(FIRST) >> url_required(*(url(str(n)) for n in range(65))) << do.DisarmLeg()
+    assert play << do.FailWith((FIRST,), error(mcp.INTERNAL_ERROR)) << do.ReleaseSession(clean=True)
+
+
+def test_a_session_whose_question_was_open_at_the_url_error_is_not_used_again() -> None:
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> url_required(url())
+    play = play << do.DisarmLeg() << ask(FIRST, 1, "elicitation-2") << do.Arm(Timer.TTL)
+    play = play >> answered(SECOND, 1, **{"elicitation-2": ACCEPT}) << do.Disarm(Timer.TTL)
+    play = play << do.SendCall() << do.Arm(Timer.LEG) >> on.Resulted(RESULT) << do.DisarmLeg()
+    assert play << do.Reply((SECOND,), RESULT) << do.ReleaseSession(clean=False) << do.Arm(Timer.LINGER)
+
+
+def test_a_malformed_answer_to_a_url_leaves_the_exchange_referred() -> None:
+    referred(FIRST).refuses(answered(SECOND, 1, **{"elicitation-1": raw({})}), InvalidParams)
+
+
+def test_a_url_for_a_client_that_cannot_visit_it_is_refused() -> None:
+    play = waiting(FIRST, declared=Capabilities(form=True)) >> url_required(url()) << do.DisarmLeg()
+    missing = MissingCapability({"elicitation": {"url": {}}}, "error -32042")
+    assert play << do.Fail((FIRST,), missing) << do.ReleaseSession(clean=True)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        url_required(),
+        url_required(elicitations=[]),
+        url_required(elicitations="all"),
+        url_required(elicitations=[1]),
+        url_required({"mode": "url", "message": "Visit"}),
+        url_required({"mode": "form", "message": "Name?", "requestedSchema": {"type": "object", "properties": {}}}),
+        on.Failed(jsonrpc.Error(-32042, "URL required")),
+    ],
+)
+def test_a_malformed_url_error_is_an_internal_error(event: on.Failed) -> None:
+    play = waiting(FIRST) >> event << do.DisarmLeg() << do.FailWith((FIRST,), error(mcp.INTERNAL_ERROR))
+    assert play << do.ReleaseSession(clean=True)
+
+
+def test_a_url_error_to_a_request_that_may_not_ask_is_an_internal_error() -> None:
+    play = Playbook(policy=PLAIN) >> on.Called(FIRST) << do.SendCall() >> url_required(url())
+    assert play << do.FailWith((FIRST,), error(mcp.INTERNAL_ERROR)) << do.ReleaseSession(clean=True)
+
+
+def test_a_session_with_unanswered_questions_is_not_clean_after_a_malformed_url_error() -> None:
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> url_required() << do.DisarmLeg()
+    assert play << do.FailWith((FIRST,), ANY) << do.ReleaseSession(clean=False)
+
+
+def test_a_url_error_while_parked_is_asked_when_the_client_comes() -> None:
+    play = parked(FIRST) >> url_required(url()) << do.DisarmLeg() << do.Arm(Timer.TTL)
+    assert play.state is State.REFERRED
+    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << ask(SECOND, 1, "elicitation-2")
+    play = play << do.Arm(Timer.TTL) >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << do.Disarm(Timer.TTL)
+    assert play << do.SendCall() << do.Arm(Timer.LEG)
+
+
+def test_a_url_error_while_detached_is_asked_when_the_client_repeats() -> None:
+    play = detached(FIRST, SECOND) >> url_required(url()) << do.DisarmLeg() << do.Arm(Timer.TTL)
+    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ask(THIRD, 1, "elicitation-2") << ANY
+
+
+def test_a_stale_round_while_referred_gets_the_urls_when_its_answers_are_the_same() -> None:
+    play = resumed(FIRST, SECOND) >> url_required(url()) << ANY << ask(SECOND, 2, "elicitation-2") << ANY
+    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ask(THIRD, 2, "elicitation-2") << ANY
+    play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
+
+
+def test_a_question_after_the_url_error_is_unsolicited() -> None:
+    assert referred(FIRST) >> asked(5) << do.Respond(raw(5), None, error(mcp.INVALID_PARAMS))
+
+
+# -- the client leaves ----------------------------------------------------------------------------------------------
+
+
+def test_leaving_in_the_first_round_cancels_at_once() -> None:
+    play = waiting(FIRST) >> on.Left(FIRST) << do.CancelCall(ANY) << do.DisarmLeg() << do.Disarm(Timer.TTL)
+    assert play << do.ReleaseSession(clean=False)
+    assert play.state is State.ENDED
+
+
+def test_leaving_while_questions_gather_answers_them_with_cancel() -> None:
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.Left(FIRST) << do.Respond(raw(0), CANCEL, None)
+    assert play << do.CancelCall(ANY) << do.DisarmLeg() << do.Disarm(Timer.TTL) << do.ReleaseSession(clean=False)
+
+
+def test_leaving_in_a_retry_waits_for_the_grace_period() -> None:
+    play = resumed(FIRST, SECOND) >> on.Left(SECOND) << do.DisarmLeg() << do.Arm(Timer.GRACE)
+    play = play >> on.GracePassed() << do.CancelCall(ANY) << do.DisarmLeg() << do.Disarm(Timer.TTL)
+    assert play << do.ReleaseSession(clean=False)
+    play.refuses(answered(THIRD, 1, **{"elicitation-1": ACCEPT}), InvalidState)
+
+
+def test_a_repeat_within_the_grace_period_waits_on_and_sends_nothing_twice() -> None:
+    play = detached(FIRST, SECOND) >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.GRACE)
+    play = play << do.Arm(Timer.LEG)
+    play = play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((THIRD,), RESULT) << do.ReleaseSession(clean=True)
+    assert play << do.Arm(Timer.LINGER)
+
+
+def test_a_repeat_with_other_answers_within_the_grace_period_is_refused() -> None:
+    detached(FIRST, SECOND).refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
+
+
+def test_a_question_asked_within_the_grace_period_is_asked_to_the_repeat() -> None:
+    play = detached(FIRST, SECOND) >> asked(1)
+    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.GRACE) << do.Arm(Timer.LEG)
+    play = play << do.Arm(Timer.QUIET)
+    assert play >> on.QuietPassed() << do.DisarmLeg() << ask(THIRD, 2, "elicitation-2") << do.Arm(Timer.TTL)
+
+
+def test_a_result_within_the_grace_period_is_kept_for_the_linger_time() -> None:
+    play = detached(FIRST, SECOND) >> on.Resulted(RESULT) << do.DisarmLeg() << do.ReleaseSession(clean=True)
+    play = play << do.Arm(Timer.LINGER)
+    assert play.state is State.FINISHED
+    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Disarm(Timer.GRACE)
+    assert play << do.Reply((THIRD,), RESULT) << do.Arm(Timer.LINGER)
+
+
+def test_a_kept_result_is_not_given_for_other_answers() -> None:
+    play = detached(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY << ANY
+    play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
+
+
+@pytest.mark.parametrize("arrive", [parked, referred], ids=["parked", "referred"])
+def test_closing_after_a_reply_is_no_cancellation(arrive: Callable[[on.Leg], Playbook]) -> None:
+    play = arrive(FIRST)
+    state = play.state
+    assert play >> on.Left(FIRST)
+    assert play.state is state
+
+
+# -- two retries at once ----------------------------------------------------------------------------------------------
+
+
+def test_a_retry_that_comes_twice_is_answered_twice_and_sent_once() -> None:
+    play = resumed(FIRST, SECOND) >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
+    assert play.exchange.legs == (SECOND, THIRD)
+    assert play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((SECOND, THIRD), RESULT) << ANY << ANY
+
+
+def test_two_retries_at_once_share_the_next_round() -> None:
+    play = resumed(FIRST, SECOND) >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) >> asked(1) << do.Arm(Timer.QUIET)
+    assert play >> on.QuietPassed() << do.DisarmLeg() << ask((SECOND, THIRD), 2, "elicitation-2") << do.Arm(Timer.TTL)
+
+
+def test_one_of_two_retries_leaving_changes_nothing_for_the_other() -> None:
+    play = resumed(FIRST, SECOND) >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) >> on.Left(SECOND)
+    assert play.state is State.RUNNING
+    assert play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((THIRD,), RESULT) << ANY << ANY
+
+
+def test_a_second_retry_with_other_answers_is_refused() -> None:
+    resumed(FIRST, SECOND).refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
+
+
+# -- repeats and stale rounds -----------------------------------------------------------------------------------------
+
+
+def test_a_repeat_after_the_end_gets_the_same_result_for_the_same_answers_only() -> None:
+    play = resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY << ANY << do.Arm(Timer.LINGER)
+    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Reply((THIRD,), RESULT)
+    play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
+    play.refuses(answered(THIRD, 1), InvalidState)
+
+
+def test_a_repeat_of_an_earlier_round_while_parked_gets_the_present_questions() -> None:
+    play = resumed(FIRST, SECOND) >> asked(1) << do.Arm(Timer.QUIET) >> on.QuietPassed() << ANY << ANY << ANY
+    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ask(THIRD, 2, "elicitation-2") << ANY
+    play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
+
+
+@pytest.mark.parametrize("round_", [0, 2, -1])
+def test_a_round_that_was_never_asked_is_refused(round_: int) -> None:
+    parked(FIRST).refuses(answered(SECOND, round_, **{"elicitation-1": ACCEPT}), InvalidState)
+    resumed(FIRST, SECOND).refuses(answered(THIRD, round_, **{"elicitation-1": ACCEPT}), InvalidState)
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_parked_call_that_nobody_comes_back_for_is_given_up() -> None:
+    play = waiting(FIRST) >> asked(0) << ANY >> on.Nested(raw(1), mcp.SAMPLE, raw(SAMPLING)) << ANY
+    play = play >> on.QuietPassed() << ANY << ANY << ANY
+    play = play >> on.Expired() << do.Respond(raw(0), CANCEL, None) << do.Respond(raw(1), None, error(-32603))
+    play = play << do.CancelCall(ANY) << do.DisarmLeg() << do.Disarm(Timer.TTL) << do.ReleaseSession(clean=False)
+    assert play
+    assert play.state is State.ENDED
+    assert play.counts == ["asked", "asked", "expired", "expired"]
+    play.refuses(answered(SECOND, 1, **{"elicitation-1": ACCEPT}), InvalidState)
+
+
+def test_urls_that_nobody_visits_free_the_session() -> None:
+    play = referred(FIRST) >> on.Expired() << do.DisarmLeg() << do.Disarm(Timer.TTL) << do.ReleaseSession(clean=True)
+    assert play
+    assert play.state is State.ENDED
+
+
+def test_the_linger_time_ending_does_nothing_more() -> None:
+    assert resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY << ANY << ANY >> on.Expired()
+
+
+def test_a_long_leg_ends_early_with_a_round_that_asks_nothing() -> None:
+    play = waiting(FIRST) >> on.LegLimitPassed() << do.DisarmLeg() << ask(FIRST, 1) << do.Arm(Timer.TTL)
+    play = play >> answered(SECOND, 1) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+    assert play >> on.Resulted(RESULT) << ANY << do.Reply((SECOND,), RESULT) << do.ReleaseSession(clean=True) << ANY
+
+
+def test_after_its_limit_of_such_rounds_a_leg_is_kept_open() -> None:
+    play, last = waiting(FIRST, policy=Policy(shed_rounds=2)), FIRST
+    for round_ in (1, 2):
+        play = play >> on.LegLimitPassed() << do.DisarmLeg() << ask(last, round_) << do.Arm(Timer.TTL)
+        last = leg(round_)
+        play = play >> answered(last, round_) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+    assert play >> on.LegLimitPassed()
+    assert play.state is State.RUNNING
+
+
+def test_a_question_that_comes_in_a_round_that_asks_nothing_is_asked_at_once() -> None:
+    play = waiting(FIRST) >> on.LegLimitPassed() << do.DisarmLeg() << ask(FIRST, 1) << do.Arm(Timer.TTL) >> asked(0)
+    play = play >> answered(SECOND, 1) << ask(SECOND, 1, "elicitation-1") << do.Arm(Timer.TTL)
+    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << send(("elicitation-1", 0, ACCEPT))
+
+
+def test_the_leg_limit_within_the_quiet_window_is_moot() -> None:
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.LegLimitPassed()
+    assert play >> on.QuietPassed() << do.DisarmLeg() << ask(FIRST, 1, "elicitation-1") << do.Arm(Timer.TTL)
+
+
+# -- stop -------------------------------------------------------------------------------------------------------------
+
+
+def test_stopping_cancels_a_call_and_tells_who_waits() -> None:
+    play = waiting(FIRST) >> on.Stopped(STOPPING) << do.CancelCall("stopping") << do.DisarmLeg()
+    assert play << do.Fail((FIRST,), STOPPING) << do.ReleaseSession(clean=False)
+
+
+def test_stopping_settles_the_questions_of_a_parked_call() -> None:
+    play = parked(FIRST) >> on.Stopped(STOPPING) << do.Respond(raw(0), CANCEL, None) << do.CancelCall("stopping")
+    assert play << do.DisarmLeg() << do.ReleaseSession(clean=False)
+
+
+def test_stopping_while_referred_or_detached_frees_the_session() -> None:
+    assert referred(FIRST) >> on.Stopped(STOPPING) << do.DisarmLeg() << do.ReleaseSession(clean=False)
+    play = detached(FIRST, SECOND) >> on.Stopped(STOPPING) << do.CancelCall(ANY) << do.DisarmLeg()
+    assert play << do.ReleaseSession(clean=False) << do.Arm(Timer.LINGER)
+
+
+def test_stopping_after_the_end_does_nothing() -> None:
+    play = parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY >> on.Stopped(STOPPING)
+    assert play >> answered(SECOND, 1) << ANY << ANY << do.Reply((SECOND,), RESULT) << ANY >> on.Stopped(STOPPING)
+
+
+# -- notifications ----------------------------------------------------------------------------------------------------
+
+
+def progress(**params: Any) -> on.Progressed:
+    return on.Progressed({key: raw(value) for key, value in params.items()})
+
+
+def logged(level: str) -> on.Logged:
+    return on.Logged(level, raw({"level": level, "data": "x"}))
+
+
+def forwarded(play: Playbook) -> dict[str, Any]:
+    (command,) = play._pending
+    assert isinstance(command, do.Forward)
+    play._pending.clear()
+    return assert_modern_message(command.message)
+
+
+def test_progress_carries_the_token_of_the_leg_that_waits() -> None:
+    first, second = leg(1, token="one"), leg(2, token=2)
+    play = waiting(first) >> progress(progressToken="ours", progress=1, total=2)
+    assert forwarded(play)["params"] == {"progressToken": "one", "progress": 1, "total": 2}
+    play = play >> asked(0) << ANY >> on.QuietPassed() << ANY << ANY << ANY
+    play = play >> answered(second, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << ANY
+    assert forwarded(play >> progress(progressToken="ours", progress=2))["params"]["progressToken"] == 2
+
+
+def test_progress_goes_to_the_newest_of_two_legs() -> None:
+    newest = leg(3, token="new")
+    play = resumed(FIRST, leg(2, token="old")) >> answered(newest, 1, **{"elicitation-1": ACCEPT})
+    assert play >> progress(progressToken=0, progress=1) << do.Forward(newest, ANY)
+
+
+def test_progress_that_nobody_asked_for_is_dropped() -> None:
+    assert waiting(FIRST) >> progress(progressToken="ours", progress=1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "level", "sent"),
+    [
+        (None, "emergency", False),
+        ("debug", "debug", True),
+        ("warning", "notice", False),
+        ("warning", "warning", True),
+        ("warning", "error", True),
+        ("emergency", "alert", False),
+        ("debug", "trace", False),
+    ],
+)
+def test_logs_are_sent_at_or_above_the_level_asked_for(wanted: str | None, level: str, *, sent: bool) -> None:
+    play = waiting(leg(1, level=wanted)) >> logged(level)
+    if sent:
+        assert forwarded(play)["params"] == {"level": level, "data": "x"}
+    assert play
+
+
+@pytest.mark.parametrize("event", [progress(progressToken=0, progress=1), logged("error")], ids=["progress", "log"])
+def test_notifications_while_nobody_waits_are_dropped(event: on.Event) -> None:
+    chatty = leg(1, token="one", level="debug")
+    assert parked(chatty) >> event
+    assert detached(chatty, leg(2, token="two", level="debug")) >> event
+    assert parked(chatty) >> on.Resulted(RESULT) << ANY << ANY >> event
+
+
+# -- late events and the table ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        on.Withdrawn(raw(0)),
+        on.Resulted(b"{}"),
+        on.Failed(jsonrpc.Error(1)),
+        on.Broke(LOST),
+        on.Undelivered((QUESTION,), LOST, retryable=True),
+        on.Left(SECOND),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_the_upstream_says_after_the_end_changes_nothing(event: on.Event) -> None:
+    for play in (
+        referred(FIRST),
+        parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY,
+        resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY << ANY << ANY,
+    ):
+        before = attributes(play.exchange)
+        assert play >> event
+        assert attributes(play.exchange) == before
+
+
+def test_a_question_after_the_end_is_refused() -> None:
+    play = resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY << ANY << ANY
+    assert play >> asked(9) << do.Respond(raw(9), None, error(mcp.INVALID_PARAMS))
+    assert play.counts[-1] == "unsolicited"
+
+
+def in_state(state: State) -> Exchange:
+    match state:
+        case State.IDLE:
+            return Exchange(ALL, Policy())
+        case State.RUNNING:
+            return resumed(FIRST, SECOND).exchange
+        case State.ASKING:
+            return (resumed(FIRST, SECOND) >> asked(1) << ANY).exchange
+        case State.PARKED:
+            return parked(FIRST).exchange
+        case State.REFERRED:
+            return referred(FIRST).exchange
+        case State.DETACHED:
+            return detached(FIRST, SECOND).exchange
+        case State.FINISHED:
+            return (parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY).exchange
+        case State.ENDED:
+            return (resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY << ANY << ANY).exchange
+
+
+def event_of(kind: type[on.Event]) -> on.Event:
+    samples: tuple[on.Event, ...] = (
+        on.Called(FIRST),
+        answered(THIRD, 1, **{"elicitation-1": ACCEPT}),
+        on.Left(SECOND),
+        asked(8),
+        on.Withdrawn(raw(0)),
+        progress(progressToken=0, progress=1),
+        logged("error"),
+        on.Resulted(RESULT),
+        on.Failed(jsonrpc.Error(1)),
+        on.Broke(LOST),
+        on.Undelivered((QUESTION,), LOST, retryable=True),
+        on.QuietPassed(),
+        on.LegLimitPassed(),
+        on.GracePassed(),
+        on.Expired(),
+        on.Stopped(STOPPING),
+    )
+    (event,) = [sample for sample in samples if type(sample) is kind]
+    return event
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.__name__)
+def test_a_pair_is_in_the_table_or_raises_and_changes_nothing(state: State, kind: type[on.Event]) -> None:
+    exchange = in_state(state)
+    assert exchange.state is state
+    if (state, kind) in TRANSITIONS:
+        exchange.handle(event_of(kind))
+        return
+    before = attributes(exchange)
+    with pytest.raises(LocalProtocolError, match=f"{kind.__name__} is not allowed in {state}"):
+        exchange.handle(event_of(kind))
+    assert attributes(exchange) == before
+
+
+def test_the_table_and_the_docstring_know_every_state_and_event() -> None:
+    doc = machine.__doc__ or ""
+    assert all(f"\n{state.name}" in doc for state in State if state is not State.IDLE)
+    assert {state for state, _ in TRANSITIONS} == set(State)
+    assert {kind for _, kind in TRANSITIONS} == set(EVENTS)
+
+
+def test_the_table_can_be_printed_for_readers() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "print_transitions"
+    printed = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True).stdout
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines()]
+    assert header[1:] == [state.name for state in State]
+    cells = {
+        (State[state], row[0]): handler
+        for row in rows
+        for state, handler in zip(header[1:], row[1:], strict=True)
+        if handler
+    }
+    assert cells == {(state, kind.__name__): handler.__name__[1:] for (state, kind), handler in TRANSITIONS.items()}
+
+
+def test_a_raw_answer_is_compared_as_bytes() -> None:
+    play = parked(FIRST) >> answered(
+        SECOND, 1, **{"elicitation-1": Raw(b'{ "action" : "accept" , "content" : null }')}
+    )
+    assert play << ANY << ANY << send(("elicitation-1", 0, Raw(b'{"action":"accept"}')))

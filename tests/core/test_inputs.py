@@ -1,0 +1,250 @@
+"""Nested requests as a modern client sees them, and its answers as the old server gets them."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import UNSET, Raw
+
+from gateway.core import inputs, jsonrpc, mcp
+from gateway.core.inputs import Capabilities, Malformed, Question
+from gateway.errors import InvalidParams
+from tests.core.playbook import ALL, FORM, SAMPLING, raw, url
+from tests.schema import assert_legacy_message, assert_modern_result
+
+OBJECT = FORM["requestedSchema"]
+
+
+def reread(method: str, params: Any) -> dict[str, Any]:
+    """The params of a question, validated as part of an InputRequiredResult."""
+    asked = inputs.read(method, raw(params), ALL)
+    requests = inputs.input_requests({"k": Question("k", method, asked.params, raw(0))})
+    result = b'{"resultType":"input_required","inputRequests":%b}' % requests
+    found = assert_modern_result(mcp.TOOLS_CALL, result)["inputRequests"]["k"]
+    assert found["method"] == method
+    return dict(found["params"])
+
+
+# -- questions ------------------------------------------------------------------------------------------------------
+
+KEPT: dict[str, tuple[str, dict[str, Any]]] = {
+    "form": (mcp.ELICIT, FORM),
+    "form with a mode": (mcp.ELICIT, {**FORM, "mode": "form"}),
+    "sampling": (mcp.SAMPLE, {**SAMPLING, "temperature": 0.5, "metadata": {"a": None}, "stopSequences": ["x"]}),
+    "sampling with tools": (
+        mcp.SAMPLE,
+        {**SAMPLING, "tools": [{"name": "t", "inputSchema": {"type": "object"}}], "toolChoice": {"mode": "auto"}},
+    ),
+    "roots": (mcp.ROOTS, {}),
+    "meta of others": (mcp.ELICIT, {**FORM, "_meta": {"com.example/a": 1}}),
+}
+
+
+@pytest.mark.parametrize(("method", "params"), KEPT.values(), ids=KEPT)
+def test_params_go_through_untouched(method: str, params: dict[str, Any]) -> None:
+    assert reread(method, params) == params
+
+
+def test_what_the_new_revision_does_not_know_is_taken_out() -> None:
+    meta = {"progressToken": 1, mcp.META_RELATED_TASK: {"taskId": "t"}, mcp.META_INPUT_KEY: "k", "a": 1}
+    assert reread(mcp.ELICIT, {**url(), "task": {"ttl": 1}, "_meta": meta}) == {
+        "mode": "url",
+        "message": "Visit a",
+        "url": "https://example.com/a",
+        "_meta": {"a": 1},
+    }
+    assert reread(mcp.ELICIT, {**FORM, "_meta": {"progressToken": 1}}) == FORM
+    assert reread(mcp.ROOTS, {"_meta": None}) == {}
+
+
+@pytest.mark.parametrize("params", [UNSET, Raw(b"null"), Raw(b"{}")], ids=["absent", "null", "empty"])
+def test_roots_need_no_params(params: Any) -> None:
+    asked = inputs.read(mcp.ROOTS, params, ALL)
+    assert bytes(asked.params) == b"{}"
+
+
+NEEDS: list[tuple[str, dict[str, Any], Capabilities, dict[str, Any]]] = [
+    (mcp.ELICIT, FORM, Capabilities(form=True), {"elicitation": {"form": {}}}),
+    (mcp.ELICIT, url(), Capabilities(url=True), {"elicitation": {"url": {}}}),
+    (mcp.SAMPLE, SAMPLING, Capabilities(sampling=True), {"sampling": {}}),
+    (mcp.SAMPLE, {**SAMPLING, "tools": []}, Capabilities(sampling_tools=True), {"sampling": {"tools": {}}}),
+    (mcp.SAMPLE, {**SAMPLING, "toolChoice": {}}, Capabilities(sampling_tools=True), {"sampling": {"tools": {}}}),
+    (mcp.SAMPLE, {**SAMPLING, "tools": None, "toolChoice": None}, Capabilities(sampling=True), {"sampling": {}}),
+    (mcp.ROOTS, {}, Capabilities(roots=True), {"roots": {}}),
+]
+
+
+@pytest.mark.parametrize(("method", "params", "enough", "needed"), NEEDS, ids=range(len(NEEDS)))
+def test_each_question_needs_its_capability_and_no_other(
+    method: str, params: dict[str, Any], enough: Capabilities, needed: dict[str, Any]
+) -> None:
+    flags = {name: getattr(enough, name) for name in enough.__struct_fields__}
+    others = Capabilities(**{name: not flag for name, flag in flags.items()})
+    assert inputs.read(method, raw(params), enough).allowed
+    refused = inputs.read(method, raw(params), others)
+    assert not refused.allowed
+    assert refused.required == needed
+
+
+MALFORMED: list[tuple[str, Any]] = [
+    (mcp.ELICIT, UNSET),
+    (mcp.ELICIT, None),
+    (mcp.ELICIT, []),
+    (mcp.ELICIT, {"message": "x"}),
+    (mcp.ELICIT, {"message": 1, "requestedSchema": OBJECT}),
+    (mcp.ELICIT, {**FORM, "mode": "voice"}),
+    (mcp.ELICIT, {"message": "x", "requestedSchema": {"type": "string", "properties": {}}}),
+    (mcp.ELICIT, {"message": "x", "requestedSchema": {"type": "object"}}),
+    (mcp.ELICIT, {"mode": "url", "message": "x"}),
+    (mcp.ELICIT, {**FORM, "_meta": []}),
+    (mcp.SAMPLE, UNSET),
+    (mcp.SAMPLE, {"messages": []}),
+    (mcp.SAMPLE, {"messages": {}, "maxTokens": 1}),
+    (mcp.SAMPLE, {"messages": [], "maxTokens": "1"}),
+    (mcp.ROOTS, []),
+    (mcp.ROOTS, {"_meta": 1}),
+]
+
+
+@pytest.mark.parametrize(("method", "params"), MALFORMED, ids=range(len(MALFORMED)))
+def test_what_no_client_could_render_is_malformed(method: str, params: Any) -> None:
+    with pytest.raises(Malformed, match=method):
+        inputs.read(method, params if params is UNSET else raw(params), ALL)
+
+
+def test_nesting_that_exhausts_the_decoder_is_malformed() -> None:
+    with pytest.raises(Malformed):
+        inputs.read(mcp.ROOTS, Raw(b'{"a":' + b"[" * 100_000), ALL)
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "hint", "used", "key"),
+    [
+        (mcp.ELICIT, None, [], "elicitation-1"),
+        (mcp.SAMPLE, None, [], "sampling-1"),
+        (mcp.ROOTS, "", [], "roots-1"),
+        (mcp.ELICIT, None, ["elicitation-1", "elicitation-2"], "elicitation-3"),
+        (mcp.ELICIT, "name", [], "name"),
+        (mcp.ELICIT, "name", ["name"], "name-2"),
+        (mcp.ELICIT, "name", ["name", "name-2"], "name-3"),
+        (mcp.ELICIT, "x" * 999, [], "x" * 128),
+    ],
+)
+def test_keys_are_unique(method: str, hint: str | None, used: list[str], key: str) -> None:
+    assert inputs.assign_key(method, hint, used) == key
+
+
+def test_the_servers_own_hint_comes_before_the_title() -> None:
+    titled = {**FORM, "requestedSchema": {**OBJECT, "title": "Title"}}  # type: ignore[dict-item]
+    assert inputs.read(mcp.ELICIT, raw(titled), ALL).hint == "Title"
+    assert inputs.read(mcp.ELICIT, raw({**titled, "_meta": {mcp.META_INPUT_KEY: "mine"}}), ALL).hint == "mine"
+    assert inputs.read(mcp.ELICIT, raw({**titled, "_meta": {mcp.META_INPUT_KEY: 7}}), ALL).hint == "Title"
+    assert inputs.read(mcp.SAMPLE, raw({**SAMPLING, "_meta": {mcp.META_INPUT_KEY: "s"}}), ALL).hint == "s"
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+TEXT = {"type": "text", "text": "Hi"}
+TOOL = {"type": "tool_use", "id": "1", "name": "t", "input": {"a": None}}
+SAMPLED = {"role": "assistant", "model": "m", "content": TEXT}
+
+GOOD: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (mcp.ELICIT, {"action": "accept", "content": {"a": "x", "b": 1, "c": 0.5, "d": True, "e": ["x"]}}, {}),
+    (mcp.ELICIT, {"action": "accept"}, {}),
+    (mcp.ELICIT, {"action": "decline"}, {}),
+    (mcp.ELICIT, {"action": "cancel", "_meta": {"a": 1}}, {}),
+    (mcp.ELICIT, {"action": "cancel", "content": None}, {"content": None}),
+    (mcp.SAMPLE, {**SAMPLED, "stopReason": "endTurn"}, {}),
+    (mcp.SAMPLE, {**SAMPLED, "stopReason": None}, {"stopReason": None}),
+    (mcp.SAMPLE, {**SAMPLED, "content": [TEXT]}, {"content": TEXT}),
+    (mcp.SAMPLE, {**SAMPLED, "content": [TEXT, TOOL]}, {}),
+    (mcp.ROOTS, {"roots": []}, {}),
+    (mcp.ROOTS, {"roots": [{"uri": "file:///a", "name": "a"}]}, {}),
+]
+
+
+@pytest.mark.parametrize(("method", "answer", "changed"), GOOD, ids=range(len(GOOD)))
+def test_a_good_answer_goes_upstream_as_it_is(method: str, answer: dict[str, Any], changed: dict[str, Any]) -> None:
+    sent = inputs.check_answer(Question("k", method, raw({}), raw(0)), raw(answer))
+    wanted = {key: value for key, value in {**answer, **changed}.items() if value is not None}
+    assert json.loads(bytes(sent)) == wanted
+    assert_legacy_message(jsonrpc.result(b"0", sent), method)
+
+
+BAD: list[tuple[str, Any]] = [
+    (mcp.ELICIT, {}),
+    (mcp.ELICIT, {"action": "Accept"}),
+    (mcp.ELICIT, {"action": "accept", "content": []}),
+    (mcp.ELICIT, {"action": "accept", "content": {"a": {}}}),
+    (mcp.ELICIT, {"action": "accept", "content": {"a": [1]}}),
+    (mcp.ELICIT, []),
+    (mcp.ELICIT, SAMPLED),
+    (mcp.SAMPLE, {"action": "accept"}),
+    (mcp.SAMPLE, {**SAMPLED, "role": "system"}),
+    (mcp.SAMPLE, {**SAMPLED, "model": None}),
+    (mcp.SAMPLE, {**SAMPLED, "content": "Hi"}),
+    (mcp.SAMPLE, {**SAMPLED, "content": [{}]}),
+    (mcp.ROOTS, {"roots": {}}),
+    (mcp.ROOTS, {"roots": [{"name": "a"}]}),
+    (mcp.ROOTS, None),
+]
+
+
+@pytest.mark.parametrize(("method", "answer"), BAD, ids=range(len(BAD)))
+def test_an_answer_of_the_wrong_kind_is_refused(method: str, answer: Any) -> None:
+    with pytest.raises(InvalidParams, match=r"inputResponses\['k'\] is not a valid .*Result"):
+        inputs.check_answer(Question("k", method, raw({}), raw(0)), raw(answer))
+
+
+def test_an_accepted_url_is_told_from_a_declined_one() -> None:
+    assert inputs.accepted(raw({"action": "accept"}))
+    assert not inputs.accepted(raw({"action": "decline"}))
+    assert not inputs.accepted(raw({"action": "cancel"}))
+
+
+@pytest.mark.parametrize("method", sorted(inputs.KINDS))
+def test_a_question_that_nobody_answers_is_settled_validly(method: str) -> None:
+    result, error = inputs.withdrawn(Question("k", method, raw({}), raw(0)))
+    if method == mcp.ELICIT:
+        assert result is not None
+        assert error is None
+        assert_legacy_message(jsonrpc.result(b"0", result), method)
+    else:
+        assert result is None
+        assert error is not None
+        assert_legacy_message(jsonrpc.failure(b"0", error))
+
+
+# -- urls of -32042 ---------------------------------------------------------------------------------------------------
+
+
+def test_the_urls_of_an_error_become_questions_that_nobody_waits_for() -> None:
+    bare = {"message": "Visit", "url": "https://example.com/b", "elicitationId": "b"}
+    questions = inputs.url_questions(raw({"elicitations": [url(), bare]}), {"elicitation-1"})
+    assert list(questions) == ["elicitation-2", "elicitation-3"]
+    assert all(question.upstream_id is None for question in questions.values())
+    result = b'{"resultType":"input_required","inputRequests":%b}' % inputs.input_requests(questions)
+    found = assert_modern_result(mcp.TOOLS_CALL, result)["inputRequests"]
+    assert found["elicitation-3"]["params"] == {"mode": "url", "message": "Visit", "url": "https://example.com/b"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        UNSET,
+        raw(None),
+        raw({}),
+        raw({"elicitations": []}),
+        raw({"elicitations": [1]}),
+        raw({"elicitations": [{"mode": "url", "message": "x"}]}),
+        raw({"elicitations": [url(), FORM | {"mode": "form"}]}),
+        Raw(b'{"elicitations":' + b"[" * 100_000),
+    ],
+    ids=range(8),
+)
+def test_an_error_without_proper_urls_is_malformed(data: Any) -> None:
+    with pytest.raises(Malformed, match="-32042"):
+        inputs.url_questions(data, set())

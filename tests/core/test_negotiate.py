@@ -1,0 +1,126 @@
+"""The handshake of the old protocol, from and to the per-request metadata of the new one."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gateway.core import jsonrpc, mcp, negotiate
+from tests.core.playbook import raw
+from tests.schema import assert_legacy_message, assert_modern_result
+
+INFO = {"name": "c", "version": "1"}
+TASKS = "io.modelcontextprotocol/tasks"
+
+CAPABILITIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    (
+        {"elicitation": {}, "sampling": {"tools": {}}, "roots": {}},
+        {"elicitation": {}, "sampling": {"tools": {}}, "roots": {}},
+    ),
+    ({"elicitation": {"form": {}, "url": {}}}, {"elicitation": {"form": {}, "url": {}}}),
+    ({"roots": None, "experimental": {"x": {}}, "unknown": {}}, {"experimental": {"x": {}}}),
+    ({"extensions": {TASKS: {}}}, {}),
+    ({"extensions": {TASKS: {}, "com.example/a": {"b": 1}}}, {"extensions": {"com.example/a": {"b": 1}}}),
+]
+
+
+@pytest.mark.parametrize(("declared", "old"), CAPABILITIES, ids=range(len(CAPABILITIES)))
+def test_initialize_declares_what_this_request_declared(declared: dict[str, Any], old: dict[str, Any]) -> None:
+    params = negotiate.initialize_params(raw(INFO), raw(declared))
+    message = assert_legacy_message(jsonrpc.request(b'"a"', mcp.INITIALIZE, params))
+    assert message["params"] == {"protocolVersion": "2025-11-25", "capabilities": old, "clientInfo": INFO}
+
+
+def shaken(**changes: Any) -> negotiate.Handshake:
+    result = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "s", "version": "2"}}
+    return negotiate.handshake(raw({**result, **changes}))
+
+
+def test_a_handshake_is_read() -> None:
+    found = shaken(capabilities={"tools": {"listChanged": True}}, instructions="Be kind", extra=1)
+    assert found.version == "2025-06-18"
+    assert json.loads(bytes(found.server_info)) == {"name": "s", "version": "2"}
+    assert found.instructions is not None
+    assert bytes(found.instructions) == b'"Be kind"'
+    assert shaken(instructions=None).instructions is None
+    assert shaken().instructions is None
+
+
+@pytest.mark.parametrize("named", [{}, {"serverInfo": None}], ids=["absent", "null"])
+def test_a_server_without_a_name_gets_one(named: dict[str, Any]) -> None:
+    found = negotiate.handshake(raw({"protocolVersion": "2024-11-05", **named}))
+    assert json.loads(bytes(found.server_info)) == {"name": "unknown", "version": "0"}
+    assert found.capabilities == {}
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {},
+        {"protocolVersion": "2026-07-28"},
+        {"protocolVersion": 1},
+        {"protocolVersion": "2025-06-18", "capabilities": 1},
+        [],
+    ],
+    ids=range(5),
+)
+def test_what_is_no_handshake_is_a_value_error(result: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        negotiate.handshake(raw(result))
+
+
+@pytest.mark.parametrize(
+    ("capability", "flag", "offered"),
+    [
+        ("tools", None, True),
+        ("tools", "listChanged", True),
+        ("resources", None, True),
+        ("resources", "subscribe", False),
+        ("resources", "listChanged", False),
+        ("prompts", None, False),
+        ("prompts", "listChanged", False),
+        ("logging", None, False),
+        ("logging", "x", False),
+    ],
+)
+def test_what_the_server_offers_is_what_it_declared(capability: str, flag: str | None, *, offered: bool) -> None:
+    capabilities = {"tools": {"listChanged": True}, "resources": {"subscribe": False}, "logging": None}
+    assert shaken(capabilities=capabilities).offers(capability, flag) is offered
+
+
+def test_a_discover_result_says_what_the_handshake_said() -> None:
+    capabilities = {
+        "tools": {"listChanged": True, "x": None},
+        "resources": {"subscribe": True},
+        "prompts": None,
+        "logging": {},
+        "completions": {},
+        "experimental": {"a": {"b": 1}},
+        "extensions": {TASKS: {}, "com.example/a": {}},
+        "tasks": {"list": {}},
+    }
+    found = shaken(capabilities=capabilities, instructions="Be kind")
+    result = assert_modern_result(mcp.DISCOVER, negotiate.discover_result(found, 5000, "public"))
+    assert result["supportedVersions"] == ["2026-07-28"]
+    assert result["capabilities"] == {
+        "tools": {"listChanged": True},
+        "resources": {"subscribe": True},
+        "logging": {},
+        "completions": {},
+        "experimental": {"a": {"b": 1}},
+        "extensions": {"com.example/a": {}},
+    }
+    assert (result["ttlMs"], result["cacheScope"], result["instructions"]) == (5000, "public", "Be kind")
+    assert result["_meta"] == {mcp.META_SERVER_INFO: {"name": "s", "version": "2"}}
+
+
+def test_a_discover_result_without_instructions_has_none() -> None:
+    result = assert_modern_result(mcp.DISCOVER, negotiate.discover_result(shaken(), 0, "private"))
+    assert "instructions" not in result
+
+
+def test_capabilities_are_raw_json_and_stay_so() -> None:
+    params = negotiate.initialize_params(Raw(b'{"name" : "c", "version":"1"}'), Raw(b'{"roots" : { } }'))
+    assert b'"clientInfo":{"name" : "c", "version":"1"}' in jsonrpc.encode(params)

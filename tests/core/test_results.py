@@ -1,0 +1,148 @@
+"""Old results and errors as a modern client sees them."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import UNSET, Raw
+
+from gateway.core import jsonrpc, mcp, results
+from tests.core.playbook import raw
+from tests.schema import assert_modern_message, assert_modern_result
+
+INFO = {"name": "s", "version": "2"}
+TOOL = {"name": "t", "inputSchema": {"type": "object", "properties": {"a": {"default": None}}}}
+
+
+def modern(method: str, result: Any, *, retried: bool = False) -> dict[str, Any]:
+    data = result if isinstance(result, Raw) else raw(result)
+    found = assert_modern_result(method, results.modern(method, data, raw(INFO), 5000, "public", retried=retried))
+    assert found.pop("resultType") == "complete"
+    assert found.pop("_meta") == {mcp.META_SERVER_INFO: INFO}
+    return found
+
+
+TEXT = {"type": "text", "text": "Hi"}
+CACHED = {"ttlMs": 5000, "cacheScope": "public"}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "tools/call": (mcp.TOOLS_CALL, {"content": [TEXT]}, {"content": [TEXT]}),
+    "an error of a tool": (mcp.TOOLS_CALL, {"content": [], "isError": True}, {"content": [], "isError": True}),
+    "structured only": (
+        mcp.TOOLS_CALL,
+        {"structuredContent": {"a": None}},
+        {"structuredContent": {"a": None}, "content": []},
+    ),
+    "nulls": (
+        mcp.TOOLS_CALL,
+        {"content": [{**TEXT, "annotations": {"audience": None}, "_meta": None}], "structuredContent": None},
+        {"content": [{**TEXT, "annotations": {}}]},
+    ),
+    "null content": (mcp.TOOLS_CALL, {"content": None}, {"content": []}),
+    "prompts/get": (
+        mcp.PROMPTS_GET,
+        {"description": None, "messages": [{"role": "user", "content": {**TEXT, "annotations": None}}]},
+        {"messages": [{"role": "user", "content": TEXT}]},
+    ),
+    "completion/complete": (
+        mcp.COMPLETE,
+        {"completion": {"values": ["a"], "total": 1, "hasMore": False}},
+        {"completion": {"values": ["a"], "total": 1, "hasMore": False}},
+    ),
+    "tools/list": (
+        mcp.TOOLS_LIST,
+        {"tools": [{**TOOL, "title": None, "annotations": {"title": None}}], "nextCursor": None},
+        {"tools": [{**TOOL, "annotations": {}}], **CACHED},
+    ),
+    "prompts/list": (
+        mcp.PROMPTS_LIST,
+        {"prompts": [{"name": "p", "title": None}]},
+        {"prompts": [{"name": "p"}], **CACHED},
+    ),
+    "resources/list": (
+        mcp.RESOURCES_LIST,
+        {"resources": [{"uri": "file:///a", "name": "a", "size": None}], "nextCursor": "n"},
+        {"resources": [{"uri": "file:///a", "name": "a"}], "nextCursor": "n", **CACHED},
+    ),
+    "resources/templates/list": (mcp.TEMPLATES_LIST, {"resourceTemplates": []}, {"resourceTemplates": [], **CACHED}),
+    "resources/read": (
+        mcp.RESOURCES_READ,
+        {"contents": [{"uri": "file:///a", "text": "null", "mimeType": None}]},
+        {"contents": [{"uri": "file:///a", "text": "null"}], **CACHED},
+    ),
+}
+
+
+@pytest.mark.parametrize(("method", "old", "new"), CASES.values(), ids=CASES)
+def test_an_old_result_becomes_a_complete_one(method: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert modern(method, old) == new
+
+
+@pytest.mark.parametrize("own", [{}, {"ttlMs": 60_000, "cacheScope": "public"}], ids=["ours", "the server's"])
+def test_a_result_that_depends_on_answers_is_not_cached(own: dict[str, Any]) -> None:
+    found = modern(mcp.RESOURCES_READ, {"contents": [], **own}, retried=True)
+    assert (found["ttlMs"], found["cacheScope"]) == (0, "private")
+
+
+def test_caching_hints_of_the_server_are_kept() -> None:
+    found = modern(mcp.TOOLS_LIST, {"tools": [], "ttlMs": 1, "cacheScope": "private"})
+    assert (found["ttlMs"], found["cacheScope"]) == (1, "private")
+
+
+def test_a_result_cannot_call_itself_anything_but_complete() -> None:
+    modern(mcp.TOOLS_CALL, {"resultType": "input_required", "content": []})
+
+
+def test_meta_is_kept_and_the_server_named() -> None:
+    old = raw({"content": [], "_meta": {"a": 1}})
+    found = assert_modern_result(
+        mcp.TOOLS_CALL, results.modern(mcp.TOOLS_CALL, old, raw(INFO), 0, "public", retried=False)
+    )
+    assert found["_meta"] == {"a": 1, mcp.META_SERVER_INFO: INFO}
+    modern(mcp.TOOLS_CALL, {"content": [], "_meta": None})
+
+
+def test_content_is_spliced_and_not_rebuilt() -> None:
+    content = b'[ {"type":"text","text":"\\u00e9","n":1e1} ]'
+    written = results.modern(mcp.TOOLS_CALL, Raw(b'{"content":%b}' % content), raw(INFO), 0, "public", retried=False)
+    assert content in written
+
+
+@pytest.mark.parametrize(
+    "content", [Raw(b'{"content":"null"}'), Raw(b'{"content":["null", null]}')], ids=["a string", "no objects"]
+)
+def test_content_of_a_wrong_shape_is_left_to_the_client(content: Raw) -> None:
+    written = results.modern(mcp.TOOLS_CALL, content, raw(INFO), 0, "public", retried=False)
+    assert json.loads(written)["content"] == json.loads(bytes(content))["content"]
+
+
+@pytest.mark.parametrize("result", [b"[]", b"null", b'"x"', b'{"_meta":[]}'])
+def test_a_result_that_is_no_object_is_a_value_error(result: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        results.modern(mcp.TOOLS_CALL, Raw(result), raw(INFO), 0, "public", retried=False)
+
+
+ERRORS: list[tuple[str, jsonrpc.Error, int, Any]] = [
+    (mcp.TOOLS_CALL, jsonrpc.Error(-32602, "Unknown tool"), -32602, UNSET),
+    (mcp.TOOLS_CALL, jsonrpc.Error(5, "x", raw({"a": 1})), 5, {"a": 1}),
+    (mcp.TOOLS_CALL, jsonrpc.Error(5, "x", raw(None)), 5, UNSET),
+    (mcp.TOOLS_CALL, jsonrpc.Error(0, "Tool not found"), 0, UNSET),
+    (mcp.RESOURCES_READ, jsonrpc.Error(-32002, "gone"), -32602, {"uri": "file:///a"}),
+    (mcp.RESOURCES_READ, jsonrpc.Error(-32002, "gone", raw({"uri": "x"})), -32602, {"uri": "file:///a"}),
+    (mcp.RESOURCES_READ, jsonrpc.Error(0, "Unknown resource: file:///a"), -32602, {"uri": "file:///a"}),
+    (mcp.RESOURCES_READ, jsonrpc.Error(0, "boom"), 0, UNSET),
+    (mcp.PROMPTS_GET, jsonrpc.Error(-32002, "gone", raw({"a": 1})), -32602, {"a": 1}),
+    (mcp.TOOLS_CALL, jsonrpc.Error(-32042, "url"), -32603, {"upstreamCode": -32042}),
+    (mcp.TOOLS_CALL, jsonrpc.Error(-32020, "x"), -32603, {"upstreamCode": -32020}),
+    (mcp.TOOLS_CALL, jsonrpc.Error(-32099, "x"), -32603, {"upstreamCode": -32099}),
+    (mcp.TOOLS_CALL, jsonrpc.Error(-32019, "x"), -32019, UNSET),
+    (mcp.TOOLS_CALL, jsonrpc.Error(-32100, "x"), -32100, UNSET),
+]
+
+
+@pytest.mark.parametrize(("method", "old", "code", "data"), ERRORS, ids=range(len(ERRORS)))
+def test_an_old_error_keeps_to_the_new_codes(method: str, old: jsonrpc.Error, code: int, data: Any) -> None:
+    found = results.modern_error(method, "file:///a", old)
+    assert found.code == code
+    assert found.message == old.message
+    assert (found.data if found.data is UNSET else json.loads(bytes(found.data))) == data
+    assert_modern_message(jsonrpc.failure(b"1", found))

@@ -1,0 +1,81 @@
+"""The grammar of event streams; tests/property/test_sse_split cuts the same streams at every byte."""
+
+import pytest
+
+from gateway.core import sse
+from gateway.core.sse import Event, EventTooLarge, Parser
+
+CASES: dict[str, tuple[bytes, list[Event]]] = {
+    "one line": (b"data: a\n\n", [Event(b"a")]),
+    "no space after the colon": (b"data:a\n\n", [Event(b"a")]),
+    "one space only is dropped": (b"data:  a\n\n", [Event(b" a")]),
+    "a colon in the value": (b"data: a:b\n\n", [Event(b"a:b")]),
+    "CRLF": (b"data: a\r\n\r\ndata: b\r\n\r\n", [Event(b"a"), Event(b"b")]),
+    "CR": (b"data: a\r\rdata: b\r\r", [Event(b"a"), Event(b"b")]),
+    "mixed line ends": (b"data: a\r\ndata: b\rdata: c\n\r\n", [Event(b"a\nb\nc")]),
+    "CR then an empty line of LF": (b"data: a\r\n\ndata: b\n\n", [Event(b"a"), Event(b"b")]),
+    "a byte order mark": (b"\xef\xbb\xbfdata: a\n\n", [Event(b"a")]),
+    "a second byte order mark is part of a name": (b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\n", []),
+    "a byte order mark within": (b"data: a\n\n\xef\xbb\xbfdata: b\n\n", [Event(b"a")]),
+    "comments": (b": ping\r\n\r\n:\n\ndata: a\n: x\ndata: b\n\n", [Event(b"a\nb")]),
+    "several data lines": (b"data: a\ndata\ndata: b\n\n", [Event(b"a\n\nb")]),
+    "an event name": (b"event: endpoint\ndata: /m\n\n", [Event(b"/m", None, "endpoint")]),
+    "an empty event name": (b"event:\ndata: a\n\n", [Event(b"a")]),
+    "the last name counts": (b"event: a\nevent: b\ndata: x\n\n", [Event(b"x", None, "b")]),
+    "a name is of one event only": (b"event: a\ndata: x\n\ndata: y\n\n", [Event(b"x", None, "a"), Event(b"y")]),
+    "an id is of one event here": (b"id: 7\ndata: x\n\ndata: y\n\n", [Event(b"x", "7"), Event(b"y")]),
+    "an empty id": (b"id\ndata: x\n\n", [Event(b"x", "")]),
+    "an id with NUL is ignored": (b"id: a\0b\ndata: x\n\n", [Event(b"x")]),
+    "an id that is no UTF-8": (b"id: \xff\ndata: x\n\n", [Event(b"x", "\ufffd")]),
+    "a priming event": (b"id: 7\ndata:\n\n", [Event(b"", "7")]),
+    "an id without data is no event": (b"id: 7\n\n", []),
+    "retry and unknown fields": (b"retry: 10\nfoo: bar\nDATA: x\n data: y\ndata: a\n\n", [Event(b"a")]),
+    "an unfinished event": (b"data: a\n", []),
+    "nothing": (b"", []),
+    "UTF-8 in the data": ("data: é世\n\n".encode(), [Event("é世".encode())]),
+}
+
+
+@pytest.mark.parametrize(("stream", "events"), CASES.values(), ids=CASES)
+def test_a_stream_is_read_as_the_standard_says(stream: bytes, events: list[Event]) -> None:
+    assert Parser(1000).feed(stream) == events
+
+
+def test_the_last_event_id_survives_events_without_one() -> None:
+    parser = Parser(1000)
+    assert parser.last_event_id is None
+    parser.feed(b"id: 1\ndata: a\n\ndata: b\n\n")
+    assert parser.last_event_id == "1"
+    parser.feed(b"id: 2\n\n")
+    assert parser.last_event_id == "2"
+    parser.feed(b"id: 3\ndata: a\n")
+    assert parser.last_event_id == "2", "an event that was not dispatched moves no cursor"
+
+
+def test_a_line_that_ends_in_cr_does_not_wait_for_its_lf() -> None:
+    parser = Parser(1000)
+    assert parser.feed(b"data: a\r\r") == [Event(b"a")]
+    assert parser.feed(b"\ndata: b\r\n\r") == [Event(b"b")]
+    assert parser.feed(b"") == []
+    assert parser.feed(b"\n") == []
+    assert parser.feed(b"data: c\r") == []
+    assert parser.feed(b"data: d\r\r") == [Event(b"c\nd")]
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [b"data: " + b"x" * 95, b"data: " + b"x" * 60 + b"\ndata: " + b"y" * 60, b": " + b"x" * 99, b"id: " + b"x" * 99],
+)
+@pytest.mark.parametrize("end", [b"", b"\n\n"], ids=["unfinished", "finished"])
+def test_an_event_beyond_the_bound_is_refused(stream: bytes, end: bytes) -> None:
+    with pytest.raises(EventTooLarge, match="100 bytes"):
+        Parser(100).feed(stream + end)
+
+
+def test_the_bound_is_for_one_event() -> None:
+    stream = (b"data: " + b"x" * 94 + b"\n\n: ping\n\n") * 50
+    assert len(Parser(100).feed(stream)) == 50
+
+
+def test_what_is_written_is_read_back() -> None:
+    assert Parser(1000).feed(sse.KEEP_ALIVE + sse.encode(b'{"a":1}') + sse.KEEP_ALIVE) == [Event(b'{"a":1}')]

@@ -1,0 +1,160 @@
+"""Tool arguments that clients repeat in headers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from gateway.core import toolparams
+from gateway.core.toolparams import Mirrored
+from gateway.errors import HeaderMismatch, InvalidParams
+from tests.core.playbook import raw
+from tests.core.test_request import values
+
+
+def mirrored(properties: Mapping[str, Any]) -> tuple[Mirrored, ...]:
+    schema = {"type": "object", "properties": properties}
+    return toolparams.of_tools(bytes(raw({"tools": [{"name": "t", "inputSchema": schema}]})))["t"]
+
+
+def annotated(type_: Any = "string", header: Any = "Region") -> dict[str, Any]:
+    return {"type": type_, "x-mcp-header": header}
+
+
+def test_annotated_parameters_are_found_where_the_specification_allows_them() -> None:
+    found = mirrored(
+        {
+            "region": annotated(),
+            "where": {"type": "object", "properties": {"zone": annotated("integer", "Zone"), "x": True}},
+            "plain": {"type": "string"},
+            "list": {"type": "array", "items": {"type": "object", "properties": {"a": annotated()}}},
+            "either": {"anyOf": [annotated()]},
+        }
+    )
+    assert found == (Mirrored(("region",), "Mcp-Param-Region"), Mirrored(("where", "zone"), "Mcp-Param-Zone"))
+
+
+@pytest.mark.parametrize(
+    "property_",
+    [
+        annotated("number"),
+        annotated("array"),
+        annotated(["string", "null"]),
+        annotated({}),
+        annotated(None),
+        annotated(header=""),
+        annotated(header="a b"),
+        annotated(header="a\r\nb"),
+        annotated(header="\xe9"),
+        annotated(header=7),
+        {"x-mcp-header": "A"},
+        "x-mcp-header",
+    ],
+    ids=range(12),
+)
+def test_an_annotation_against_the_rules_is_not_used(property_: Any) -> None:
+    assert mirrored({"a": property_}) == ()
+
+
+def test_tools_without_annotations_or_schemas_have_none() -> None:
+    tools = [{"name": "a"}, {"name": "b", "inputSchema": {"type": "object", "properties": {"a": {}}}}]
+    tools += [{"name": "c", "inputSchema": {"x-mcp-header": "A"}}, {"name": "d", "inputSchema": ["x-mcp-header"]}]
+    assert toolparams.of_tools(bytes(raw({"tools": tools}))) == {"a": (), "b": (), "c": (), "d": ()}
+
+
+@pytest.mark.parametrize("result", [b"{}", b'{"tools":[{}]}', b"[]"])
+def test_what_is_no_list_of_tools_is_a_value_error(result: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        toolparams.of_tools(result)
+
+
+def check(value: Any, header: str | list[str] | None) -> None:
+    headers = {} if header is None else {"mcp-param-region": header}
+    toolparams.check((Mirrored(("a", "b"), "Mcp-Param-Region"),), raw({"a": {"b": value}}), values(headers))
+
+
+EQUAL: list[tuple[Any, str]] = [
+    ("us-west1", "us-west1"),
+    ("us-west1", " us-west1\t"),
+    ("Hello, 世界", "=?base64?SGVsbG8sIOS4lueVjA==?="),
+    ("", ""),
+    ("42", "42"),
+    (42, "42"),
+    (-7, "-7"),
+    (42, "42.0"),
+    (42.0, "42"),
+    (0.1, "0.1"),
+    (1000, "1e3"),
+    (True, "true"),
+    (False, "false"),
+    (9007199254740993, "9007199254740993"),
+]
+DIFFERENT: list[tuple[Any, str]] = [
+    ("us-west1", "us-west2"),
+    ("us-west1", "US-WEST1"),
+    ("42", "42.0"),
+    (42, "43"),
+    (42, ""),
+    (42, "0x2a"),
+    (42, "4_2"),
+    (42, "٤٢"),
+    (42, "nan"),
+    (10**400, "inf"),
+    (9007199254740993, "9007199254740992"),
+    (True, "True"),
+    (True, "1"),
+    (1, "true"),
+    (False, "true"),
+    ([], "[]"),
+    ({}, "{}"),
+    ("é", "é"),
+    ("x", "=?base64?*?="),
+]
+
+
+@pytest.mark.parametrize(("value", "header"), EQUAL)
+def test_a_header_that_repeats_its_argument_is_accepted(value: Any, header: str) -> None:
+    check(value, header)
+
+
+@pytest.mark.parametrize(("value", "header"), DIFFERENT)
+def test_a_header_that_differs_from_its_argument_is_refused(value: Any, header: str) -> None:
+    with pytest.raises(HeaderMismatch, match="Mcp-Param-Region"):
+        check(value, header)
+
+
+def test_a_header_must_be_there_when_its_argument_is_and_only_then() -> None:
+    with pytest.raises(HeaderMismatch, match="missing"):
+        check("x", None)
+    with pytest.raises(HeaderMismatch, match="absent or null"):
+        check(None, "x")
+    with pytest.raises(HeaderMismatch, match="2 times"):
+        check("x", ["x", "x"])
+    check(None, None)
+
+
+@pytest.mark.parametrize("arguments", [None, raw(None), raw([]), raw({"a": 1}), raw({})], ids=range(5))
+def test_arguments_without_the_parameter_need_no_header(arguments: Raw | None) -> None:
+    toolparams.check((Mirrored(("a", "b"), "Mcp-Param-Region"),), arguments, values({}))
+
+
+def test_a_tool_without_annotations_is_not_checked() -> None:
+    toolparams.check((), Raw(b"not even JSON"), values({"Mcp-Param-Region": "x"}))
+
+
+@pytest.mark.parametrize("arguments", [b'{"a":{"b":' + b"9" * 5000 + b"}}", b'{"a":' + b"[" * 100_000])
+def test_arguments_that_cannot_be_read_are_invalid_params(arguments: bytes) -> None:
+    with pytest.raises(InvalidParams, match="arguments"):
+        toolparams.check((Mirrored(("a", "b"), "Mcp-Param-Region"),), Raw(arguments), values({}))
+
+
+@given(st.integers(-(10**20), 10**20), st.integers(-(10**20), 10**20))
+def test_integers_are_equal_exactly_when_they_are(body: int, header: int) -> None:
+    if body == header:
+        check(body, str(header))
+        return
+    with pytest.raises(HeaderMismatch):
+        check(body, str(header))
