@@ -33,9 +33,7 @@ def scenario_names(text: str) -> list[str]:
     names = text.split(",")
     unknown = [name for name in names if name not in SCENARIOS]
     if unknown:
-        raise argparse.ArgumentTypeError(
-            f"unknown scenario {unknown[0]!r}, choose from {', '.join(SCENARIOS)}"
-        )
+        raise argparse.ArgumentTypeError(f"unknown scenario {unknown[0]!r}, choose from {', '.join(SCENARIOS)}")
     return names
 
 
@@ -49,9 +47,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", type=scenario_names, default=list(SCENARIOS), metavar="NAME,NAME")
     parser.add_argument("--rounds", type=int, default=7, help="slices of each row (default: %(default)s)")
-    parser.add_argument(
-        "--requests", type=int, default=2000, help="requests in a slice (default: %(default)s)"
-    )
+    parser.add_argument("--requests", type=int, default=2000, help="requests in a slice (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=32, help="connections at once (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=10_000, help="calls to park (default: %(default)s)")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")

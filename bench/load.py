@@ -63,7 +63,7 @@ class Connection(asyncio.Protocol):
 Operation = Callable[[Connection], Awaitable[None]]
 
 
-class Wrong(Exception):  # noqa: N818 - a finding about the server, not a failure of ours
+class Wrong(Exception):
     """A reply that is not the one for this request."""
 
 

@@ -94,9 +94,7 @@ class State:
 
 
 def text_result(call_id: bytes, text: str) -> bytes:
-    return response(
-        call_id, b'{"content":[{"type":"text","text":%b}],"isError":false}' % msgspec.json.encode(text)
-    )
+    return response(call_id, b'{"content":[{"type":"text","text":%b}],"isError":false}' % msgspec.json.encode(text))
 
 
 def response(call_id: bytes, result: bytes) -> bytes:

@@ -49,11 +49,14 @@ class DownstreamError(GatewayError):
 
     code = mcp.INVALID_REQUEST
     status = 400
+    rejection = "invalid_request"
+    """Its name in the metrics."""
 
 
 class ParseError(DownstreamError):
     """The body is not JSON (or not within its bounds)."""
 
+    rejection = "parse_error"
     code = mcp.PARSE_ERROR
 
 
@@ -64,6 +67,7 @@ class InvalidRequest(DownstreamError):
 class InvalidParams(DownstreamError):
     """`params` or its `_meta` lacks something or has the wrong shape."""
 
+    rejection = "invalid_params"
     code = mcp.INVALID_PARAMS
 
 
@@ -80,12 +84,14 @@ class InvalidState(DownstreamError):
 class HeaderMismatch(DownstreamError):
     """A mirrored header is missing, repeated, malformed or differs from the body."""
 
+    rejection = "header_mismatch"
     code = mcp.HEADER_MISMATCH
 
 
 class MissingCapability(DownstreamError):
     """The server asked for something that this client did not declare (basic/index, `_meta`)."""
 
+    rejection = "missing_capability"
     code = mcp.MISSING_CAPABILITY
 
     def __init__(self, required: Mapping[str, Any], asked: str) -> None:
@@ -100,6 +106,7 @@ class MissingCapability(DownstreamError):
 class UnsupportedVersion(DownstreamError):
     """The request names a protocol version that is not spoken here."""
 
+    rejection = "unsupported_version"
     code = mcp.UNSUPPORTED_VERSION
 
     def __init__(self, requested: str) -> None:
@@ -113,6 +120,7 @@ class UnsupportedVersion(DownstreamError):
 class MethodNotFound(DownstreamError):
     """The method does not exist in 2026-07-28."""
 
+    rejection = "method_not_found"
     code = mcp.METHOD_NOT_FOUND
     status = 404
 
@@ -120,18 +128,21 @@ class MethodNotFound(DownstreamError):
 class Forbidden(DownstreamError):
     """Host or Origin is not one that this listener serves (DNS rebinding)."""
 
+    rejection = "forbidden"
     status = 403
 
 
 class TooLarge(DownstreamError):
     """The body is larger than `limits.body_bytes`."""
 
+    rejection = "too_large"
     status = 413
 
 
 class Busy(DownstreamError):
     """A cap is reached; others are not affected."""
 
+    rejection = "busy"
     code = mcp.INTERNAL_ERROR
 
     def __init__(self, message: str, *, status: int, retry_after_seconds: int = 1) -> None:

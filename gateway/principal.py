@@ -32,14 +32,14 @@ def of_authorization(authorization: str | None) -> bytes:
     scheme, _, credentials = authorization.strip().partition(" ")
     claims = _claims(credentials.strip()) if scheme.lower() == "bearer" else None
     if claims is None or not (claims.iss and claims.sub):
-        return hashlib.sha256(b"opaque\0" + authorization.strip().encode()).digest()
+        return hashlib.sha256(b"opaque\0" + _bytes(authorization)).digest()
     parts = (claims.iss, claims.sub, claims.client_id or claims.azp)
     return hashlib.sha256(b"jwt\0" + msgspec.json.encode(parts)).digest()
 
 
 def of_header(value: str | None) -> bytes:
     """The principal that a trusted proxy names in a header; no value is anonymous."""
-    return ANONYMOUS if value is None else hashlib.sha256(b"header\0" + value.strip().encode()).digest()
+    return ANONYMOUS if value is None else hashlib.sha256(b"header\0" + _bytes(value)).digest()
 
 
 def is_trusted(peer: str | None, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
@@ -50,7 +50,14 @@ def is_trusted(peer: str | None, networks: Sequence[ipaddress.IPv4Network | ipad
         address = ipaddress.ip_address(peer)
     except ValueError:
         return False
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address  # how a dual-stack listener shows IPv4 peers
     return any(address in network for network in networks)
+
+
+def _bytes(value: str) -> bytes:
+    """The header as it came: aiohttp turns bytes that are no UTF-8 into surrogates."""
+    return value.strip().encode(errors="surrogateescape")
 
 
 def _claims(token: str) -> _Claims | None:

@@ -139,9 +139,13 @@ class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Sessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The pool of upstream sessions."""
 
-    max: Annotated[Count, Meta(description="Sessions per route, in use or idle.")] = 1_000
-    max_per_principal: Annotated[Count, Meta(description="Sessions of one principal on one route.")] = 100
+    max: Annotated[Count, Meta(description="Sessions per route, in use or idle; a parked call has one.")] = 11_000
+    max_per_principal: Annotated[Count, Meta(description="Sessions of one principal on one route.")] = 1_100
     idle_seconds: Annotated[Seconds, Meta(description="An idle session is closed with DELETE after this time.")] = 60.0
+    quarantine_seconds: Annotated[
+        Seconds,
+        Meta(description="How long a call that was given up may take to end; its session is dropped then."),
+    ] = 60.0
 
 
 class Legs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from gateway.core.events import Leg
 from gateway.core.request import Request
 from gateway.errors import (
     CallLost,
+    DownstreamError,
     GatewayError,
     InvalidRequest,
     InvalidState,
@@ -211,7 +212,7 @@ class Downstream:
         for name in ("Authorization", *bridge.route.forward_headers):
             value = http.headers.get(name)
             if value is not None:
-                headers[name] = value
+                headers[name] = _sendable(name, value)
         for name in mcp.TRACE_KEYS:
             value = jsonrpc.text(request.user_meta.get(name)) or http.headers.get(name)
             if value is not None and _TRACE_VALUE.fullmatch(value):
@@ -247,8 +248,19 @@ class Downstream:
         if isinstance(error, InvalidState):
             self._metrics.state_rejected(error.reason)
             log.info(Event.STATE_REJECTED, reason=error.reason)
+        elif isinstance(error, DownstreamError):
+            self._metrics.downstream_rejected(error.rejection)
         last = Last.of_error(error, id_)
         return _json(last.body, last.status, dict(last.headers))
+
+
+def _sendable(name: str, value: str) -> str:
+    """A header value that can go upstream: bytes that are no UTF-8 came in as surrogates."""
+    try:
+        _ = value.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidRequest(f"The header {name} is not UTF-8") from exc
+    return value
 
 
 def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -62,7 +62,8 @@ class Bridge(msgspec.Struct, frozen=True, eq=False):
     metrics: Metrics
     tasks: Tasks
     alarms: Alarms
-    asking: Policy
+    policies: dict[str, Policy]
+    """By method; a method that is not here may not ask."""
     owner: str
     epoch: str
     listeners: set[Subscription]
@@ -81,7 +82,7 @@ class Driver:
         self._headers = headers
         self._exchange = Exchange(
             request.declared,
-            bridge.asking if request.method in mcp.ASKING else _NEVER_ASKING,
+            bridge.policies.get(request.method, _NEVER_ASKING),
             request.input_responses,
         )
         self._outboxes: dict[on.Leg, Outbox] = {}
@@ -90,8 +91,11 @@ class Driver:
         self._events: deque[on.Event] = deque()
         self._handling = False
         self._session: Session | None = None
+        self._released: Session | None = None
+        """Where late questions of a call that was given up are answered."""
         self._call: Call | None = None
         self._call_sent = False
+        self._forwarded = 0
         self._server_info = Raw(b"{}")
         self._task: asyncio.Task[None] | None = None
         self._to_send: deque[Callable[[], Awaitable[None]]] = deque()
@@ -137,7 +141,16 @@ class Driver:
 
     def hear(self, event: on.Event) -> None:
         """Take one event of the call, as the session heard it."""
-        self._feed(self._translated(event))
+        if isinstance(event, on.Progressed | on.Logged):
+            self._pass_on(event, mcp.PROGRESS if isinstance(event, on.Progressed) else mcp.LOG)
+        else:
+            self._feed(self._translated(event))
+
+    def _pass_on(self, event: on.Event, method: str) -> None:
+        """A notification: the exchange decides whether a leg wants it."""
+        before = self._forwarded
+        self._feed(event)
+        self._bridge.metrics.notification(self._bridge.route.path, method, forwarded=self._forwarded > before)
 
     def _translated(self, event: on.Event) -> on.Event:
         request = self._request
@@ -159,7 +172,12 @@ class Driver:
                 retried=self._exchange.round > 0 or request.input_responses is not None,
             )
         except ValueError:
-            return on.Broke(CallLost(f"The upstream answered {request.method} with a result that is no object"))
+            return on.Broke(
+                CallLost(
+                    f"The upstream answered {request.method} with a result that is no object; the call may have had "
+                    "effects"
+                )
+            )
         if request.method == mcp.TOOLS_LIST:
             catalog.learn(self._bridge.pool.group(self._key), request.params, result)
         return on.Resulted(body)
@@ -241,12 +259,15 @@ class Driver:
             case do.ReleaseSession(clean=clean):
                 self._release(clean=clean)
             case do.SendAnswers(answers=answers):
+                if self._call is not None:
+                    self._call.heard = time.monotonic()  # until now it was the client who was silent
                 self._send_later(lambda: self._deliver(answers))
             case do.Respond(upstream_id=id_, result=result, error=error):
                 self._respond(id_, result if result is not None else error)
             case do.CancelCall(reason=reason):
                 self._cancel(reason)
             case do.Forward(leg=leg, message=message):
+                self._forwarded += 1
                 self._outboxes[leg].send(message)
             case do.Ask():
                 self._ask(command)
@@ -279,7 +300,7 @@ class Driver:
             self._bridge.lot.park(self)
         except GatewayError as exc:
             self._fail(ask.legs, exc)
-            self._events.append(on.Stopped(exc))
+            self._events += (on.Stopped(exc), on.Expired())
             return
         parts: list[tuple[str, bytes | Raw]] = [("resultType", b'"input_required"')]
         if ask.questions:
@@ -321,6 +342,7 @@ class Driver:
 
     async def _run_call(self) -> None:
         """The call's own task: it outlives the leg that started it."""
+        call = None
         try:
             session = await self._ready_session()
             call = self._new_call(session)
@@ -334,7 +356,9 @@ class Driver:
         except GatewayError as exc:
             if isinstance(exc, UpstreamError):
                 self._bridge.metrics.upstream_failed(self._bridge.route.path, exc.reason)
-            self.hear(on.Broke(exc))
+            # The stream of an answered call may break while the call that a referral re-issued runs already.
+            if call is None or call is self._call:
+                self.hear(on.Broke(exc))
         except Exception:  # the outermost edge of the call's task: counted there, and nobody is left waiting
             self.hear(on.Broke(CallLost("Internal error of the gateway; its log says more")))
             raise
@@ -412,7 +436,7 @@ class Driver:
             self._sending = False
 
     async def _deliver(self, answers: tuple[tuple[inputs.Question, Raw], ...]) -> None:
-        session, call = self._session, self._call
+        session = self._session
         if session is None:
             return
         for number, (question, answer) in enumerate(answers):
@@ -423,11 +447,9 @@ class Driver:
                 left = tuple(question for question, _ in answers[number:])
                 self._feed(on.Undelivered(left, _lost(exc), isinstance(exc, Refused)))
                 return
-        if call is not None:
-            call.heard = time.monotonic()
 
     def _respond(self, id_: Raw, body: Raw | jsonrpc.Error | None) -> None:
-        session, headers = self._session, self._headers
+        session, headers = self._session or self._released, self._headers
         if session is None or body is None:
             return
 
@@ -459,6 +481,7 @@ class Driver:
     def _release(self, *, clean: bool) -> None:
         session, self._session = self._session, None
         if session is not None:
+            self._released = session
             self._bridge.pool.release(session, clean=clean)
 
     # -- time ---------------------------------------------------------------------------------------------------

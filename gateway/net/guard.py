@@ -34,7 +34,7 @@ class Guard:
         if origin is None or origin in self._origins:
             return
         origin_name = _origin_name(origin)
-        same = origin_name == name and not self._origins
+        same = origin_name is not None and origin_name == name and not self._origins
         if not (same or (self._local and not self._origins and origin_name in _LOOPBACK)):
             raise Forbidden(f"Origin {origin[:80]!r} is not allowed; list it in security.allowed_origins")
 

@@ -62,6 +62,7 @@ async def subscription(
         honoured = await _subscribe(session, chosen, headers, timeout_seconds)
         listener = Subscription(request.id, honoured, outbox)
         session.on_change = listener.changed
+        session.on_deaf = listener.end  # rather an end that the client sees than changes that it misses
         outbox.send(listener.acknowledgement())
         bridge.listeners.add(listener)
         try:

@@ -8,6 +8,7 @@ call is still pending is never ended with DELETE (it kills some servers): it is 
 
 import asyncio
 import itertools
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -28,9 +29,9 @@ from gateway.telemetry import Event, Metrics, NestedOutcome, SessionState, get_l
 
 log = get_logger()
 
+_PROCESS: Final = secrets.token_hex(6).encode()
+_CALL_NUMBERS: Final = itertools.count(1)
 _SWEEP_SECONDS: Final = 1.0
-_QUARANTINE_SECONDS: Final = 60.0
-"""How long a cancelled call may take to end before its session is dropped without DELETE."""
 
 
 class PoolKey(msgspec.Struct, frozen=True):
@@ -80,6 +81,8 @@ class Session:
         self.idle_since = 0.0
         self.on_change: Callable[[str, bytes], None] | None = None
         """Hears list_changed and resource updates: method and message."""
+        self.on_deaf: Callable[[], None] | None = None
+        """Hears that the side stream ended for good."""
         self._route = route
         self._metrics = metrics
         self._tasks = tasks
@@ -88,7 +91,6 @@ class Session:
         self._log_level: str | None = None
         self._headers = NO_HEADERS
         """Those of the last request: what the gateway answers by itself needs a credential too."""
-        self._ids = itertools.count(1)
         self.state: SessionState | None = None
 
     @property
@@ -140,7 +142,7 @@ class Session:
 
     def next_id(self) -> bytes:
         """JSON of an id that no other session uses: some servers key streams by it across sessions."""
-        return b'"gw-%x-%x"' % (id(self) ^ time.monotonic_ns(), next(self._ids))
+        return b'"gw-%b-%x"' % (_PROCESS, next(_CALL_NUMBERS))
 
     async def run(self, call: Call, headers: Headers) -> None:
         """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises."""
@@ -159,7 +161,7 @@ class Session:
             self.lost = True
             self._metrics.session_lost(self._route)
             raise
-        except CallLost:
+        except (CallLost, asyncio.CancelledError):
             self.lost = True  # the call may still run there: no DELETE
             raise
         finally:
@@ -285,9 +287,10 @@ class Session:
             call.listener.hear(event)
 
     def _side_lost(self) -> None:
-        """The side stream ended for good. Servers without one live well; a pooled session is dropped."""
-        if self.channel.can_ask and self._call is None and self.state is SessionState.IDLE:
-            self.lost = True
+        """The side stream ended for good: what the server says on it from now on would be lost."""
+        self.lost = True
+        if self.on_deaf is not None:
+            self.on_deaf()
 
 
 _CHANGES: Final = frozenset({mcp.TOOLS_CHANGED, mcp.PROMPTS_CHANGED, mcp.RESOURCES_CHANGED, mcp.RESOURCE_UPDATED})
@@ -436,12 +439,16 @@ class Pool:
     def _has_room(self, key: PoolKey) -> bool:
         limits = self._config.sessions
         if self._principals.get(key.principal, 0) >= limits.max_per_principal:
-            return False
+            return self._evict_idle(key.principal)
         return self._count < limits.max or self._evict_idle()
 
-    def _evict_idle(self) -> bool:
-        """Close the session that has been idle longest, whoever it belongs to; whether there was one."""
-        candidates = [group.idle[0] for group in self._groups.values() if group.idle]
+    def _evict_idle(self, principal: bytes | None = None) -> bool:
+        """Close the session that has been idle longest, this principal's or anybody's; whether there was one."""
+        candidates = [
+            group.idle[0]
+            for key, group in self._groups.items()
+            if group.idle and (principal is None or key.principal == principal)
+        ]
         if not candidates:
             return False
         oldest = min(candidates, key=lambda session: session.idle_since)
@@ -459,6 +466,8 @@ class Pool:
         except asyncio.CancelledError:
             if future.done() and (session := future.result()) is not None:
                 self.release(session, clean=True)
+            elif future.done():
+                self._wake()  # the room is somebody else's now
             raise
         finally:
             if not future.done():
@@ -479,7 +488,10 @@ class Pool:
                 await session.open(headers)
         except BaseException as exc:
             self._drop(session, end=session.channel.session_id is not None)
-            raise self._explain(exc) from exc
+            explained = self._explain(exc)
+            if explained is exc:
+                raise
+            raise explained from exc
         session.on_change = self._changed(group)
         group.shaken = session.shaken
         return session
@@ -494,7 +506,7 @@ class Pool:
             )
         if isinstance(exc, CallLost):
             return Unreachable(exc.message.partition(";")[0])
-        if isinstance(exc, ValueError):
+        if isinstance(exc, ValueError | RecursionError):
             return Unreachable(f"The upstream {upstream} of route {self.route.path} is no MCP server: {exc}")
         return exc
 
@@ -536,7 +548,7 @@ class Pool:
 
     async def _quarantine(self, session: Session) -> None:
         """Wait for the end of a call that was given up; only then may its session be ended."""
-        await session.settled(_QUARANTINE_SECONDS)
+        await session.settled(self._config.sessions.quarantine_seconds)
         self._drop(session, end=not session.pending and not session.lost)
         session.abandon()
 
@@ -557,13 +569,19 @@ class Pool:
         self._wake()
 
     def _wake(self) -> None:
-        """There may be room for somebody who waits: let the first one try again."""
-        for group in self._groups.values():
-            while group.waiting:
+        """There may be room for somebody who waits: let the first one who could use it try again."""
+        for key, group in self._groups.items():
+            while group.waiting and self._may_open(key.principal):
                 future = group.waiting.popleft()
                 if not future.done():
                     future.set_result(None)
                     return
+
+    def _may_open(self, principal: bytes) -> bool:
+        """Whether a principal's own cap leaves it room, or a session of its own that may make room."""
+        if self._principals.get(principal, 0) < self._config.sessions.max_per_principal:
+            return True
+        return any(group.idle for key, group in self._groups.items() if key.principal == principal)
 
     async def _sweep(self) -> None:
         """Close sessions that nobody used for `sessions.idle_seconds`, and forget empty groups."""

@@ -7,6 +7,7 @@ answer, an `initialize` answered by JSON or by SSE.
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -32,6 +33,7 @@ _DRAIN_SECONDS: Final = 1.0
 """How long an answered stream may take to end before its connection is given up."""
 _REOPEN_SECONDS: Final = (0.0, 0.5, 2.0, 5.0)
 """Pauses before a side stream that ended is opened again."""
+_LASTING_SECONDS: Final = 1.0
 _SIDE_HEAD_SECONDS: Final = 2.0
 """How long the handshake waits for the head of the side stream; a few servers send it with the first event."""
 _ERROR_BODY_BYTES: Final = 65_536
@@ -195,21 +197,26 @@ class StreamableChannel(Channel):
         self, headers: Headers, receive: Receive, lost: Callable[[], None], ready: asyncio.Future[None]
     ) -> None:
         """Hold the GET stream; open it again when it ends, never with a cursor (it may carry another's events)."""
-        failures = 0
-        while not self._closed and failures < len(_REOPEN_SECONDS):
-            await asyncio.sleep(_REOPEN_SECONDS[failures])
-            failures += 1
-            try:
-                if not await self._hear_side(headers, receive, ready):
-                    break
-                failures = 1
-            except (UpstreamError, sse.EventTooLarge):
-                pass
-            finally:
-                self.hears_side = False
-                if not ready.done():
-                    ready.set_result(None)
-        lost()
+        failures, was_open = 0, False
+        try:
+            while failures < len(_REOPEN_SECONDS):
+                await asyncio.sleep(_REOPEN_SECONDS[failures])
+                started = time.monotonic()
+                try:
+                    if not await self._hear_side(headers, receive, ready):
+                        return  # a server without this stream lives well without it
+                    was_open = True
+                except (UpstreamError, sse.EventTooLarge):
+                    pass
+                finally:
+                    self.hears_side = False
+                    if not ready.done():
+                        ready.set_result(None)
+                # One that lasted may be opened again at once, one that did not must not be hammered.
+                failures = 0 if time.monotonic() - started > _LASTING_SECONDS else failures + 1
+        finally:
+            if was_open and not self._closed:
+                lost()
 
     async def _hear_side(self, headers: Headers, receive: Receive, ready: asyncio.Future[None]) -> bool:
         """One GET stream until it ends; whether another may be opened."""
@@ -274,7 +281,13 @@ class StreamableChannel(Channel):
             return receive(body)
         # 2025-03-26 allowed batches as a reply.
         answered = False
-        for item in jsonrpc.decode(body, type=list[Raw]):
+        try:
+            batch = jsonrpc.decode(body, type=list[Raw])
+        except ValueError as exc:
+            raise CallLost(
+                f"{self._endpoint.where} sent a batch that is no JSON; the call may have had effects"
+            ) from exc
+        for item in batch:
             answered = receive(bytes(item)) or answered
         return answered
 
@@ -297,6 +310,8 @@ class StreamableChannel(Channel):
 
     async def _drain(self, response: aiohttp.ClientResponse) -> None:
         """Read on to the end, so that the connection can be used again; some servers never end the stream."""
+        if response.content.at_eof():
+            return
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
                 while not response.content.at_eof():
@@ -311,7 +326,9 @@ class StreamableChannel(Channel):
         async for chunk in response.content.iter_any():
             body += chunk
             if len(body) > limit:
-                raise CallLost(f"{self._endpoint.where} sent a body larger than limits.event_bytes")
+                raise CallLost(
+                    f"{self._endpoint.where} sent a body larger than limits.event_bytes; the call may have had effects"
+                )
         return bytes(body)
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> jsonrpc.Error | None:

@@ -75,7 +75,7 @@ def written(ledger: Path) -> list[tuple[str, str]]:
 async def in_ledger(ledger: Path, event: str, tool: str, before: int) -> None:
     """Wait until the server has written this after so many lines."""
     async with asyncio.timeout(5):
-        while (event, tool) not in written(ledger)[before:]:  # noqa: ASYNC110 - another process writes it
+        while (event, tool) not in written(ledger)[before:]:
             await asyncio.sleep(0.02)
 
 

@@ -1,0 +1,83 @@
+"""The gateway, its fake upstream, and what must be true after every test."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.net import app, sessions, streamable
+from gateway.telemetry import SessionState
+from tests.net import workbench
+from tests.net.fake_upstream import FakeUpstream
+from tests.net.workbench import Client, Stand, eventually
+
+Start = Callable[..., Awaitable[Stand]]
+
+
+@pytest.fixture(autouse=True)
+def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no configuration shortens."""
+    monkeypatch.setattr(sessions, "_SWEEP_SECONDS", 0.02)
+    monkeypatch.setattr(streamable, "_DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(streamable, "_SIDE_HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(streamable, "_REOPEN_SECONDS", (0.0, 0.01, 0.01, 0.01))
+    monkeypatch.setattr(app, "_POLL_SECONDS", 0.005)
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[FakeUpstream]:
+    fake = FakeUpstream()
+    await fake.start()
+    yield fake
+    await fake.close()
+
+
+@pytest.fixture
+async def begin(upstream: FakeUpstream) -> AsyncIterator[Start]:
+    """Starts gateways; afterwards they must come to rest and leave nothing behind."""
+    before = asyncio.all_tasks()
+    stands: list[Stand] = []
+    http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+    async def start(**sections: Any) -> Stand:
+        stand = await workbench.start(sections.pop("url", upstream.url), http, **sections)
+        stands.append(stand)
+        return stand
+
+    yield start
+    try:
+        for stand in stands:
+            await _at_rest(stand)
+    finally:
+        for stand in stands:
+            await stand.gateway.close()
+        await http.close()
+        await upstream.close()
+    known = {*before, asyncio.current_task()}
+    await eventually(lambda: not asyncio.all_tasks() - known, "no task is left")
+
+
+async def _at_rest(stand: Stand) -> None:
+    """Nothing runs, nothing is held, no session is left after the end, and no bug was counted."""
+    gateway = stand.gateway
+    await eventually(lambda: not stand.busy_tasks(), "no task runs but the known background ones")
+    assert len(gateway.lot) == 0
+    assert stand.held == 0
+    assert not gateway.downstream.running
+    await eventually(lambda: gateway.downstream.in_flight == 0, "no request is in flight")
+    await gateway.close()
+    assert [stand.sessions(state) for state in SessionState] == [0, 0, 0]
+    assert stand.metric("mcp_gateway_task_failures_total") == 0
+
+
+@pytest.fixture
+async def stand(begin: Start) -> Stand:
+    """A gateway with the usual configuration."""
+    return await begin()
+
+
+@pytest.fixture
+def client(stand: Stand) -> Client:
+    return stand.client()

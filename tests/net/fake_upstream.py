@@ -1,0 +1,303 @@
+"""A FAKE legacy server: it does on command what no real server does on command, and records every request.
+
+It proves nothing about real servers (tests/parts and tests/e2e run those). Each request is answered by a script: one
+coroutine per JSON-RPC method, per HTTP method, or for "answer" (a POST with a JSON-RPC response). What has no script
+is answered as a plain server with sessions would. Scripts wait on events that the test sets, never on time.
+"""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+DEADLINE = 5.0
+FORM = {"message": "Name?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
+SAMPLE = {"messages": [{"role": "user", "content": {"type": "text", "text": "Hi"}}], "maxTokens": 9}
+URL = {"mode": "url", "message": "Visit", "url": "https://example.com/pay", "elicitationId": "e1"}
+SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+
+
+def text(value: str) -> dict[str, Any]:
+    """A tool's result."""
+    return {"content": [{"type": "text", "text": value}]}
+
+
+def event(message: dict[str, Any], id_: str | None = None) -> bytes:
+    """One message as an SSE event."""
+    head = b"" if id_ is None else b"id: %b\n" % id_.encode()
+    return head + b"event: message\ndata: " + json.dumps(message).encode() + b"\n\n"
+
+
+def _integer(digits: str) -> int | str:
+    """Python refuses integers of more than 4300 digits."""
+    return int(digits) if len(digits) < 4300 else digits
+
+
+class Seen:
+    """One recorded request."""
+
+    def __init__(self, http: web.BaseRequest, body: Any) -> None:
+        self.http_method = http.method
+        self.path = http.path
+        self.headers = http.headers.copy()
+        self.body = body
+        self.cut = asyncio.Event()
+        """Set when the gateway closed the connection before the reply was complete."""
+
+    @property
+    def word(self) -> str:
+        """What the request is: its JSON-RPC method, "answer", or its HTTP method."""
+        if self.http_method != "POST":
+            return self.http_method
+        return str(self.body.get("method", "answer"))
+
+    @property
+    def session(self) -> str | None:
+        return self.headers.get("Mcp-Session-Id")
+
+
+class Reset(Exception):
+    """Ends a script by breaking the connection."""
+
+
+class Turn:
+    """One request at work: what its script may say."""
+
+    def __init__(self, upstream: "FakeUpstream", http: web.BaseRequest, seen: Seen) -> None:
+        self.upstream = upstream
+        self.seen = seen
+        self.body = seen.body
+        self.session = seen.session
+        self._http = http
+        self._stream: web.StreamResponse | None = None
+        self.response: web.StreamResponse | None = None
+
+    @property
+    def id(self) -> Any:
+        return self.body["id"]
+
+    def reply(self, status: int = 200, body: Any = None, headers: dict[str, str] | None = None) -> None:
+        """Answer with a whole body: JSON, or bytes as they are."""
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        self.response = web.Response(
+            status=status, body=data, headers={"Content-Type": "application/json", **(headers or {})}
+        )
+
+    async def raw(self, data: bytes) -> None:
+        """Write bytes on the reply's event stream."""
+        if self._stream is None:
+            self._stream = self.response = web.StreamResponse(headers=SSE)
+            await self._stream.prepare(self._http)
+        if data:
+            await self._stream.write(data)
+
+    async def say(self, message: dict[str, Any], *, side: bool = False) -> None:
+        """One message on the reply's stream, or on the session's side stream."""
+        message = {"jsonrpc": "2.0", **message}
+        if side:
+            self.upstream.side(self.session).put_nowait(event(message))
+        else:
+            await self.raw(event(message))
+
+    async def notify(self, method: str, params: dict[str, Any], *, side: bool = False) -> None:
+        await self.say({"method": method, "params": params}, side=side)
+
+    async def ask(self, method: str, params: Any = None, *, id_: Any = None, side: bool = False) -> Any:
+        """One nested request; its answer (a whole JSON-RPC response)."""
+        id_ = next(self.upstream.ids) if id_ is None else id_
+        message = {"id": id_, "method": method} | ({} if params is None else {"params": params})
+        waiter = self.upstream.expect(self.session, id_)
+        await self.say(message, side=side)
+        return await waiter
+
+    async def elicit(self, title: str | None = None, *, side: bool = False, id_: Any = None) -> Any:
+        """One form elicitation; the answer's result."""
+        schema = FORM["requestedSchema"] | ({} if title is None else {"title": title})  # type: ignore[operator]
+        answer = await self.ask("elicitation/create", {**FORM, "requestedSchema": schema}, side=side, id_=id_)
+        return answer.get("result")
+
+    async def result(self, result: Any = None, *, side: bool = False) -> None:
+        """The result of this request, on the stream that is open."""
+        message = {"id": self.id, "result": {} if result is None else result}
+        if side or self._stream is not None:
+            await self.say(message, side=side)
+        else:
+            self.reply(body={"jsonrpc": "2.0", **message})
+
+    async def error(self, code: int, message: str, data: Any = None) -> None:
+        error = {"code": code, "message": message} | ({} if data is None else {"data": data})
+        self.reply(body={"jsonrpc": "2.0", "id": self.id, "error": error})
+
+    async def reset(self) -> None:
+        """Break the connection."""
+        assert self._http.transport is not None
+        self._http.transport.abort()
+        raise Reset
+
+    async def for_ever(self) -> None:
+        """Say nothing until the gateway closes the connection."""
+        await asyncio.get_running_loop().create_future()
+
+
+Script = Callable[[Turn], Awaitable[None]]
+
+
+class FakeUpstream:
+    """The server, on a free port of the test's own event loop."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+        self.capabilities: dict[str, Any] = {"tools": {}}
+        self.instructions: str | None = None
+        self.has_sessions = True
+        self.known: set[str] = set()
+        self.ids = itertools.count()
+        self.tools: list[dict[str, Any]] = []
+        self._scripts: dict[str, Script] = {}
+        self._sides: dict[str | None, asyncio.Queue[bytes | None]] = {}
+        self._answers: dict[tuple[str | None, str], asyncio.Future[Any]] = {}
+        self._waiters: list[asyncio.Future[None]] = []
+        self._opened = itertools.count(1)
+        self._runner: web.ServerRunner | None = None
+        self.url = ""
+
+    # -- what a test says ---------------------------------------------------------------------------------------
+
+    def on(self, word: str, script: Script) -> None:
+        """Answer requests of that word with this script."""
+        self._scripts[word] = script
+
+    def tool(self, script: Script) -> Script:
+        """Answer tools/call with this script; also a decorator."""
+        self.on("tools/call", script)
+        return script
+
+    def once(self, word: str, script: Script) -> None:
+        """Answer the next request of that word with this script, the ones after as before."""
+        before = self._scripts.get(word)
+
+        async def first(turn: Turn) -> None:
+            if before is None:
+                del self._scripts[word]
+            else:
+                self._scripts[word] = before
+            await script(turn)
+
+        self._scripts[word] = first
+
+    def forget(self) -> None:
+        """Forget every session, as a restarted server has."""
+        self.known.clear()
+
+    def side(self, session: str | None) -> "asyncio.Queue[bytes | None]":
+        """What the session's side stream is to say; None ends it."""
+        return self._sides.setdefault(session, asyncio.Queue())
+
+    def expect(self, session: str | None, id_: Any) -> "asyncio.Future[Any]":
+        """The answer to a nested request, when it comes."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._answers[session, json.dumps(id_)] = future
+        return future
+
+    @property
+    def words(self) -> list[str]:
+        """What was requested, in order."""
+        return [seen.word for seen in self.seen]
+
+    def of(self, word: str) -> list[Seen]:
+        return [seen for seen in self.seen if seen.word == word]
+
+    async def saw(self, word: str, count: int = 1) -> list[Seen]:
+        """Wait until that many requests of the word have come."""
+        async with asyncio.timeout(DEADLINE):
+            while len(self.of(word)) < count:
+                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiters.append(waiter)
+                await waiter
+        return self.of(word)
+
+    # -- the server ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        server = web.Server(self._handle, handler_cancellation=True, access_log=None)
+        self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}/mcp"
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        body = json.loads(await http.read(), parse_int=_integer) if http.method == "POST" else None
+        seen = Seen(http, body)
+        self.seen.append(seen)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        turn = Turn(self, http, seen)
+        try:
+            await self._scripts.get(seen.word, self._plain)(turn)
+        except Reset:
+            return web.Response()
+        except (asyncio.CancelledError, ConnectionError):
+            seen.cut.set()
+            raise
+        assert turn.response is not None, f"the script of {seen.word} said nothing"
+        return turn.response
+
+    async def _plain(self, turn: Turn) -> None:
+        """What a plain server with sessions does."""
+        seen = turn.seen
+        if seen.word == "initialize":
+            await self.initialize(turn)
+        elif self.has_sessions and seen.session not in self.known:
+            turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
+        elif seen.word == "GET":
+            await self.keep_side(turn)
+        elif seen.word == "DELETE":
+            self.known.discard(seen.session or "")
+            self.side(seen.session).put_nowait(None)
+            turn.reply(200)
+        elif seen.word == "answer":
+            self.accept(turn)
+        elif "id" not in seen.body:
+            turn.reply(202)
+        elif seen.word == "tools/list":
+            await turn.result({"tools": self.tools})
+        else:
+            await turn.result(text("done") if seen.word == "tools/call" else {})
+
+    async def initialize(self, turn: Turn) -> None:
+        headers = {}
+        if self.has_sessions:
+            session = f"s{next(self._opened)}"
+            self.known.add(session)
+            headers["Mcp-Session-Id"] = session
+        result: dict[str, Any] = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": self.capabilities,
+            "serverInfo": {"name": "fake", "version": "1"},
+        }
+        if self.instructions is not None:
+            result["instructions"] = self.instructions
+        turn.reply(body={"jsonrpc": "2.0", "id": turn.id, "result": result}, headers=headers)
+
+    async def keep_side(self, turn: Turn) -> None:
+        await turn.raw(b"")
+        side = self.side(turn.session)
+        while (data := await side.get()) is not None:
+            await turn.raw(data)
+
+    def accept(self, turn: Turn) -> None:
+        future = self._answers.pop((turn.session, json.dumps(turn.id)), None)
+        if future is not None and not future.done():
+            future.set_result(turn.body)
+        turn.reply(202)

@@ -1,0 +1,549 @@
+"""The client's side: what is refused and how, what goes upstream, and what never leaves the gateway."""
+
+import asyncio
+import gzip
+import io
+import logging
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import structlog
+from multidict import CIMultiDict
+
+from gateway.core import mcp
+from gateway.net.server import _Refuser
+from gateway.telemetry import configure_logging
+from tests.net.conftest import Start
+from tests.net.fake_upstream import FakeUpstream, Turn, text
+from tests.net.workbench import Client, Stand
+
+CANARY = "c4nary-7f3a9-"
+
+
+class Wire:
+    """A raw connection: what no HTTP library would send."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def line(self) -> bytes:
+        async with asyncio.timeout(3):
+            return await self._reader.readline()
+
+    async def rest(self) -> bytes:
+        """What comes until the gateway closes."""
+        async with asyncio.timeout(3):
+            try:
+                return await self._reader.read()
+            except ConnectionResetError:
+                return b""
+
+
+@asynccontextmanager
+async def wire(stand: Stand) -> AsyncIterator[Wire]:
+    host, _, port = stand.gateway.listen.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield Wire(reader, writer)
+    finally:
+        writer.close()
+
+
+def head(stand: Stand, headers: dict[str, str], body: bytes | None) -> bytes:
+    """A request's bytes; without a body its length is left to the caller."""
+    lines = ["POST /mcp HTTP/1.1", f"Host: {stand.gateway.listen}", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    if body is not None:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode() + (body or b"")
+
+
+# -- methods, paths, eras ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"])
+async def test_only_post_is_served(upstream: FakeUpstream, stand: Stand, method: str) -> None:
+    async with stand.http.request(method, stand.url) as response:
+        assert response.status == 405
+        assert response.headers["Allow"] == "POST"
+    assert upstream.seen == []
+
+
+@pytest.mark.parametrize("path", ["/", "/other", "/mcp/", "/metrics", "/readyz", "/healthz", "/mcp/../metrics"])
+async def test_unknown_paths_are_404_and_the_operators_are_elsewhere(stand: Stand, path: str) -> None:
+    async with stand.http.post(f"http://{stand.gateway.listen}{path}", data=b"{}") as response:
+        assert response.status == 404
+        assert (await response.json())["error"]["code"] == -32601
+
+
+async def test_the_handshake_era_gets_a_clear_error(upstream: FakeUpstream, stand: Stand) -> None:
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    body = {"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": params}
+    async with stand.http.post(stand.url, json=body) as response:
+        assert response.status == 400
+        message = await response.json()
+    assert (message["id"], message["error"]["code"]) == (7, -32022)
+    assert message["error"]["data"] == {"supported": [mcp.MODERN], "requested": "2025-06-18"}
+    assert upstream.seen == []
+
+
+@pytest.mark.parametrize("method", ["notifications/cancelled", "notifications/anything"])
+async def test_a_notification_is_202(upstream: FakeUpstream, stand: Stand, method: str) -> None:
+    body = {"jsonrpc": "2.0", "method": method, "params": {}}
+    async with stand.http.post(stand.url, json=body, headers={mcp.PROTOCOL_VERSION: mcp.MODERN}) as response:
+        assert (response.status, await response.read()) == (202, b"")
+    assert upstream.seen == []
+
+
+@pytest.mark.parametrize("method", ["ping", "logging/setLevel", "resources/subscribe", "initialize", "x/y"])
+async def test_removed_and_unknown_methods_are_404(client: Client, method: str) -> None:
+    assert (await client.post(method)).outcome == (404, -32601, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", -32700),
+        (b"{", -32700),
+        (b"\xff", -32700),
+        (b"[]", -32600),
+        (b"5", -32600),
+        (b"{}", -32600),
+        (b'{"jsonrpc":"2.0","id":null,"method":"x"}', -32600),
+        (b'{"jsonrpc":"2.0","id":1,"id":2,"method":"x"}', -32600),
+        (b'{"jsonrpc":"2.0","id":1,"result":{}}', -32600),
+        (b"[" * 100_000, -32700),
+    ],
+)
+async def test_what_is_no_request_is_400(stand: Stand, body: bytes, code: int) -> None:
+    async with stand.http.post(stand.url, data=body) as response:
+        assert (response.status, (await response.json(content_type=None))["error"]["code"]) == (400, code)
+
+
+@pytest.mark.parametrize("name", [mcp.PROTOCOL_VERSION, mcp.METHOD_HEADER, mcp.NAME_HEADER])
+@pytest.mark.parametrize("how", ["twice", "other", "missing"])
+async def test_mirrored_headers_must_be_there_once_and_equal(
+    upstream: FakeUpstream, stand: Stand, client: Client, name: str, how: str
+) -> None:
+    headers, body = client.build("tools/call", {"name": "tool"})
+    sent = CIMultiDict(headers)
+    if how == "twice":
+        sent.add(name, headers[name])
+    elif how == "other":
+        sent[name] = "2027-01-01" if name == mcp.PROTOCOL_VERSION else "other"
+    else:
+        del sent[name]
+    async with stand.http.post(stand.url, headers=sent, data=body) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (400, -32020)
+    assert upstream.seen == []
+
+
+# -- Host and Origin --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        (None, None, 200),
+        ("localhost", None, 200),
+        ("LOCALHOST:1", None, 200),
+        ("[::1]:80", None, 200),
+        ("evil.example", None, 403),
+        ("127.0.0.1.evil.example", None, 403),
+        ("127.0.0.1@evil.example", None, 403),
+        ("", None, 403),
+        (None, "http://localhost:3000", 200),
+        (None, "http://127.0.0.1", 200),
+        (None, "https://evil.example", 403),
+        (None, "null", 403),
+        (None, "http://localhost.evil.example", 403),
+        (None, "", 403),
+        (None, "://", 403),
+    ],
+)
+async def test_host_and_origin_of_a_loopback_listener(
+    stand: Stand, client: Client, host: str | None, origin: str | None, status: int
+) -> None:
+    headers = {} if host is None else {"Host": host}
+    headers |= {} if origin is None else {"Origin": origin}
+    reply = await client.post("server/discover", headers=headers)
+    assert reply.status == status
+    if status == 403:
+        assert reply.error["code"] == -32600
+
+
+async def test_an_absolute_form_does_not_get_around_the_host_check(upstream: FakeUpstream, stand: Stand) -> None:
+    async with wire(stand) as raw:
+        await raw.send(b"POST http://evil.example/mcp HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 2\r\n")
+        await raw.send(b"Connection: close\r\n\r\n{}")
+        assert b" 403 " in (await raw.rest()).splitlines()[0]
+
+
+async def test_configured_names_replace_the_defaults(begin: Start) -> None:
+    stand = await begin(
+        security={"allowed_hosts": ["gw.example"], "allowed_origins": ["https://app.example"]},
+    )
+    client = stand.client()
+    for host, origin, status in (
+        ("gw.example", None, 200),
+        ("gw.example:8443", "https://app.example", 200),
+        ("gw.example", "https://gw.example", 403),
+        ("gw.example", "http://localhost", 403),
+        ("localhost", None, 403),
+    ):
+        headers = {"Host": host} | ({} if origin is None else {"Origin": origin})
+        assert (await client.post("server/discover", headers=headers)).status == status, (host, origin)
+
+
+# -- sizes and times --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["declared", "chunked", "gzip", "deflate"])
+async def test_a_body_over_the_limit_is_413(upstream: FakeUpstream, begin: Start, how: str) -> None:
+    stand = await begin(limits={"body_bytes": 10_000})
+    headers, body = stand.client().build("tools/call", {"name": "tool", "arguments": {"x": "y" * 50_000}})
+    data: Any = body
+    if how == "chunked":
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for start in range(0, len(body), 1000):
+                yield body[start : start + 1000]
+
+        data = chunks()
+    elif how == "gzip":
+        data, headers = gzip.compress(body), headers | {"Content-Encoding": "gzip"}
+        assert len(data) < 10_000
+    elif how == "deflate":
+        data, headers = zlib.compress(body), headers | {"Content-Encoding": "deflate"}
+    async with stand.http.post(stand.url, headers=headers, data=data) as response:
+        assert response.status == 413
+        assert (await response.json())["error"]["code"] == -32600
+    assert upstream.seen == []
+
+
+async def test_a_compressed_body_within_the_limit_is_served(stand: Stand, client: Client) -> None:
+    headers, body = client.build("tools/call", {"name": "tool"})
+    sent = headers | {"Content-Encoding": "gzip"}
+    async with stand.http.post(stand.url, headers=sent, data=gzip.compress(body)) as response:
+        assert response.status == 200
+
+
+async def test_a_damaged_compressed_body_is_400(stand: Stand, client: Client) -> None:
+    headers, body = client.build("tools/call", {"name": "tool"})
+    sent = headers | {"Content-Encoding": "gzip"}
+    async with stand.http.post(stand.url, headers=sent, data=b"\x1f\x8b" + body) as response:
+        assert response.status == 400
+
+
+async def test_a_slow_body_is_given_up(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(limits={"receive_seconds": 0.1})
+    headers, body = stand.client().build("tools/call", {"name": "tool"})
+    async with wire(stand) as raw:
+        sent = head(stand, headers | {"Content-Length": str(len(body))}, None)
+        await raw.send(sent + body[:-5])
+        assert b" 400 " in await raw.line()
+    assert upstream.seen == []
+
+
+@pytest.mark.parametrize("part", [b"", b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
+async def test_half_a_request_head_is_closed_by_the_deadline(begin: Start, part: bytes) -> None:
+    stand = await begin(limits={"receive_seconds": 0.1})
+    async with wire(stand) as raw:
+        await raw.send(part)
+        assert await raw.rest() == b""
+
+
+async def test_a_second_head_on_a_kept_connection_has_the_same_deadline(begin: Start) -> None:
+    stand = await begin(limits={"receive_seconds": 0.1})
+    async with wire(stand) as raw:
+        await raw.send(b"GET /mcp HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b" 405 " in await raw.line()
+        await raw.send(b"GET /mcp HT")
+        assert b" 405 " not in await raw.rest()
+
+
+async def test_a_long_call_is_not_closed_by_the_heads_deadline(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(limits={"receive_seconds": 0.05})
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await go.wait()
+        await turn.result(text("ok"))
+
+    upstream.tool(tool)
+    call = asyncio.get_running_loop().create_task(stand.client().call())
+    await upstream.saw("tools/call")
+    asyncio.get_running_loop().call_later(0.2, go.set)  # the time under test
+    assert (await call).text == "ok"
+
+
+async def test_connections_over_the_cap_are_closed_and_the_others_stay(begin: Start) -> None:
+    stand = await begin(limits={"connections": 2})
+    async with wire(stand) as one, wire(stand) as two:
+        request = b"GET /mcp HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        await one.send(request)
+        assert b"405" in await one._reader.readline()
+        await two.send(request)
+        assert b"405" in await two._reader.readline()
+        async with wire(stand) as three:
+            assert await three.rest() == b""
+        await one.send(request)
+        assert await one._reader.readline()
+
+
+async def test_a_refused_connection_is_closed_on_uvloop_too() -> None:
+    """Its transports are no asyncio.Transport, and it is what the command line runs on."""
+
+    class Transport:
+        aborted = False
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    transport = Transport()
+    _Refuser.connection_made(object.__new__(_Refuser), transport)  # type: ignore[arg-type]
+    assert transport.aborted
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n",
+        b"Content-Length: 2\r\nContent-Length: 3\r\n",
+        b"X-Bad: a\x00b\r\nContent-Length: 2\r\n",
+        b" folded: x\r\nContent-Length: 2\r\n",
+        b"Content-Length: -2\r\n",
+        b"Content-Length: 0x2\r\n",
+        b"X: " + b"a" * 10_000 + b"\r\nContent-Length: 2\r\n",
+    ],
+)
+async def test_smuggled_requests_are_refused(upstream: FakeUpstream, stand: Stand, lines: bytes) -> None:
+    async with wire(stand) as raw:
+        await raw.send(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + lines + b"\r\n{}")
+        assert b" 400 " in (await raw.rest()).splitlines()[0]
+    assert upstream.seen == []
+
+
+# -- headers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_only_named_headers_go_upstream(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(route={"forward_headers": ["x-tenant"]})
+    sent = {
+        "X-Tenant": "t1",
+        "Cookie": "a=b",
+        "X-Forwarded-For": "1.2.3.4",
+        "X-Forwarded-Host": "evil",
+        "Forwarded": "for=1.2.3.4",
+        "X-Other": "x",
+        "Connection": "keep-alive, X-Tenant2",
+        "X-Tenant2": "hop",
+        "TE": "trailers",
+        "Proxy-Authorization": "Basic eA==",
+        "Mcp-Session-Id": "guessed",
+        "Last-Event-ID": "guessed",
+        "Origin": "http://localhost",
+        "Accept-Language": "de",
+        "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01",
+    }
+    reply = await stand.client("Bearer t").call(headers=sent)
+    assert reply.text == "done"
+    expected = {
+        "host", "accept", "accept-encoding", "content-type", "content-length", "user-agent", "authorization",
+        "x-tenant", "traceparent", "mcp-session-id", "mcp-protocol-version",
+    }  # fmt: skip
+    for seen in upstream.seen:
+        assert {name.lower() for name in seen.headers} <= expected, seen.word
+        assert seen.headers["Host"] == upstream.url.split("/")[2]
+        assert seen.headers.get("Mcp-Session-Id") in (None, "s1")
+        assert seen.headers["Authorization"] == "Bearer t"
+        assert seen.headers["X-Tenant"] == "t1"
+        assert seen.headers["Accept-Encoding"] == "identity"
+
+
+async def test_trace_context_of_the_body_wins_and_cannot_inject(upstream: FakeUpstream, client: Client) -> None:
+    await client.call(meta={"traceparent": "00-body", "tracestate": "a=b\r\nX-Evil: 1", "baggage": 5})
+    sent = upstream.of("tools/call")[0].headers
+    assert sent["traceparent"] == "00-body"
+    assert not {"tracestate", "baggage", "x-evil"} & {name.lower() for name in sent}
+
+
+@pytest.mark.parametrize("name", ["Authorization", "X-Tenant"])
+async def test_a_header_that_is_no_text_is_refused_not_a_crash(
+    upstream: FakeUpstream, begin: Start, name: str
+) -> None:
+    stand = await begin(route={"forward_headers": ["x-tenant"]})
+    headers, body = stand.client().build("tools/call", {"name": "tool"})
+    async with wire(stand) as raw:
+        data = head(stand, headers | {name: "Bearer @@"}, body).replace(b"@@", b"\xff\xfe")
+        await raw.send(data)
+        assert b" 400 " in (await raw.rest()).splitlines()[0]
+    assert upstream.seen == []
+
+
+async def test_a_name_from_a_trusted_proxy_is_the_principal(upstream: FakeUpstream, begin: Start) -> None:
+    section = {"source": "header", "header": "x-user", "trusted_proxies": ["127.0.0.0/8"]}
+    stand = await begin(principal=section)
+    upstream.tool(_ask)
+    asked = await stand.client(headers={"X-User": "ada"}).call()
+    assert (await stand.client(headers={"X-User": "eve"}).answer(asked)).outcome[1] == -32602
+    assert (await stand.client(headers={"X-User": "ada"}).answer(asked)).text == "accept"
+
+
+async def test_a_name_from_anybody_else_is_not_believed(upstream: FakeUpstream, begin: Start) -> None:
+    section = {"source": "header", "header": "x-user", "trusted_proxies": ["10.0.0.0/8"]}
+    stand = await begin(principal=section)
+    for user in ("ada", "eve"):
+        await stand.client(headers={"X-User": user}).call()
+    assert len(upstream.of("initialize")) == 1, "both are anonymous"
+
+
+async def _ask(turn: Turn) -> None:
+    answer = await turn.elicit("q")
+    await turn.result(text(answer["action"]))
+
+
+# -- Mcp-Param --------------------------------------------------------------------------------------------------------
+
+TOOL = {
+    "name": "tool",
+    "inputSchema": {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "header", "status"),
+    [
+        ({"region": "eu"}, "eu", 200),
+        ({"region": "eü"}, "=?base64?ZcO8?=", 200),
+        ({}, None, 200),
+        ({"region": "eu"}, "us", 400),
+        ({"region": "eu"}, None, 400),
+        ({}, "eu", 400),
+    ],
+)
+async def test_mirrored_parameters_are_checked_with_the_tools_listed_once(
+    upstream: FakeUpstream, client: Client, arguments: dict[str, str], header: str | None, status: int
+) -> None:
+    upstream.tools = [TOOL]
+    for _ in range(2):
+        reply = await client.call("tool", arguments, headers={} if header is None else {"Mcp-Param-Region": header})
+        assert reply.status == status
+        if status != 200:
+            assert reply.error["code"] == -32020
+    assert len(upstream.of("tools/list")) == 1
+    assert len(upstream.of("tools/call")) == (2 if status == 200 else 0)
+
+
+async def test_a_list_that_the_client_fetched_is_used_and_a_change_forgets_it(
+    upstream: FakeUpstream, client: Client
+) -> None:
+    upstream.tools = [TOOL]
+    await client.post("tools/list")
+    assert (await client.call("tool", {"region": "eu"})).status == 400
+    assert len(upstream.of("tools/list")) == 1
+    upstream.tools = []
+    upstream.side("s1").put_nowait(b'data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n')
+    upstream.side("s1").put_nowait(b'data: {"jsonrpc":"2.0","id":"p","method":"ping"}\n\n')
+    await upstream.saw("answer")
+    assert (await client.call("tool", {"region": "eu"})).status == 200
+    assert len(upstream.of("tools/list")) == 2
+
+
+# -- the operator's listener and secrets ------------------------------------------------------------------------------
+
+
+async def test_the_admin_listener_answers_get_only_and_little(stand: Stand) -> None:
+    admin = f"http://{stand.gateway.admin}"
+    for method, path, status in (
+        ("GET", "/healthz", 200),
+        ("GET", "/readyz", 200),
+        ("GET", "/metrics", 200),
+        ("HEAD", "/metrics", 200),
+        ("GET", "/", 404),
+        ("GET", "/mcp", 404),
+        ("GET", "/metrics/", 404),
+        ("POST", "/metrics", 405),
+        ("DELETE", "/healthz", 405),
+        ("POST", "/mcp", 405),
+    ):
+        async with stand.http.request(method, admin + path) as response:
+            assert response.status == status, (method, path)
+
+
+@pytest.fixture
+def log_lines() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    configure_logging("debug", "json", stream)
+    yield stream
+    logging.captureWarnings(capture=False)
+    root.handlers[:], root.level = handlers, level
+    structlog.reset_defaults()
+
+
+async def test_no_secret_reaches_logs_metrics_admin_or_errors(
+    upstream: FakeUpstream, log_lines: io.StringIO, begin: Start
+) -> None:
+    stand = await begin(hold={"ttl_seconds": 0.3})
+    client = stand.client(f"Bearer {CANARY}credential")
+    secret = {"action": "accept", "content": {"name": CANARY + "answer"}}
+
+    async def tool(turn: Turn) -> None:
+        answer = await turn.elicit("q")
+        if turn.body["params"]["name"] == "breaks":
+            await turn.raw(b"data: {broken " + CANARY.encode() + b"\n\n")
+        await turn.result(text(str(answer)))
+
+    upstream.tool(tool)
+    shown: list[str] = []
+    states: list[str] = []
+    arguments = {"secret": CANARY + "argument"}
+    for name in ("works", "breaks"):
+        asked = await client.call(name, arguments)
+        assert CANARY not in asked.state
+        done = await client.call(name, arguments, state=asked.state, answers={"q": secret})
+        if name == "breaks":
+            shown.append(done.data.decode())
+        forged = [asked.state, asked.state[:-3] + "AAA"]
+        refused = [await client.call(name, {}, state=state, answers={"q": secret}) for state in forged]
+        shown += [reply.data.decode() for reply in refused]
+        states.append(asked.state)
+    shown.append((await client.call("works", arguments, answers={"q": {"action": CANARY}}, state="x")).data.decode())
+    await client.call("works", arguments)  # and nobody comes back
+    await upstream.saw(mcp.CANCELLED)
+    for path in ("/metrics", "/readyz", "/healthz", "/"):
+        async with stand.http.get(f"http://{stand.gateway.admin}{path}") as response:
+            shown.append(await response.text())
+    shown.append(log_lines.getvalue())
+    assert "state.rejected" in shown[-1], "the log was really read"
+    for page in shown:
+        assert CANARY not in page
+        assert not any(state[20:60] in page for state in states)
+
+
+async def test_no_upstream_text_becomes_a_label(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
+    async def tool(turn: Turn) -> None:
+        await turn.ask(f"odd/{turn.body['params']['name']}")
+        await turn.notify(f"notifications/{turn.body['params']['name']}", {})
+        await turn.result(text("ok"))
+
+    upstream.tool(tool)
+    for number in range(30):
+        await client.call(f"tool-{number}")
+    rendered = stand.gateway.metrics.render()[0].decode()
+    assert "odd/" not in rendered
+    assert "tool-" not in rendered
+
+
+async def test_an_error_names_the_requests_own_id(client: Client) -> None:
+    reply = await client.post("x/y")
+    assert reply.final["id"] == "c1"

@@ -1,0 +1,591 @@
+"""Upstreams that break, hang, refuse or babble: each ends in the result or in one clear error, never in a hang."""
+
+import asyncio
+import json
+
+import pytest
+
+from gateway.core import mcp
+from tests.net.conftest import Start
+from tests.net.fake_upstream import FORM, FakeUpstream, Script, Turn, text
+from tests.net.workbench import Client, Stand, eventually, jwt
+
+BOM = b"\xef\xbb\xbf"
+
+
+def body(turn: Turn, result: object, **more: object) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": turn.id, "result": result, **more}, ensure_ascii=False).encode()
+
+
+async def lf(turn: Turn) -> None:
+    await turn.raw(b"data: " + body(turn, text("é")) + b"\n\n")
+
+
+async def bom(turn: Turn) -> None:
+    await turn.raw(BOM + b"data: " + body(turn, text("é")) + b"\n\n")
+
+
+async def cr(turn: Turn) -> None:
+    await turn.raw(b"event: message\rdata: " + body(turn, text("é")) + b"\r\r")
+
+
+async def crlf(turn: Turn) -> None:
+    await turn.raw(b"id: 1\r\ndata:\r\n\r\n: ping\r\n\r\ndata: " + body(turn, text("é")) + b"\r\n\r\n")
+
+
+async def every_byte(turn: Turn) -> None:
+    for byte in b"data: " + body(turn, text("é")) + b"\r\n\r\n":
+        await turn.raw(bytes([byte]))
+
+
+async def many_lines(turn: Turn) -> None:
+    lines = json.dumps({"jsonrpc": "2.0", "id": turn.id, "result": text("é")}, indent=1).splitlines()
+    await turn.raw(b"".join(b"data: %b\n" % line.encode() for line in lines) + b"\n")
+
+
+async def batch(turn: Turn) -> None:
+    turn.reply(body=[{"jsonrpc": "2.0", "method": "notifications/x"}, json.loads(body(turn, text("é")))])
+
+
+async def unknown_fields(turn: Turn) -> None:
+    await turn.raw(b"retry: 5\nfoo: bar\nid\ndata\n\n: c\ndata:" + body(turn, text("é")) + b"\n\n")
+
+
+@pytest.mark.parametrize("script", [lf, bom, cr, crlf, every_byte, many_lines, batch, unknown_fields])
+async def test_odd_streams_that_are_valid_are_understood(
+    upstream: FakeUpstream, client: Client, script: Script
+) -> None:
+    upstream.tool(script)
+    assert (await client.call()).text == "é"
+
+
+async def bad_json(turn: Turn) -> None:
+    await turn.raw(b"data: {not json}\n\n")
+
+
+async def not_an_object(turn: Turn) -> None:
+    await turn.raw(b"data: 5\n\n")
+
+
+async def bad_utf8(turn: Turn) -> None:
+    await turn.raw(b'data: {"jsonrpc":"2.0","id":1,"result":{"a":"\xff"}}\n\n')
+
+
+async def cut_in_the_event(turn: Turn) -> None:
+    await turn.raw(b"data: " + body(turn, text("x")))
+
+
+async def oversized(turn: Turn) -> None:
+    await turn.raw(b"data: " + b"x" * 70_000 + b"\n\n")
+
+
+async def oversized_json(turn: Turn) -> None:
+    turn.reply(body=body(turn, text("x" * 70_000)))
+
+
+async def nothing(turn: Turn) -> None:
+    turn.reply(202)
+
+
+async def html(turn: Turn) -> None:
+    turn.reply(200, b"<html>", {"Content-Type": "text/html"})
+
+
+async def a_result_that_is_no_object(turn: Turn) -> None:
+    turn.reply(body=body(turn, [1]))
+
+
+async def server_error(turn: Turn) -> None:
+    turn.reply(500, b"Traceback: secret")
+
+
+async def reset(turn: Turn) -> None:
+    await turn.reset()
+
+
+async def reset_mid_stream(turn: Turn) -> None:
+    await turn.raw(b": hello\n\ndata: {")
+    await turn.reset()
+
+
+async def end_of_stream(turn: Turn) -> None:
+    await turn.raw(b": hello\n\n")
+
+
+async def redirect(turn: Turn) -> None:
+    turn.reply(307, headers={"Location": "http://127.0.0.2:1/mcp"})
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        bad_json,
+        not_an_object,
+        bad_utf8,
+        cut_in_the_event,
+        oversized,
+        oversized_json,
+        nothing,
+        html,
+        a_result_that_is_no_object,
+        server_error,
+        reset,
+        reset_mid_stream,
+        end_of_stream,
+        redirect,
+    ],
+)
+async def test_a_call_whose_answer_is_damaged_ends_with_one_error_and_is_not_sent_again(
+    upstream: FakeUpstream, begin: Start, script: Script
+) -> None:
+    stand = await begin(limits={"event_bytes": 65_536})
+    client = stand.client()
+    upstream.once("tools/call", script)
+    reply = await client.call()
+    assert reply.outcome == (200, -32603, "call_lost")
+    assert "may have had effects" in reply.error["message"]
+    assert "secret" not in reply.error["message"]
+    assert len(upstream.of("tools/call")) == 1
+    assert (await client.call()).text == "done", "the next call works"
+
+
+@pytest.mark.parametrize("script", [reset_mid_stream, end_of_stream])
+async def test_a_session_whose_call_may_still_run_is_not_deleted(
+    upstream: FakeUpstream, stand: Stand, client: Client, script: Script
+) -> None:
+    upstream.once("tools/call", script)
+    await client.call()
+    await eventually(lambda: not stand.busy_tasks())
+    assert "DELETE" not in upstream.words
+    assert stand.sessions("busy") + stand.sessions("idle") + stand.sessions("quarantined") == 0
+
+
+async def test_foreign_and_duplicate_ids_are_ignored_and_counted(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    async def tool(turn: Turn) -> None:
+        for id_ in ("foreign", 0, None, 1.5, [turn.id]):
+            await turn.say({"id": id_, "result": text("wrong")})
+        await turn.say({"id": turn.id, "result": text("right")})
+        await turn.say({"id": turn.id, "result": text("late")})
+        await turn.say({"id": turn.id, "result": text("late")}, side=True)
+        await turn.say({"id": turn.id, "error": {"code": 1, "message": "later"}}, side=True)
+
+    upstream.tool(tool)
+    assert (await client.call()).text == "right"
+    await eventually(lambda: stand.metric("mcp_gateway_upstream_errors_total", kind="unknown_id") >= 4)
+    upstream.tool(lambda turn: turn.result(text("second")))
+    assert (await client.call()).text == "second"
+
+
+async def test_a_damaged_side_stream_harms_no_call(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(limits={"event_bytes": 65_536})
+    client = stand.client()
+    await client.call()
+    for data in (b"data: {oops\n\n", b"data: " + b"x" * 70_000 + b"\n\n"):
+        upstream.side("s1").put_nowait(data)
+    await upstream.saw("GET", 2)
+
+    async def tool(turn: Turn) -> None:
+        answer = await turn.elicit("side", side=True)
+        await turn.result(text(answer["action"]))
+
+    upstream.tool(tool)
+    assert (await client.answer(await client.call())).text == "accept"
+
+
+async def test_a_side_stream_that_ends_is_opened_anew_without_a_cursor(upstream: FakeUpstream, client: Client) -> None:
+    await client.call()
+    upstream.side("s1").put_nowait(b"id: 7\ndata:\n\n")
+    upstream.side("s1").put_nowait(None)
+    assert "Last-Event-ID" not in (await upstream.saw("GET", 2))[1].headers
+
+
+@pytest.mark.parametrize("status", [405, 404, 400, 500])
+async def test_a_server_without_a_side_stream_is_served(upstream: FakeUpstream, client: Client, status: int) -> None:
+    async def refuse(turn: Turn) -> None:
+        turn.reply(status)
+
+    upstream.on("GET", refuse)
+    upstream.tool(_ask)
+    assert (await client.answer(await client.call())).text == "accept"
+    assert len(upstream.of("GET")) == 1
+
+
+async def _ask(turn: Turn) -> None:
+    answer = await turn.elicit("q")
+    await turn.result(text(answer["action"]))
+
+
+async def test_a_side_stream_without_a_head_holds_nothing_up(upstream: FakeUpstream, client: Client) -> None:
+    upstream.on("GET", lambda turn: turn.for_ever())
+    assert (await client.call()).text == "done"
+
+
+# -- the handshake ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["initialize", mcp.INITIALIZED])
+async def test_a_handshake_that_never_ends_is_given_up(upstream: FakeUpstream, begin: Start, word: str) -> None:
+    stand = await begin(timeouts={"handshake_seconds": 0.05})
+    upstream.once(word, lambda turn: turn.for_ever())
+    reply = await stand.client().call()
+    assert reply.outcome == (200, -32603, "upstream_unreachable")
+    assert "timeouts.handshake_seconds" in reply.error["message"]
+    assert "tools/call" not in upstream.words
+    assert (await stand.client().call()).text == "done"
+
+
+@pytest.mark.parametrize(
+    ("status", "sent"),
+    [
+        (200, b'{"jsonrpc":"2.0","id":"init","result":{"protocolVersion":"1999-01-01"}}'),
+        (200, b'{"jsonrpc":"2.0","id":"init","result":[]}'),
+        (200, b'{"jsonrpc":"2.0","id":"init","error":{"code":-32602,"message":"no"}}'),
+        (200, b"<html>"),
+        (200, b""),
+        (404, b"nothing here"),
+        (500, b"oops"),
+        (400, b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"bad"}}'),
+        (302, b""),
+    ],
+)
+async def test_what_is_no_handshake_is_one_clear_error(
+    upstream: FakeUpstream, client: Client, status: int, sent: bytes
+) -> None:
+    async def odd(turn: Turn) -> None:
+        turn.reply(status, sent)
+
+    upstream.on("initialize", odd)
+    reply = await client.call()
+    assert reply.outcome == (200, -32603, "upstream_unreachable")
+    assert upstream.url in reply.error["message"]
+
+
+async def test_an_upstream_that_is_not_there_is_one_clear_error(upstream: FakeUpstream, client: Client) -> None:
+    await upstream.close()
+    reply = await client.call()
+    assert reply.outcome == (200, -32603, "upstream_unreachable")
+    assert "cannot be reached" in reply.error["message"]
+
+
+# -- credentials ------------------------------------------------------------------------------------------------------
+
+
+def challenge(status: int, only: str | None = None, plain: Script | None = None) -> Script:
+    """Refuses every credential but one."""
+
+    async def script(turn: Turn) -> None:
+        if only is not None and turn.seen.headers.get("Authorization") == only:
+            await (plain or turn.upstream._plain)(turn)
+        else:
+            turn.reply(status, b"", {"WWW-Authenticate": 'Bearer realm="mcp"'})
+
+    return script
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("word", ["initialize", mcp.INITIALIZED, "tools/list", "tools/call"])
+async def test_refused_credentials_reach_the_client_with_their_challenge(
+    upstream: FakeUpstream, stand: Stand, status: int, word: str
+) -> None:
+    upstream.on(word, challenge(status))
+    reply = await stand.client("Bearer bad-credential").call()
+    assert reply.outcome == (status, -32603, "upstream_refused")
+    assert reply.headers["WWW-Authenticate"] == 'Bearer realm="mcp"'
+    assert upstream.of(word)[0].headers["Authorization"] == "Bearer bad-credential"
+
+
+async def test_a_refused_answer_leaves_the_call_parked_and_the_right_credential_completes_it(
+    upstream: FakeUpstream, stand: Stand
+) -> None:
+    claims = {"iss": "i", "sub": "ada", "client_id": "c"}
+    old, stale, fresh = (jwt(**claims, jti=name) for name in ("old", "stale", "fresh"))
+    upstream.tool(_ask)
+    upstream.on("answer", challenge(401, only=fresh))
+    asked = await stand.client(old).call()
+    for _ in range(2):
+        refused = await stand.client(stale).answer(asked)
+        assert refused.outcome == (401, -32603, "upstream_refused")
+        assert refused.headers["WWW-Authenticate"] == 'Bearer realm="mcp"'
+        assert stand.held == 1
+    assert (await stand.client(fresh).answer(asked)).text == "accept"
+    assert [seen.headers["Authorization"] for seen in upstream.of("answer")] == [stale, stale, fresh]
+    assert len(upstream.of("tools/call")) == 1
+
+
+# -- redirects --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_redirect_within_the_origin_is_followed_and_remembered(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(url=upstream.url)
+
+    async def move(turn: Turn) -> None:
+        turn.reply(307, headers={"Location": "/mcp/"})
+
+    upstream.once("initialize", move)
+    assert (await stand.client("Bearer x").call()).text == "done"
+    assert (await stand.client("Bearer y").call()).text == "done"
+    assert [seen.path for seen in upstream.of("initialize")] == ["/mcp", "/mcp/", "/mcp/"]
+    assert {seen.path for seen in upstream.seen[1:]} == {"/mcp/"}
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_another_origin_is_never_followed_and_hears_no_credential(
+    upstream: FakeUpstream, stand: Stand, status: int
+) -> None:
+    other = FakeUpstream()
+    await other.start()
+    try:
+
+        async def away(turn: Turn) -> None:
+            turn.reply(status, headers={"Location": other.url})
+
+        for word in ("initialize", "tools/list", "tools/call"):
+            upstream.once(word, away)
+        reasons = [(await stand.client("Bearer secret").call()).outcome[2] for _ in range(3)]
+        assert reasons[0] == "upstream_unreachable"
+        assert set(reasons[1:]) <= {"call_lost", "upstream_unreachable"}
+        assert other.seen == []
+    finally:
+        await other.close()
+
+
+@pytest.mark.parametrize("location", ["/mcp", "mailto:a@b", "//evil.example/mcp", "http://[bad", ""])
+async def test_redirects_in_a_circle_or_to_nowhere_end(upstream: FakeUpstream, client: Client, location: str) -> None:
+    async def move(turn: Turn) -> None:
+        turn.reply(307, headers={"Location": location})
+
+    upstream.on("initialize", move)
+    assert (await client.call()).outcome[2] == "upstream_unreachable"
+    assert len(upstream.of("initialize")) <= 2
+
+
+# -- forgotten sessions -----------------------------------------------------------------------------------------------
+
+LOST: list[tuple[int, bytes]] = [
+    (404, b'{"jsonrpc":"2.0","id":"server-error","error":{"code":-32600,"message":"Session not found"}}'),
+    (404, b"not found"),
+    (400, b"Bad Request: No valid session ID provided"),
+    (400, b'{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Bad Request: no valid session"}}'),
+]
+
+
+@pytest.mark.parametrize(("status", "sent"), LOST)
+async def test_a_forgotten_session_is_opened_again_once(
+    upstream: FakeUpstream, stand: Stand, client: Client, status: int, sent: bytes
+) -> None:
+    await client.call()
+    runs: list[str | None] = []
+
+    async def tool(turn: Turn) -> None:
+        if turn.session == "s1":
+            turn.reply(status, sent)
+        else:
+            runs.append(turn.session)
+            await turn.result(text("again"))
+
+    upstream.tool(tool)
+    assert (await client.call()).text == "again"
+    assert runs == ["s2"]
+    assert stand.metric("mcp_gateway_sessions_lost_total") == 1
+
+
+@pytest.mark.parametrize(("status", "sent"), LOST)
+async def test_a_session_forgotten_twice_is_an_error(
+    upstream: FakeUpstream, client: Client, status: int, sent: bytes
+) -> None:
+    async def tool(turn: Turn) -> None:
+        turn.reply(status, sent)
+
+    upstream.tool(tool)
+    assert (await client.call()).outcome == (200, -32603, "session_lost")
+    assert len(upstream.of("tools/call")) == 2
+
+
+async def test_a_400_that_does_not_speak_of_sessions_is_the_calls_own_error(
+    upstream: FakeUpstream, client: Client
+) -> None:
+    async def tool(turn: Turn) -> None:
+        turn.reply(400, {"jsonrpc": "2.0", "id": turn.id, "error": {"code": -32602, "message": "bad argument"}})
+
+    upstream.tool(tool)
+    assert (await client.call()).outcome == (200, -32602, None)
+    assert len(upstream.of("tools/call")) == 1
+
+
+@pytest.mark.parametrize("first", ["tools/list", mcp.SET_LEVEL])
+async def test_a_session_forgotten_before_a_request_of_the_gateways_own_is_opened_again(
+    upstream: FakeUpstream, client: Client, first: str
+) -> None:
+    upstream.capabilities["logging"] = {}
+    if first == "tools/list":
+        await client.post("server/discover")
+    else:
+        await client.call()
+    upstream.forget()
+    reply = await client.call(meta={mcp.META_LOG_LEVEL: "info"})
+    assert reply.text == "done"
+    assert [seen.session for seen in upstream.of("tools/call")][-1] == "s2"
+
+
+async def test_idle_sessions_of_a_restarted_server_go_together(upstream: FakeUpstream, client: Client) -> None:
+    gate = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await gate.wait()
+        await turn.result(text("ok"))
+
+    upstream.tool(tool)
+    both = asyncio.gather(client.call(), client.call())
+    await upstream.saw("tools/call", 2)
+    gate.set()
+    await both
+    upstream.forget()
+    upstream.on("tools/call", upstream._plain)
+    assert (await client.call()).text == "done"
+    assert (await client.call()).text == "done"
+    assert len(upstream.of("tools/call")) == 2 + 2 + 1, "one was refused, no second one"
+
+
+# -- breaks at each stage ---------------------------------------------------------------------------------------------
+
+
+async def test_a_break_while_parked_is_told_to_who_comes_back(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    cut = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        waiting = asyncio.get_running_loop().create_task(turn.elicit("q"))
+        await cut.wait()
+        waiting.cancel()
+        await turn.reset()
+
+    upstream.tool(tool)
+    asked = await client.call()
+    cut.set()
+    await eventually(lambda: stand.held == 0)
+    assert (await client.answer(asked)).outcome == (200, -32603, "call_lost")
+    assert "answer" not in upstream.words
+    assert (await client.answer(asked)).outcome == (200, -32603, "call_lost"), "a repeat hears the same"
+
+
+@pytest.mark.parametrize("how", ["reset", "hang", "500", "404"])
+async def test_an_answer_that_cannot_be_delivered_ends_the_call(
+    upstream: FakeUpstream, begin: Start, how: str
+) -> None:
+    stand = await begin(timeouts={"answer_seconds": 0.05})
+    client = stand.client()
+
+    async def refuse(turn: Turn) -> None:
+        if how == "reset":
+            await turn.reset()
+        elif how == "hang":
+            await turn.for_ever()
+        turn.reply(int(how), b"oops")
+
+    upstream.tool(_ask)
+    upstream.on("answer", refuse)
+    asked = await client.call()
+    reply = await client.answer(asked)
+    assert reply.outcome == (200, -32603, "call_lost")
+    assert len(upstream.of("answer")) == 1
+    assert len(await upstream.saw(mcp.CANCELLED)) == 1
+    assert (await client.answer(asked)).outcome == (200, -32603, "call_lost")
+    assert len(upstream.of("answer")) == 1
+
+
+async def test_a_silent_upstream_is_given_up(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(timeouts={"idle_seconds": 0.1})
+    upstream.tool(lambda turn: turn.for_ever())
+    reply = await stand.client().call()
+    assert reply.outcome == (200, -32603, "call_lost")
+    assert "timeouts.idle_seconds" in reply.error["message"]
+    assert len(await upstream.saw(mcp.CANCELLED)) == 1
+    assert len(upstream.of("tools/call")) == 1
+    await upstream.of("tools/call")[0].cut.wait()
+    assert "DELETE" not in upstream.words
+
+
+async def test_a_call_that_waits_for_its_client_is_not_silent(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(timeouts={"idle_seconds": 0.05})
+    upstream.tool(_ask)
+    asked = await stand.client().call()
+    waited = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.3, waited.set)  # the time under test
+    await waited.wait()
+    assert (await stand.client().answer(asked)).text == "accept"
+
+
+async def test_progress_keeps_a_call_alive(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(timeouts={"idle_seconds": 0.2})
+    loop = asyncio.get_running_loop()
+
+    async def tool(turn: Turn) -> None:
+        for _ in range(8):
+            ticked = asyncio.Event()
+            loop.call_later(0.06, ticked.set)  # the time under test
+            await ticked.wait()
+            await turn.notify(mcp.PROGRESS, {"progressToken": "x", "progress": 1})
+        await turn.result(text("slow but alive"))
+
+    upstream.tool(tool)
+    assert (await stand.client().call()).text == "slow but alive"
+
+
+async def test_a_withdrawn_question_is_not_asked(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
+    async def tool(turn: Turn) -> None:
+        waiting = asyncio.get_running_loop().create_task(turn.elicit("q", id_=9))
+        await asyncio.wait((waiting,), timeout=0)
+        await turn.notify(mcp.CANCELLED, {"requestId": 9})
+        waiting.cancel()
+        await turn.result(text("never mind"))
+
+    upstream.tool(tool)
+    assert (await client.call()).text == "never mind"
+
+
+async def test_a_question_asked_twice_with_one_id_is_asked_once(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    async def tool(turn: Turn) -> None:
+        for side in (False, True):
+            await turn.say({"id": 3, "method": mcp.ELICIT, "params": FORM}, side=side)
+        await turn.upstream.expect(turn.session, 3)
+        await turn.result(text("once"))
+
+    upstream.tool(tool)
+    asked = await client.call()
+    assert len(asked.questions) == 1
+    assert (await client.answer(asked)).text == "once"
+    assert stand.nested(mcp.ELICIT, "duplicate") == 1
+
+
+async def test_an_upstream_that_ends_the_call_while_parked_gives_its_result_to_the_retry(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    gate = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        waiting = asyncio.get_running_loop().create_task(turn.elicit("q"))
+        await gate.wait()
+        waiting.cancel()
+        await turn.result(text("without you"))
+
+    upstream.tool(tool)
+    asked = await client.call()
+    gate.set()
+    await eventually(lambda: stand.held == 0)
+    assert (await client.answer(asked)).text == "without you"
+
+
+async def test_http_proxy_in_the_environment_is_ignored(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    stand = await begin()
+    assert (await stand.client().call()).text == "done"

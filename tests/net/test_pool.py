@@ -1,0 +1,256 @@
+"""Sessions: who shares one, how many there are, who waits for one, and how they end."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gateway.config import parse
+from gateway.core import mcp
+from gateway.errors import Busy
+from gateway.net.sessions import Pool, PoolKey, Session
+from gateway.net.tasks import Tasks
+from gateway.net.upstream import NO_HEADERS, Channel, Headers, Receive
+from gateway.telemetry import Metrics
+from tests.net.conftest import Start
+from tests.net.fake_upstream import FakeUpstream, Turn, text
+from tests.net.workbench import ALL, Client, Stand, configuration, eventually
+
+
+class Gate:
+    """A tool that waits for the test."""
+
+    def __init__(self, upstream: FakeUpstream) -> None:
+        self.go = asyncio.Event()
+        upstream.tool(self.tool)
+
+    async def tool(self, turn: Turn) -> None:
+        await self.go.wait()
+        await turn.result(text("done"))
+
+
+async def test_one_call_in_flight_per_session(upstream: FakeUpstream, client: Client) -> None:
+    gate = Gate(upstream)
+    calls = asyncio.gather(*(client.call() for _ in range(3)))
+    seen = await upstream.saw("tools/call", 3)
+    assert len({request.session for request in seen}) == 3
+    gate.go.set()
+    await calls
+    await client.call()
+    assert len(upstream.of("initialize")) == 3, "a free session is used again"
+
+
+async def test_ids_are_never_repeated_across_sessions(upstream: FakeUpstream, client: Client) -> None:
+    await asyncio.gather(*(client.call() for _ in range(20)))
+    ids = [seen.body["id"] for seen in upstream.seen if seen.word in ("tools/call", "tools/list")]
+    assert len(set(ids)) == len(ids) >= 21
+
+
+async def test_sessions_are_never_shared_across_what_shapes_them(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(route={"forward_headers": ["x-tenant"]})
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"authorization": "Bearer one"},
+        {"authorization": "Bearer two"},
+        {"info": {"name": "other", "version": "1"}},
+        {"info": {"name": "bench", "version": "2"}},
+        {"capabilities": {}},
+        {"capabilities": {"elicitation": {}}},
+        {"headers": {"X-Tenant": "a"}},
+        {"headers": {"X-Tenant": "b"}},
+    ]
+    for _ in range(2):
+        for kind in kinds:
+            assert (await stand.client(**kind).call()).text == "done"
+    assert len(upstream.of("initialize")) == len(kinds)
+    sessions: dict[str, set[tuple[str | None, str | None]]] = {}
+    for seen in upstream.of("tools/call"):
+        who = seen.headers.get("Authorization"), seen.headers.get("X-Tenant")
+        sessions.setdefault(seen.session or "", set()).add(who)
+    assert len(sessions) == len(kinds)
+    assert all(len(who) == 1 for who in sessions.values())
+
+
+async def test_an_idle_session_is_closed_with_delete(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(sessions={"idle_seconds": 0.05})
+    await stand.client("Bearer x").call()
+    assert (await upstream.saw("DELETE"))[0].session == "s1"
+    await eventually(lambda: stand.sessions("idle") == 0)
+    assert upstream.known == set()
+    assert (await stand.client("Bearer x").call()).text == "done"
+
+
+async def test_no_session_is_kept_with_idle_seconds_zero(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(sessions={"idle_seconds": 0})
+    await stand.client().call()
+    await upstream.saw("DELETE", 2)
+    assert stand.sessions("idle") == 0
+
+
+async def test_closing_ends_idle_sessions(upstream: FakeUpstream, stand: Stand) -> None:
+    await stand.client().call()
+    await stand.gateway.close()
+    assert len(upstream.of("DELETE")) == 1
+
+
+async def test_a_session_that_comes_free_is_handed_over(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(sessions={"max": 1})
+    gate = Gate(upstream)
+    calls = asyncio.gather(*(stand.client().call() for _ in range(4)))
+    await upstream.saw("tools/call")
+    gate.go.set()
+    assert [reply.text for reply in await calls] == ["done"] * 4
+    assert len(upstream.of("initialize")) == 1
+
+
+@pytest.mark.parametrize("cap", ["max", "max_per_principal"])
+async def test_waiting_for_a_session_ends_with_503(upstream: FakeUpstream, begin: Start, cap: str) -> None:
+    stand = await begin(sessions={cap: 1}, timeouts={"session_wait_seconds": 0.1})
+    gate = Gate(upstream)
+    first = asyncio.get_running_loop().create_task(stand.client().call())
+    await upstream.saw("tools/call")
+    reply = await stand.client().call()
+    assert reply.outcome == (503, -32603, "busy")
+    assert int(reply.headers["Retry-After"]) > 0
+    if cap == "max_per_principal":
+        other = asyncio.get_running_loop().create_task(stand.client("Bearer other").call())
+        await upstream.saw("tools/call", 2)
+        gate.go.set()
+        assert (await other).text == "done"
+    gate.go.set()
+    assert (await first).text == "done"
+
+
+async def test_an_idle_session_makes_room_for_another_principal(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(sessions={"max": 1})
+    await stand.client("Bearer one").call()
+    assert (await stand.client("Bearer two").call()).text == "done"
+    assert upstream.of("DELETE")[0].session == "s1"
+
+
+async def test_a_principals_own_idle_session_makes_room_for_it(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(sessions={"max_per_principal": 1}, timeouts={"session_wait_seconds": 0.1})
+    kinds: list[dict[str, Any]] = [ALL, {}, {"elicitation": {}}]
+    for capabilities in kinds:
+        assert (await stand.client(capabilities=capabilities).call()).text == "done"
+    assert len(await upstream.saw("DELETE", 2)) == 2
+
+
+# -- the pool alone ---------------------------------------------------------------------------------------------------
+
+
+class SilentChannel(Channel):
+    """A channel that opens at once, and does nothing."""
+
+    async def initialize(self, message: bytes, headers: Headers) -> Raw:
+        return Raw(b'{"protocolVersion":"2025-11-25","capabilities":{}}')
+
+    async def listen(self, *_: object) -> None:
+        pass
+
+    async def request(self, message: bytes, headers: Headers, receive: Receive) -> None:
+        pass
+
+    async def send(self, message: bytes, headers: Headers) -> None:
+        pass
+
+    async def close(self, *, end_session: bool) -> None:
+        pass
+
+
+class Bench:
+    """A pool without a gateway."""
+
+    def __init__(self, **sections: Any) -> None:
+        config = parse(configuration("http://127.0.0.1:9/mcp", **sections), "test", {})
+        metrics = Metrics("0", ["/mcp"])
+        self.tasks = Tasks(metrics)
+        self.pool = Pool(config, config.routes[0], SilentChannel, metrics, self.tasks)
+
+    def acquire(self, key: PoolKey) -> "asyncio.Task[Session]":
+        return asyncio.get_running_loop().create_task(self.pool.acquire(key, NO_HEADERS))
+
+    async def close(self) -> None:
+        await self.pool.close()
+        await self.tasks.close()
+
+
+def key(principal: str, capabilities: bytes = b"{}") -> PoolKey:
+    return PoolKey(principal.encode(), b'{"name":"x","version":"1"}', capabilities, ())
+
+
+async def turns(count: int = 5) -> None:
+    """Let the loop run what is ready."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_waiter_that_is_cancelled_as_it_is_served_loses_no_session() -> None:
+    bench = Bench(sessions={"max": 1})
+    held = await bench.acquire(key("a"))
+    first, second = bench.acquire(key("a")), bench.acquire(key("a"))
+    await turns()
+    bench.pool.release(held, clean=True)  # handed to the first
+    first.cancel()
+    assert await asyncio.wait_for(second, 1) is held
+    bench.pool.release(held, clean=True)
+    await bench.close()
+
+
+async def test_a_waiter_that_is_cancelled_as_there_is_room_passes_the_room_on() -> None:
+    bench = Bench(sessions={"max": 1})
+    held = await bench.acquire(key("a"))
+    first, second = bench.acquire(key("b")), bench.acquire(key("c"))
+    await turns()
+    bench.pool.release(held, clean=False)  # dropped: the first is told that there is room
+    first.cancel()
+    bench.pool.release(await asyncio.wait_for(second, 1), clean=True)
+    await bench.close()
+
+
+async def test_room_goes_to_somebody_who_can_use_it() -> None:
+    bench = Bench(sessions={"max": 3, "max_per_principal": 2}, timeouts={"session_wait_seconds": 2})
+    held = [await bench.acquire(key("a")), await bench.acquire(key("a")), await bench.acquire(key("b"))]
+    capped = bench.acquire(key("a", b'{"roots":{}}'))  # at its own cap: room in all does not help it
+    waiting = bench.acquire(key("c"))
+    await turns()
+    bench.pool.release(held[2], clean=True)
+    session = await asyncio.wait_for(waiting, 1)
+    assert not capped.done()
+    bench.pool.release(held[0], clean=False)
+    bench.pool.release(await asyncio.wait_for(capped, 1), clean=True)
+    for left in (held[1], session):
+        bench.pool.release(left, clean=True)
+    await bench.close()
+
+
+async def test_waiters_time_out_and_leave_nothing_behind() -> None:
+    bench = Bench(sessions={"max": 1}, timeouts={"session_wait_seconds": 0.01})
+    held = await bench.acquire(key("a"))
+    with pytest.raises(Busy):
+        await bench.acquire(key("a"))
+    assert not bench.pool.group(key("a")).waiting
+    bench.pool.release(held, clean=True)
+    assert await bench.acquire(key("a")) is held
+    bench.pool.release(held, clean=True)
+    await bench.close()
+
+
+async def test_empty_groups_are_forgotten(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(sessions={"idle_seconds": 0.03})
+    for number in range(5):
+        await stand.client(f"Bearer {number}").call()
+    pool = stand.gateway._bridges["/mcp"].pool
+    await eventually(lambda: not pool._groups)
+    assert not pool._principals
+    assert pool._count == 0
+
+
+async def test_subscriptions_are_sessions_too(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(sessions={"max": 1}, timeouts={"session_wait_seconds": 0.05})
+    async with stand.client().open(mcp.LISTEN, {"notifications": {}}) as response:
+        await response.content.readany()
+        assert (await stand.client().call()).status == 503
+    await upstream.saw("DELETE")
+    assert (await stand.client().call()).text == "done"

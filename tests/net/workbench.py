@@ -1,0 +1,239 @@
+"""A modern client and a gateway under test, both in the test's own event loop."""
+
+import asyncio
+import base64
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from gateway.config import parse
+from gateway.core import mcp, sse
+from gateway.net.app import Gateway
+from tests.net.fake_upstream import DEADLINE
+from tests.schema import assert_modern_message
+
+ALL: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}
+CLIENT = {"name": "bench", "version": "1"}
+ACCEPT = {"action": "accept", "content": {"name": "Ada"}}
+DECLINE = {"action": "decline"}
+KEY = base64.urlsafe_b64encode(bytes(range(32))).decode()
+BACKGROUND = ("session sweeper", "side stream")
+"""Tasks that run while nothing happens."""
+
+
+async def eventually(holds: Callable[[], Any], what: str = "") -> None:
+    """Wait, within the deadline, until something is so that no event tells of."""
+    try:
+        async with asyncio.timeout(DEADLINE):
+            while not holds():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise AssertionError(f"it never came to be: {what or holds.__code__}") from None
+
+
+def jwt(**claims: Any) -> str:
+    """An unsigned bearer token with these claims."""
+
+    def part(value: Any) -> str:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+    return f"Bearer {part({'alg': 'none'})}.{part(claims)}.{part('sig')}"
+
+
+class Reply:
+    """One HTTP reply, read to its end."""
+
+    def __init__(self, response: aiohttp.ClientResponse, data: bytes, method: str) -> None:
+        self.status = response.status
+        self.headers = response.headers
+        self.data = data
+        self.is_stream = response.content_type == "text/event-stream"
+        events = [event.data for event in sse.Parser(1 << 26).feed(data)] if self.is_stream else [data]
+        self.messages = [assert_modern_message(raw, method) for raw in events if raw]
+
+    @property
+    def notifications(self) -> list[dict[str, Any]]:
+        return self.messages[:-1]
+
+    @property
+    def final(self) -> dict[str, Any]:
+        assert [message for message in self.messages if "method" not in message] == self.messages[-1:]
+        return self.messages[-1]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        result: dict[str, Any] = self.final["result"]
+        return result
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = self.final["error"]
+        return error
+
+    @property
+    def text(self) -> str:
+        assert self.result["resultType"] == "complete", self.result
+        return str(self.result["content"][0]["text"])
+
+    @property
+    def state(self) -> str:
+        assert self.result["resultType"] == "input_required", self.result
+        return str(self.result["requestState"])
+
+    @property
+    def questions(self) -> dict[str, Any]:
+        return dict(self.result.get("inputRequests", {}))
+
+    @property
+    def outcome(self) -> tuple[int, int, str | None]:
+        """Of an error: HTTP status, JSON-RPC code, reason."""
+        return self.status, self.error["code"], (self.error.get("data") or {}).get("reason")
+
+
+class Client:
+    """A modern client of one principal."""
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        url: str,
+        authorization: str | None = None,
+        capabilities: Mapping[str, Any] = ALL,
+        info: Mapping[str, str] = CLIENT,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.http, self.url = http, url
+        self._authorization = authorization
+        self._capabilities = capabilities
+        self._info = info
+        self._headers = dict(headers or {})
+        self._ids = itertools.count(1)
+
+    def build(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[dict[str, str], bytes]:
+        """Headers and body of one request, right in every way unless the arguments say otherwise."""
+        own = {
+            mcp.META_VERSION: mcp.MODERN,
+            mcp.META_CLIENT_INFO: self._info,
+            mcp.META_CAPABILITIES: self._capabilities,
+            **(meta or {}),
+        }
+        params = {**(params or {}), "_meta": own}
+        body = {"jsonrpc": "2.0", "id": f"c{next(self._ids)}", "method": method, "params": params}
+        sent = {
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+            mcp.PROTOCOL_VERSION: mcp.MODERN,
+            mcp.METHOD_HEADER: method,
+            **self._headers,
+        }
+        if method in mcp.TARGET_FIELD:
+            sent[mcp.NAME_HEADER] = str(params.get(mcp.TARGET_FIELD[method], ""))
+        if self._authorization is not None:
+            sent["Authorization"] = self._authorization
+        return sent | dict(headers or {}), json.dumps(body).encode()
+
+    @asynccontextmanager
+    async def open(self, method: str, params: Any = None, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One request whose reply is read by the test; leaving the context closes it."""
+        headers, body = self.build(method, params, **options)
+        async with self.http.post(self.url, headers=headers, data=body) as response:
+            yield response
+
+    async def post(self, method: str, params: Any = None, **options: Any) -> Reply:
+        """One request to its end."""
+        async with asyncio.timeout(DEADLINE), self.open(method, params, **options) as response:
+            return Reply(response, await response.read(), method)
+
+    async def call(
+        self,
+        name: str = "tool",
+        arguments: Any = None,
+        *,
+        state: str | None = None,
+        answers: Any = None,
+        **options: Any,
+    ) -> Reply:
+        """tools/call, or its retry."""
+        params: dict[str, Any] = {"name": name, "arguments": arguments or {}}
+        if state is not None:
+            params["requestState"] = state
+        if answers is not None:
+            params["inputResponses"] = answers
+        return await self.post("tools/call", params, **options)
+
+    async def answer(self, asked: Reply, answer: Any = None, **options: Any) -> Reply:
+        """The retry that gives every question the same answer."""
+        answers = dict.fromkeys(asked.questions, ACCEPT if answer is None else answer)
+        return await self.call(state=asked.state, answers=answers, **options)
+
+
+class Stand:
+    """One gateway at work and what can be seen of it."""
+
+    def __init__(self, gateway: Gateway, http: aiohttp.ClientSession) -> None:
+        self.gateway = gateway
+        self.http = http
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.gateway.listen}/mcp"
+
+    def client(self, authorization: str | None = None, **options: Any) -> Client:
+        return Client(self.http, self.url, authorization, **options)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One sample; 0 where there is none yet."""
+        if name not in ("mcp_gateway_task_failures_total", "mcp_gateway_state_rejected_total"):
+            labels = {"route": "/mcp", **labels}
+        _ = self.gateway.metrics.render()  # some gauges are set when somebody looks
+        return self.gateway.metrics._registry.get_sample_value(name, labels) or 0.0
+
+    def nested(self, method: str, outcome: str) -> float:
+        return self.metric("mcp_gateway_nested_requests_total", method=method, outcome=outcome)
+
+    def sessions(self, state: str) -> int:
+        return int(self.metric("mcp_gateway_sessions", state=state))
+
+    @property
+    def held(self) -> int:
+        return int(self.metric("mcp_gateway_held_calls"))
+
+    def busy_tasks(self) -> list[str]:
+        names = [task.get_name() for task in self.gateway.tasks._running if not task.done()]
+        return [name for name in names if not name.startswith(BACKGROUND)]
+
+
+def configuration(upstream_url: str, **sections: Any) -> str:
+    """A configuration as YAML (which JSON is): one route, free ports, short times where waiting costs."""
+    route = {"upstream": {"url": upstream_url}, **sections.pop("route", {})}
+    tree: dict[str, Any] = {
+        "listen": "127.0.0.1:0",
+        "admin": "127.0.0.1:0",
+        "state": {"keys": [KEY]},
+        "replica": {"id": "gw-1"},
+        "routes": [route],
+    }
+    short: dict[str, dict[str, Any]] = {
+        "hold": {"quiet_seconds": 0.02, "grace_seconds": 0.05},
+        "timeouts": {"cancel_seconds": 1},
+        "sessions": {"quarantine_seconds": 0.3},
+    }
+    for name, values in (short | sections).items():
+        tree[name] = {**short.get(name, {}), **values} if isinstance(values, dict) else values
+    return json.dumps(tree)
+
+
+async def start(upstream_url: str, http: aiohttp.ClientSession, **sections: Any) -> Stand:
+    gateway = Gateway(parse(configuration(upstream_url, **sections), "test", {}))
+    await gateway.start()
+    return Stand(gateway, http)

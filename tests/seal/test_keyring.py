@@ -1,0 +1,215 @@
+"""The key ring: what it seals opens, and nothing else does."""
+
+import base64
+import itertools
+import string
+
+import pytest
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from gateway.errors import InvalidState
+from gateway.seal import keyring
+from gateway.seal.keyring import PREFIX, Keyring
+
+ALPHABET = string.ascii_letters + string.digits + "-_"
+ONE, TWO, THREE = (bytes([number]) * 32 for number in (1, 2, 3))
+PLAIN = b"the content"
+
+
+def ring(*keys: bytes, purpose: str = "state") -> Keyring:
+    return Keyring(keys or (ONE,), purpose)
+
+
+def reason(token: str, by: Keyring) -> str:
+    with pytest.raises(InvalidState) as caught:
+        by.open(token)
+    assert caught.value.message == "Invalid or expired requestState"
+    assert caught.value.data == {"reason": "invalid_request_state"}
+    return caught.value.reason
+
+
+def test_what_is_sealed_opens() -> None:
+    keys = ring()
+    for plain in (b"", PLAIN, bytes(5000)):
+        assert keys.open(keys.seal(plain)) == plain
+        assert ring().open(keys.seal(plain)) == plain, "another process with the same key opens it"
+
+
+def test_a_token_with_any_character_changed_to_any_other_is_refused() -> None:
+    keys = ring()
+    token = keys.seal(PLAIN)
+    for place, character in enumerate(token):
+        for other in ALPHABET + ".=+/ \n":
+            if other != character:
+                changed = token[:place] + other + token[place + 1 :]
+                assert reason(changed, keys) in ("malformed", "unknown_key", "forged"), changed
+
+
+def test_a_token_cut_at_any_length_or_made_longer_is_refused() -> None:
+    keys = ring()
+    token = keys.seal(PLAIN)
+    for length in range(len(token)):
+        reason(token[:length], keys)
+    for more in ("A", "AAAA", "=", "==", ".", "\n", " "):
+        reason(token + more, keys)
+        reason(more + token, keys)
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "",
+        ".",
+        "..",
+        PREFIX,
+        PREFIX + ".",
+        f"{PREFIX}..",
+        f"{PREFIX}.{'0' * 8}.",
+        "a.b.c",
+        "mrtr2.x.y",
+        "é.ü.ß",
+        "\ud800",
+    ],
+)
+def test_what_is_no_token_is_refused(token: str) -> None:
+    reason(token, ring())
+
+
+@pytest.mark.parametrize("tail", ["", "A", "é", "\ud800", "****", "AA AA", "A" * 4, "=" * 60])
+def test_a_body_that_is_no_base64url_or_too_short_is_malformed(tail: str) -> None:
+    keys = ring()
+    assert reason(f"{PREFIX}.{keys.key_ids[0]}.{tail}", keys) == "malformed"
+
+
+def test_prefix_and_key_id_are_authenticated(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = ring()
+    prefix, key_id, body = keys.seal(PLAIN).split(".")
+    assert reason(f"mrtr2.{key_id}.{body}", keys) == "malformed"
+    assert reason(f"{prefix}.{'0' * 8}.{body}", keys) == "unknown_key"
+    # A ring that takes the other words: only the associated data can tell.
+    monkeypatch.setattr(keyring, "PREFIX", "mrtr2")
+    assert reason(f"mrtr2.{key_id}.{body}", keys) == "forged"
+    monkeypatch.undo()
+    keys._keys["00000000"] = keys._keys[key_id]
+    assert reason(f"{prefix}.00000000.{body}", keys) == "forged"
+
+
+def test_one_token_has_one_spelling() -> None:
+    """Padding, the other alphabet, and bits that Base64 ignores are refused, though they decode to the same bytes."""
+    keys = ring()
+    for size in range(6):
+        token = keys.seal(b"x" * size)
+        head, _, body = token.rpartition(".")
+        raw = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+        for count in (1, 2, 3, 4):
+            assert reason(token + "=" * count, keys) == "malformed"
+        standard = base64.b64encode(raw).decode().rstrip("=")
+        if standard != body:
+            assert reason(f"{head}.{standard}", keys) == "malformed"
+        spare = {0: 0, 2: 4, 3: 2}[len(body) % 4]
+        last = ALPHABET_64.index(body[-1])
+        for bits in range(1, 1 << spare):
+            twin = body[:-1] + ALPHABET_64[last | bits]
+            assert base64.urlsafe_b64decode(twin + "=" * (-len(twin) % 4)) == raw
+            assert reason(f"{head}.{twin}", keys) == "malformed"
+
+
+ALPHABET_64 = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
+
+
+def test_a_rotation_in_three_phases_refuses_nothing_until_the_old_key_is_dropped() -> None:
+    phases = [ring(ONE), ring(ONE, TWO), ring(TWO, ONE), ring(TWO)]
+    # Replicas are one phase apart at most: what one seals the other opens, whoever is ahead.
+    for older, newer in itertools.pairwise(phases):
+        assert older.open(newer.seal(PLAIN)) == PLAIN
+        if newer is phases[3]:
+            break  # states of phase 2 are gone by then: the old key is dropped a TTL after it last sealed
+        assert newer.open(older.seal(PLAIN)) == PLAIN
+    assert phases[3].open(phases[2].seal(PLAIN)) == PLAIN
+    assert reason(phases[0].seal(PLAIN), phases[3]) == "unknown_key"
+    assert reason(phases[1].seal(PLAIN), phases[3]) == "unknown_key"
+
+
+def test_the_first_key_seals_and_key_ids_tell_nothing_else() -> None:
+    keys = ring(TWO, ONE)
+    assert keys.seal(PLAIN).split(".")[1] == keys.key_ids[0] == ring(TWO).key_ids[0]
+    assert all(len(key_id) == 8 for key_id in keys.key_ids)
+
+
+def test_keys_of_one_purpose_do_not_open_anothers_tokens() -> None:
+    for sealing, opening in (("state", "peer"), ("peer", "state"), ("state", "admin"), ("state", "state2")):
+        token = ring(purpose=sealing).seal(PLAIN)
+        assert reason(token, ring(purpose=opening)) == "forged"
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ((), "at least one key"),
+        ((bytes(31),), "32 bytes"),
+        ((ONE, b"short"), "32 bytes"),
+        ((b"",), "32 bytes"),
+        ((ONE, TWO, ONE), "repeated"),
+    ],
+)
+def test_weak_rings_are_refused(keys: tuple[bytes, ...], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Keyring(keys, "state")
+
+
+def salt(token: str) -> bytes:
+    body = token.rpartition(".")[2]
+    return base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))[:16]
+
+
+def test_the_salt_is_renewed_before_random_nonces_could_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert keyring._SEALS_PER_SALT <= 2**32, "NIST SP 800-38D, 8.3"
+    monkeypatch.setattr(keyring, "_SEALS_PER_SALT", 3)
+    keys = ring()
+    tokens = [keys.seal(PLAIN) for _ in range(7)]
+    salts = [salt(token) for token in tokens]
+    assert salts == [salts[0]] * 3 + [salts[3]] * 3 + [salts[6]]
+    assert len(set(salts)) == 3
+    assert {keys.open(token) for token in tokens} == {PLAIN}
+    assert keys.sealed == 7
+
+
+def test_two_processes_never_share_a_subkey() -> None:
+    assert salt(ring().seal(PLAIN)) != salt(ring().seal(PLAIN))
+
+
+def test_nonces_are_unique_and_a_token_never_repeats() -> None:
+    keys = ring()
+    bodies = [keys.seal(PLAIN).rpartition(".")[2] for _ in range(10_000)]
+    nonces = {base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))[16:28] for body in bodies}
+    assert len(nonces) == 10_000
+    assert keys.sealed == 10_000
+
+
+def test_subkeys_of_other_processes_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyring, "_SUBKEYS_KEPT", 4)
+    keys = ring()
+    tokens = [ring().seal(PLAIN) for _ in range(20)]
+    for token in tokens + tokens:
+        assert keys.open(token) == PLAIN
+        assert len(keys._subkeys) <= 4
+    assert keys.open(keys.seal(PLAIN)) == PLAIN, "its own subkey may be dropped from the cache, not from use"
+
+
+def test_forged_salts_cannot_fill_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyring, "_SUBKEYS_KEPT", 4)
+    keys = ring()
+    for number in range(20):
+        body = base64.urlsafe_b64encode(bytes([number]) * 60).rstrip(b"=").decode()
+        assert reason(f"{PREFIX}.{keys.key_ids[0]}.{body}", keys) == "forged"
+    assert len(keys._subkeys) <= 4
+
+
+def test_the_plaintext_is_encrypted_with_a_key_that_is_not_the_configured_one() -> None:
+    keys = ring()
+    body = keys.seal(PLAIN).rpartition(".")[2]
+    raw = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+    assert PLAIN not in raw
+    with pytest.raises(InvalidTag):
+        AESGCM(ONE).decrypt(raw[16:28], raw[28:], f"{PREFIX}.{keys.key_ids[0]}.".encode())
