@@ -201,6 +201,10 @@ class Stopping(GatewayError):
 
     status = 503
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message, data={"reason": "stopping"})
+        self.headers["Retry-After"] = "1"
+
 
 class LocalProtocolError(Exception):
     """An event that the exchange's table forbids in its state: a bug of ours, loud on purpose."""

@@ -419,6 +419,10 @@ class Metrics:
         """Count an upstream notification, by its method."""
         self._notifications[route, bounded_kind(method), "forwarded" if forwarded else "dropped"].inc()
 
+    def notifications_dropped(self, route: str, number: int) -> None:
+        """Count notifications that a client was too slow for."""
+        self._notifications[route, OTHER, "dropped"].inc(number)
+
     def call_parked(self, route: str) -> None:
         """Count a call in; `call_released` must follow."""
         self._held[route,].inc()

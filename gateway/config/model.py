@@ -115,7 +115,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state_bytes: Annotated[
         Annotated[int, Meta(ge=1024, le=65_536)], Meta(description="One sealed `requestState`.")
     ] = 8_192
-    receive_seconds: Annotated[SomeSeconds, Meta(description="Time in which a whole request body must arrive.")] = 30.0
+    receive_seconds: Annotated[
+        SomeSeconds, Meta(description="Time in which a request head, and then its whole body, must arrive.")
+    ] = 30.0
     connections: Annotated[Count, Meta(description="Open downstream connections.")] = 20_000
 
 
@@ -231,7 +233,8 @@ class Route(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(description="`hold` parks the call between rounds; `replay` runs it again with the answers."),
     ] = "hold"
     ephemeral: Annotated[
-        tuple[Text, ...], Meta(description="Name patterns of tools that may run twice, e.g. `weather_*`.")
+        tuple[Text, ...],
+        Meta(description="Name patterns of tools that may run twice, e.g. `weather_*`; used by replay."),
     ] = ()
     undeclared: Annotated[
         Literal["abort", "refuse"],

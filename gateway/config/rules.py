@@ -115,7 +115,7 @@ _WHOLE: tuple[tuple[str, _Uses, str], ...] = (
     (
         "workers",
         lambda config: config.workers > 1,
-        "over 1 is not supported in this version; start one process per port behind a load balancer",
+        "over 1 is not supported in this version; write 1, and run one replica",
     ),
     (
         "replica.listen",

@@ -113,5 +113,8 @@ def modern_error(method: str, target: str, error: jsonrpc.Error) -> jsonrpc.Erro
 
 
 def _is_not_found(method: str, error: jsonrpc.Error) -> bool:
-    # `mcp` 1.x answers an unknown resource with code 0 and only its words say what it is.
-    return method == mcp.RESOURCES_READ and error.code == 0 and bool(_NOT_FOUND.search(error.message))
+    # `mcp` 1.x answers an unknown resource, and every fault of a prompt's name or arguments, with code 0; of a
+    # resource only the words say what it is.
+    if error.code != 0:
+        return False
+    return method == mcp.PROMPTS_GET or (method == mcp.RESOURCES_READ and bool(_NOT_FOUND.search(error.message)))

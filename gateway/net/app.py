@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import resource
 import secrets
 import signal
@@ -43,7 +42,7 @@ class Gateway:
         self._alarms = Alarms(config, self.tasks)
         self.lot: Lot[Driver] = Lot(config.hold)
         self._keyring = Keyring(config.state.raw_keys() or _ephemeral_key(), "state")
-        self._owner = config.replica.id or f"{socket.gethostname()}-{os.getpid()}"
+        self._owner = config.replica.id or socket.gethostname()
         self._epoch = secrets.token_hex(8)
         self._client: Client
         self._bridges: dict[str, Bridge] = {}

@@ -144,6 +144,7 @@ class Downstream:
         self, http: web.BaseRequest, bridge: Bridge, request: Request, key: PoolKey, headers: Headers
     ) -> tuple[web.StreamResponse, Outcome]:
         if request.method == mcp.DISCOVER:
+            await bridge.pool.authorise(key, headers)
             shaken = await bridge.pool.handshake(key, headers)
             cache = bridge.route.cache
             result = negotiate.discover_result(shaken, cache.ttl_ms, cache.scope)
@@ -177,6 +178,9 @@ class Downstream:
         """The exchange of this request, already told of its new leg."""
         if request.request_state is not None:
             driver, round_ = self._held(bridge, request, request.request_state, key)
+            if not driver.is_answered_by(request):
+                # No answer of this request goes upstream, so nothing there would check its credential.
+                await bridge.pool.authorise(key, headers)
             driver.answer(outbox, request, round_, headers)
             bridge.metrics.continued(bridge.route.path, Step.HELD)
             return driver
@@ -290,9 +294,9 @@ def _legacy(posted: modern.Posted, version: str | None) -> GatewayError:
 
 
 def _owner_lost(owner: str, *, restarted: bool) -> CallLost:
-    what = "was restarted" if restarted else "is not reachable from here"
+    what = "was restarted, or another process answers for it" if restarted else "is not reachable from here"
     return CallLost(
-        f"The replica {owner} that held this call {what}: the call is lost and may have had effects. Check before "
+        f"The replica {owner} that held this call {what}; the call is lost and may have had effects. Check before "
         "you call again without requestState",
         data={"reason": "owner_lost"},
     )

@@ -33,6 +33,8 @@ from gateway.telemetry import Event, Metrics, NestedOutcome, Outcome, get_logger
 log = get_logger()
 
 _NEVER_ASKING: Final = Policy(may_ask=False)
+_CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
+_YOUNG_SECONDS: Final = 0.5
 _HELD: Final = (State.PARKED, State.REFERRED)
 _LEG_TIMERS: Final = (Timer.QUIET, Timer.LEG, Timer.GRACE)
 
@@ -96,13 +98,14 @@ class Driver:
         self._call: Call | None = None
         self._call_sent = False
         self._forwarded = 0
-        self._server_info = Raw(b"{}")
+        self._server_info: Raw | None = None
         self._task: asyncio.Task[None] | None = None
         self._to_send: deque[Callable[[], Awaitable[None]]] = deque()
         self._sending = False
         self._binding: Binding | None = None
         self._started = self._parked_at = time.monotonic()
         self._outcome = Outcome.COMPLETE
+        self._cause = ""
 
     # -- from the client's side ---------------------------------------------------------------------------------
 
@@ -123,6 +126,12 @@ class Driver:
             self._headers = before
             del self._outboxes[outbox.leg]
             raise
+
+    def is_answered_by(self, request: Request) -> bool:
+        """Whether answers of this request go upstream, where its credential is checked with them."""
+        answers = request.input_responses or {}
+        waits = self._exchange.state is State.PARKED
+        return waits and any(key in answers for key in self._exchange.questions)
 
     def leave(self, leg: on.Leg) -> None:
         """A leg's client is gone."""
@@ -162,6 +171,7 @@ class Driver:
 
     def _modern_result(self, result: Raw) -> on.Event:
         request, cache = self._request, self._bridge.route.cache
+        assert self._server_info is not None, "a result comes from a session"
         try:
             body = results.modern(
                 request.method,
@@ -240,6 +250,7 @@ class Driver:
             rounds=rounds,
             outcome=self._outcome,
             seconds=round(time.monotonic() - self._started, 3),
+            **({"cause": self._cause} if self._cause else {}),
         )
 
     def _obey(self, command: do.Command) -> None:  # noqa: C901, PLR0912  (one match over all commands)
@@ -275,6 +286,7 @@ class Driver:
                 self._fail(legs, failed)
             case do.FailWith(legs=legs, error=error):
                 self._outcome = Outcome.ERROR
+                self._cause = f"the upstream answered with error {error.code}"
                 for leg in legs:
                     self._finish(leg, Last(jsonrpc.failure(leg.id, error), outcome=Outcome.ERROR))
             case do.Count(method=method, outcome=outcome):
@@ -285,10 +297,14 @@ class Driver:
     # -- downstream ---------------------------------------------------------------------------------------------
 
     def _finish(self, leg: on.Leg, last: Last) -> None:
-        self._outboxes.pop(leg).finish(last)
+        outbox = self._outboxes.pop(leg)
+        outbox.finish(last)
+        if outbox.dropped:
+            self._bridge.metrics.notifications_dropped(self._bridge.route.path, outbox.dropped)
 
     def _fail(self, legs: tuple[on.Leg, ...], error: GatewayError) -> None:
         self._outcome = Outcome.ERROR
+        self._cause = error.message
         for leg in legs:
             self._finish(leg, Last.of_error(error, leg.id))
 
@@ -306,7 +322,8 @@ class Driver:
         if ask.questions:
             parts.append(("inputRequests", inputs.input_requests(ask.questions)))
         parts.append(("requestState", jsonrpc.encode(state)))
-        parts.append(("_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, self._server_info)])))
+        if self._server_info is not None:
+            parts.append(("_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, self._server_info)])))
         body = jsonrpc.merge(parts)
         outcome = Outcome.INPUT_REQUIRED if ask.questions else Outcome.STATE_ONLY
         for leg in ask.legs:
@@ -345,6 +362,9 @@ class Driver:
         call = None
         try:
             session = await self._ready_session()
+            if not self._exchange.calling:
+                self._release(clean=True)  # given up in the moment the session came
+                return
             call = self._new_call(session)
             try:
                 self._send(call)
@@ -470,11 +490,18 @@ class Driver:
             return
 
         async def cancel() -> None:
-            try:
-                async with asyncio.timeout(self._bridge.config.timeouts.cancel_seconds):
-                    await session.cancel(call, reason, headers)
-            except (UpstreamError, TimeoutError) as exc:
-                log.debug(Event.UPSTREAM_FAILED, route=self._bridge.route.path, cause=str(exc))
+            # The call has a connection of its own, and a cancellation that overtakes it is ignored. A young call's is
+            # said again while the upstream still works on it.
+            young = time.monotonic() - call.sent < _YOUNG_SECONDS
+            for pause in _CANCEL_PAUSES if young else _CANCEL_PAUSES[:1]:
+                await asyncio.sleep(pause)
+                if pause and not session.works_on(call):
+                    return
+                try:
+                    async with asyncio.timeout(self._bridge.config.timeouts.cancel_seconds):
+                        await session.cancel(call, reason, headers)
+                except (UpstreamError, TimeoutError) as exc:
+                    log.debug(Event.UPSTREAM_FAILED, route=self._bridge.route.path, cause=str(exc))
 
         self._send_later(cancel)
 
@@ -529,6 +556,6 @@ _FIRED: Final[dict[Timer, on.Event]] = {
 
 def _lost(exc: UpstreamError) -> UpstreamError:
     """An answer that did not arrive means that the call's result will not come either."""
-    if isinstance(exc, SessionLost):
-        return CallLost(f"{exc.message}; the call was under way and may have had effects")
-    return exc
+    if isinstance(exc, Refused | CallLost):
+        return exc
+    return CallLost(f"{exc.message}; the call was under way and may have had effects")

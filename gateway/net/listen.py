@@ -56,6 +56,7 @@ async def subscription(
 ) -> AsyncIterator[Outbox]:
     """The stream of one listen request: it starts with the acknowledgement and ends when the gateway stops."""
     chosen = wanted(request)
+    await bridge.pool.authorise(key, headers)
     session = await bridge.pool.acquire(key, headers)
     outbox = Outbox(Leg(request.id), bridge.alarms.silence)
     try:

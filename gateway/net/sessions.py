@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
@@ -22,7 +22,7 @@ from gateway.core import events as on
 from gateway.core import inputs, jsonrpc, mcp, negotiate
 from gateway.core.negotiate import Handshake
 from gateway.core.toolparams import Mirrored  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.errors import Busy, CallLost, CannotAsk, GatewayError, SessionLost, Unreachable
+from gateway.errors import Busy, CallLost, CannotAsk, GatewayError, Refused, SessionLost, Unreachable
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers
 from gateway.telemetry import Event, Metrics, NestedOutcome, SessionState, get_logger
@@ -31,6 +31,9 @@ log = get_logger()
 
 _PROCESS: Final = secrets.token_hex(6).encode()
 _CALL_NUMBERS: Final = itertools.count(1)
+_ACCEPTED_SECONDS: Final = 60.0
+"""How long a credential counts as checked for what is answered from memory."""
+_CREDENTIALS_KEPT: Final = 64
 _SWEEP_SECONDS: Final = 1.0
 
 
@@ -58,6 +61,8 @@ class Call(msgspec.Struct, eq=False):
     listener: Listener
     progress_token: bytes | None = None
     """JSON of the token the upstream was given, if the client wants progress."""
+    sent: float = 0.0
+    """Monotonic time at which it was sent."""
     heard: float = 0.0
     """Monotonic time of the last message of the call."""
     reading: asyncio.Timeout | None = None
@@ -72,7 +77,17 @@ class Call(msgspec.Struct, eq=False):
 class Session:
     """One session of a legacy server, for one call at a time."""
 
-    def __init__(self, key: PoolKey, channel: Channel, route: str, metrics: Metrics, tasks: Tasks) -> None:
+    def __init__(  # noqa: PLR0913  (what a session is made of)
+        self,
+        key: PoolKey,
+        channel: Channel,
+        route: str,
+        metrics: Metrics,
+        tasks: Tasks,
+        accept: Callable[[Headers], None],
+    ) -> None:
+        """`accept` hears of every request that the upstream served, by its headers."""
+        self._accept = accept
         self.key = key
         self.channel = channel
         self.shaken: Handshake
@@ -98,6 +113,10 @@ class Session:
         """Whether a call is in flight."""
         return self._call is not None
 
+    def works_on(self, call: Call) -> bool:
+        """Whether this very call is in flight."""
+        return self._call is call
+
     def move(self, state: SessionState | None) -> None:
         """Note where the session is, for the metrics."""
         self._metrics.session_moved(self._route, self.state, state)
@@ -114,6 +133,7 @@ class Session:
         self.shaken = negotiate.handshake(result)
         await self.channel.listen(self.shaken.version, headers, self._hear_side, self._side_lost)
         await self.channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)
+        self._accept(headers)
         self._metrics.session_opened(self._route)
 
     async def set_log_level(self, level: str, headers: Headers, idle_seconds: float) -> None:
@@ -148,7 +168,7 @@ class Session:
         """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises."""
         assert self._call is None, "one call in flight per session"
         self._call, self._headers = call, headers
-        call.heard = time.monotonic()
+        call.sent = call.heard = time.monotonic()
         try:
             async with asyncio.timeout(None) as call.reading:
                 refusal = await self.channel.request(call.message, headers, self._hear_call)
@@ -248,6 +268,7 @@ class Session:
             self._metrics.upstream_failed(self._route, "unknown_id")
             return False
         self._settle()
+        self._accept(self._headers)
         call.listener.hear(event)
         return True
 
@@ -263,6 +284,7 @@ class Session:
         elif method in inputs.KINDS and not self.channel.can_ask:
             call.listener.hear(on.Stopped(_cannot_ask(self._route)))
         else:
+            self._accept(self._headers)
             call.listener.hear(on.Nested(id_, method, message.params))
 
     def _answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
@@ -347,7 +369,7 @@ def _cannot_ask(route: str) -> CannotAsk:
 
 
 class Group:
-    """The sessions of one pool key."""
+    """The sessions of one pool key, and what they taught."""
 
     def __init__(self) -> None:
         self.idle: deque[Session] = deque()
@@ -357,6 +379,20 @@ class Group:
         self.mirrored: dict[str, tuple[Mirrored, ...]] | None = None
         """`x-mcp-header` parameters by tool, as the last complete tools/list said; None when unknown."""
         self.used = time.monotonic()
+        self._accepted: OrderedDict[str | None, float] = OrderedDict()
+
+    def accept(self, headers: Headers) -> None:
+        """The upstream has just served a request with this credential."""
+        credential = headers.get("Authorization")
+        self._accepted.pop(credential, None)
+        self._accepted[credential] = time.monotonic()
+        if len(self._accepted) > _CREDENTIALS_KEPT:
+            _ = self._accepted.popitem(last=False)
+
+    def accepts(self, headers: Headers) -> bool:
+        """Whether the upstream served this credential a short while ago."""
+        accepted = self._accepted.get(headers.get("Authorization"))
+        return accepted is not None and time.monotonic() - accepted < _ACCEPTED_SECONDS
 
 
 class Pool:
@@ -399,6 +435,26 @@ class Pool:
             group = self._groups[key] = Group()
         group.used = time.monotonic()
         return group
+
+    async def authorise(self, key: PoolKey, headers: Headers) -> None:
+        """Have the upstream see this credential, unless it just has; raises Refused.
+
+        A principal is read from a token whose signature nobody here checks. What the gateway answers from memory (a
+        handshake, a kept result, a change on somebody's session) must not go out on a forged one.
+        """
+        if "Authorization" not in headers or self.group(key).accepts(headers):
+            return
+        session = await self.acquire(key, headers)
+        clean = False
+        try:
+            if not self.group(key).accepts(headers):
+                _ = await session.ask(mcp.PING, {}, headers, self.handshake_seconds)
+            clean = True
+        except Refused:
+            clean = True  # it was not taken: the session is as it was
+            raise
+        finally:
+            self.release(session, clean=clean)
 
     async def handshake(self, key: PoolKey, headers: Headers) -> Handshake:
         """What the upstream says of itself to this principal; opens a session only when it is not known yet."""
@@ -481,7 +537,7 @@ class Pool:
         )
 
     async def _open(self, key: PoolKey, group: Group, headers: Headers) -> Session:
-        session = Session(key, self._connect(), self.route.path, self._metrics, self._tasks)
+        session = Session(key, self._connect(), self.route.path, self._metrics, self._tasks, group.accept)
         self._enter(session, group)
         try:
             async with asyncio.timeout(self._config.timeouts.handshake_seconds):

@@ -135,7 +135,7 @@ class StreamableChannel(Channel):
         self._tasks = tasks
         self._fixed: dict[str, str] = {"Accept": _ACCEPT, "Content-Type": "application/json"}
         self._headers = NO_HEADERS
-        """Those of the last message: DELETE needs a credential too."""
+        """Those of the last message that was served: GET and DELETE need a credential too."""
         self._side: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -148,6 +148,7 @@ class StreamableChannel(Channel):
                 if response.status in (301, 302, 303, 307, 308):
                     self._endpoint.follow(response.headers.get("Location"))
                     continue
+                self._note(response, headers)
                 return await self._initialized(response)
         raise Unreachable(f"{self._endpoint.where} redirects in a circle; set upstream.url to the final address")
 
@@ -188,9 +189,10 @@ class StreamableChannel(Channel):
             return
         ready = asyncio.get_running_loop().create_future()
         self._side = self._tasks.start(self._keep_side(headers, receive, lost, ready), "side stream")
-        try:
-            await asyncio.wait_for(asyncio.shield(ready), _SIDE_HEAD_SECONDS)
-        except TimeoutError:
+        # Not `wait_for`: cancelled in the moment the future completes, it returns as if nothing had been asked of it
+        # (Python 3.11), and a call whose client has left would run on.
+        _ = await asyncio.wait((ready,), timeout=_SIDE_HEAD_SECONDS)
+        if not ready.done():
             self.hears_side = True
 
     async def _keep_side(
@@ -223,7 +225,8 @@ class StreamableChannel(Channel):
         fixed = {key: value for key, value in self._fixed.items() if key != "Content-Type"}
         fixed["Accept"] = "text/event-stream"
         endpoint = self._endpoint
-        async with self._client.exchange("GET", endpoint.url, {**headers, **fixed}, None, endpoint.where) as response:
+        newest = {**(self._headers or headers), **fixed}
+        async with self._client.exchange("GET", endpoint.url, newest, None, endpoint.where) as response:
             if response.status != 200 or response.content_type != "text/event-stream":
                 return False
             self.hears_side = True
@@ -242,6 +245,7 @@ class StreamableChannel(Channel):
         """POST a request and read its reply until it is answered."""
         self.cursor = None
         async with self._post(message, headers) as response:
+            self._note(response, headers)
             return await self._read(response, receive)
 
     async def send(self, message: bytes, headers: Headers) -> None:
@@ -250,6 +254,7 @@ class StreamableChannel(Channel):
             async with asyncio.timeout(self._timeouts.answer_seconds), self._post(message, headers) as response:
                 if response.status >= 300 and (refusal := await self._refusal(response)) is not None:
                     raise CallLost(f"{self._endpoint.where} refused a message: {refusal.message[:200]}")
+                self._note(response, headers)
                 await response.read()
         except TimeoutError as exc:
             raise CallLost(
@@ -257,9 +262,13 @@ class StreamableChannel(Channel):
                 "had effects"
             ) from exc
 
+    def _note(self, response: aiohttp.ClientResponse, headers: Headers) -> None:
+        """Keep the newest headers that the upstream served, for what is sent without a request: GET and DELETE."""
+        if response.status < 300:
+            self._headers = headers
+
     def _post(self, message: bytes, headers: Headers) -> _Exchange:
         endpoint = self._endpoint
-        self._headers = headers
         return self._client.exchange("POST", endpoint.url, {**headers, **self._fixed}, message, endpoint.where)
 
     async def _read(self, response: aiohttp.ClientResponse, receive: Receive) -> jsonrpc.Error | None:

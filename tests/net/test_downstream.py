@@ -18,7 +18,7 @@ from gateway.net.server import _Refuser
 from gateway.telemetry import configure_logging
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
-from tests.net.workbench import Client, Stand
+from tests.net.workbench import Client, Stand, eventually
 
 CANARY = "c4nary-7f3a9-"
 
@@ -225,6 +225,24 @@ async def test_a_body_over_the_limit_is_413(upstream: FakeUpstream, begin: Start
     async with stand.http.post(stand.url, headers=headers, data=data) as response:
         assert response.status == 413
         assert (await response.json())["error"]["code"] == -32600
+    assert upstream.seen == []
+
+
+@pytest.mark.parametrize("encoding", [None, "gzip"])
+async def test_a_body_that_passes_the_limit_is_refused_before_it_ends(
+    upstream: FakeUpstream, begin: Start, encoding: str | None
+) -> None:
+    stand = await begin(limits={"body_bytes": 10_000})
+    headers, _ = stand.client().build("tools/call", {"name": "tool"})
+    headers |= {"Transfer-Encoding": "chunked"} | ({} if encoding is None else {"Content-Encoding": encoding})
+    data = b"x" * 18_000
+    if encoding == "gzip":
+        packer = zlib.compressobj(wbits=31)
+        data = packer.compress(b"x" * 100_000) + packer.flush(zlib.Z_SYNC_FLUSH)
+    async with wire(stand) as raw:
+        await raw.send(head(stand, headers, None))
+        await raw.send(b"%x\r\n%b\r\n" % (len(data), data))
+        assert b" 413 " in await raw.line()
     assert upstream.seen == []
 
 
@@ -455,6 +473,64 @@ async def test_a_list_that_the_client_fetched_is_used_and_a_change_forgets_it(
     await upstream.saw("answer")
     assert (await client.call("tool", {"region": "eu"})).status == 200
     assert len(upstream.of("tools/list")) == 2
+
+
+async def test_all_pages_of_the_tools_are_read(upstream: FakeUpstream, client: Client) -> None:
+    async def pages(turn: Turn) -> None:
+        if turn.body["params"].get("cursor") is None:
+            await turn.result({"tools": [], "nextCursor": "2"})
+        else:
+            await turn.result({"tools": [TOOL]})
+
+    upstream.on("tools/list", pages)
+    assert (await client.call("tool", {"region": "eu"})).error["code"] == -32020
+    await client.post("tools/list")
+    assert (await client.call("tool", {"region": "eu"})).error["code"] == -32020, "one page teaches nothing new"
+    assert len(upstream.of("tools/list")) == 3
+
+
+@pytest.mark.parametrize("how", ["error", "malformed", "endless", "no tools"])
+async def test_tools_that_cannot_be_listed_repeat_nothing(upstream: FakeUpstream, client: Client, how: str) -> None:
+    async def script(turn: Turn) -> None:
+        if how == "error":
+            await turn.error(-32601, "no")
+        elif how == "malformed":
+            await turn.result({"tools": 5})
+        else:
+            await turn.result({"tools": [], "nextCursor": "again"})
+
+    upstream.on("tools/list", script)
+    if how == "no tools":
+        upstream.capabilities = {}
+    assert (await client.call("tool", {"region": "eu"})).text == "done"
+    assert len(upstream.of("tools/list")) == {"no tools": 0, "endless": 50}.get(how, 1)
+
+
+async def test_a_list_that_hangs_ends_the_call_before_it_was_sent(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(timeouts={"handshake_seconds": 0.05})
+    upstream.once("tools/list", lambda turn: turn.for_ever())
+    assert (await stand.client().call()).outcome == (200, -32603, "call_lost")
+    assert "tools/call" not in upstream.words
+    assert "DELETE" not in upstream.words
+    assert (await stand.client().call()).text == "done"
+
+
+async def test_a_client_that_does_not_read_is_let_go(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(timeouts={"send_seconds": 0.1})
+
+    async def tool(turn: Turn) -> None:
+        token = turn.body["params"]["_meta"]["progressToken"]
+        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+        await turn.result(text("x" * 15_000_000))
+
+    upstream.tool(tool)
+    headers, body = stand.client().build("tools/call", {"name": "tool"}, meta={"progressToken": 1})
+    async with wire(stand) as raw:
+        await raw.send(head(stand, headers, body))
+        assert b" 200 " in await raw.line()
+        await eventually(lambda: stand.gateway.downstream.in_flight == 0)
+        assert len(await raw.rest()) < 15_000_000, "the connection was cut, not drained"
+    assert (await stand.client().post("server/discover")).status == 200
 
 
 # -- the operator's listener and secrets ------------------------------------------------------------------------------

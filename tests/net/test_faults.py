@@ -6,6 +6,7 @@ import json
 import pytest
 
 from gateway.core import mcp
+from gateway.net.driver import Driver
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FORM, FakeUpstream, Script, Turn, text
 from tests.net.workbench import Client, Stand, eventually, jwt
@@ -578,6 +579,19 @@ async def test_an_upstream_that_ends_the_call_while_parked_gives_its_result_to_t
     gate.set()
     await eventually(lambda: stand.held == 0)
     assert (await client.answer(asked)).text == "without you"
+
+
+async def test_a_bug_in_the_calls_task_is_counted_and_leaves_nobody_waiting(
+    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Driver, "_new_call", broken)
+    reply = await client.call()
+    assert reply.error["code"] == -32603
+    assert "ZeroDivision" not in reply.data.decode()
+    stand.planted_bugs = 1
 
 
 async def test_http_proxy_in_the_environment_is_ignored(

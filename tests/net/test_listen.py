@@ -130,6 +130,20 @@ async def test_a_drain_ends_subscriptions_gracefully(upstream: FakeUpstream, sta
     assert last["result"]["_meta"] == {mcp.META_SUBSCRIPTION: "c1"}
 
 
+async def test_a_side_stream_lost_for_good_ends_the_subscription(upstream: FakeUpstream, client: Client) -> None:
+    upstream.capabilities = OFFERED
+    async with listening(client, EVERYTHING) as stream:
+        await stream.next()
+
+        async def refuse(turn: Any) -> None:
+            turn.reply(405)
+
+        upstream.on("GET", refuse)
+        upstream.side("s1").put_nowait(None)
+        last = await stream.next()
+    assert last["result"]["resultType"] == "complete", "rather an end than changes that are missed"
+
+
 async def test_a_subscription_is_kept_alive_by_comments(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(timeouts={"keepalive_seconds": 0.02})
     async with stand.client().open(mcp.LISTEN, {"notifications": {}}) as response:

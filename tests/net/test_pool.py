@@ -81,6 +81,20 @@ async def test_an_idle_session_is_closed_with_delete(upstream: FakeUpstream, beg
     assert (await stand.client("Bearer x").call()).text == "done"
 
 
+async def test_a_deaf_idle_session_is_not_used_again(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
+    await client.call()
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(405)
+
+    upstream.once("GET", refuse)
+    upstream.side("s1").put_nowait(None)
+    await upstream.saw("GET", 2)
+    await eventually(lambda: stand.sessions("idle") == 0)
+    assert (await client.call()).text == "done"
+    assert upstream.of("tools/call")[-1].session == "s2"
+
+
 async def test_no_session_is_kept_with_idle_seconds_zero(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(sessions={"idle_seconds": 0})
     await stand.client().call()

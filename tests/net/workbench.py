@@ -183,6 +183,8 @@ class Stand:
     def __init__(self, gateway: Gateway, http: aiohttp.ClientSession) -> None:
         self.gateway = gateway
         self.http = http
+        self.planted_bugs = 0
+        """Exceptions that a test raised on purpose where only a bug could."""
 
     @property
     def url(self) -> str:
