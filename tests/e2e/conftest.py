@@ -1,0 +1,52 @@
+"""Prints what the matrix found, as a table."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+Found = dict[tuple[str, str], dict[str, str]]
+"""By (case, server): by client, `ok`, `FAILED` or the reason why it is not applicable."""
+
+FOUND: Final = pytest.StashKey[Found]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[FOUND] = {}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    found = config.stash[FOUND]
+    if not found:
+        return
+    terminalreporter.section("servers behind the gateway")
+    for line in table(found):
+        terminalreporter.write_line(line)
+
+
+def table(found: Found) -> Iterator[str]:
+    cases = list(dict.fromkeys(case for case, _ in found))
+    servers = list(dict.fromkeys(server for _, server in found))
+    reasons: list[str] = []
+    widths = [max(len(case) for case in cases), *(max(len(server), 12) for server in servers)]
+    yield "  ".join(text.ljust(width) for text, width in zip(["", *servers], widths, strict=True))
+    for case in cases:
+        cells = [cell(found.get((case, server), {}), reasons) for server in servers]
+        yield "  ".join(text.ljust(width) for text, width in zip([case, *cells], widths, strict=True)).rstrip()
+    for number, reason in enumerate(reasons, 1):
+        yield f"n.a. {number}: {reason}"
+
+
+def cell(by_client: dict[str, str], reasons: list[str]) -> str:
+    """Say `ok` when all clients agree, else each client's word."""
+    words = {}
+    for client, outcome in by_client.items():
+        if outcome in {"ok", "FAILED"}:
+            words[client] = outcome
+            continue
+        if outcome not in reasons:
+            reasons.append(outcome)
+        words[client] = f"n.a. {reasons.index(outcome) + 1}"
+    if len(set(words.values())) == 1:
+        return next(iter(words.values()))
+    return " ".join(f"{client}:{word}" for client, word in words.items())

@@ -1,0 +1,241 @@
+"""Start the real gateway, and see that it ends as it should.
+
+    async with gateway(server.url, hold={"ttl_seconds": 1}) as gw:
+        ...  # talk to gw.url
+        await gw.settled()
+        assert await gw.metric("mcp_gateway_held_calls") == 0
+
+Keyword arguments are sections of the configuration; `route` adds keys to the one route there is without `routes`.
+Leaving the context sends SIGTERM: the program must then exit with 0, and must have logged no error.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.parts.launch import REPOSITORY, die_with_parent, free_port
+
+START_SECONDS = 15.0
+STOP_SECONDS = 15.0
+SHOWN_LINES = 40
+
+STATE_KEY = "0f" * 32
+DEFAULTS: dict[str, Any] = {
+    "state": {"keys": [STATE_KEY]},
+    "log": {"level": "info", "format": "json"},
+    # A drain at the end of a test waits for nobody.
+    "hold": {"drain_seconds": 0.2},
+}
+FAILURES = "mcp_gateway_task_failures_total"
+ROUNDS = "mcp_server_operation_duration_seconds_count"
+HELD = "mcp_gateway_held_calls"
+SESSIONS = "mcp_gateway_sessions"
+
+
+class GatewayError(AssertionError):
+    """The gateway did not start, settle or end as it should; the message ends with what it logged."""
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Lay one configuration over another, section by section."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+def configuration(upstream: str, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Give the whole configuration of a test's gateway, on free ports."""
+    over = dict(overrides)
+    route = {"path": "/mcp", "upstream": {"url": upstream}, **over.pop("route", {})}
+    addresses = {name: f"127.0.0.1:{free_port()}" for name in ("listen", "admin")}
+    return merged({**addresses, "routes": [route], **DEFAULTS}, over)
+
+
+@dataclass
+class Gateway:
+    """One gateway in a process of its own, always on the same ports."""
+
+    config: dict[str, Any]
+    directory: Path
+    http: aiohttp.ClientSession
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def base(self) -> str:
+        return f"http://{self.config['listen']}"
+
+    @property
+    def url(self) -> str:
+        """The first route."""
+        return self.base + str(self.config["routes"][0]["path"])
+
+    @property
+    def admin(self) -> str:
+        return f"http://{self.config['admin']}"
+
+    @property
+    def stderr(self) -> str:
+        path = self.directory / "stderr"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def log(self, event: str | None = None) -> list[dict[str, Any]]:
+        """Read the log lines so far, all or of one event; a line that is no JSON is an event of its own."""
+        lines = []
+        for line in filter(None, self.stderr.split("\n")):
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                lines.append({"event": "(no JSON)", "level": "error", "text": line})
+        return [line for line in lines if event in (None, line.get("event"))]
+
+    def explain(self, what: str) -> GatewayError:
+        """Make an error of `what`, with the end of the log."""
+        return GatewayError(f"{what}; the gateway's log ends with:\n" + self.tail())
+
+    def tail(self) -> str:
+        return "\n".join(self.stderr.splitlines()[-SHOWN_LINES:]) or "(nothing)"
+
+    async def start(self) -> None:
+        """Start the process, and return when /readyz says so."""
+        path = self.directory / "gateway.yaml"
+        path.write_text(json.dumps(self.config))  # which is YAML too
+        with (self.directory / "stderr").open("ab") as err:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gateway", "serve", "--config", str(path)),
+                cwd=REPOSITORY,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=err,
+                stderr=err,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                preexec_fn=die_with_parent,
+            )
+        await self.until(self._is_ready, "became ready", START_SECONDS)
+
+    async def ready(self) -> int | None:
+        """Give the status of /readyz; None when nobody answers."""
+        try:
+            async with self.http.get(f"{self.admin}/readyz") as response:
+                return response.status
+        except aiohttp.ClientError:
+            return None
+
+    async def _is_ready(self) -> bool:
+        assert self.process is not None
+        if self.process.returncode is not None:
+            raise self.explain(f"ended with {self.process.returncode}")
+        return await self.ready() == 200
+
+    async def until(self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 5.0) -> None:
+        """Poll until a condition holds; GatewayError when it does not in time."""
+        deadline = time.monotonic() + seconds
+        while not await condition():
+            if time.monotonic() > deadline:
+                raise self.explain(f"not in {seconds} s: {what}")
+            await asyncio.sleep(0.02)
+
+    async def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        """Scrape: value by (sample name, labels)."""
+        async with self.http.get(f"{self.admin}/metrics") as response:
+            text = await response.text()
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """Add up the samples of that name that have these labels; 0 when there are none."""
+        wanted = labels.items()
+        return sum(v for (found, has), v in (await self.metrics()).items() if found == name and wanted <= has)
+
+    async def rounds(self, method: str) -> int:
+        """Count the requests of a method that were answered."""
+        return int(await self.metric(ROUNDS, method=method))
+
+    async def settled(self, seconds: float = 5.0) -> None:
+        """Wait until no call is held and no session busy."""
+
+        async def idle() -> bool:
+            values = await self.metrics()
+            busy = sum(
+                value
+                for (name, labels), value in values.items()
+                if name == HELD or (name == SESSIONS and ("state", "busy") in labels)
+            )
+            return busy == 0
+
+        await self.until(idle, "no call held, no session busy", seconds)
+
+    def terminate(self) -> None:
+        """Send SIGTERM and do not wait."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+
+    async def exited(self, seconds: float = STOP_SECONDS) -> int:
+        """Wait for the end; the exit code."""
+        assert self.process is not None
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.process.wait()
+        except TimeoutError:
+            raise self.explain(f"did not end in {seconds} s") from None
+
+    async def kill(self) -> None:
+        """End the process at once, as a crash would."""
+        if self.process is not None and self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                self.process.kill()
+            await self.process.wait()
+
+    def errors(self) -> list[dict[str, Any]]:
+        """Log lines that no gateway may write in a test."""
+        return [line for line in self.log() if line.get("level") in {"error", "critical"}]
+
+    async def end(self) -> None:
+        """SIGTERM, and all that must be true then."""
+        assert self.process is not None
+        if self.process.returncode is None:
+            failures = await self.metric(FAILURES)
+            self.terminate()
+            code = await self.exited()
+            if failures:
+                raise self.explain(f"{FAILURES} is {failures:g}")
+        else:
+            code = self.process.returncode
+        if code:
+            raise self.explain(f"exit code {code}")
+        if self.errors():
+            raise self.explain(f"logged errors: {self.errors()[:3]}")
+
+
+@asynccontextmanager
+async def gateway(upstream_url: str, *, check: bool = True, **overrides: Any) -> AsyncIterator[Gateway]:
+    """Run a gateway in front of `upstream_url`; `check` false for a test that expects an unclean end."""
+    with tempfile.TemporaryDirectory(prefix="mrtr-gateway-") as directory:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http:
+            gw = Gateway(configuration(upstream_url, overrides), Path(directory), http)
+            try:
+                await gw.start()
+                yield gw
+                if check:
+                    await gw.end()
+            except BaseException as exc:
+                if not isinstance(exc, GatewayError):
+                    exc.add_note(f"the gateway's log ends with:\n{gw.tail()}")
+                raise
+            finally:
+                await gw.kill()
