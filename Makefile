@@ -1,0 +1,49 @@
+# `make help` lists the targets. Everything is built inside this folder: .venv (the gateway and its tools) and
+# .parts (the real old servers and new clients of the tests, each in an environment of its own).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format lint types install parts conformance bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+demo: $(VENV)/stamp ## an old server, the gateway and a modern client: answer a question
+	@$(BIN)/mrtr-gateway demo --cache .parts/demo
+
+test: $(VENV)/stamp parts ## every test, with real servers and clients and the official conformance suite
+	$(BIN)/python -m pytest
+
+check: format lint types test ## what CI runs
+
+format: $(VENV)/stamp ## is the code formatted?
+	$(BIN)/ruff format --check .
+
+lint: $(VENV)/stamp ## ruff, with every rule
+	$(BIN)/ruff check .
+
+types: $(VENV)/stamp ## mypy, strict
+	$(BIN)/mypy
+
+conformance: $(VENV)/stamp parts ## the official suite, strictly, through the gateway
+	$(BIN)/python -m pytest -m conformance -s
+
+bench: $(VENV)/stamp ## the cost beside a byte forwarder and nginx, as ratios
+	$(BIN)/python -m bench
+
+install: $(VENV)/stamp ## the gateway and its development tools into .venv
+
+$(VENV)/stamp: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+parts: $(VENV)/stamp ## the real old servers and new clients of the tests
+	scripts/parts
+
+clean: ## remove what was built
+	rm -rf $(VENV) .parts .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
