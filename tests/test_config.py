@@ -142,7 +142,7 @@ REFUSED = [
     # Not built yet, and said so.
     (
         "workers: 2\n",
-        "workers: over 1 is not supported in this version; start one process per port behind a load balancer",
+        "workers: over 1 is not supported in this version; write 1, and run one replica",
     ),
     (
         "replica: {listen: 127.0.0.1:8081}\n",
