@@ -56,6 +56,8 @@ class Event(StrEnum):
 class Outcome(StrEnum):
     """How one round ended, as its client saw it."""
 
+    __hash__ = str.__hash__  # Enum's own is a Python function, and these are keys on the hot path
+
     COMPLETE = "complete"
     INPUT_REQUIRED = "input_required"
     STATE_ONLY = "state_only"
@@ -115,6 +117,8 @@ class NestedOutcome(StrEnum):
 
 class SessionState(StrEnum):
     """Where an upstream session is in its pool."""
+
+    __hash__ = str.__hash__  # Enum's own is a Python function, and these are keys on the hot path
 
     IDLE = "idle"
     BUSY = "busy"

@@ -14,6 +14,8 @@ from gateway.errors import GatewayError
 class Timer(StrEnum):
     """The exchange's clocks; each runs at most once at a time and `Arm` starts it anew."""
 
+    __hash__ = str.__hash__  # Enum's own is a Python function, and these are keys on the hot path
+
     QUIET = "quiet"
     LEG = "leg"
     GRACE = "grace"

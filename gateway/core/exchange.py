@@ -47,6 +47,8 @@ MAX_QUESTIONS: Final = 64
 class State(StrEnum):
     """Where an exchange is; the module's docstring says what each means."""
 
+    __hash__ = str.__hash__  # Enum's own is a Python function, and these are keys on the hot path
+
     IDLE = "idle"
     RUNNING = "running"
     ASKING = "asking"

@@ -109,7 +109,7 @@ def read(body: bytes, max_depth: int) -> Posted:
 
 def _shape(body: bytes, opened: jsonrpc.Fields, id_: Raw | None) -> Posted:
     _no_duplicates(body, opened, "the request")
-    if jsonrpc.text(opened.get("jsonrpc")) != "2.0":
+    if bytes(opened.get("jsonrpc", b"")) != b'"2.0"':
         raise InvalidRequest('"jsonrpc" must be "2.0"')
     method = jsonrpc.text(opened.get("method"))
     if method is None:

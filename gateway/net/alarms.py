@@ -6,6 +6,7 @@ the oldest entries.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -32,12 +33,11 @@ class Alarm:
 
     def arm(self, key: object, callback: Callable[[], None]) -> None:
         """Start, or start anew, the alarm of `key`."""
-        loop = asyncio.get_running_loop()
-        # Popped first: the dict must stay in the order of the deadlines.
-        self._waiting.pop(key, None)
-        self._waiting[key] = (loop.time() + self._seconds, callback)
+        if key in self._waiting:
+            del self._waiting[key]  # the dict must stay in the order of the deadlines
+        self._waiting[key] = (time.monotonic() + self._seconds, callback)
         if self._timer is None:
-            self._timer = loop.call_later(self._tick, self._guarded)
+            self._timer = asyncio.get_running_loop().call_later(self._tick, self._guarded)
 
     def disarm(self, key: object) -> None:
         """Stop the alarm of `key`; nothing happens when it does not run."""
@@ -46,7 +46,7 @@ class Alarm:
     def _ring(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._tick, self._guarded) if self._waiting else None
-        now = loop.time()
+        now = time.monotonic()
         due = []
         for key, (deadline, callback) in self._waiting.items():
             if deadline > now:

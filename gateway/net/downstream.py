@@ -89,14 +89,14 @@ class Downstream:
     async def _body(self, http: web.BaseRequest) -> bytes:
         """The whole body, inflated, within limits.body_bytes and limits.receive_seconds."""
         limit = self._config.limits.body_bytes
-        if http.content_length is not None and http.content_length > limit:
-            raise _too_large(limit)
         if http.content.is_eof():
             # The body came with its head, as small ones do: nothing to wait for.
             body = http.content.read_nowait()
             if len(body) > limit:
                 raise _too_large(limit)
             return body
+        if http.content_length is not None and http.content_length > limit:
+            raise _too_large(limit)
         body = b""
         try:
             async with asyncio.timeout(self._config.limits.receive_seconds):
@@ -120,12 +120,9 @@ class Downstream:
         started = time.monotonic()
         request = modern.check(posted, lambda name: http.headers.getall(name, ()))
         headers = self._upstream_headers(http, bridge, request)
-        key = PoolKey(
-            self._principal(http),
-            bytes(request.client_info),
-            bytes(request.capabilities),
-            tuple((name, headers[name]) for name in bridge.route.forward_headers if name in headers),
-        )
+        names = bridge.route.forward_headers
+        forwarded = tuple([(name, headers[name]) for name in names if name in headers]) if names else ()
+        key = PoolKey(self._principal(http), bytes(request.client_info), bytes(request.capabilities), forwarded)
         outcome = Outcome.ERROR
         try:
             response, outcome = await self._dispatch(http, bridge, request, key, headers)
@@ -217,8 +214,9 @@ class Downstream:
             value = http.headers.get(name)
             if value is not None:
                 headers[name] = _sendable(name, value)
+        meta = request.user_meta
         for name in mcp.TRACE_KEYS:
-            value = jsonrpc.text(request.user_meta.get(name)) or http.headers.get(name)
+            value = (jsonrpc.text(meta.get(name)) if meta else None) or http.headers.get(name)
             if value is not None and _TRACE_VALUE.fullmatch(value):
                 headers[name] = value
         return headers

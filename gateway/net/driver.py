@@ -36,7 +36,7 @@ _NEVER_ASKING: Final = Policy(may_ask=False)
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
 _YOUNG_SECONDS: Final = 0.5
 _HELD: Final = (State.PARKED, State.REFERRED)
-_LEG_TIMERS: Final = (Timer.QUIET, Timer.LEG, Timer.GRACE)
+_LEG_TIMERS: Final = frozenset({Timer.QUIET, Timer.LEG, Timer.GRACE})
 
 
 class Alarms:
@@ -228,8 +228,9 @@ class Driver:
 
     def _ended(self) -> None:
         lot = self._bridge.lot
-        for timer in self._armed - {Timer.LINGER}:
-            self._disarm(timer)
+        if self._armed:
+            for timer in self._armed - {Timer.LINGER}:
+                self._disarm(timer)
         self._bridge.alarms.idle.disarm(self)
         if Timer.LINGER in self._armed:
             lot.keep(self)
@@ -262,7 +263,7 @@ class Driver:
             case do.Disarm(timer=timer):
                 self._disarm(timer)
             case do.DisarmLeg():
-                for timer in _LEG_TIMERS:
+                for timer in self._armed & _LEG_TIMERS:
                     self._disarm(timer)
             case do.Reply(legs=legs, result=result):
                 for leg in legs:
@@ -423,6 +424,12 @@ class Driver:
         """Note that from here on the call may have effects."""
         self._call = call
         self._call_sent = True
+        config = self._bridge.config
+        if Timer.LEG not in self._armed or config.timeouts.idle_seconds < config.legs.limit_seconds:
+            self._watch_silence()
+
+    def _watch_silence(self) -> None:
+        """From the first leg's limit on, which few calls reach; from the start where silence is the shorter time."""
         self._bridge.alarms.idle.arm(self, self._check_idle)
 
     def _check_idle(self) -> None:
@@ -432,7 +439,7 @@ class Driver:
             return
         if self._exchange.questions or time.monotonic() - self._call.heard < limit:
             # A whole length more: silence is noticed after one to two times the limit.
-            self._bridge.alarms.idle.arm(self, self._check_idle)
+            self._watch_silence()
             return
         where = f"The upstream {self._bridge.route.upstream.url} of route {self._bridge.route.path}"
         error = CallLost(
@@ -514,7 +521,8 @@ class Driver:
     # -- time ---------------------------------------------------------------------------------------------------
 
     def _arm(self, timer: Timer) -> None:
-        self._disarm(timer)
+        if timer in self._armed:
+            self._disarm(timer)
         if timer is Timer.LEG and not self._bridge.config.legs.rounds:
             return
         self._armed.add(timer)
@@ -530,6 +538,8 @@ class Driver:
     def _fire(self, timer: Timer) -> None:
         self._armed.discard(timer)
         self._timers.pop(timer, None)
+        if timer is Timer.LEG:
+            self._watch_silence()
         self._feed(_FIRED[timer])
         if timer is Timer.LINGER:
             self._bridge.lot.remove(self)

@@ -65,13 +65,16 @@ class Call(msgspec.Struct, eq=False):
     """Monotonic time at which it was sent."""
     heard: float = 0.0
     """Monotonic time of the last message of the call."""
-    reading: asyncio.Timeout | None = None
-    """What ends the reading of the call's own stream early."""
+    reader: asyncio.Task[object] | None = None
+    """Who reads the call's own stream."""
+    left: bool = False
+    """Whether the reading was ended from outside."""
 
     def leave(self) -> None:
         """Stop reading: the answer came on the side stream, or nobody waits for it any more."""
-        if self.reading is not None and not self.reading.expired():
-            self.reading.reschedule(asyncio.get_running_loop().time())
+        if self.reader is not None and not self.left:
+            self.left = True
+            _ = self.reader.cancel()
 
 
 class Session:
@@ -170,22 +173,25 @@ class Session:
         self._call, self._headers = call, headers
         call.sent = call.heard = time.monotonic()
         try:
-            async with asyncio.timeout(None) as call.reading:
-                refusal = await self.channel.request(call.message, headers, self._hear_call)
+            call.reader = asyncio.current_task()
+            refusal = await self.channel.request(call.message, headers, self._hear_call)
             if refusal is not None:
                 self._settle()
                 call.listener.hear(on.Failed(refusal))
-        except TimeoutError:
-            pass  # `Call.leave`: whoever wanted the answer has it
         except SessionLost:
             self.lost = True
             self._metrics.session_lost(self._route)
             raise
-        except (CallLost, asyncio.CancelledError):
+        except CallLost:
             self.lost = True  # the call may still run there: no DELETE
             raise
+        except asyncio.CancelledError:
+            if not call.left or call.reader is None or call.reader.uncancel() > 0:
+                self.lost = True
+                raise
+            # `Call.leave`: whoever wanted the answer has it.
         finally:
-            call.reading = None
+            call.reader = None
             # Answered, the session may be in the next call's hands already while this stream still drains.
             if self._call is call:
                 self._settle()
