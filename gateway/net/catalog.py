@@ -26,6 +26,12 @@ def learn(group: Group, params: jsonrpc.Fields, result: Raw) -> None:
         return
 
 
+def mirrors_nothing(pool: Pool, key: PoolKey, request: Request) -> bool:
+    """Whether it is known that this tool repeats no argument in a header: nearly all do not."""
+    mirrored = pool.group(key).mirrored
+    return mirrored is not None and not mirrored.get(request.target)
+
+
 async def check(pool: Pool, key: PoolKey, request: Request, http: HeaderValues, headers: Headers) -> None:
     """Refuse a tools/call whose `Mcp-Param-*` headers differ from its arguments; raises HeaderMismatch."""
     group = pool.group(key)

@@ -97,6 +97,11 @@ class Downstream:
             return body
         if http.content_length is not None and http.content_length > limit:
             raise _too_large(limit)
+        if http.headers.get("Expect", "").lower() == "100-continue":
+            await http.writer.write(
+                b"HTTP/1.1 100 Continue\r\n\r\n"
+            )  # the low-level server leaves this to its handler
+            http.writer.output_size = 0
         body = b""
         try:
             async with asyncio.timeout(self._config.limits.receive_seconds):
@@ -183,7 +188,7 @@ class Downstream:
             return driver
         if request.method in mcp.ASKING:
             bridge.lot.check(key.principal)
-        if request.method == mcp.TOOLS_CALL:
+        if request.method == mcp.TOOLS_CALL and not catalog.mirrors_nothing(bridge.pool, key, request):
             await catalog.check(bridge.pool, key, request, lambda name: http.headers.getall(name, ()), headers)
         driver = Driver(bridge, request, key, headers)
         driver.begin(outbox)

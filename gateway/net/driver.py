@@ -362,7 +362,7 @@ class Driver:
         """The call's own task: it outlives the leg that started it."""
         call = None
         try:
-            session = await self._ready_session()
+            session = self._idle_session() or await self._ready_session()
             if not self._exchange.calling:
                 self._release(clean=True)  # given up in the moment the session came
                 return
@@ -384,9 +384,21 @@ class Driver:
             self.hear(on.Broke(CallLost("Internal error of the gateway; its log says more")))
             raise
 
+    def _idle_session(self) -> Session | None:
+        """The usual case: a session is idle and nothing has to be set on it."""
+        if self._session is not None or self._request.log_level is not None:
+            return None
+        session = self._session = self._bridge.pool.take(self._key)
+        if session is not None:
+            self._server_info = session.shaken.server_info
+        return session
+
     async def _ready_session(self, *, again: bool = False) -> Session:
         session = self._session
-        if session is None or session.lost:
+        if session is not None and session.lost:
+            self._release(clean=False)  # reserved for a referral, and lost while its urls were visited
+            session = None
+        if session is None:
             self._session = session = await self._bridge.pool.acquire(self._key, self._headers)
             self._server_info = session.shaken.server_info
         if self._request.log_level is not None:

@@ -489,6 +489,10 @@ class Pool:
             if session is not None:
                 return session
 
+    def take(self, key: PoolKey) -> Session | None:
+        """An idle session, if there is one and nobody waits for it."""
+        return self._idle(self.group(key))
+
     def _idle(self, group: Group) -> Session | None:
         while group.idle:
             session = group.idle.pop()

@@ -38,7 +38,8 @@ _SIDE_HEAD_SECONDS: Final = 2.0
 """How long the handshake waits for the head of the side stream; a few servers send it with the first event."""
 _ERROR_BODY_BYTES: Final = 65_536
 _READ_BYTES: Final = 65_536
-_FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
+FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
+"""What aiohttp raises; none of it leaves this file."""
 
 
 class Client:
@@ -62,6 +63,10 @@ class Client:
         context = self._http.request(method, url, data=body, headers=headers, allow_redirects=False)
         return _Exchange(context, where)
 
+    async def open(self, method: str, url: URL, headers: dict[str, str], body: bytes) -> aiohttp.ClientResponse:
+        """One HTTP request, whose response the caller releases; raises one of FOREIGN."""
+        return await self._http.request(method, url, data=body, headers=headers, allow_redirects=False)
+
     async def close(self) -> None:
         """Close all connections."""
         await self._http.close()
@@ -82,28 +87,29 @@ class _Exchange:
     async def __aenter__(self) -> aiohttp.ClientResponse:
         try:
             return await self._context.__aenter__()
-        except _FOREIGN as exc:
-            raise self._mapped(exc) from exc
+        except FOREIGN as exc:
+            raise _mapped(exc, self._where) from exc
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._context.__aexit__(kind, exc, traceback)
-        if isinstance(exc, _FOREIGN):
-            raise self._mapped(exc) from exc
+        if isinstance(exc, FOREIGN):
+            raise _mapped(exc, self._where) from exc
 
-    def _mapped(self, exc: BaseException) -> UpstreamError:
-        if isinstance(exc, aiohttp.ClientConnectorError):
-            return Unreachable(
-                f"{self._where} cannot be reached ({exc.strerror or exc.os_error}); check that the server runs and "
-                "that upstream.url is right"
-            )
-        if isinstance(exc, aiohttp.ConnectionTimeoutError):
-            return Unreachable(
-                f"{self._where} did not accept a connection within timeouts.connect_seconds; check address and "
-                "firewall"
-            )
-        return CallLost(f"{self._where} broke the connection ({type(exc).__name__}); the request may have had effects")
+
+def _mapped(exc: BaseException, where: str) -> UpstreamError:
+    """What a foreign exception means to the caller."""
+    if isinstance(exc, aiohttp.ClientConnectorError):
+        return Unreachable(
+            f"{where} cannot be reached ({exc.strerror or exc.os_error}); check that the server runs and "
+            "that upstream.url is right"
+        )
+    if isinstance(exc, aiohttp.ConnectionTimeoutError):
+        return Unreachable(
+            f"{where} did not accept a connection within timeouts.connect_seconds; check address and firewall"
+        )
+    return CallLost(f"{where} broke the connection ({type(exc).__name__}); the request may have had effects")
 
 
 class Endpoint:
@@ -244,9 +250,17 @@ class StreamableChannel(Channel):
     async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | None:
         """POST a request and read its reply until it is answered."""
         self.cursor = None
-        async with self._post(message, headers) as response:
-            self._note(response, headers)
-            return await self._read(response, receive)
+        endpoint = self._endpoint
+        try:
+            # Without the context managers of the other requests: this is the hot path.
+            response = await self._client.open("POST", endpoint.url, {**headers, **self._fixed}, message)
+            try:
+                self._note(response, headers)
+                return await self._read(response, receive)
+            finally:
+                response.release()
+        except FOREIGN as exc:
+            raise _mapped(exc, endpoint.where) from exc
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
@@ -286,7 +300,7 @@ class StreamableChannel(Channel):
         return None
 
     def _receive_body(self, body: bytes, receive: Receive) -> bool:
-        if body.lstrip()[:1] != b"[":
+        if body[:1] == b"{" or body.lstrip()[:1] != b"[":
             return receive(body)
         # 2025-03-26 allowed batches as a reply.
         answered = False

@@ -379,6 +379,24 @@ async def test_an_error_32042_is_a_round_of_urls_and_the_call_runs_again(
     assert len({seen.session for seen in upstream.of("tools/call")}) == 1
 
 
+async def test_a_reserved_session_that_is_lost_while_the_url_is_visited_is_replaced(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    upstream.once("tools/call", lambda turn: turn.error(-32042, "visit", {"elicitations": [URL]}))
+    asked = await client.call()
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(405)
+
+    upstream.once("GET", refuse)
+    upstream.side("s1").put_nowait(None)
+    await upstream.saw("GET", 2)
+    await eventually(lambda: not any("side stream" in name for name in stand.tasks()))
+    assert (await client.answer(asked, {"action": "accept"})).text == "done"
+    assert [seen.session for seen in upstream.of("tools/call")] == ["s1", "s2"]
+    await eventually(lambda: stand.sessions("busy") == 0)
+
+
 async def test_discover_needs_no_call(upstream: FakeUpstream, client: Client) -> None:
     upstream.instructions = "Be kind"
     result = (await client.post("server/discover")).result

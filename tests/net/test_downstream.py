@@ -270,6 +270,17 @@ async def test_a_slow_body_is_given_up(upstream: FakeUpstream, begin: Start) -> 
     assert upstream.seen == []
 
 
+async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(stand: Stand, client: Client) -> None:
+    headers, body = client.build("tools/call", {"name": "tool"})
+    async with wire(stand) as raw:
+        sent = headers | {"Content-Length": str(len(body)), "Expect": "100-continue"}
+        await raw.send(head(stand, sent, None))
+        assert await raw.line() == b"HTTP/1.1 100 Continue\r\n"
+        assert await raw.line() == b"\r\n"
+        await raw.send(body)
+        assert b" 200 " in await raw.line()
+
+
 @pytest.mark.parametrize("part", [b"", b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
 async def test_half_a_request_head_is_closed_by_the_deadline(begin: Start, part: bytes) -> None:
     stand = await begin(limits={"receive_seconds": 0.1})

@@ -210,9 +210,12 @@ class Stand:
     def held(self) -> int:
         return int(self.metric("mcp_gateway_held_calls"))
 
+    def tasks(self) -> list[str]:
+        """The names of all tasks that run."""
+        return [task.get_name() for task in self.gateway.tasks._running if not task.done()]
+
     def busy_tasks(self) -> list[str]:
-        names = [task.get_name() for task in self.gateway.tasks._running if not task.done()]
-        return [name for name in names if not name.startswith(BACKGROUND)]
+        return [name for name in self.tasks() if not name.startswith(BACKGROUND)]
 
 
 def configuration(upstream_url: str, **sections: Any) -> str:
