@@ -232,6 +232,8 @@ class Driver:
             for timer in self._armed - {Timer.LINGER}:
                 self._disarm(timer)
         self._bridge.alarms.idle.disarm(self)
+        # The call names its listener, this one: without the circle no collector has to find what a plain call leaves.
+        self._call = self._task = None
         if Timer.LINGER in self._armed:
             lot.keep(self)
         elif self._exchange.round:
