@@ -121,6 +121,14 @@ class Gateway:
         for driver in self.downstream.running | set(self.lot):
             driver.stop(error)
 
+    def refuse_reload(self) -> None:
+        """SIGHUP: ending the process, as it does unhandled, would lose every held call."""
+        self.metrics.config_reloaded(applied=False)
+        log.warning(
+            Event.CONFIG_REJECTED,
+            note="there is no reload in this version: the configuration stays as it is; restart to change it",
+        )
+
     async def close(self) -> None:
         """Close everything; replies that were just written still go out."""
         for bridge in self._bridges.values():
@@ -151,6 +159,7 @@ async def serve(config: Config) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, gateway.refuse_reload)
     await gateway.start()
     _calm_collector()
     _ = await stop.wait()

@@ -24,6 +24,7 @@ from gateway.errors import (
     Stopping,
     TooLarge,
     UnsupportedVersion,
+    UpstreamError,
 )
 from gateway.net import catalog, listen
 from gateway.net.driver import Bridge, Driver
@@ -257,6 +258,8 @@ class Downstream:
             log.info(Event.STATE_REJECTED, reason=error.reason)
         elif isinstance(error, DownstreamError):
             self._metrics.downstream_rejected(error.rejection)
+        elif isinstance(error, UpstreamError):
+            log.warning(Event.UPSTREAM_FAILED, reason=error.reason, cause=error.message)
         last = Last.of_error(error, id_)
         return _json(last.body, last.status, dict(last.headers))
 

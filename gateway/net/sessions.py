@@ -181,6 +181,9 @@ class Session:
         except SessionLost:
             self.lost = True
             self._metrics.session_lost(self._route)
+            log.info(
+                Event.SESSION_LOST, route=self._route, note="the upstream does not know it any more; was it restarted?"
+            )
             raise
         except CallLost:
             self.lost = True  # the call may still run there: no DELETE

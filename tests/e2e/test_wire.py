@@ -661,6 +661,9 @@ async def test_an_upstream_that_is_down_is_named(server: OldServer) -> None:
             assert dead in answer.error["message"]
             assert "check" in answer.error["message"]
             assert answer.error["data"]["reason"] == "upstream_unreachable"
+        causes = [line["cause"] for line in gw.log() if "cause" in line]
+        assert len(causes) == 3, "the operator hears of each"
+        assert all(dead in cause for cause in causes)
 
 
 async def test_the_next_call_after_a_restart_works_and_runs_once() -> None:
@@ -813,6 +816,19 @@ async def test_a_call_in_flight_at_sigterm_gets_its_result(server: OldServer) ->
         s.gw.terminate()
         assert (await call).text == "slept 0.6"
         assert await s.gw.exited() == 0
+
+
+async def test_a_reload_that_is_not_built_yet_ends_nothing(server: OldServer) -> None:
+    async with setup(server=server) as s:
+        state = (await s.park()).state
+        assert s.gw.process is not None
+        s.gw.process.send_signal(signal.SIGHUP)
+
+        async def logged() -> bool:
+            return bool(s.gw.log("config.rejected"))
+
+        await s.gw.until(logged, "the log says that there is no reload")
+        assert (await s.wire.call("ask", state=state, answers=ANSWERS)).text == NAMED
 
 
 async def test_a_gateway_killed_while_a_call_is_parked_loses_it_honestly(server: OldServer) -> None:
