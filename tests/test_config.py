@@ -132,10 +132,6 @@ REFUSED = [
     ),
     ("admin: 0.0.0.0:8080\n", "admin: 0.0.0.0:8080 is taken by listen (127.0.0.1:8080); choose another port"),
     (
-        "state: {ttl_seconds: 60}\n",
-        "hold.ttl_seconds: 600 is longer than state.ttl_seconds (60), when nobody can come back; lower it",
-    ),
-    (
         "principal: {header: x-user}\n",
         "principal.header: is only read with principal.source: header; set that, or remove it",
     ),

@@ -14,7 +14,7 @@ from gateway.config.keys import decode_key
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 SomeSeconds = Annotated[float, Meta(ge=0.001, le=86_400)]
 Count = Annotated[int, Meta(ge=1, le=10_000_000)]
-Bytes = Annotated[int, Meta(ge=1024, le=1_073_741_824)]
+Bytes = Annotated[int, Meta(ge=1, le=1_073_741_824)]
 
 Address = Annotated[str, Meta(extra={"form": "address"})]
 Header = Annotated[str, Meta(extra={"form": "header"})]
@@ -83,7 +83,10 @@ class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Calls that wait between two rounds."""
 
-    ttl_seconds: Annotated[SomeSeconds, Meta(description="How long a parked call waits for its next round.")] = 600.0
+    ttl_seconds: Annotated[
+        SomeSeconds,
+        Meta(description="How long a parked call waits for its next round; state.ttl_seconds ends the wait too."),
+    ] = 600.0
     max_calls: Annotated[Count, Meta(description="Parked calls of this replica, in all.")] = 10_000
     max_calls_per_principal: Annotated[Count, Meta(description="Parked calls of one principal.")] = 1_000
     quiet_seconds: Annotated[

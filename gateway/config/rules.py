@@ -17,7 +17,6 @@ def broken_rules(config: Config) -> Iterator[Problem]:
     yield from _keys(config.state)
     yield from _replica(config)
     yield from _addresses(config)
-    yield from _lifetimes(config)
     yield from _principal(config)
     yield from _routes(config.routes)
     yield from _not_yet(config)
@@ -62,15 +61,6 @@ def _addresses(config: Config) -> Iterator[Problem]:
 def _collide(one: str, other: str) -> bool:
     (host, port), (other_host, other_port) = split_address(one), split_address(other)
     return port == other_port != 0 and (host == other_host or bool({host, other_host} & _WILDCARDS))
-
-
-def _lifetimes(config: Config) -> Iterator[Problem]:
-    hold, state = config.hold.ttl_seconds, config.state.ttl_seconds
-    if hold > state:
-        yield Problem(
-            "hold.ttl_seconds",
-            f"{hold:g} is longer than state.ttl_seconds ({state:g}), when nobody can come back; lower it",
-        )
 
 
 def _principal(config: Config) -> Iterator[Problem]:

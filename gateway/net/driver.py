@@ -39,6 +39,11 @@ _HELD: Final = (State.PARKED, State.REFERRED)
 _LEG_TIMERS: Final = frozenset({Timer.QUIET, Timer.LEG, Timer.GRACE})
 
 
+def wait_seconds(config: Config) -> float:
+    """How long a client may take between two rounds: a call whose state no longer opens is not held either."""
+    return min(config.hold.ttl_seconds, config.state.ttl_seconds)
+
+
 class Alarms:
     """The deadlines that all exchanges of a process share; QUIET and GRACE are short and have timers of their own."""
 
@@ -48,7 +53,7 @@ class Alarms:
         self.silence = Alarm(config.timeouts.keepalive_seconds, tasks, "keep-alive")
         self.shared = {
             Timer.LEG: Alarm(legs.limit_seconds, tasks, Timer.LEG),
-            Timer.TTL: Alarm(hold.ttl_seconds, tasks, Timer.TTL),
+            Timer.TTL: Alarm(wait_seconds(config), tasks, Timer.TTL),
             Timer.LINGER: Alarm(hold.linger_seconds, tasks, Timer.LINGER),
         }
 
@@ -340,7 +345,7 @@ class Driver:
         now = time.time()
         envelope = Envelope(
             issued=now,
-            expires=now + min(bridge.config.state.ttl_seconds, bridge.config.hold.ttl_seconds),
+            expires=now + wait_seconds(bridge.config),
             binding=self._binding,
             exchange=self.id,
             round=ask.round,

@@ -211,8 +211,11 @@ async def test_an_old_round_is_refused_unless_it_repeats_its_own_answers(
 # -- a client that does not come back ---------------------------------------------------------------------------------
 
 
-async def test_an_abandoned_call_is_settled_cancelled_and_freed(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin(hold={"ttl_seconds": 0.2})
+@pytest.mark.parametrize("section", ["hold", "state"])
+async def test_an_abandoned_call_is_settled_cancelled_and_freed(
+    upstream: FakeUpstream, begin: Start, section: str
+) -> None:
+    stand = await begin(**{section: {"ttl_seconds": 0.2}})
     client = stand.client()
     ended = asyncio.Event()
 
