@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parts.launch import PARTS
+
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "gateway", "demo"]
 DUPLICATE = "Bug #4522 resolved as Duplicate of Bug #4301. State set to Resolved and duplicate link created."
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.real
 def parts() -> dict[str, str]:
     """Take the interpreters from the environment, or those that scripts/parts has built."""
     named = {
-        variable: os.environ.get(variable, str(ROOT / ".parts" / folder / "bin" / "python"))
+        variable: os.environ.get(variable, str(PARTS / folder / "bin" / "python"))
         for variable, folder in (("MRTR_DEMO_OLD_PYTHON", "py130"), ("MRTR_DEMO_MODERN_PYTHON", "modern"))
     }
     for variable, python in named.items():
