@@ -17,8 +17,8 @@ from gateway.net.admin import Admin
 from gateway.net.downstream import Downstream
 from gateway.net.driver import Alarms, Bridge, Driver
 from gateway.net.parking import Lot
+from gateway.net.pool import Pool
 from gateway.net.server import Listener
-from gateway.net.sessions import Pool
 from gateway.net.streamable import Client, Endpoint, StreamableChannel
 from gateway.net.tasks import Tasks
 from gateway.seal.envelope import Sealer

@@ -9,7 +9,8 @@ from msgspec import Raw
 from gateway.core import jsonrpc, mcp, toolparams
 from gateway.core.request import HeaderValues, Request
 from gateway.errors import SessionLost
-from gateway.net.sessions import Group, Pool, PoolKey, Session
+from gateway.net.pool import Group, Pool
+from gateway.net.sessions import PoolKey, Session
 from gateway.net.upstream import Headers
 
 _MAX_PAGES = 50

@@ -24,7 +24,8 @@ from gateway.net.alarms import Alarm
 from gateway.net.listen import Subscription
 from gateway.net.outbox import Last, Outbox
 from gateway.net.parking import Lot
-from gateway.net.sessions import Call, Pool, PoolKey, Session
+from gateway.net.pool import Pool
+from gateway.net.sessions import Call, PoolKey, Session
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Headers
 from gateway.seal.envelope import Binding, Envelope, Sealer, bind, digest_answers

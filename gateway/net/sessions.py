@@ -1,28 +1,23 @@
-"""Legacy sessions: opened, used by one call at a time, pooled, quarantined, closed.
+"""One session of a legacy server: its handshake, the one call in flight, and what the server says meanwhile.
 
-Rule 1: one call in flight per session. Half of the real servers send nested requests on the session's side stream
-with nothing that names their call; exclusivity is what gives each of them an owner. Rule 2: sessions are pooled by
-everything that shaped them (principal, client, declared capabilities, configured headers). Rule 3: a session whose
-call is still pending is never ended with DELETE (it kills some servers): it is quarantined until its call ends.
+Rule: one call in flight per session. Half of the real servers send nested requests on the session's side stream with
+nothing that names their call; exclusivity is what gives each of them an owner.
 """
 
 import asyncio
 import itertools
 import secrets
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import msgspec
 from msgspec import Raw
 
-from gateway.config import Config, Route
 from gateway.core import events as on
 from gateway.core import inputs, jsonrpc, mcp, negotiate
-from gateway.core.negotiate import Handshake
-from gateway.core.toolparams import Mirrored  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.errors import Busy, CallLost, CannotAsk, GatewayError, Refused, SessionLost, Unreachable
+from gateway.core.negotiate import Handshake  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.errors import CallLost, CannotAsk, GatewayError, SessionLost
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers
 from gateway.telemetry import Event, Metrics, NestedOutcome, SessionState, get_logger
@@ -31,10 +26,6 @@ log = get_logger()
 
 _PROCESS: Final = secrets.token_hex(6).encode()
 _CALL_NUMBERS: Final = itertools.count(1)
-_ACCEPTED_SECONDS: Final = 60.0
-"""How long a credential counts as checked for what is answered from memory."""
-_CREDENTIALS_KEPT: Final = 64
-_SWEEP_SECONDS: Final = 1.0
 
 
 class PoolKey(msgspec.Struct, frozen=True):
@@ -375,299 +366,3 @@ def _cannot_ask(route: str) -> CannotAsk:
         f"The upstream of route {route} gives no Mcp-Session-Id (stateless mode): it asked the user, but an answer "
         "can never reach it. Run the server with sessions"
     )
-
-
-class Group:
-    """The sessions of one pool key, and what they taught."""
-
-    def __init__(self) -> None:
-        self.idle: deque[Session] = deque()
-        self.waiting: deque[asyncio.Future[Session | None]] = deque()
-        self.count = 0
-        self.shaken: Handshake | None = None
-        self.mirrored: dict[str, tuple[Mirrored, ...]] | None = None
-        """`x-mcp-header` parameters by tool, as the last complete tools/list said; None when unknown."""
-        self.used = time.monotonic()
-        self._accepted: OrderedDict[str | None, float] = OrderedDict()
-
-    def accept(self, headers: Headers) -> None:
-        """The upstream has just served a request with this credential."""
-        credential = headers.get("Authorization")
-        self._accepted.pop(credential, None)
-        self._accepted[credential] = time.monotonic()
-        if len(self._accepted) > _CREDENTIALS_KEPT:
-            _ = self._accepted.popitem(last=False)
-
-    def accepts(self, headers: Headers) -> bool:
-        """Whether the upstream served this credential a short while ago."""
-        accepted = self._accepted.get(headers.get("Authorization"))
-        return accepted is not None and time.monotonic() - accepted < _ACCEPTED_SECONDS
-
-
-class Pool:
-    """All sessions of one route."""
-
-    def __init__(
-        self,
-        config: Config,
-        route: Route,
-        connect: Callable[[], Channel],
-        metrics: Metrics,
-        tasks: Tasks,
-    ) -> None:
-        self.route = route
-        self._config = config
-        self._connect = connect
-        self._metrics = metrics
-        self._tasks = tasks
-        self._groups: dict[PoolKey, Group] = {}
-        self._principals: dict[bytes, int] = {}
-        self._count = 0
-        self._closed = False
-        tasks.spawn(self._sweep(), f"session sweeper of {route.path}")
-
-    @property
-    def handshake_seconds(self) -> float:
-        """The deadline of everything the gateway asks on its own account."""
-        return self._config.timeouts.handshake_seconds
-
-    def forget_idle(self, key: PoolKey) -> None:
-        """The upstream forgot one session of this key (it was restarted): the idle ones are as good as lost."""
-        group = self.group(key)
-        while group.idle:
-            self._drop(group.idle.popleft(), end=False)
-
-    def group(self, key: PoolKey) -> Group:
-        """The group of a key; made when it is new."""
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = Group()
-        group.used = time.monotonic()
-        return group
-
-    async def authorise(self, key: PoolKey, headers: Headers) -> None:
-        """Have the upstream see this credential, unless it just has; raises Refused.
-
-        A principal is read from a token whose signature nobody here checks. What the gateway answers from memory (a
-        handshake, a kept result, a change on somebody's session) must not go out on a forged one.
-        """
-        if "Authorization" not in headers or self.group(key).accepts(headers):
-            return
-        session = await self.acquire(key, headers)
-        clean = False
-        try:
-            if not self.group(key).accepts(headers):
-                _ = await session.ask(mcp.PING, {}, headers, self.handshake_seconds)
-            clean = True
-        except Refused:
-            clean = True  # it was not taken: the session is as it was
-            raise
-        finally:
-            self.release(session, clean=clean)
-
-    async def handshake(self, key: PoolKey, headers: Headers) -> Handshake:
-        """What the upstream says of itself to this principal; opens a session only when it is not known yet."""
-        group = self.group(key)
-        if group.shaken is None:
-            session = await self.acquire(key, headers)
-            self.release(session, clean=True)
-            return session.shaken
-        return group.shaken
-
-    async def acquire(self, key: PoolKey, headers: Headers) -> Session:
-        """A session for exclusive use: an idle one, a new one, or the next that comes free.
-
-        Raises Busy when none came free in `timeouts.session_wait_seconds`, and what opening one raises.
-        """
-        group = self.group(key)
-        deadline = 0.0
-        while True:
-            session = self._idle(group)
-            if session is not None:
-                return session
-            if self._has_room(key):
-                return await self._open(key, group, headers)
-            deadline = deadline or time.monotonic() + self._config.timeouts.session_wait_seconds
-            session = await self._wait(group, deadline - time.monotonic())
-            if session is not None:
-                return session
-
-    def take(self, key: PoolKey) -> Session | None:
-        """An idle session, if there is one and nobody waits for it."""
-        return self._idle(self.group(key))
-
-    def _idle(self, group: Group) -> Session | None:
-        while group.idle:
-            session = group.idle.pop()
-            if not session.lost:
-                session.move(SessionState.BUSY)
-                return session
-            self._drop(session, end=False)
-        return None
-
-    def _has_room(self, key: PoolKey) -> bool:
-        limits = self._config.sessions
-        if self._principals.get(key.principal, 0) >= limits.max_per_principal:
-            return self._evict_idle(key.principal)
-        return self._count < limits.max or self._evict_idle()
-
-    def _evict_idle(self, principal: bytes | None = None) -> bool:
-        """Close the session that has been idle longest, this principal's or anybody's; whether there was one."""
-        candidates = [
-            group.idle[0]
-            for key, group in self._groups.items()
-            if group.idle and (principal is None or key.principal == principal)
-        ]
-        if not candidates:
-            return False
-        oldest = min(candidates, key=lambda session: session.idle_since)
-        self._groups[oldest.key].idle.popleft()
-        self._drop(oldest, end=True)
-        return True
-
-    async def _wait(self, group: Group, seconds: float) -> Session | None:
-        """Wait for a session to be handed over, or (None) for room; raises Busy."""
-        future: asyncio.Future[Session | None] = asyncio.get_running_loop().create_future()
-        group.waiting.append(future)
-        try:
-            # `wait` does not cancel the future, so a session handed over in the same moment is never lost.
-            _ = await asyncio.wait((future,), timeout=max(seconds, 0))
-        except asyncio.CancelledError:
-            if future.done() and (session := future.result()) is not None:
-                self.release(session, clean=True)
-            elif future.done():
-                self._wake()  # the room is somebody else's now
-            raise
-        finally:
-            if not future.done():
-                group.waiting.remove(future)
-        if future.done():
-            return future.result()
-        raise Busy(
-            f"No session to the upstream of route {self.route.path} came free in timeouts.session_wait_seconds; "
-            "raise sessions.max or sessions.max_per_principal, or call later",
-            status=503,
-        )
-
-    async def _open(self, key: PoolKey, group: Group, headers: Headers) -> Session:
-        session = Session(key, self._connect(), self.route.path, self._metrics, self._tasks, group.accept)
-        self._enter(session, group)
-        try:
-            async with asyncio.timeout(self._config.timeouts.handshake_seconds):
-                await session.open(headers)
-        except BaseException as exc:
-            self._drop(session, end=session.channel.session_id is not None)
-            explained = self._explain(exc)
-            if explained is exc:
-                raise
-            raise explained from exc
-        session.on_change = self._changed(group)
-        group.shaken = session.shaken
-        return session
-
-    def _explain(self, exc: BaseException) -> BaseException:
-        upstream = self.route.upstream.url
-        if isinstance(exc, TimeoutError):
-            return Unreachable(
-                f"The upstream {upstream} of route {self.route.path} did not finish its handshake in "
-                f"{self._config.timeouts.handshake_seconds:g} s (timeouts.handshake_seconds); check that it is an "
-                "MCP server"
-            )
-        if isinstance(exc, CallLost):
-            return Unreachable(exc.message.partition(";")[0])
-        if isinstance(exc, ValueError | RecursionError):
-            return Unreachable(f"The upstream {upstream} of route {self.route.path} is no MCP server: {exc}")
-        return exc
-
-    def _changed(self, group: Group) -> Callable[[str, bytes], None]:
-        def forget(method: str, _: bytes) -> None:
-            if method == mcp.TOOLS_CHANGED:
-                group.mirrored = None
-
-        return forget
-
-    def _enter(self, session: Session, group: Group) -> None:
-        group.count += 1
-        self._count += 1
-        self._principals[session.key.principal] = self._principals.get(session.key.principal, 0) + 1
-        session.move(SessionState.BUSY)
-
-    def release(self, session: Session, *, clean: bool) -> None:
-        """Take a session back: into the pool after a clean end, into quarantine under a pending call, else away."""
-        if session.pending:
-            session.move(SessionState.QUARANTINED)
-            self._tasks.spawn(self._quarantine(session), "quarantine")
-        elif not clean or session.lost or self._closed or self._config.sessions.idle_seconds == 0:
-            self._drop(session, end=not session.lost)
-        else:
-            self._give_back(session)
-
-    def _give_back(self, session: Session) -> None:
-        group = self._groups[session.key]
-        group.used = time.monotonic()
-        while group.waiting:
-            future = group.waiting.popleft()
-            if not future.done():
-                future.set_result(session)
-                return
-        session.move(SessionState.IDLE)
-        session.idle_since = time.monotonic()
-        group.idle.append(session)
-        self._wake()
-
-    async def _quarantine(self, session: Session) -> None:
-        """Wait for the end of a call that was given up; only then may its session be ended."""
-        await session.settled(self._config.sessions.quarantine_seconds)
-        self._drop(session, end=not session.pending and not session.lost)
-        session.abandon()
-
-    def _drop(self, session: Session, *, end: bool) -> None:
-        """Forget a session; `end` tells the upstream."""
-        if session.state is None:
-            return
-        session.move(None)
-        group = self._groups[session.key]
-        group.count -= 1
-        self._count -= 1
-        left = self._principals[session.key.principal] - 1
-        if left:
-            self._principals[session.key.principal] = left
-        else:
-            del self._principals[session.key.principal]
-        self._tasks.spawn(session.channel.close(end_session=end), "close session")
-        self._wake()
-
-    def _wake(self) -> None:
-        """There may be room for somebody who waits: let the first one who could use it try again."""
-        for key, group in self._groups.items():
-            while group.waiting and self._may_open(key.principal):
-                future = group.waiting.popleft()
-                if not future.done():
-                    future.set_result(None)
-                    return
-
-    def _may_open(self, principal: bytes) -> bool:
-        """Whether a principal's own cap leaves it room, or a session of its own that may make room."""
-        if self._principals.get(principal, 0) < self._config.sessions.max_per_principal:
-            return True
-        return any(group.idle for key, group in self._groups.items() if key.principal == principal)
-
-    async def _sweep(self) -> None:
-        """Close sessions that nobody used for `sessions.idle_seconds`, and forget empty groups."""
-        idle_seconds = self._config.sessions.idle_seconds
-        while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
-            now = time.monotonic()
-            for key, group in list(self._groups.items()):
-                while group.idle and (group.idle[0].lost or now - group.idle[0].idle_since > idle_seconds):
-                    session = group.idle.popleft()
-                    self._drop(session, end=not session.lost)
-                if not group.count and not group.waiting and now - group.used > idle_seconds:
-                    del self._groups[key]
-
-    async def close(self) -> None:
-        """End all idle sessions; those in use end with their calls."""
-        self._closed = True
-        for group in self._groups.values():
-            while group.idle:
-                self._drop(group.idle.popleft(), end=True)

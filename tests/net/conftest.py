@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.net import app, sessions, streamable
+from gateway.net import app, pool, streamable
 from gateway.telemetry import SessionState
 from tests.net import workbench
 from tests.net.fake_upstream import FakeUpstream
@@ -19,7 +19,7 @@ Start = Callable[..., Awaitable[Stand]]
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no configuration shortens."""
-    monkeypatch.setattr(sessions, "_SWEEP_SECONDS", 0.02)
+    monkeypatch.setattr(pool, "_SWEEP_SECONDS", 0.02)
     monkeypatch.setattr(streamable, "_DRAIN_SECONDS", 0.1)
     monkeypatch.setattr(streamable, "_SIDE_HEAD_SECONDS", 0.1)
     monkeypatch.setattr(streamable, "_REOPEN_SECONDS", (0.0, 0.01, 0.01, 0.01))

@@ -9,7 +9,8 @@ from msgspec import Raw
 from gateway.config import parse
 from gateway.core import mcp
 from gateway.errors import Busy
-from gateway.net.sessions import Pool, PoolKey, Session
+from gateway.net.pool import Pool
+from gateway.net.sessions import PoolKey, Session
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers, Receive
 from gateway.telemetry import Metrics
