@@ -99,22 +99,21 @@ class Downstream:
         if http.content_length is not None and http.content_length > limit:
             raise _too_large(limit)
         if http.headers.get("Expect", "").lower() == "100-continue":
-            await http.writer.write(
-                b"HTTP/1.1 100 Continue\r\n\r\n"
-            )  # the low-level server leaves this to its handler
+            # aiohttp's low-level server leaves this to its handler.
+            await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             http.writer.output_size = 0
-        body = b""
+        received = bytearray()
         try:
             async with asyncio.timeout(self._config.limits.receive_seconds):
                 while chunk := await http.content.readany():
-                    body = body + chunk if body else chunk
-                    if len(body) > limit:
+                    received += chunk
+                    if len(received) > limit:
                         raise _too_large(limit)
         except TimeoutError as exc:
             raise InvalidRequest("The body did not arrive within limits.receive_seconds") from exc
         except web.RequestPayloadError as exc:
             raise InvalidRequest(f"The body is damaged: {exc}") from exc
-        return body
+        return bytes(received)
 
     async def _serve(self, http: web.BaseRequest, bridge: Bridge, posted: modern.Posted) -> web.StreamResponse:
         versions = http.headers.getall(mcp.PROTOCOL_VERSION, ())
