@@ -3,6 +3,7 @@
 Sources: specification 2026-07-28 basic/patterns/mrtr, client/elicitation, client/sampling, client/roots; SEP-2260.
 """
 
+import hashlib
 from collections.abc import Container
 from typing import Any, Final, Literal
 
@@ -36,13 +37,39 @@ class Question(msgspec.Struct, frozen=True):
     """One nested request, ready to be asked.
 
     `upstream_id` is the JSON-RPC id to answer with, as its own JSON; None where no request waits for the answer
-    (a url elicitation that came as error -32042). `params` is the modern params object.
+    (a url elicitation that came as error -32042). `params` is the modern params object; None where another replica
+    asked it and only its digest travelled. `digest` is `question_digest`'s, where it is known already.
     """
 
     key: str
     method: str
-    params: Raw
+    params: Raw | None
     upstream_id: Raw | None
+    digest: bytes | None = None
+
+
+class Recorded(msgspec.Struct, frozen=True, array_like=True):
+    """One answer as it went upstream: what it answered (`question_digest`), in which round, and its JSON.
+
+    The same question of a later run of the call gets the same answer. Ids differ from run to run, params do not.
+    """
+
+    key: str
+    digest: bytes
+    round: int
+    answer: bytes
+
+
+def question_digest(question: Question) -> bytes:
+    """Names what is asked: method and canonical params."""
+    if question.digest is not None:
+        return question.digest
+    assert question.params is not None, "a question has its params or its digest"
+    try:
+        named = jsonrpc.canonical({"method": question.method, "params": jsonrpc.decode(question.params)})
+    except (ValueError, RecursionError):
+        named = b"%b %b" % (question.method.encode(), bytes(question.params))
+    return hashlib.sha256(named).digest()[:16]
 
 
 class Malformed(ValueError):
@@ -208,7 +235,7 @@ def withdrawn(question: Question) -> tuple[Raw | None, jsonrpc.Error | None]:
 def input_requests(questions: dict[str, Question]) -> bytes:
     """The `inputRequests` map."""
     return jsonrpc.merge(
-        (key, b'{"method":%b,"params":%b}' % (jsonrpc.encode(question.method), bytes(question.params)))
+        (key, b'{"method":%b,"params":%b}' % (jsonrpc.encode(question.method), bytes(question.params or b"{}")))
         for key, question in questions.items()
     )
 

@@ -7,16 +7,19 @@ Requirements 4 and 5), SEP-1685.
 
 import hashlib
 import hmac
+import zlib
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from gateway.core import jsonrpc
+from gateway.core.inputs import Recorded
 from gateway.core.request import Request
 from gateway.errors import InvalidParams, InvalidState
 from gateway.seal.keyring import Keyring
 
-VERSION: Final = 1
+VERSION: Final = 2
 SKEW_SECONDS: Final = 60.0
 """How far the clocks of two replicas may differ."""
 
@@ -31,12 +34,35 @@ class Binding(msgspec.Struct, frozen=True, array_like=True):
     principal: bytes
 
 
+class Open(msgspec.Struct, frozen=True, array_like=True):
+    """One question that is with the client; `params` give way where the state would be too large."""
+
+    key: str
+    method: str
+    upstream_id: bytes | None
+    digest: bytes
+    params: bytes | None = None
+
+
+class Upstream(msgspec.Struct, frozen=True, array_like=True):
+    """What another replica needs to pick the call up: the upstream's session, the call's id, the last event id.
+
+    `call` and `server_info` are JSON, `version` is the negotiated one.
+    """
+
+    session: str
+    version: str
+    call: bytes
+    server_info: bytes
+    cursor: str | None
+
+
 class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The content of one `requestState`; times are seconds since the epoch.
 
-    `owner` is the replica that holds the call and `epoch` names its process, so that a restarted one is recognised.
-    `pending` maps the keys of this round to the JSON of the upstream's request ids; `cursor` is the last event id of
-    the call's stream, if it had any.
+    `owner` is the replica that holds the call ("" where nobody does) and `epoch` names its process, so that a
+    restarted one is recognised. `state` is that of the exchange. `record` is what `pack_record` made of the answers
+    so far; None when they did not fit, and then the call can never be run again.
     """
 
     version: int = VERSION
@@ -47,10 +73,31 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     round: int
     owner: str
     epoch: str
-    session: str | None = None
-    call: str | None = None
-    pending: dict[str, bytes] = {}
-    cursor: str | None = None
+    state: str
+    sheds: int = 0
+    open: tuple[Open, ...] = ()
+    upstream: Upstream | None = None
+    record: bytes | None = None
+
+
+_RECORD: Final = msgspec.msgpack.Decoder(tuple[Recorded, ...])
+_MAX_RECORD_BYTES: Final = 4_194_304
+
+
+def pack_record(record: Sequence[Recorded]) -> bytes:
+    """Answers in small: compressed apart from everything else, so that the length of a state tells only of them."""
+    return zlib.compress(msgspec.msgpack.encode(record), 9) if record else b""
+
+
+def unpack_record(packed: bytes) -> tuple[Recorded, ...]:
+    """The answers of `pack_record`; raises InvalidState when it is none."""
+    if not packed:
+        return ()
+    inflater = zlib.decompressobj()
+    try:
+        return _RECORD.decode(inflater.decompress(packed, _MAX_RECORD_BYTES))
+    except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise InvalidState("version") from exc
 
 
 def bind(route: str, request: Request, principal: bytes) -> Binding:
@@ -82,9 +129,15 @@ class Sealer:
 
     def __init__(self, keyring: Keyring, max_bytes: int) -> None:
         self.keyring = keyring
-        self._max = max_bytes
+        self._max = self._most = max_bytes
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(Envelope).decode
+
+    def change(self, keyring: Keyring, max_bytes: int) -> None:
+        """Seal with other keys and another size from now on; a state that went out before is not too large to open."""
+        self.keyring = keyring
+        self._max = max_bytes
+        self._most = max(self._most, max_bytes)
 
     def seal(self, envelope: Envelope) -> str:
         """The state; raises ValueError when it would pass `limits.state_bytes`."""
@@ -95,11 +148,11 @@ class Sealer:
 
     def open(self, state: str, binding: Binding, now: float) -> Envelope:
         """The envelope of `state`, if it is ours, in time and of this very request; raises InvalidState."""
-        if len(state) > self._max:
+        if len(state) > self._most:
             raise InvalidState("too_large")
         try:
             envelope = self._decode(self.keyring.open(state))
-        except msgspec.MsgspecError as exc:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
             raise InvalidState("version") from exc
         if envelope.version != VERSION:
             raise InvalidState("version")

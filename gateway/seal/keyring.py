@@ -59,14 +59,20 @@ class Keyring:
 
     def seal(self, plaintext: bytes) -> str:
         """The token that carries `plaintext`."""
-        if self._left == 0:
-            self._renew()
-        self._left -= 1
-        self.sealed += 1
-        nonce = os.urandom(_NONCE_BYTES)
-        ciphertext = self._sealer.encrypt(nonce, plaintext, self._head)
-        body = base64.urlsafe_b64encode(self._salt + nonce + ciphertext).rstrip(b"=")
+        body = base64.urlsafe_b64encode(self._encrypt(plaintext, self._head)).rstrip(b"=")
         return (self._head + body).decode()
+
+    def seal_bytes(self, plaintext: bytes, bound: bytes) -> bytes:
+        """As `seal`, for what is no text: `bound` must be known, and equal, where it is opened."""
+        key_id = self._first.encode()
+        return key_id + self._encrypt(plaintext, key_id + bound)
+
+    def open_bytes(self, sealed: bytes, bound: bytes) -> bytes:
+        """The plaintext of `seal_bytes`; raises InvalidState."""
+        key_id, rest = sealed[:_KEY_ID_CHARACTERS], sealed[_KEY_ID_CHARACTERS:]
+        if len(rest) < _SALT_BYTES + _NONCE_BYTES + _TAG_BYTES:
+            raise InvalidState("malformed")
+        return self._decrypt(key_id.decode("ascii", "replace"), rest, key_id + bound)
 
     def open(self, token: str) -> bytes:
         """The plaintext; raises InvalidState, whose reason only metrics and logs may see."""
@@ -76,12 +82,23 @@ class Keyring:
             raise InvalidState("malformed")
         if key_id not in self._keys:
             raise InvalidState("unknown_key")
-        sealed = _decode(body)
+        return self._decrypt(key_id, _decode(body), f"{PREFIX}.{key_id}.".encode())
+
+    def _encrypt(self, plaintext: bytes, bound: bytes) -> bytes:
+        """Salt, nonce and ciphertext."""
+        if self._left == 0:
+            self._renew()
+        self._left -= 1
+        self.sealed += 1
+        nonce = os.urandom(_NONCE_BYTES)
+        return self._salt + nonce + self._sealer.encrypt(nonce, plaintext, bound)
+
+    def _decrypt(self, key_id: str, sealed: bytes, bound: bytes) -> bytes:
+        if key_id not in self._keys:
+            raise InvalidState("unknown_key")
         salt, nonce = sealed[:_SALT_BYTES], sealed[_SALT_BYTES : _SALT_BYTES + _NONCE_BYTES]
         try:
-            return self._subkey(key_id, salt).decrypt(
-                nonce, sealed[_SALT_BYTES + _NONCE_BYTES :], f"{PREFIX}.{key_id}.".encode()
-            )
+            return self._subkey(key_id, salt).decrypt(nonce, sealed[_SALT_BYTES + _NONCE_BYTES :], bound)
         except InvalidTag as exc:
             raise InvalidState("forged") from exc
 

@@ -3,6 +3,7 @@
 import base64
 import hmac
 import json
+import zlib
 from typing import Any
 
 import msgspec
@@ -12,10 +13,24 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.core.inputs import Capabilities
+from gateway.core.exchange import MAX_RECORD_BYTES
+from gateway.core.inputs import Capabilities, Recorded
 from gateway.core.request import Request
 from gateway.errors import InvalidParams, InvalidState
-from gateway.seal.envelope import SKEW_SECONDS, Binding, Envelope, Sealer, bind, digest_answers
+from gateway.seal import envelope as envelopes
+from gateway.seal.envelope import (
+    SKEW_SECONDS,
+    VERSION,
+    Binding,
+    Envelope,
+    Open,
+    Sealer,
+    Upstream,
+    bind,
+    digest_answers,
+    pack_record,
+    unpack_record,
+)
 from gateway.seal.keyring import Keyring
 from gateway.telemetry import StateReason
 
@@ -43,8 +58,19 @@ def request(arguments: str = '{"a":1}', method: str = "tools/call", target: str 
 
 
 BINDING = bind("/mcp", request(), PRINCIPAL)
+QUESTION = Open("k", "elicitation/create", b"0", b"d" * 16, b'{"message":"Name?"}')
+WHERE = Upstream("s", "2025-11-25", b'"c"', b'{"name":"old"}', "9")
+RECORD = (Recorded("k", b"d" * 16, 0, b'{"action":"accept"}'), Recorded("l", b"e" * 16, 1, b"{}"))
 ENVELOPE = Envelope(
-    issued=NOW, expires=NOW + 600, binding=BINDING, exchange="e", round=1, owner="gw-1", epoch="x", pending={"k": b"0"}
+    issued=NOW,
+    expires=NOW + 600,
+    binding=BINDING,
+    exchange="e",
+    round=1,
+    owner="gw-1",
+    epoch="x",
+    state="parked",
+    open=(QUESTION,),
 )
 
 
@@ -65,8 +91,13 @@ def reason(state: str, binding: Binding = BINDING, now: float = NOW, by: Sealer 
 
 
 def test_an_envelope_comes_back_whole() -> None:
-    full = replace(ENVELOPE, session="s", call='"c"', cursor="9")
+    wordless = replace(QUESTION, key="l", params=None, upstream_id=None)
+    full = replace(ENVELOPE, sheds=3, open=(QUESTION, wordless), upstream=WHERE, record=pack_record(RECORD))
     assert sealer().open(sealer().seal(full), BINDING, NOW) == full
+    assert unpack_record(full.record or b"") == RECORD
+    for part in (replace(WHERE, cursor=None), None):
+        less = replace(full, upstream=part, record=b"", open=())
+        assert sealer().open(sealer().seal(less), BINDING, NOW) == less
     assert sealer().open(sealer().seal(ENVELOPE), BINDING, NOW) == ENVELOPE
 
 
@@ -129,7 +160,25 @@ def test_the_skew_is_a_minute() -> None:
 
 
 def test_another_version_or_shape_is_refused() -> None:
-    assert reason(sealer().seal(replace(ENVELOPE, version=2))) == "version"
+    assert VERSION == 2
+    for version in (0, 1, VERSION + 1):
+        assert reason(sealer().seal(replace(ENVELOPE, version=version))) == "version"
+    # What the version before this one sealed.
+    first = [
+        1,
+        NOW,
+        NOW + 600,
+        list(msgspec.structs.astuple(BINDING)),
+        "e",
+        1,
+        "gw-1",
+        "x",
+        {"k": b"0"},
+        None,
+        None,
+        None,
+    ]
+    assert reason(Keyring((KEY,), "state").seal(msgspec.msgpack.encode(first))) == "version"
     for content in (b"", b"\xc1", b"{}", msgspec.msgpack.encode([1]), msgspec.msgpack.encode({"a": 1})):
         assert reason(Keyring((KEY,), "state").seal(content)) == "version"
 
@@ -150,15 +199,100 @@ def test_an_oversized_state_is_refused_before_it_is_decoded(monkeypatch: pytest.
 
 def test_sealing_past_the_cap_is_an_error_of_ours() -> None:
     with pytest.raises(ValueError, match=r"limits\.state_bytes"):
-        sealer(1024).seal(replace(ENVELOPE, pending={"k" * 600: b"1", "l" * 600: b"2"}))
+        sealer(1024).seal(replace(ENVELOPE, open=(replace(QUESTION, params=b"x" * 1024),)))
 
 
 def test_sixty_four_questions_with_long_keys_pass_the_cap_but_the_rest_does_not() -> None:
-    """The driver drops `pending` then: see tests/net, where such a call completes."""
-    many = replace(ENVELOPE, pending={f"{number:03d}" + "k" * 125: b"%d" % number for number in range(64)})
+    """The driver drops what only other replicas need: see tests/net, where such a call completes."""
+    many = replace(ENVELOPE, open=tuple(replace(QUESTION, key=f"{number:03d}" + "k" * 125) for number in range(64)))
     with pytest.raises(ValueError, match="bytes"):
         sealer().seal(many)
-    assert len(sealer().seal(replace(many, pending={}))) < 1024
+    assert len(sealer().seal(replace(many, open=()))) < 1024
+
+
+@pytest.mark.parametrize("record", [(), RECORD, RECORD[:1], (Recorded("é\U0001f600", b"", 9, bytes(range(256))),)])
+def test_a_record_comes_back_whole(record: tuple[Recorded, ...]) -> None:
+    packed = pack_record(record)
+    assert unpack_record(packed) == record
+    assert pack_record(list(record)) == packed, "any sequence will do"
+
+
+def test_a_record_is_small_and_its_length_tells_of_nothing_else() -> None:
+    answers = tuple(Recorded(f"k{number}", b"d" * 16, number, b'{"action":"accept"}') for number in range(50))
+    assert pack_record(()) == b""
+    assert len(pack_record(answers)) < 600
+    sealed = [sealer().seal(replace(ENVELOPE, record=pack_record(RECORD), owner=owner)) for owner in ("aaaa", "bcde")]
+    assert len(sealed[0]) == len(sealed[1])
+
+
+def no_record(packed: bytes) -> str:
+    with pytest.raises(InvalidState) as caught:
+        unpack_record(packed)
+    return caught.value.reason
+
+
+def test_what_is_no_record_is_refused_and_never_crashes() -> None:
+    packed = pack_record(RECORD)
+    shapes: list[Any] = [None, 1, {}, [1], [["k", b"d", 0]], [["k", b"d", "0", b"a"]], [[b"k", b"d", 0, b"a"]], "text"]
+    invalid_text = b"\x91\x94\xa1\xff\xc4\x00\x00\xc4\x00"
+    inner = [*(msgspec.msgpack.encode(shape) for shape in shapes), b"", b"\xc1", b"\x91", invalid_text]
+    trailing = msgspec.msgpack.encode(RECORD) + b"\x90"
+    for bad in (
+        b"x",
+        b"garbage",
+        bytes(100),
+        packed[:1],
+        packed[:20],
+        *(zlib.compress(content) for content in (*inner, trailing)),
+    ):
+        assert no_record(bad) == "version", bad
+
+
+def read_or_refused(packed: bytes) -> tuple[Recorded, ...] | None:
+    try:
+        return unpack_record(packed)
+    except InvalidState:
+        return None
+
+
+def test_a_record_cut_anywhere_is_refused_or_still_whole() -> None:
+    packed = pack_record(RECORD)
+    read = [read_or_refused(packed[:length]) for length in range(1, len(packed))]
+    assert set(read) == {None, RECORD}, "whole where only a checksum is missing"
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_a_record_or_refused(garbage: bytes) -> None:
+    for packed in (garbage, zlib.compress(garbage)):
+        assert read_or_refused(packed) in (None, ())
+
+
+def test_a_bomb_is_inflated_to_its_bound_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    inflated: list[int] = []
+    decode = envelopes._RECORD.decode
+
+    class Noting:
+        def decode(self, content: bytes) -> tuple[Recorded, ...]:
+            inflated.append(len(content))
+            return decode(content)
+
+    monkeypatch.setattr(envelopes, "_RECORD", Noting())
+    bound = envelopes._MAX_RECORD_BYTES
+    bombs = [
+        zlib.compress(bytes(20 * bound), 9),
+        zlib.compress(msgspec.msgpack.encode((Recorded("k", b"", 0, bytes(bound)),)), 9),
+        zlib.compress(msgspec.msgpack.encode([Recorded("k", b"", 0, b"")] * (bound // 4)), 9),
+    ]
+    for bomb in bombs:
+        assert len(bomb) < 100_000
+        assert no_record(bomb) == "version"
+    assert inflated == [bound] * len(bombs), "never more than its bound"
+    whole = pack_record((Recorded("k", b"", 0, bytes(bound - 20)),))
+    assert len(unpack_record(whole)[0].answer) == bound - 20, "and all of what is within it"
+
+
+def test_what_an_exchange_records_is_far_within_the_bound() -> None:
+    assert MAX_RECORD_BYTES * 8 < envelopes._MAX_RECORD_BYTES
 
 
 @pytest.mark.parametrize(
@@ -244,7 +378,13 @@ def test_nothing_of_the_state_can_be_read_from_its_token() -> None:
     secrets = ["canary-tool", "canary-argument", "canary-answer", "canary-session", "canary-principal", "/canary"]
     binding = bind(secrets[5], request('{"a":"canary-argument"}', target=secrets[0]), secrets[4].encode())
     state = sealer().seal(
-        replace(ENVELOPE, binding=binding, session=secrets[3], pending={"canary-answer": b'"canary-id"'})
+        replace(
+            ENVELOPE,
+            binding=binding,
+            upstream=replace(WHERE, session=secrets[3]),
+            open=(replace(QUESTION, upstream_id=b'"canary-id"', params=b'"canary-question"'),),
+            record=pack_record((Recorded("k", b"", 0, secrets[2].encode()),)),
+        )
     )
     body = state.rpartition(".")[2]
     raw = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))

@@ -213,3 +213,60 @@ def test_the_plaintext_is_encrypted_with_a_key_that_is_not_the_configured_one() 
     assert PLAIN not in raw
     with pytest.raises(InvalidTag):
         AESGCM(ONE).decrypt(raw[16:28], raw[28:], f"{PREFIX}.{keys.key_ids[0]}.".encode())
+
+
+def raw_reason(sealed: bytes, bound: bytes, by: Keyring) -> str:
+    with pytest.raises(InvalidState) as caught:
+        by.open_bytes(sealed, bound)
+    return caught.value.reason
+
+
+def test_bytes_that_are_sealed_open_where_the_same_is_known() -> None:
+    keys = ring()
+    for plain in (b"", PLAIN, bytes(100_000)):
+        for bound in (b"", b"request", bytes(50)):
+            assert ring().open_bytes(keys.seal_bytes(plain, bound), bound) == plain
+    assert keys.sealed == 9
+    assert raw_reason(keys.seal_bytes(PLAIN, b"one"), b"two", keys) == "forged"
+    assert raw_reason(keys.seal_bytes(PLAIN, b"one"), b"", keys) == "forged"
+    assert raw_reason(keys.seal_bytes(PLAIN, b""), b"one", keys) == "forged"
+
+
+def test_sealed_bytes_with_any_byte_changed_or_cut_are_refused() -> None:
+    keys = ring()
+    sealed = keys.seal_bytes(PLAIN, b"request")
+    for place in range(len(sealed)):
+        for bit in range(8):
+            changed = sealed[:place] + bytes([sealed[place] ^ 1 << bit]) + sealed[place + 1 :]
+            assert raw_reason(changed, b"request", keys) == ("unknown_key" if place < 8 else "forged")
+        assert raw_reason(sealed[:place], b"request", keys) in ("malformed", "forged")
+    for more in (b"\0", sealed):
+        assert raw_reason(sealed + more, b"request", keys) == "forged"
+    assert raw_reason(b"\xff" * 100, b"request", keys) == "unknown_key"
+
+
+def test_the_key_id_of_sealed_bytes_is_authenticated() -> None:
+    keys = ring()
+    sealed = keys.seal_bytes(PLAIN, b"request")
+    keys._keys["00000000"] = keys._keys[sealed[:8].decode()]
+    assert raw_reason(b"00000000" + sealed[8:], b"request", keys) == "forged"
+
+
+def test_a_token_and_sealed_bytes_do_not_stand_for_each_other() -> None:
+    keys = ring()
+    token = keys.seal(PLAIN)
+    head, _, body = token.rpartition(".")
+    raw = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+    for bound in (b"", b"request", f"{head}.".encode()):
+        assert raw_reason(keys.key_ids[0].encode() + raw, bound, keys) == "forged"
+    sealed = base64.urlsafe_b64encode(keys.seal_bytes(PLAIN, b"")[8:]).rstrip(b"=").decode()
+    assert reason(f"{head}.{sealed}", keys) == "forged"
+
+
+def test_sealed_bytes_of_another_purpose_are_refused_and_a_rotation_opens_both() -> None:
+    assert raw_reason(ring(purpose="state").seal_bytes(PLAIN, b""), b"", ring(purpose="peer")) == "forged"
+    assert raw_reason(ring(purpose="peer").seal_bytes(PLAIN, b""), b"", ring(purpose="state")) == "forged"
+    ahead, behind = ring(TWO, ONE), ring(ONE, TWO)
+    assert ahead.open_bytes(behind.seal_bytes(PLAIN, b"b"), b"b") == PLAIN
+    assert behind.open_bytes(ahead.seal_bytes(PLAIN, b"b"), b"b") == PLAIN
+    assert raw_reason(ahead.seal_bytes(PLAIN, b"b"), b"b", ring(ONE)) == "unknown_key"

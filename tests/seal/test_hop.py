@@ -1,0 +1,298 @@
+"""What goes between replicas: sealed for one purpose, good once, for a minute; frames in their one order."""
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gateway.errors import InvalidState
+from gateway.seal import hop as hops
+from gateway.seal.hop import SKEW_SECONDS, Data, End, Frame, Frames, Gone, Head, Hop, Hops, Me
+from gateway.seal.keyring import Keyring
+from gateway.telemetry import StateReason
+
+ONE, TWO, THREE = (bytes([number]) * 32 for number in (1, 2, 3))
+NOW = 1_800_000_000.0
+HOP = Hop(
+    kind="owner",
+    to="gw-2#1",
+    issued=NOW,
+    nonce=b"n" * 16,
+    path="/mcp",
+    headers=((b"Authorization", b"Bearer \xc3\xa9\xff"), (b"X-A", b"1"), (b"x-a", b"")),
+    remote="127.0.0.1",
+    body=b'{"a":"\x00\xff"}',
+)
+FRAMES: list[Frame] = [
+    Head(200, (("Retry-After", "1"), ("WWW-Authenticate", "Bearer")), streamed=False),
+    Data(b"one"),
+    Data(b""),
+    Data(bytes(70_000)),
+    Me("gw-1"),
+    Gone(),
+    End("complete"),
+]
+MAX = 100_000
+
+
+def ring(*keys: bytes, purpose: str = "peer") -> Keyring:
+    return Keyring(keys or (ONE,), purpose)
+
+
+def refusal(sealed: bytes, by: Hops | None = None, now: float = NOW) -> str:
+    with pytest.raises(InvalidState) as caught:
+        (by or Hops(ring())).open(sealed, now)
+    assert caught.value.reason in set(StateReason), "every reason is a label"
+    return caught.value.reason
+
+
+def sealing(nonce: bytes = HOP.nonce, *keys: bytes) -> Frames:
+    return Frames(ring(*keys), nonce, MAX)
+
+
+def broken(data: bytes, by: Frames | None = None) -> str:
+    with pytest.raises(InvalidState) as caught:
+        (by or sealing()).feed(data)
+    assert caught.value.reason in set(StateReason)
+    return caught.value.reason
+
+
+# -- requests -------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_comes_over_whole() -> None:
+    assert Hops(ring()).open(Hops(ring()).seal(HOP), NOW) == HOP
+    for kind in ("owner", "heir", "who"):
+        least = Hop(kind=kind, to="", issued=NOW, nonce=b"")
+        assert Hops(ring()).open(Hops(ring()).seal(least), NOW) == least
+
+
+def test_a_request_changed_at_any_byte_or_cut_is_refused_and_leaves_no_trace() -> None:
+    by, sealed = Hops(ring()), Hops(ring()).seal(HOP)
+    for place in range(len(sealed)):
+        changed = sealed[:place] + bytes([sealed[place] ^ 0x20]) + sealed[place + 1 :]
+        assert refusal(changed, by) in ("unknown_key", "forged")
+        assert refusal(sealed[:place], by) in ("malformed", "unknown_key", "forged")
+    assert refusal(sealed + b"\0", by) == "forged"
+    assert refusal(b"", by) == "malformed"
+    assert not by._seen, "a forger can neither fill the memory nor use up a nonce"
+    assert by.open(sealed, NOW) == HOP
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_refused(garbage: bytes) -> None:
+    refusal(garbage)
+
+
+def test_no_other_purposes_key_opens_a_request_and_a_request_opens_no_state() -> None:
+    for purpose in ("state", "admin", "peer2", ""):
+        assert refusal(Hops(ring(purpose=purpose)).seal(HOP)) == "forged"
+        assert refusal(Hops(ring()).seal(HOP), Hops(ring(purpose=purpose))) == "forged"
+    sealed = Hops(ring()).seal(HOP)
+    with pytest.raises(InvalidState, match="requestState"):
+        ring(purpose="state").open_bytes(sealed, b"request")
+    assert refusal(Hops(ring(TWO)).seal(HOP)) == "unknown_key"
+
+
+def test_a_frame_is_no_request_and_a_request_is_no_frame() -> None:
+    keys = ring()
+    frame = Frames(keys, HOP.nonce, MAX).seal(FRAMES[0])
+    assert refusal(frame[4:]) == "forged"
+    request = Hops(keys).seal(HOP)
+    assert broken(len(request).to_bytes(4) + request) == "forged"
+    for bound in (b"", b"reply", b"requests"):
+        assert refusal(keys.seal_bytes(msgspec.msgpack.encode(HOP), bound)) == "forged"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode([]),
+        msgspec.msgpack.encode({"kind": "owner"}),
+        msgspec.msgpack.encode(["elder", "gw-2", NOW, b"n"]),
+        msgspec.msgpack.encode(["owner", "gw-2", "now", b"n"]),
+        msgspec.msgpack.encode(["owner", 2, NOW, b"n"]),
+        msgspec.msgpack.encode(HOP) + b"\x00",
+        b"\x94\xa5owner\xa1\xff\xcb" + bytes(8) + b"\xc4\x00",
+    ],
+)
+def test_another_versions_request_is_refused(content: bytes) -> None:
+    assert refusal(ring().seal_bytes(content, b"request")) == "version"
+
+
+@pytest.mark.parametrize(
+    ("age", "why"),
+    [
+        (0, None),
+        (60, None),
+        (60.001, "expired"),
+        (-60, None),
+        (-60.001, "future"),
+        (3600, "expired"),
+        (-3600, "future"),
+        (float("inf"), "expired"),
+        (float("-inf"), "future"),
+    ],
+)
+def test_a_request_is_good_for_a_minute(age: float, why: str | None) -> None:
+    sealed = Hops(ring()).seal(replace(HOP, issued=NOW - age))
+    by = Hops(ring())
+    if why is None:
+        assert by.open(sealed, NOW).issued == NOW - age
+    else:
+        assert refusal(sealed, by) == why
+        assert not by._seen
+
+
+def test_a_request_is_good_once_as_long_as_it_could_be_good() -> None:
+    """Sealed by the fastest clock that is believed, it is remembered for as long as any clock would take it."""
+    for ahead in (-SKEW_SECONDS, 0, SKEW_SECONDS):
+        by, sealed = Hops(ring()), Hops(ring()).seal(replace(HOP, issued=NOW + ahead))
+        by.open(sealed, NOW)
+        for later in (0, 1, SKEW_SECONDS + ahead, SKEW_SECONDS + ahead + 0.001, 3 * SKEW_SECONDS):
+            # Others come in between: they are what makes it forget.
+            by.open(Hops(ring()).seal(replace(HOP, issued=NOW + later, nonce=f"{later}".encode())), NOW + later)
+            expected = "replayed" if later <= SKEW_SECONDS + ahead else "expired"
+            assert refusal(sealed, by, NOW + later) == expected, (ahead, later)
+
+
+def test_the_same_nonce_under_another_seal_is_a_replay_too() -> None:
+    by = Hops(ring())
+    by.open(Hops(ring()).seal(HOP), NOW)
+    assert refusal(Hops(ring()).seal(replace(HOP, body=b"other", to="gw-3")), by) == "replayed"
+    assert by.open(Hops(ring()).seal(replace(HOP, nonce=b"m" * 16)), NOW).nonce == b"m" * 16
+
+
+def test_nonces_are_forgotten_when_they_would_be_too_old() -> None:
+    by = Hops(ring())
+    for second in range(1000):
+        nonce = second.to_bytes(16)
+        by.open(Hops(by.keyring).seal(replace(HOP, nonce=nonce, issued=NOW + second)), NOW + second)
+        assert len(by._seen) <= 2 * SKEW_SECONDS + 1
+    assert len(by._seen) == 2 * SKEW_SECONDS + 1
+
+
+def test_the_memory_of_nonces_is_bounded_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hops, "_MAX_REMEMBERED", 10)
+    by = Hops(ring())
+    for number in range(50):
+        by.open(Hops(by.keyring).seal(replace(HOP, nonce=number.to_bytes(16))), NOW)
+        assert len(by._seen) <= 10
+    assert refusal(Hops(by.keyring).seal(replace(HOP, nonce=(49).to_bytes(16))), by) == "replayed"
+    assert refusal(Hops(by.keyring).seal(replace(HOP, nonce=(40).to_bytes(16))), by) == "replayed"
+
+
+def test_nonces_are_drawn_anew() -> None:
+    drawn = {hops.nonce() for _ in range(1000)}
+    assert len(drawn) == 1000
+    assert {len(each) for each in drawn} == {16}
+
+
+# -- frames ---------------------------------------------------------------------------------------------------------
+
+
+def sealed_frames(nonce: bytes = HOP.nonce, *keys: bytes) -> list[bytes]:
+    by = sealing(nonce, *keys)
+    return [by.seal(frame) for frame in FRAMES]
+
+
+def test_frames_come_over_in_their_order() -> None:
+    assert sealing().feed(b"".join(sealed_frames())) == FRAMES
+    by = sealing()
+    assert [by.feed(sealed) for sealed in sealed_frames()] == [[frame] for frame in FRAMES]
+    assert by.feed(b"") == []
+
+
+def test_frames_come_over_wherever_the_stream_is_split() -> None:
+    small: list[Frame] = [Head(200, (), streamed=True), Data(b"abc"), End("complete")]
+    sealer = sealing()
+    stream = b"".join(sealer.seal(frame) for frame in small)
+    for place in range(len(stream) + 1):
+        by = sealing()
+        assert by.feed(stream[:place]) + by.feed(stream[place:]) == small
+    by = sealing()
+    assert [frame for byte in stream for frame in by.feed(bytes([byte]))] == small
+
+
+def test_a_stream_changed_at_any_byte_gives_nothing_of_the_changed_frame() -> None:
+    small: list[Frame] = [Head(200, (), streamed=True), Data(b"abc")]
+    sealer = sealing()
+    first, second = (sealer.seal(frame) for frame in small)
+    for place in range(len(second)):
+        by = sealing()
+        assert by.feed(first) == small[:1]
+        changed = second[:place] + bytes([second[place] ^ 1]) + second[place + 1 :]
+        try:
+            got = by.feed(changed + bytes(300))
+        except InvalidState:
+            continue
+        assert got == [], "a length that grew waits for more"
+        assert place < 4
+
+
+def test_frames_out_of_order_repeated_or_dropped_are_refused() -> None:
+    sealed = sealed_frames()[:4]
+    for order in itertools.permutations(range(4)):
+        if order != (0, 1, 2, 3):
+            assert broken(b"".join(sealed[place] for place in order)) == "forged"
+    for order in ((0, 0), (0, 1, 1), (0, 2), (1,), (3,), (0, 1, 3)):
+        assert broken(b"".join(sealed[place] for place in order)) == "forged"
+
+
+def test_frames_of_another_reply_are_refused() -> None:
+    ours, others = sealed_frames(), sealed_frames(b"m" * 16)
+    assert broken(others[0]) == "forged"
+    by = sealing()
+    assert by.feed(ours[0]) == FRAMES[:1]
+    assert broken(others[1], by) == "forged"
+    # A nonce that is longer by what a number is shorter: the place is of a fixed width.
+    assert broken(sealed_frames(HOP.nonce + bytes(8))[0]) == "forged"
+
+
+def test_a_frame_larger_than_the_bound_is_refused_before_it_is_there() -> None:
+    assert broken((MAX + 1).to_bytes(4)) == "too_large"
+    assert broken(b"\xff\xff\xff\xff") == "too_large"
+    assert sealing().feed(MAX.to_bytes(4)) == []
+    assert broken(Frames(ring(), HOP.nonce, 2 * MAX).seal(Data(bytes(MAX)))) == "too_large"
+
+
+def test_a_frame_cut_short_or_with_a_wrong_length_is_refused() -> None:
+    sealed = sealed_frames()[0]
+    for length in range(len(sealed) - 4):
+        assert broken(length.to_bytes(4) + sealed[4:]) in ("malformed", "unknown_key", "forged")
+    assert sealing().feed(sealed[:-1]) == [], "it is still on its way"
+    assert broken(bytes(4)) == "malformed"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xc1", ["nothing"], ["head", "200", [], True], ["data"], ["end", 1], {}])
+def test_another_versions_frame_is_refused(content: Any) -> None:
+    raw = content if isinstance(content, bytes) else msgspec.msgpack.encode(content)
+    sealed = ring().seal_bytes(raw, b"reply" + HOP.nonce + bytes(8))
+    assert broken(len(sealed).to_bytes(4) + sealed) == "version"
+
+
+def test_frames_of_other_keys_and_purposes_are_refused() -> None:
+    assert broken(sealed_frames(HOP.nonce, TWO)[0]) == "unknown_key"
+    state = Frames(ring(purpose="state"), HOP.nonce, MAX).seal(FRAMES[0])
+    assert broken(state) == "forged"
+
+
+# -- rotation -------------------------------------------------------------------------------------------------------
+
+
+def test_replicas_in_two_phases_of_a_rotation_understand_each_other() -> None:
+    phases = [(ONE,), (ONE, TWO), (TWO, ONE), (TWO,)]
+    for older, newer in itertools.pairwise(phases):
+        for here, there in ((older, newer), (newer, older)):
+            sealed = Hops(ring(*here)).seal(HOP)
+            assert Hops(ring(*there)).open(sealed, NOW) == HOP
+            answered = sealed_frames(HOP.nonce, *there)
+            assert sealing(HOP.nonce, *here).feed(b"".join(answered)) == FRAMES
+    assert refusal(Hops(ring(ONE, TWO)).seal(HOP), Hops(ring(TWO))) == "unknown_key"
+    assert refusal(Hops(ring(TWO)).seal(HOP), Hops(ring(ONE))) == "unknown_key"
