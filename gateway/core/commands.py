@@ -31,6 +31,10 @@ class SendCall(_Base, frozen=True):
     """Send the call upstream, in the exchange's session if it has one."""
 
 
+class RunAgain(_Base, frozen=True):
+    """Send the call upstream once more, in another session: the one before it is lost, and it may run twice."""
+
+
 class SendAnswers(_Base, frozen=True):
     """Post these answers upstream, in this order; report `Undelivered` for those that fail."""
 
@@ -65,11 +69,16 @@ class Forward(_Base, frozen=True):
 
 
 class Ask(_Base, frozen=True):
-    """Seal the state of `round` and end these legs with an InputRequiredResult."""
+    """Seal the state of `round` and end these legs with an InputRequiredResult.
+
+    `state` is where another replica would go on. `held` when this one keeps the exchange until the client comes back.
+    """
 
     legs: tuple[Leg, ...]
     questions: dict[str, Question]
     round: int
+    state: str = "parked"
+    held: bool = True
 
 
 class Reply(_Base, frozen=True):
@@ -118,6 +127,7 @@ class Count(_Base, frozen=True):
 
 Command = (
     SendCall
+    | RunAgain
     | SendAnswers
     | Respond
     | CancelCall

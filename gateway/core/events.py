@@ -53,9 +53,10 @@ class Nested(Event, frozen=True):
 
 
 class Withdrawn(Event, frozen=True):
-    """The upstream cancelled its own nested request."""
+    """The upstream cancelled its own nested request; `replayable` when the call may be run again."""
 
     id: Raw
+    replayable: bool = False
 
 
 class Progressed(Event, frozen=True):
@@ -84,17 +85,25 @@ class Failed(Event, frozen=True):
 
 
 class Broke(Event, frozen=True):
-    """The call will not end: no session, a broken stream, a refusal in HTTP, silence."""
+    """The call will not end: no session, a broken stream, a refusal in HTTP, silence.
+
+    `replayable` when that is certain and the call may be run again.
+    """
 
     error: GatewayError
+    replayable: bool = False
 
 
 class Undelivered(Event, frozen=True):
-    """These answers did not reach the upstream; `retryable` when it refused the credentials and took none."""
+    """These answers did not reach the upstream.
+
+    `retryable` when it refused the credentials and took none; `replayable` as in `Broke`.
+    """
 
     questions: tuple[Question, ...]
     error: GatewayError
     retryable: bool
+    replayable: bool = False
 
 
 class QuietPassed(Event, frozen=True):
@@ -111,6 +120,16 @@ class GracePassed(Event, frozen=True):
 
 class Expired(Event, frozen=True):
     """Nobody came for a parked call, or for a kept result."""
+
+
+class HandedOver(Event, frozen=True):
+    """This replica is going away while others stay: clients that wait shall come back, and reach another one."""
+
+
+class LetGo(Event, frozen=True):
+    """This replica is gone in a moment, and another can go on with the call; `cancel` when by running it again."""
+
+    cancel: bool
 
 
 class Stopped(Event, frozen=True):

@@ -13,35 +13,51 @@ RUNNING   a leg waits, the call runs upstream
 ASKING    a leg waits, questions gather within the quiet window
 PARKED    no leg waits: the questions (or, in a round that only sheds load, just the state) are with the client
 REFERRED  the upstream ended the call with -32042; its urls are with the client; the session stays reserved
+BROKEN    the call is lost and may be run again: the questions are with the client as before, nothing runs upstream
 DETACHED  answers were given, then every leg left; the call runs on for the grace period
 FINISHED  the final message is here, nobody has come for it yet
 ENDED     the final message was given (and is kept for a repeated retry), or the exchange was given up
 
 Rule 1: whatever changes the state is in this file. Rule 2: a (state, event) pair that `TRANSITIONS` lacks raises
 LocalProtocolError and changes nothing; a late event that can honestly happen is a row. Rule 3: a handler that raises
-a DownstreamError (a bad answer) has changed nothing: the call stays as it was.
+a DownstreamError (a bad answer) has changed nothing: the call stays as it was. Rule 4: a call is run again only where
+the event says that it may be (`replayable`) and every answer so far is on record.
 
-Sources: specification 2026-07-28 basic/patterns/mrtr and cancellation; SEP-2322, SEP-2260.
+Sources: specification 2026-07-28 basic/patterns/mrtr and cancellation; SEP-2322 (ephemeral workflow), SEP-2260.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from gateway.core import commands as do
 from gateway.core import events as on
 from gateway.core import inputs, jsonrpc, mcp
 from gateway.core.commands import Command, Timer
-from gateway.core.inputs import Capabilities, Question
-from gateway.errors import GatewayError, InvalidState, LocalProtocolError, MissingCapability
+from gateway.core.inputs import Capabilities, Question, Recorded
+from gateway.errors import (
+    CallLost,
+    GatewayError,
+    InvalidParams,
+    InvalidState,
+    LocalProtocolError,
+    MissingCapability,
+    Stopping,
+)
 
 Commands = list[Command]
 
 MAX_QUESTIONS: Final = 64
 """Questions one round may carry; a server that asks more in 40 ms floods its user and is told so."""
+
+MAX_RECORD_BYTES: Final = 65_536
+"""Answers an exchange remembers for another run of its call; with more, it cannot be run again."""
+MAX_RUNS: Final = 3
+"""How often a call is run again: a server that dies of it would die for ever."""
 
 
 class State(StrEnum):
@@ -54,6 +70,7 @@ class State(StrEnum):
     ASKING = "asking"
     PARKED = "parked"
     REFERRED = "referred"
+    BROKEN = "broken"
     DETACHED = "detached"
     FINISHED = "finished"
     ENDED = "ended"
@@ -65,13 +82,28 @@ class Policy(msgspec.Struct, frozen=True):
     `may_ask`: the method is one that may answer InputRequiredResult. `is_tool`: it is tools/call, where a failure is a
     result that a model can read. `refuse_undeclared`: a question that the client
     cannot be asked is refused upstream and the tool goes on, instead of ending the call. `shed_rounds`: how often a
-    long leg may end early with a state-only round.
+    long leg may end early with a state-only round. `holds`: the call waits for its answers; else it is given up when
+    it asks, and run again with them.
     """
 
     may_ask: bool = True
     is_tool: bool = True
     refuse_undeclared: bool = False
     shed_rounds: int = 4
+    holds: bool = True
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What is known of an exchange that another process began: it went out with the state of `round`.
+
+    `record` is None when it was lost on the way, and then the call cannot be run again.
+    """
+
+    state: State
+    round: int
+    questions: dict[str, Question]
+    record: tuple[Recorded, ...] | None
+    sheds: int
 
 
 class Exchange:
@@ -83,7 +115,9 @@ class Exchange:
         self.round = 0
         """The number of the last round that ended with an InputRequiredResult; 0 before the first."""
         self.questions: dict[str, Question] = {}
-        """What is open with the client, by key."""
+        """What is open, by key: what is with the client, and what came since."""
+        self._shown: frozenset[str] = frozenset()
+        """The keys that the client was asked for last; an answer to anything else is an answer to something else."""
         self._declared = declared
         self._policy = policy
         self._given = dict(given or {})
@@ -91,11 +125,34 @@ class Exchange:
         self._keys: set[str] = set()
         self._seen: set[bytes] = set()
         self._digests: dict[int, bytes] = {}
-        self._sheds = 0
         self._final: Callable[[tuple[on.Leg, ...]], Command] | None = None
         self._calling = False
         self._dirty = False
         """A question of an earlier call of the session was never answered."""
+        self.record: tuple[Recorded, ...] | None = ()
+        """The answers that went upstream so far, in their order."""
+        self.sheds = 0
+        """State-only rounds so far."""
+        self._to_replay: tuple[Recorded, ...] = ()
+        """What of an earlier run's answers this one has not asked for yet."""
+        self._runs = 0
+        self._withdrawn: dict[str, Question] | None = None
+        """Questions that the upstream gave up on while they were with the client, and whose call may be run again."""
+        self._owed = False
+        """The client answered one of those."""
+
+    def restore(self, past: Past) -> None:
+        """Go on where another process stopped; for a new exchange only."""
+        if self.state is not State.IDLE:
+            raise LocalProtocolError(f"an exchange that is {self.state} cannot be another one's past")
+        self.state, self.round, self.sheds = past.state, past.round, past.sheds
+        self.questions = dict(past.questions)
+        self.record = past.record
+        self._shown = frozenset(past.questions)
+        self._keys = {*past.questions, *(recorded.key for recorded in past.record or ())}
+        self._seen = {bytes(q.upstream_id) for q in past.questions.values() if q.upstream_id is not None}
+        self._given.clear()  # the answers of a retry are those of its round, whatever else has such a key
+        self._calling = past.state is State.PARKED
 
     @property
     def calling(self) -> bool:
@@ -131,10 +188,13 @@ class Exchange:
         """PARKED: the expected retry, or a late repeat of an earlier round."""
         if event.round != self.round:
             return self._repeat_parked(event)
-        matched = self._match(event)
-        if self.questions and not matched:
+        matched, late = self._match(event), self._match_withdrawn(event)
+        if self.questions and not matched and not late:
             return self._ask_again(event.leg)
+        self._check_askable(event)
         self._claim(event)
+        self._note((*matched, *late))
+        self._owed = self._owed or bool(late)
         out: Commands = [do.Disarm(Timer.TTL), do.Arm(Timer.LEG)]
         for question, _ in matched:
             del self.questions[question.key]
@@ -142,6 +202,21 @@ class Exchange:
             out.append(do.SendAnswers(matched))
             out += [do.Count(question.method, "answered") for question, _ in matched]
         return out + self._resume_waiting()
+
+    def _answer_broken(self, event: on.Answered) -> Commands:
+        """BROKEN: the answers are here, and the call runs again with all of them."""
+        if event.round != self.round:
+            return self._repeat_parked(event)
+        matched = (*self._match(event), *self._match_withdrawn(event))
+        if self.questions and not matched:
+            return self._ask_again(event.leg)
+        self._claim(event)
+        self._note(matched)
+        out: Commands = [do.Disarm(Timer.TTL)]
+        out += [do.Count(question.method, "answered") for question, _ in matched]
+        if self.record is None:
+            return [*out, *self._end(lambda legs: do.Fail(legs, _unrecorded()), clean=False)]
+        return [*out, do.Arm(Timer.LEG), *self._run_again(clean=False)]
 
     def _resume_waiting(self) -> Commands:
         """A leg waits again: for the result, or for the quiet window when questions are still open."""
@@ -153,11 +228,13 @@ class Exchange:
         if event.round != self.round:
             return self._repeat_parked(event)
         matched = self._match(event)
+        declined = [question.key for question, answer in matched if not inputs.accepted(answer)]
+        if not declined:
+            self._check_askable(event)
         out: Commands = []
         for question, _ in matched:
             del self.questions[question.key]
             out.append(do.Count(question.method, "answered"))
-        declined = [question.key for question, answer in matched if not inputs.accepted(answer)]
         if self.questions and not declined:
             return [*out, *self._ask_again(event.leg)]
         self._claim(event)
@@ -168,15 +245,62 @@ class Exchange:
 
     def _ask_again(self, leg: on.Leg) -> Commands:
         """Ask what is still open, in the same round; who asks for it is still there, so the time starts anew."""
-        return [do.Ask((leg,), dict(self.questions), self.round), do.Arm(Timer.TTL)]
+        self._check_askable(None)
+        self._shown = frozenset(self.questions)
+        held = self._policy.holds or self.state is State.PARKED
+        ask = do.Ask((leg,), dict(self.questions), self.round, self.state, held)
+        return [ask, do.Arm(Timer.TTL)] if held else [ask, *self._part(None)]
 
     def _match(self, event: on.Answered) -> tuple[tuple[Question, Raw], ...]:
         """The open questions that are answered, with checked answers; unknown keys are ignored."""
         return tuple(
             (question, inputs.check_answer(question, event.answers[key]))
             for key, question in self.questions.items()
+            if key in event.answers and key in self._shown
+        )
+
+    def _match_withdrawn(self, event: on.Answered) -> tuple[tuple[Question, Raw], ...]:
+        """The answers to questions that the upstream gave up on, where its call can be run again with them."""
+        if not self._withdrawn or not self._can_run_again():
+            return ()
+        return tuple(
+            (question, inputs.check_answer(question, event.answers[key]))
+            for key, question in self._withdrawn.items()
             if key in event.answers
         )
+
+    def _check_askable(self, event: on.Answered | None) -> None:
+        """What is not answered will be asked again; raises InvalidParams where this process has no words for it."""
+        answers = event.answers if event is not None else {}
+        missing = [key for key, question in self.questions.items() if key not in answers and question.params is None]
+        if missing:
+            raise InvalidParams(
+                f"inputResponses must answer every question of the round, {', '.join(missing)} too: another replica "
+                "asked, and this one cannot repeat it; the call still waits, call again with the same requestState"
+            )
+
+    def _note(self, matched: Sequence[tuple[Question, Raw]], round_: int | None = None) -> None:
+        """Put answers on record, or give the record up when it has grown too large; the later answer counts."""
+        self._strike(question for question, _ in matched)
+        if self.record is None:
+            return
+        self.record += tuple(
+            Recorded(
+                question.key,
+                inputs.question_digest(question),
+                self.round if round_ is None else round_,
+                bytes(answer),
+            )
+            for question, answer in matched
+        )
+        if sum(len(recorded.answer) for recorded in self.record) > MAX_RECORD_BYTES:
+            self.record = None
+
+    def _strike(self, questions: Iterable[Question]) -> None:
+        """Take the answers to these questions off the record."""
+        keys = {question.key for question in questions}
+        if self.record is not None:
+            self.record = tuple(recorded for recorded in self.record if recorded.key not in keys)
 
     def _claim(self, event: on.Answered) -> None:
         self._digests[event.round] = event.digest
@@ -207,6 +331,12 @@ class Exchange:
         """FINISHED: the result is here; answers to questions that the upstream gave up are moot."""
         if event.round in self._digests or event.round != self.round:
             self._repeated(event)
+        elif late := self._match_withdrawn(event):
+            # The server did not wait for its user. It may be asked once more, and this time the answer is here.
+            self._note(late)
+            if self.record is not None:
+                self._claim(event)
+                return [do.Disarm(Timer.TTL), do.Disarm(Timer.LINGER), do.Arm(Timer.LEG), *self._run_again(clean=True)]
         self._digests[event.round] = event.digest
         self.state = State.ENDED
         return [do.Disarm(Timer.TTL), do.Disarm(Timer.GRACE), *self._give((event.leg,)), do.Arm(Timer.LINGER)]
@@ -231,7 +361,7 @@ class Exchange:
 
     # -- upstream -----------------------------------------------------------------------------------------------
 
-    def _nested(self, event: on.Nested) -> Commands:
+    def _nested(self, event: on.Nested) -> Commands:  # noqa: PLR0911  (one for each thing it may be)
         if bytes(event.id) in self._seen:
             return [do.Count(event.method, "duplicate")]
         self._seen.add(bytes(event.id))
@@ -248,8 +378,13 @@ class Exchange:
         key = inputs.assign_key(event.method, asked.hint, self._keys)
         question = Question(key, event.method, asked.params, event.id)
         self._keys.add(key)
+        recorded = self._recorded_answer(question)
+        if recorded is not None:
+            return [do.SendAnswers(((question, recorded),)), do.Count(event.method, "replayed")]
         early = self._given_answer(question)
         if early is not None:
+            # Of the round that it spares the client, or of the one it was asked in the middle of.
+            self._note(((question, early),), self.round + (self.state is not State.PARKED))
             return [do.SendAnswers(((question, early),)), do.Count(event.method, "given")]
         self.questions[key] = question
         out: Commands = [do.Count(event.method, "asked")]
@@ -265,6 +400,26 @@ class Exchange:
             return jsonrpc.Error(mcp.INVALID_REQUEST, "The client cannot be asked during this request")
         if len(self.questions) >= MAX_QUESTIONS:
             return jsonrpc.Error(mcp.INVALID_REQUEST, f"More than {MAX_QUESTIONS} questions are open")
+        return None
+
+    def _recorded_answer(self, question: Question) -> Raw | None:
+        """The answer of an earlier run; with the first question that has none, the runs have parted.
+
+        Questions of one round came together, and may come in another order next time.
+        """
+        left = self._to_replay
+        if not left:
+            return None
+        digest = inputs.question_digest(question)
+        for place, recorded in enumerate(left):
+            if recorded.round != left[0].round:
+                break
+            if recorded.digest == digest:
+                self._to_replay = (*left[:place], *left[place + 1 :])
+                if self.record is not None:
+                    self.record += (replace(recorded, key=question.key),)
+                return Raw(recorded.answer)
+        self._to_replay = ()
         return None
 
     def _given_answer(self, question: Question) -> Raw | None:
@@ -292,6 +447,8 @@ class Exchange:
                 break
         else:
             return []
+        if event.replayable and self.state is State.PARKED and key in self._shown:
+            self._withdrawn = {**(self._withdrawn or {}), key: question}
         out: Commands = [do.Count(question.method, "withdrawn")]
         if self.state is State.ASKING and not self.questions:
             self.state = State.RUNNING
@@ -315,11 +472,15 @@ class Exchange:
         return [do.Forward(leg, message)]
 
     def _result(self, event: on.Resulted) -> Commands:
+        if self._owed and self._can_run_again():
+            return self._run_again_in_time(clean=True)
         return self._end(lambda legs: do.Reply(legs, event.result), clean=not self.questions)
 
     def _failure(self, event: on.Failed) -> Commands:
         if event.error.code == mcp.OLD_URL_REQUIRED:
             return self._refer(event.error)
+        if self._owed and self._can_run_again():
+            return self._run_again_in_time(clean=True)
         return self._end(lambda legs: do.FailWith(legs, event.error), clean=not self.questions)
 
     def _refer(self, error: jsonrpc.Error) -> Commands:
@@ -336,6 +497,9 @@ class Exchange:
         if len(questions) > MAX_QUESTIONS:
             return self._cannot_refer(f"{len(questions)} of them")
         self._calling = False
+        # The call is over; what follows the urls is another one, and maybe in another session.
+        self.record, self._withdrawn, self._owed = (), None, False
+        self._seen.clear()
         self._dirty = self._dirty or bool(self.questions)
         waiting = self.state in (State.RUNNING, State.ASKING)
         self._keys.update(questions)
@@ -351,20 +515,54 @@ class Exchange:
         return self._end(lambda legs: do.FailWith(legs, lost), clean=not self.questions)
 
     def _break(self, event: on.Broke) -> Commands:
-        return self._end(lambda legs: do.Fail(legs, event.error), clean=False)
+        if not event.replayable or not self._can_run_again():
+            return self._end(lambda legs: do.Fail(legs, event.error), clean=False)
+        return self._run_again_in_time(clean=False)
+
+    def _can_run_again(self) -> bool:
+        return self.record is not None and self._runs < MAX_RUNS
+
+    def _run_again_in_time(self, *, clean: bool) -> Commands:
+        """Run again now, or once the client has answered what is with it."""
+        if self.state is not State.PARKED:
+            return self._run_again(clean=clean)
+        self.state = State.BROKEN
+        self._calling = False
+        return [do.ReleaseSession(clean and not self._dirty and not self.questions)]
+
+    def _run_again(self, *, clean: bool) -> Commands:
+        """Begin anew, with the answers so far at hand; `clean` when the call before has ended by itself."""
+        clean = clean and not self._dirty and not self.questions
+        self._runs += 1
+        self._to_replay, self.record = self.record or (), ()
+        self._keys.clear()
+        self._seen.clear()
+        self.questions.clear()
+        self._shown = frozenset()
+        self._withdrawn, self._owed, self._dirty, self._final = None, False, False, None
+        self.state = State.RUNNING if self._legs else State.DETACHED
+        self._calling = True
+        return [do.Disarm(Timer.QUIET), do.ReleaseSession(clean), do.RunAgain()]
 
     def _undelivered(self, event: on.Undelivered) -> Commands:
+        if event.replayable and self._can_run_again():
+            return self._break(on.Broke(event.error, replayable=True))
         if not event.retryable or self.round == 0:
             return self._abort(event.error)
         # The upstream refused this retry's credentials before it took an answer: the call waits as before.
         legs = self.legs
         self._legs = []
-        self.questions = {q.key: q for q in event.questions} | self.questions
-        self._digests.pop(self.round, None)
-        self.state = State.PARKED
         out: Commands = [do.DisarmLeg()]
         if legs:
             out.append(do.Fail(legs, event.error))
+        if not self._policy.holds:
+            return [*out, *self._part("its client's credentials were refused; it will be run again")]
+        self._strike(event.questions)
+        self.questions = {q.key: q for q in event.questions} | self.questions
+        # What this process has no words for cannot be shown again; the client knows it from an earlier round.
+        self._shown |= {question.key for question in event.questions if question.params is None}
+        self._digests.pop(self.round, None)
+        self.state = State.PARKED
         return [*out, do.Arm(Timer.TTL)]
 
     # -- time ---------------------------------------------------------------------------------------------------
@@ -374,22 +572,60 @@ class Exchange:
 
     def _shed(self, _: on.LegLimitPassed) -> Commands:
         """End the leg early and let the client come back at once (SEP-2322, Load Shedding)."""
-        if not self._policy.may_ask or self._sheds >= self._policy.shed_rounds:
+        if not self._policy.may_ask or self.sheds >= self._policy.shed_rounds:
             return []
-        self._sheds += 1
+        self.sheds += 1
         return self._ask(State.PARKED)
 
     def _ask(self, state: State) -> Commands:
+        holds = self._policy.holds
+        if not holds and self.record is None:
+            return self._abort(_unrecorded())
         self.round += 1
         self.state = state
+        self._shown = frozenset(self.questions)
         legs, self._legs = self.legs, []
-        return [do.DisarmLeg(), do.Ask(legs, dict(self.questions), self.round), do.Arm(Timer.TTL)]
+        resting = state if holds or state is State.REFERRED else State.BROKEN
+        ask = do.Ask(legs, dict(self.questions), self.round, resting, held=holds)
+        if holds:
+            return [do.DisarmLeg(), ask, do.Arm(Timer.TTL)]
+        return [do.DisarmLeg(), ask, *self._part("it will be run again with the answers")]
+
+    def _part(self, reason: str | None) -> Commands:
+        """Keep nothing of the exchange; the call is cancelled where there is a reason."""
+        out = self._cancel(reason) if reason is not None else []
+        clean = self.state is State.REFERRED and not self._dirty
+        self._calling = False
+        self.questions.clear()
+        self.state = State.ENDED
+        return [*out, do.Disarm(Timer.TTL), do.ReleaseSession(clean)]
+
+    def _hand_over(self, _: on.HandedOver) -> Commands:
+        """End the legs early; the retry reaches this replica through another one."""
+        return self._ask(State.PARKED) if self._policy.may_ask and self._policy.holds else []
+
+    def _let_go(self, event: on.LetGo) -> Commands:
+        """Nothing of the exchange stays here: its state says everything, and goes to who still waits for one."""
+        out: Commands = []
+        if self._legs:
+            if not self._policy.may_ask:
+                return self._abort(Stopping("The gateway shut down before the call ended; it was cancelled"))
+            out = self._ask(State.PARKED)
+            if not self._policy.holds:
+                return out
+        reason = "the gateway shuts down; the call is run again" if event.cancel else None
+        return [*out, do.DisarmLeg(), *self._part(reason)]
 
     def _grace(self, _: on.GracePassed) -> Commands:
         return self._give_up("the client closed its request")
 
     def _expire(self, _: on.Expired) -> Commands:
         return self._give_up("nobody answered in time")
+
+    def _expire_broken(self, _: on.Expired) -> Commands:
+        self.state = State.ENDED
+        self.questions.clear()
+        return [do.Disarm(Timer.TTL)]
 
     def _expire_finished(self, _: on.Expired) -> Commands:
         self.state = State.ENDED
@@ -407,7 +643,7 @@ class Exchange:
         self._final = final
         self.questions.clear()
         clean = clean and not self._dirty
-        waited = self.state in (State.PARKED, State.REFERRED)
+        waited = self.state in (State.PARKED, State.REFERRED, State.BROKEN)
         legs, self._legs = self.legs, []
         out: Commands = [do.DisarmLeg()] if self._policy.may_ask else []
         if legs:
@@ -424,6 +660,7 @@ class Exchange:
 
     def _abort(self, error: GatewayError) -> Commands:
         """End the exchange while its call runs: settle the open questions, cancel, tell who waits."""
+        self._withdrawn = None  # an answer that comes now does not begin it anew
         return [*self._cancel(error.message), *self._end(lambda legs: do.Fail(legs, error), clean=False)]
 
     def _give_up(self, reason: str) -> Commands:
@@ -437,14 +674,14 @@ class Exchange:
         return [*out, do.ReleaseSession(clean)]
 
     def _cancel(self, reason: str) -> Commands:
+        if not self._calling:
+            return []
         out: Commands = []
         for question in self.questions.values():
             if question.upstream_id is not None:
                 out.append(do.Respond(question.upstream_id, *inputs.withdrawn(question)))
                 out.append(do.Count(question.method, "expired"))
-        if self._calling:
-            out.append(do.CancelCall(reason))
-        return out
+        return [*out, do.CancelCall(reason)]
 
     def _declined_urls(self, keys: list[str]) -> Callable[[tuple[on.Leg, ...]], Command]:
         text = f"The server needs a url to be visited before it can go on, and that was declined ({', '.join(keys)})"
@@ -464,10 +701,18 @@ class Exchange:
         return [do.Respond(event.id, None, error), do.Count(event.method, "unsolicited")]
 
 
+def _unrecorded() -> CallLost:
+    return CallLost(
+        "The call can go on only if it is run again, and its answers are too large for that "
+        f"({MAX_RECORD_BYTES} bytes at most); it may have had effects"
+    )
+
+
 Handler = Callable[[Exchange, Any], Commands]
 
 _WAITING: Final = (State.RUNNING, State.ASKING)
 _CALLING: Final = (*_WAITING, State.PARKED, State.DETACHED)
+_BETWEEN: Final = (State.REFERRED, State.BROKEN)
 _OVER: Final = (State.FINISHED, State.ENDED)
 
 _X = Exchange
@@ -477,6 +722,7 @@ TRANSITIONS: Final[dict[tuple[State, type[on.Event]], Handler]] = {
     **dict.fromkeys([(s, on.Answered) for s in _WAITING], _X._join),
     (State.PARKED, on.Answered): _X._answer,
     (State.REFERRED, on.Answered): _X._answer_referred,
+    (State.BROKEN, on.Answered): _X._answer_broken,
     (State.DETACHED, on.Answered): _X._rejoin,
     (State.FINISHED, on.Answered): _X._collect,
     (State.ENDED, on.Answered): _X._give_again,
@@ -496,19 +742,25 @@ TRANSITIONS: Final[dict[tuple[State, type[on.Event]], Handler]] = {
     (State.DETACHED, on.GracePassed): _X._grace,
     (State.PARKED, on.Expired): _X._expire,
     (State.REFERRED, on.Expired): _X._expire,
+    (State.BROKEN, on.Expired): _X._expire_broken,
     (State.FINISHED, on.Expired): _X._expire_finished,
     (State.ENDED, on.Expired): _X._late,
-    **dict.fromkeys([(s, on.Stopped) for s in (*_CALLING, State.REFERRED)], _X._stop),
+    **dict.fromkeys([(s, on.Stopped) for s in (*_CALLING, *_BETWEEN)], _X._stop),
     **dict.fromkeys([(s, on.Stopped) for s in _OVER], _X._late),
+    # the end of this process
+    **dict.fromkeys([(s, on.HandedOver) for s in _WAITING], _X._hand_over),
+    **dict.fromkeys([(s, on.LetGo) for s in (*_CALLING, *_BETWEEN)], _X._let_go),
     # late, and harmless: a timer that fired while its cause was being handled, a message after the end
     (State.ASKING, on.LegLimitPassed): _X._late,
-    **dict.fromkeys([(s, on.Nested) for s in (State.REFERRED, *_OVER)], _X._late_question),
+    **dict.fromkeys([(s, on.Nested) for s in (*_BETWEEN, *_OVER)], _X._late_question),
     **dict.fromkeys(
-        [(s, e) for s in (State.REFERRED, *_OVER) for e in (on.Withdrawn, on.Progressed, on.Logged, on.Undelivered)],
+        [(s, e) for s in (*_BETWEEN, *_OVER) for e in (on.Withdrawn, on.Progressed, on.Logged, on.Undelivered)],
         _X._late,
     ),
     **dict.fromkeys([(s, e) for s in (State.PARKED, State.DETACHED) for e in (on.Progressed, on.Logged)], _X._late),
+    **dict.fromkeys([(s, on.HandedOver) for s in (State.PARKED, State.DETACHED, *_BETWEEN, *_OVER)], _X._late),
+    **dict.fromkeys([(s, on.LetGo) for s in _OVER], _X._late),
     # a stream may still break, or repeat itself, after it gave the answer
-    **dict.fromkeys([(s, e) for s in (State.REFERRED, *_OVER) for e in (on.Resulted, on.Failed, on.Broke)], _X._late),
+    **dict.fromkeys([(s, e) for s in (*_BETWEEN, *_OVER) for e in (on.Resulted, on.Failed, on.Broke)], _X._late),
 }
 """Every pair that may happen, and what follows from it."""

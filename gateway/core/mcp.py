@@ -19,6 +19,7 @@ METHOD_HEADER: Final = "Mcp-Method"
 NAME_HEADER: Final = "Mcp-Name"
 PARAM_HEADER: Final = "Mcp-Param-"
 SESSION_ID: Final = "Mcp-Session-Id"
+LAST_EVENT_ID: Final = "Last-Event-ID"
 
 # keys of `_meta`
 RESERVED: Final = "io.modelcontextprotocol/"

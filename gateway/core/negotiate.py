@@ -78,6 +78,11 @@ def handshake(result: Raw) -> Handshake:
     )
 
 
+def recalled(version: str, server_info: Raw) -> Handshake:
+    """The handshake of a session that another process opened: what is still known of it, and no capability."""
+    return Handshake(version, {}, server_info, None)
+
+
 def _is_set(raw: Raw) -> bool:
     return not jsonrpc.is_null(raw) and bytes(raw) != b"false"
 

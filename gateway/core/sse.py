@@ -10,10 +10,15 @@ import msgspec
 
 BOM: Final = b"\xef\xbb\xbf"
 KEEP_ALIVE: Final = b":\n\n"
+_RETRY_DIGITS: Final = 9
+"""More would be eleven days, and Python refuses to read very many."""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """One dispatched event; `id` is None where the stream gave none, `data` may be empty (priming events)."""
+    """One event. `id` is None where the stream gave none, and empty where it takes back the one before.
+
+    `data` may be empty: a priming event only names a place in the stream, whether it has a data line or none at all.
+    """
 
     data: bytes
     id: str | None = None
@@ -40,7 +45,8 @@ class Parser:
         self._size = 0
         self._id: str | None = None
         self._event = ""
-        self.last_event_id: str | None = None
+        self.retry_ms: int | None = None
+        """How long the stream asks to wait before it is opened again."""
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that `chunk` completes, in order; raises EventTooLarge."""
@@ -108,13 +114,13 @@ class Parser:
                 self._id = value.decode(errors="replace")
         elif name == b"event":
             self._event = value.decode(errors="replace")
+        elif name == b"retry" and value.isdigit() and len(value) <= _RETRY_DIGITS:
+            self.retry_ms = int(value)
         return None
 
     def _dispatch(self) -> Event | None:
-        if self._id is not None:
-            self.last_event_id = self._id
         event = None
-        if self._data:
+        if self._data or self._id is not None:
             event = Event(b"\n".join(self._data), self._id, self._event or "message")
         self._data, self._size, self._id, self._event = [], 0, None, ""
         return event

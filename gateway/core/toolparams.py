@@ -35,12 +35,37 @@ class _Tools(msgspec.Struct):
 class _Tool(msgspec.Struct):
     name: str
     inputSchema: Raw = Raw(b"{}")  # noqa: N815  (the wire's spelling)
+    annotations: Raw = Raw(b"{}")
 
 
-def of_tools(result: bytes) -> dict[str, tuple[Mirrored, ...]]:
-    """The annotated parameters of every tool of a ListToolsResult; tools without any map to an empty tuple."""
+class _Hints(msgspec.Struct):
+    readOnlyHint: bool = False  # noqa: N815
+    idempotentHint: bool = False  # noqa: N815
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """What the gateway needs to know of a tool.
+
+    `mirrored`: its annotated parameters. `ephemeral`: it says of itself that it may run twice (`readOnlyHint` or
+    `idempotentHint`; SEP-2322, ephemeral workflow).
+    """
+
+    mirrored: tuple[Mirrored, ...] = ()
+    ephemeral: bool = False
+
+
+def of_tools(result: bytes) -> dict[str, Tool]:
+    """What a ListToolsResult says of each tool."""
     listed = msgspec.json.decode(result, type=_Tools).tools
-    return {tool.name: _of_schema(tool.inputSchema) for tool in listed}
+    return {tool.name: Tool(_of_schema(tool.inputSchema), _is_ephemeral(tool.annotations)) for tool in listed}
+
+
+def _is_ephemeral(annotations: Raw) -> bool:
+    try:
+        hints = msgspec.json.decode(annotations, type=_Hints | None)
+    except msgspec.MsgspecError:
+        return False
+    return hints is not None and (hints.readOnlyHint or hints.idempotentHint)
 
 
 def _of_schema(schema: Raw) -> tuple[Mirrored, ...]:

@@ -20,7 +20,7 @@ from gateway.core import events as on
 from gateway.core import jsonrpc
 from gateway.core.exchange import Exchange, Policy, State
 from gateway.core.inputs import Capabilities, Question
-from gateway.errors import GatewayError
+from gateway.errors import CallLost, GatewayError
 
 ALL = Capabilities(form=True, url=True, sampling=True, sampling_tools=True, roots=True)
 FORM = {"message": "Name?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
@@ -29,6 +29,7 @@ ACCEPT = Raw(b'{"action":"accept","content":{"name":"Ada"}}')
 DECLINE = Raw(b'{"action":"decline"}')
 CANCEL = Raw(b'{"action":"cancel"}')
 SAMPLED = Raw(b'{"role":"assistant","model":"m","content":{"type":"text","text":"Hello"}}')
+LOST = CallLost("the stream broke")
 RESULT = b'{"resultType":"complete","content":[]}'
 
 
@@ -138,14 +139,16 @@ class Playbook:
         return dict(self.exchange.questions)
 
 
-def ask(legs: on.Leg | tuple[on.Leg, ...], round_: int, *keys: str) -> do.Ask:
+def ask(
+    legs: on.Leg | tuple[on.Leg, ...], round_: int, *keys: str, state: State = State.PARKED, held: bool = True
+) -> do.Ask:
     """The command that ends legs with these questions."""
-    return do.Ask(legs if isinstance(legs, tuple) else (legs,), dict.fromkeys(keys, ANY), round_)
+    return do.Ask(legs if isinstance(legs, tuple) else (legs,), dict.fromkeys(keys, ANY), round_, state, held)
 
 
 def send(*answers: tuple[str, Any, Raw]) -> do.SendAnswers:
     """The command that posts answers, each given as key, upstream id and value."""
-    return do.SendAnswers(tuple((Question(key, ANY, ANY, raw(id_)), value) for key, id_, value in answers))
+    return do.SendAnswers(tuple((Question(key, ANY, ANY, raw(id_), ANY), value) for key, id_, value in answers))
 
 
 def error(code: int, message: Any = ANY) -> jsonrpc.Error:
@@ -194,6 +197,13 @@ def detached(by: on.Leg, again: on.Leg, **options: Any) -> Playbook:
     return play
 
 
+def broken(by: on.Leg, **options: Any) -> Playbook:
+    """A playbook whose call was lost while its one question was with the client; it may be run again."""
+    play = parked(by, **options) >> on.Broke(LOST, replayable=True) << do.ReleaseSession(clean=False)
+    assert play.state is State.BROKEN
+    return play
+
+
 def referred(by: on.Leg, *urls: dict[str, Any], **options: Any) -> Playbook:
     """A playbook whose call ended with -32042 in the first round; the urls are with the client."""
     urls = urls or (url(),)
@@ -201,7 +211,7 @@ def referred(by: on.Leg, *urls: dict[str, Any], **options: Any) -> Playbook:
         waiting(by, **options)
         >> url_required(*urls)
         << do.DisarmLeg()
-        << ask(by, 1, *(f"elicitation-{number + 1}" for number in range(len(urls))))
+        << ask(by, 1, *(f"elicitation-{number + 1}" for number in range(len(urls))), state=State.REFERRED)
         << do.Arm(do.Timer.TTL)
     )
     assert play.state is State.REFERRED

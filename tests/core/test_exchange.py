@@ -18,7 +18,6 @@ from gateway.core.commands import Timer
 from gateway.core.exchange import MAX_QUESTIONS, TRANSITIONS, Exchange, Policy, State
 from gateway.core.inputs import Capabilities
 from gateway.errors import (
-    CallLost,
     InvalidParams,
     InvalidState,
     LocalProtocolError,
@@ -31,6 +30,8 @@ from tests.core.playbook import (
     ALL,
     CANCEL,
     DECLINE,
+    FORM,
+    LOST,
     RESULT,
     SAMPLED,
     SAMPLING,
@@ -39,6 +40,7 @@ from tests.core.playbook import (
     ask,
     asked,
     attributes,
+    broken,
     detached,
     error,
     leg,
@@ -56,10 +58,9 @@ from tests.schema import assert_modern_message, assert_modern_result
 FIRST, SECOND, THIRD = leg(1), leg(2), leg(3)
 EVENTS = [event for event in vars(on).values() if isinstance(event, type) and issubclass(event, on.Event)]
 EVENTS.remove(on.Event)
-LOST = CallLost("the stream broke")
 STOPPING = Stopping("stopping")
 UNAUTHORISED = Refused("refused", status=401, challenge="Bearer")
-QUESTION = inputs.Question("elicitation-1", mcp.ELICIT, ANY, raw(0))
+QUESTION = inputs.Question("elicitation-1", mcp.ELICIT, raw(FORM), raw(0))
 PLAIN = Policy(may_ask=False)
 
 # -- one call ---------------------------------------------------------------------------------------------------
@@ -416,7 +417,9 @@ def test_an_error_and_a_break_while_parked_are_kept_too() -> None:
 
 
 def test_a_url_that_must_be_visited_first_becomes_a_round_and_the_call_is_sent_again() -> None:
-    play = waiting(FIRST) >> url_required(url()) << do.DisarmLeg() << ask(FIRST, 1, "elicitation-1")
+    play = (
+        waiting(FIRST) >> url_required(url()) << do.DisarmLeg() << ask(FIRST, 1, "elicitation-1", state=State.REFERRED)
+    )
     play = play << do.Arm(Timer.TTL)
     assert play.state is State.REFERRED
     assert not play.exchange.calling
@@ -447,7 +450,11 @@ def test_of_two_urls_one_declined_the_call_is_not_sent_again() -> None:
 
 def test_of_several_urls_only_those_not_accepted_yet_are_asked_again() -> None:
     play = referred(FIRST, url("a"), url("b"))
-    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << ask(SECOND, 1, "elicitation-2")
+    play = (
+        play
+        >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})
+        << ask(SECOND, 1, "elicitation-2", state=State.REFERRED)
+    )
     play = play << do.Arm(Timer.TTL) >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << do.Disarm(Timer.TTL)
     assert play << do.SendCall() << do.Arm(Timer.LEG)
 
@@ -471,7 +478,7 @@ def test_more_urls_than_one_round_may_carry_are_refused() -> None:
 
 def test_a_session_whose_question_was_open_at_the_url_error_is_not_used_again() -> None:
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> url_required(url())
-    play = play << do.DisarmLeg() << ask(FIRST, 1, "elicitation-2") << do.Arm(Timer.TTL)
+    play = play << do.DisarmLeg() << ask(FIRST, 1, "elicitation-2", state=State.REFERRED) << do.Arm(Timer.TTL)
     play = play >> answered(SECOND, 1, **{"elicitation-2": ACCEPT}) << do.Disarm(Timer.TTL)
     play = play << do.SendCall() << do.Arm(Timer.LEG) >> on.Resulted(RESULT) << do.DisarmLeg()
     assert play << do.Reply((SECOND,), RESULT) << do.ReleaseSession(clean=False) << do.Arm(Timer.LINGER)
@@ -517,19 +524,39 @@ def test_a_session_with_unanswered_questions_is_not_clean_after_a_malformed_url_
 def test_a_url_error_while_parked_is_asked_when_the_client_comes() -> None:
     play = parked(FIRST) >> url_required(url()) << do.DisarmLeg() << do.Arm(Timer.TTL)
     assert play.state is State.REFERRED
-    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << ask(SECOND, 1, "elicitation-2")
+    play = (
+        play
+        >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})
+        << ask(SECOND, 1, "elicitation-2", state=State.REFERRED)
+    )
     play = play << do.Arm(Timer.TTL) >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << do.Disarm(Timer.TTL)
     assert play << do.SendCall() << do.Arm(Timer.LEG)
 
 
 def test_a_url_error_while_detached_is_asked_when_the_client_repeats() -> None:
     play = detached(FIRST, SECOND) >> url_required(url()) << do.DisarmLeg() << do.Arm(Timer.TTL)
-    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ask(THIRD, 1, "elicitation-2") << ANY
+    assert (
+        play
+        >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
+        << ask(THIRD, 1, "elicitation-2", state=State.REFERRED)
+        << ANY
+    )
 
 
 def test_a_stale_round_while_referred_gets_the_urls_when_its_answers_are_the_same() -> None:
-    play = resumed(FIRST, SECOND) >> url_required(url()) << ANY << ask(SECOND, 2, "elicitation-2") << ANY
-    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ask(THIRD, 2, "elicitation-2") << ANY
+    play = (
+        resumed(FIRST, SECOND)
+        >> url_required(url())
+        << ANY
+        << ask(SECOND, 2, "elicitation-2", state=State.REFERRED)
+        << ANY
+    )
+    assert (
+        play
+        >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
+        << ask(THIRD, 2, "elicitation-2", state=State.REFERRED)
+        << ANY
+    )
     play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
 
 
@@ -589,7 +616,7 @@ def test_a_kept_result_is_not_given_for_other_answers() -> None:
     play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
 
 
-@pytest.mark.parametrize("arrive", [parked, referred], ids=["parked", "referred"])
+@pytest.mark.parametrize("arrive", [parked, referred, broken], ids=["parked", "referred", "broken"])
 def test_closing_after_a_reply_is_no_cancellation(arrive: Callable[[on.Leg], Playbook]) -> None:
     play = arrive(FIRST)
     state = play.state
@@ -800,6 +827,7 @@ def test_notifications_while_nobody_waits_are_dropped(event: on.Event) -> None:
 def test_what_the_upstream_says_after_the_end_changes_nothing(event: on.Event) -> None:
     for play in (
         referred(FIRST),
+        broken(FIRST),
         parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY,
         resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY << ANY << ANY,
     ):
@@ -826,6 +854,8 @@ def in_state(state: State) -> Exchange:
             return parked(FIRST).exchange
         case State.REFERRED:
             return referred(FIRST).exchange
+        case State.BROKEN:
+            return broken(FIRST).exchange
         case State.DETACHED:
             return detached(FIRST, SECOND).exchange
         case State.FINISHED:
@@ -851,6 +881,8 @@ def event_of(kind: type[on.Event]) -> on.Event:
         on.LegLimitPassed(),
         on.GracePassed(),
         on.Expired(),
+        on.HandedOver(),
+        on.LetGo(cancel=True),
         on.Stopped(STOPPING),
     )
     (event,) = [sample for sample in samples if type(sample) is kind]

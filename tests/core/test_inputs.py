@@ -248,3 +248,35 @@ def test_the_urls_of_an_error_become_questions_that_nobody_waits_for() -> None:
 def test_an_error_without_proper_urls_is_malformed(data: Any) -> None:
     with pytest.raises(Malformed, match="-32042"):
         inputs.url_questions(data, set())
+
+
+# -- what is the same question ----------------------------------------------------------------------------------------
+
+
+def digest(method: str, params: bytes) -> bytes:
+    return inputs.question_digest(Question("k", method, Raw(params), raw(0)))
+
+
+def test_a_question_is_named_by_method_and_params_and_by_nothing_else() -> None:
+    one = digest(mcp.ELICIT, b'{"message":"x","a":{"b":1,"c":[1,2]}}')
+    assert len(one) == 16
+    assert digest(mcp.ELICIT, b'{ "a": {"c":[1, 2],"b":1}, "message":"\\u0078" }') == one
+    other = Question("other key", mcp.ELICIT, Raw(b'{"message":"x","a":{"b":1,"c":[1,2]}}'), raw("other id"))
+    assert inputs.question_digest(other) == one
+    assert digest(mcp.SAMPLE, b'{"message":"x","a":{"b":1,"c":[1,2]}}') != one
+    assert digest(mcp.ELICIT, b'{"message":"x","a":{"b":1,"c":[2,1]}}') != one
+    assert digest(mcp.ELICIT, b'{"message":"X","a":{"b":1,"c":[1,2]}}') != one
+
+
+@pytest.mark.parametrize("params", [b'{"a":1e999}', b'{"a":' + b"[" * 100_000], ids=["number", "depth"])
+def test_a_question_that_cannot_be_read_is_named_by_its_bytes(params: bytes) -> None:
+    one = digest(mcp.ELICIT, params)
+    assert len(one) == 16
+    assert digest(mcp.ELICIT, params) == one
+    assert digest(mcp.ELICIT, params + b" ") != one
+    assert digest(mcp.SAMPLE, params) != one
+
+
+def test_a_digest_that_travelled_is_taken_as_it_is() -> None:
+    assert inputs.question_digest(Question("k", mcp.ELICIT, None, raw(0), b"travelled")) == b"travelled"
+    assert inputs.question_digest(Question("k", mcp.ELICIT, raw({}), raw(0), b"travelled")) == b"travelled"

@@ -28,7 +28,8 @@ CASES: dict[str, tuple[bytes, list[Event]]] = {
     "an id with NUL is ignored": (b"id: a\0b\ndata: x\n\n", [Event(b"x")]),
     "an id that is no UTF-8": (b"id: \xff\ndata: x\n\n", [Event(b"x", "\ufffd")]),
     "a priming event": (b"id: 7\ndata:\n\n", [Event(b"", "7")]),
-    "an id without data is no event": (b"id: 7\n\n", []),
+    "an id without data": (b"id: 7\n\n", [Event(b"", "7")]),
+    "an id that takes back the one before": (b"id\n\n", [Event(b"", "")]),
     "retry and unknown fields": (b"retry: 10\nfoo: bar\nDATA: x\n data: y\ndata: a\n\n", [Event(b"a")]),
     "an unfinished event": (b"data: a\n", []),
     "nothing": (b"", []),
@@ -41,15 +42,19 @@ def test_a_stream_is_read_as_the_standard_says(stream: bytes, events: list[Event
     assert Parser(1000).feed(stream) == events
 
 
-def test_the_last_event_id_survives_events_without_one() -> None:
+def test_an_id_is_that_of_its_own_event() -> None:
+    assert [event.id for event in Parser(1000).feed(b"id: 1\ndata: a\n\ndata: b\n\nid: 2\n\nid: 3\ndata: c\n")] == [
+        "1",
+        None,
+        "2",
+    ]
+
+
+def test_the_pause_that_a_stream_asks_for() -> None:
     parser = Parser(1000)
-    assert parser.last_event_id is None
-    parser.feed(b"id: 1\ndata: a\n\ndata: b\n\n")
-    assert parser.last_event_id == "1"
-    parser.feed(b"id: 2\n\n")
-    assert parser.last_event_id == "2"
-    parser.feed(b"id: 3\ndata: a\n")
-    assert parser.last_event_id == "2", "an event that was not dispatched moves no cursor"
+    assert parser.retry_ms is None
+    parser.feed(b"retry: 500\nretry: soon\nretry: -1\nretry:\nretry: " + b"9" * 900 + b"\n\n")
+    assert parser.retry_ms == 500
 
 
 def test_a_line_that_ends_in_cr_does_not_wait_for_its_lf() -> None:

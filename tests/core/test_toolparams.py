@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from gateway.core import toolparams
-from gateway.core.toolparams import Mirrored
+from gateway.core.toolparams import Mirrored, Tool
 from gateway.errors import HeaderMismatch, InvalidParams
 from tests.core.playbook import raw
 from tests.core.test_request import values
@@ -17,7 +17,7 @@ from tests.core.test_request import values
 
 def mirrored(properties: Mapping[str, Any]) -> tuple[Mirrored, ...]:
     schema = {"type": "object", "properties": properties}
-    return toolparams.of_tools(bytes(raw({"tools": [{"name": "t", "inputSchema": schema}]})))["t"]
+    return toolparams.of_tools(bytes(raw({"tools": [{"name": "t", "inputSchema": schema}]})))["t"].mirrored
 
 
 def annotated(type_: Any = "string", header: Any = "Region") -> dict[str, Any]:
@@ -62,7 +62,39 @@ def test_an_annotation_against_the_rules_is_not_used(property_: Any) -> None:
 def test_tools_without_annotations_or_schemas_have_none() -> None:
     tools = [{"name": "a"}, {"name": "b", "inputSchema": {"type": "object", "properties": {"a": {}}}}]
     tools += [{"name": "c", "inputSchema": {"x-mcp-header": "A"}}, {"name": "d", "inputSchema": ["x-mcp-header"]}]
-    assert toolparams.of_tools(bytes(raw({"tools": tools}))) == {"a": (), "b": (), "c": (), "d": ()}
+    assert toolparams.of_tools(bytes(raw({"tools": tools}))) == dict.fromkeys("abcd", Tool())
+
+
+@pytest.mark.parametrize(
+    ("annotations", "ephemeral"),
+    [
+        ({"readOnlyHint": True}, True),
+        ({"idempotentHint": True}, True),
+        ({"readOnlyHint": False, "idempotentHint": True}, True),
+        ({"readOnlyHint": True, "idempotentHint": False, "title": "x", "com.example/a": 1}, True),
+        ({"readOnlyHint": False, "idempotentHint": False}, False),
+        ({"destructiveHint": False}, False),
+        ({"readOnlyHint": "true"}, False),
+        ({"readOnlyHint": 1}, False),
+        ({"readOnlyHint": None}, False),
+        ({"readonlyhint": True}, False),
+        ({}, False),
+        (None, False),
+        ([], False),
+        ("readOnlyHint", False),
+    ],
+    ids=range(14),
+)
+def test_a_tool_may_run_twice_where_it_says_so(annotations: Any, *, ephemeral: bool) -> None:
+    tools = [{"name": "t", "annotations": annotations}, {"name": "plain"}]
+    assert toolparams.of_tools(bytes(raw({"tools": tools}))) == {"t": Tool((), ephemeral), "plain": Tool()}
+
+
+def test_a_tool_has_both_its_parameters_and_its_hints() -> None:
+    schema = {"type": "object", "properties": {"region": annotated()}}
+    tool = {"name": "t", "inputSchema": schema, "annotations": {"readOnlyHint": True}}
+    found = toolparams.of_tools(bytes(raw({"tools": [tool]})))["t"]
+    assert found == Tool((Mirrored(("region",), "Mcp-Param-Region"),), ephemeral=True)
 
 
 @pytest.mark.parametrize("result", [b"{}", b'{"tools":[{}]}', b"[]"])

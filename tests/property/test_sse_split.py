@@ -11,6 +11,7 @@ PIECES = [
     b"data",
     b"id",
     b"event",
+    b"retry:7",
     b":",
     b" ",
     b"\r",
@@ -24,8 +25,8 @@ PIECES = [
 ]
 
 
-def outcome(chunks: list[bytes], bound: int = 10_000) -> tuple[list[Event], str | None, bool]:
-    """The events, the last id, and whether the bound held; a refused stream has no other outcome."""
+def outcome(chunks: list[bytes], bound: int = 10_000) -> tuple[list[Event], int | None, bool]:
+    """The events, the pause asked for, and whether the bound held; a refused stream has no other outcome."""
     parser = Parser(bound)
     events: list[Event] = []
     try:
@@ -33,7 +34,7 @@ def outcome(chunks: list[bytes], bound: int = 10_000) -> tuple[list[Event], str 
             events += parser.feed(chunk)
     except EventTooLarge:
         return [], None, False
-    return events, parser.last_event_id, True
+    return events, parser.retry_ms, True
 
 
 @pytest.mark.parametrize("stream", [case[0] for case in CASES.values()], ids=CASES)
