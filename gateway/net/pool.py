@@ -2,19 +2,21 @@
 
 Rule 1: sessions are pooled by everything that shaped them (principal, client, declared capabilities, configured
 headers). Rule 2: a session whose call is still pending is never ended with DELETE (it kills some servers): it is
-quarantined until its call ends.
+quarantined until its call ends. Rule 3: a session that another process opened serves the one call it was adopted for.
 """
 
 import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
+from msgspec import Raw
+
 from gateway.config import Config, Route
-from gateway.core import mcp
+from gateway.core import jsonrpc, mcp, negotiate
 from gateway.core.negotiate import Handshake
-from gateway.core.toolparams import Mirrored  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.core.toolparams import Tool  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.errors import Busy, CallLost, Refused, Unreachable
 from gateway.net.sessions import PoolKey, Session
 from gateway.net.tasks import Tasks
@@ -35,8 +37,8 @@ class Group:
         self.waiting: deque[asyncio.Future[Session | None]] = deque()
         self.count = 0
         self.shaken: Handshake | None = None
-        self.mirrored: dict[str, tuple[Mirrored, ...]] | None = None
-        """`x-mcp-header` parameters by tool, as the last complete tools/list said; None when unknown."""
+        self.tools: dict[str, Tool] | None = None
+        """The tools by name, as the last complete tools/list said; None when unknown."""
         self.used = time.monotonic()
         self._accepted: OrderedDict[str | None, float] = OrderedDict()
 
@@ -73,8 +75,17 @@ class Pool:
         self._groups: dict[PoolKey, Group] = {}
         self._principals: dict[bytes, int] = {}
         self._count = 0
-        self._closed = False
-        tasks.spawn(self._sweep(), f"session sweeper of {route.path}")
+        self.closed = False
+        self._sweeper = tasks.start(self._sweep(), f"session sweeper of {route.path}")
+
+    def change(self, config: Config, route: Route) -> None:
+        """Go on under other caps and deadlines; of the route nothing that shapes a session may differ."""
+        self._config, self.route = config, route
+        for group in self._groups.values():
+            waiting, group.waiting = group.waiting, deque()
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)  # there may be room now
 
     @property
     def handshake_seconds(self) -> float:
@@ -142,6 +153,29 @@ class Pool:
             if session is not None:
                 return session
 
+    async def adopt(self, key: PoolKey, session_id: str, version: str, server_info: Raw, headers: Headers) -> Session:
+        """A session that another process opened, to pick up its call; it counts as one opened here.
+
+        The upstream is not asked whether it knows the session. Raises as `acquire` does.
+        """
+        group = self.group(key)
+        deadline = time.monotonic() + self._config.timeouts.session_wait_seconds
+        while not self._has_room(key):
+            session = await self._wait(group, deadline - time.monotonic())
+            if session is not None:
+                self.release(session, clean=True)  # the next in line has it, or it makes room
+        shaken = negotiate.recalled(version, server_info)
+        return await self._begin(key, group, lambda session: session.adopt(session_id, shaken, headers))
+
+    async def cancel_orphan(self, session_id: str, version: str, call: Raw, reason: str, headers: Headers) -> None:
+        """Cancel a call of a session that another process opened, without taking the session over."""
+        channel = self._connect()
+        channel.adopt(session_id, version)
+        try:
+            await channel.send(jsonrpc.notification(mcp.CANCELLED, {"requestId": call, "reason": reason}), headers)
+        finally:
+            await channel.close(end_session=False)
+
     def take(self, key: PoolKey) -> Session | None:
         """An idle session, if there is one and nobody waits for it."""
         return self._idle(self.group(key))
@@ -200,19 +234,23 @@ class Pool:
         )
 
     async def _open(self, key: PoolKey, group: Group, headers: Headers) -> Session:
+        session = await self._begin(key, group, lambda session: session.open(headers))
+        group.shaken = session.shaken
+        return session
+
+    async def _begin(self, key: PoolKey, group: Group, begin: Callable[[Session], Awaitable[None]]) -> Session:
         session = Session(key, self._connect(), self.route.path, self._metrics, self._tasks, group.accept)
         self._enter(session, group)
         try:
             async with asyncio.timeout(self._config.timeouts.handshake_seconds):
-                await session.open(headers)
+                await begin(session)
         except BaseException as exc:
-            self._drop(session, end=session.channel.session_id is not None)
+            self._drop(session, end=session.may_end and session.channel.session_id is not None)
             explained = self._explain(exc)
             if explained is exc:
                 raise
             raise explained from exc
         session.on_change = self._changed(group)
-        group.shaken = session.shaken
         return session
 
     def _explain(self, exc: BaseException) -> BaseException:
@@ -232,7 +270,7 @@ class Pool:
     def _changed(self, group: Group) -> Callable[[str, bytes], None]:
         def forget(method: str, _: bytes) -> None:
             if method == mcp.TOOLS_CHANGED:
-                group.mirrored = None
+                group.tools = None
 
         return forget
 
@@ -247,10 +285,13 @@ class Pool:
         if session.pending:
             session.move(SessionState.QUARANTINED)
             self._tasks.spawn(self._quarantine(session), "quarantine")
-        elif not clean or session.lost or self._closed or self._config.sessions.idle_seconds == 0:
-            self._drop(session, end=not session.lost)
+        elif not clean or not self._may_pool(session):
+            self._drop(session, end=session.may_end)
         else:
             self._give_back(session)
+
+    def _may_pool(self, session: Session) -> bool:
+        return not (session.lost or session.adopted or self.closed or self._config.sessions.idle_seconds == 0)
 
     def _give_back(self, session: Session) -> None:
         group = self._groups[session.key]
@@ -268,7 +309,7 @@ class Pool:
     async def _quarantine(self, session: Session) -> None:
         """Wait for the end of a call that was given up; only then may its session be ended."""
         await session.settled(self._config.sessions.quarantine_seconds)
-        self._drop(session, end=not session.pending and not session.lost)
+        self._drop(session, end=session.may_end)
         session.abandon()
 
     def _drop(self, session: Session, *, end: bool) -> None:
@@ -304,9 +345,9 @@ class Pool:
 
     async def _sweep(self) -> None:
         """Close sessions that nobody used for `sessions.idle_seconds`, and forget empty groups."""
-        idle_seconds = self._config.sessions.idle_seconds
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
+            idle_seconds = self._config.sessions.idle_seconds
             now = time.monotonic()
             for key, group in list(self._groups.items()):
                 while group.idle and (group.idle[0].lost or now - group.idle[0].idle_since > idle_seconds):
@@ -316,8 +357,13 @@ class Pool:
                     del self._groups[key]
 
     async def close(self) -> None:
-        """End all idle sessions; those in use end with their calls."""
-        self._closed = True
+        """See `retire`."""
+        self.retire()
+
+    def retire(self) -> None:
+        """End all idle sessions, and keep none any more: those in use end with their calls, so do new ones."""
+        self.closed = True
+        _ = self._sweeper.cancel()
         for group in self._groups.values():
             while group.idle:
                 self._drop(group.idle.popleft(), end=True)

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
 import msgspec
@@ -16,8 +16,8 @@ from msgspec import Raw
 
 from gateway.core import events as on
 from gateway.core import inputs, jsonrpc, mcp, negotiate
-from gateway.core.negotiate import Handshake  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.errors import CallLost, CannotAsk, GatewayError, SessionLost
+from gateway.core.negotiate import Handshake
+from gateway.errors import CallGone, CallLost, CannotAsk, GatewayError, Refused, SessionLost
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers
 from gateway.telemetry import Event, Metrics, NestedOutcome, SessionState, get_logger
@@ -87,6 +87,8 @@ class Session:
         self.shaken: Handshake
         self.lost = False
         """The upstream forgot the session, or its side stream ended for good."""
+        self.adopted = False
+        """Whether another process opened it, for a call that it sent."""
         self.idle_since = 0.0
         self.on_change: Callable[[str, bytes], None] | None = None
         """Hears list_changed and resource updates: method and message."""
@@ -96,6 +98,8 @@ class Session:
         self._metrics = metrics
         self._tasks = tasks
         self._call: Call | None = None
+        self._owes = False
+        """Whether the call of the process that opened the session may still run."""
         self._settlers: list[asyncio.Future[None]] = []
         self._log_level: str | None = None
         self._headers = NO_HEADERS
@@ -106,6 +110,11 @@ class Session:
     def pending(self) -> bool:
         """Whether a call is in flight."""
         return self._call is not None
+
+    @property
+    def may_end(self) -> bool:
+        """Whether nothing runs in the session any more, so that the upstream can be told of its end."""
+        return not (self.lost or self.pending or self._owes)
 
     def works_on(self, call: Call) -> bool:
         """Whether this very call is in flight."""
@@ -129,6 +138,17 @@ class Session:
         await self.channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)
         self._accept(headers)
         self._metrics.session_opened(self._route)
+
+    async def adopt(self, session_id: str, shaken: Handshake, headers: Headers) -> None:
+        """Take over a session that another process opened, and whose call may still run there.
+
+        No handshake: the upstream had one. The side stream is a fresh one, and comes before anything is answered.
+        """
+        self.adopted = self._owes = True
+        self._headers = headers
+        self.shaken = shaken
+        self.channel.adopt(session_id, shaken.version)
+        await self.channel.listen(shaken.version, headers, self._hear_side, self._side_lost)
 
     async def set_log_level(self, level: str, headers: Headers, idle_seconds: float) -> None:
         """Set the session's log level, if it differs and the upstream logs at all; a refusal costs only the logs."""
@@ -160,16 +180,28 @@ class Session:
 
     async def run(self, call: Call, headers: Headers) -> None:
         """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises."""
+        await self._follow(call, headers, self.channel.request(call.message, headers, self._hear_call))
+
+    async def resume(self, call: Call, cursor: str, headers: Headers, attached: Callable[[], None]) -> None:
+        """Pick up a call that another process sent, as `run` does else. Raises what `Channel.resume` raises."""
+        try:
+            await self._follow(call, headers, self.channel.resume(cursor, headers, self._hear_call, attached))
+        except Refused:
+            self.lost = True  # for this process: the call runs there, so no DELETE
+            raise
+
+    async def _follow(self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | None]) -> None:
+        """Keep account of a call while its stream is read."""
         assert self._call is None, "one call in flight per session"
         self._call, self._headers = call, headers
         call.sent = call.heard = time.monotonic()
         try:
             call.reader = asyncio.current_task()
-            refusal = await self.channel.request(call.message, headers, self._hear_call)
+            refusal = await reading
             if refusal is not None:
                 self._settle()
                 call.listener.hear(on.Failed(refusal))
-        except SessionLost:
+        except (SessionLost, CallGone):
             self.lost = True
             self._metrics.session_lost(self._route)
             log.info(
@@ -267,6 +299,7 @@ class Session:
         if call is None or event is None or not isinstance(message.id, Raw) or bytes(message.id) != call.id:
             self._metrics.upstream_failed(self._route, "unknown_id")
             return False
+        self._owes = False
         self._settle()
         self._accept(self._headers)
         call.listener.hear(event)

@@ -3,32 +3,31 @@
 Source: specification 2025-11-25 basic/transports (Streamable HTTP). What real servers do beyond it is measured and
 noted where it matters: session errors as plain 400, redirects of `/mcp` to `/mcp/`, streams that stay open after the
 answer, an `initialize` answered by JSON or by SSE.
+
+A request whose stream broke is picked up by GET with Last-Event-ID ("Resumability and Redelivery"). Servers leave gaps
+between what they replay and what they then send live, so a GET that stays silent is opened again from the same place;
+what was handed over already is known by its event id.
 """
 
 import asyncio
 import re
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import Final
 
 import aiohttp
 import msgspec
 from msgspec import Raw
-from yarl import URL
 
-from gateway.config import Limits, Timeouts
 from gateway.core import jsonrpc, mcp, sse
-from gateway.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
+from gateway.errors import CallGone, CallLost, Refused, SessionLost, Unreachable, UpstreamError
+from gateway.net.client import FOREIGN, Client, Endpoint, Exchange, mapped
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers, Receive
+from gateway.net.vigil import Vigil
 
 _ACCEPT: Final = "application/json, text/event-stream"
 _SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
-_KEEP_ALIVE_SECONDS: Final = 4.0
-"""Node and uvicorn close idle connections after 5 s; a connection that is older may close under a request, and a
-`tools/call` must not be sent twice."""
 _DRAIN_SECONDS: Final = 1.0
 """How long an answered stream may take to end before its connection is given up."""
 _REOPEN_SECONDS: Final = (0.0, 0.5, 2.0, 5.0)
@@ -36,114 +35,50 @@ _REOPEN_SECONDS: Final = (0.0, 0.5, 2.0, 5.0)
 _LASTING_SECONDS: Final = 1.0
 _SIDE_HEAD_SECONDS: Final = 2.0
 """How long the handshake waits for the head of the side stream; a few servers send it with the first event."""
+_RETRY_SECONDS: Final = (0.1, 0.5, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0)
+"""Pauses before a request is picked up again: as many failures in a row are borne as stand here."""
+_RESUME_HEAD_SECONDS: Final = 5.0
+_RETRY_FIELD_SECONDS: Final = 60.0
+"""The longest pause that a server's `retry` field gets."""
+_HANDED_KEPT: Final = 4096
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
+_PASSING: Final = (408, 409, 425, 429)
+"""What a GET may be answered that is served later: 409 while the server takes the broken stream for an open one."""
 _ERROR_BODY_BYTES: Final = 65_536
-_READ_BYTES: Final = 65_536
-FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
-"""What aiohttp raises; none of it leaves this file."""
 
 
-class Client:
-    """The process's one HTTP client towards upstreams."""
+class _Cut(CallLost):
+    """A request's event stream ended or broke before the answer; it may be picked up."""
 
-    def __init__(self, timeouts: Timeouts) -> None:
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            # Upstream streams live as long as a person thinks; every wait has its own deadline instead.
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds, sock_read=None),
-            auto_decompress=False,
-            trust_env=False,
-            read_bufsize=_READ_BYTES,
-            headers={"Accept-Encoding": "identity", "User-Agent": "mrtr-gateway"},
-            skip_auto_headers=("Content-Type",),
-        )
-
-    def exchange(self, method: str, url: URL, headers: dict[str, str], body: bytes | None, where: str) -> "_Exchange":
-        """One HTTP request, to be entered for its response."""
-        context = self._http.request(method, url, data=body, headers=headers, allow_redirects=False)
-        return _Exchange(context, where)
-
-    async def open(self, method: str, url: URL, headers: dict[str, str], body: bytes) -> aiohttp.ClientResponse:
-        """One HTTP request, whose response the caller releases; raises one of FOREIGN."""
-        return await self._http.request(method, url, data=body, headers=headers, allow_redirects=False)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._http.close()
+    def __init__(self, message: str, cursor: str | None, retry_ms: int | None) -> None:
+        super().__init__(message)
+        self.cursor = cursor
+        self.pause_seconds = min((retry_ms or 0) / 1000, _RETRY_FIELD_SECONDS)
+        """What the server asks for."""
 
 
-class _Exchange:
-    """One HTTP request; foreign exceptions become Unreachable (nothing was sent) or CallLost.
-
-    A class, because two generators for every request are a measurable part of a plain call.
-    """
-
-    __slots__ = ("_context", "_where")
-
-    def __init__(self, context: AbstractAsyncContextManager[aiohttp.ClientResponse], where: str) -> None:
-        self._context = context
-        self._where = where
-
-    async def __aenter__(self) -> aiohttp.ClientResponse:
-        try:
-            return await self._context.__aenter__()
-        except FOREIGN as exc:
-            raise _mapped(exc, self._where) from exc
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._context.__aexit__(kind, exc, traceback)
-        if isinstance(exc, FOREIGN):
-            raise _mapped(exc, self._where) from exc
-
-
-def _mapped(exc: BaseException, where: str) -> UpstreamError:
-    """What a foreign exception means to the caller."""
-    if isinstance(exc, aiohttp.ClientConnectorError):
-        return Unreachable(
-            f"{where} cannot be reached ({exc.strerror or exc.os_error}); check that the server runs and "
-            "that upstream.url is right"
-        )
-    if isinstance(exc, aiohttp.ConnectionTimeoutError):
-        return Unreachable(
-            f"{where} did not accept a connection within timeouts.connect_seconds; check address and firewall"
-        )
-    return CallLost(f"{where} broke the connection ({type(exc).__name__}); the request may have had effects")
-
-
-class Endpoint:
-    """One upstream URL and what was learnt about it; shared by all its channels."""
-
-    def __init__(self, route: str, url: str) -> None:
-        self.url = URL(url)
-        self.where = f"The upstream {url} of route {route}"
-
-    def follow(self, location: str | None) -> None:
-        """Take a redirect within the origin (`/mcp` to `/mcp/`); anything else is refused.
-
-        Credentials and bodies must not travel to another origin because an upstream says so.
-        """
-        target = self.url.join(URL(location)) if location else self.url
-        if location is None or target.origin() != self.url.origin():
-            raise Unreachable(f"{self.where} redirects to another origin; set upstream.url to the final address")
-        self.url = target
+class _NotYet(CallLost):
+    """A GET from a cursor failed in a way that may pass."""
 
 
 class StreamableChannel(Channel):
     """One session over streamable HTTP."""
 
-    def __init__(self, client: Client, endpoint: Endpoint, limits: Limits, timeouts: Timeouts, tasks: Tasks) -> None:
+    def __init__(self, client: Client, endpoint: Endpoint, tasks: Tasks) -> None:
         self._client = client
         self._endpoint = endpoint
-        self._limits = limits
-        self._timeouts = timeouts
         self._tasks = tasks
         self._fixed: dict[str, str] = {"Accept": _ACCEPT, "Content-Type": "application/json"}
         self._headers = NO_HEADERS
         """Those of the last message that was served: GET and DELETE need a credential too."""
         self._side: asyncio.Task[None] | None = None
         self._closed = False
+        self._handed: set[str] = set()
+        """Ids of the events of the current request that were handed over, since `_place`."""
+        self._place = ""
+        """The event id behind which a resumed request is asked for."""
+        self._vigil: Vigil | None = None
+        """Set while a request is resumed."""
 
     # -- handshake ----------------------------------------------------------------------------------------------
 
@@ -151,7 +86,7 @@ class StreamableChannel(Channel):
         """Send `initialize`, following one redirect within the origin."""
         for _ in range(2):
             async with self._post(message, headers) as response:
-                if response.status in (301, 302, 303, 307, 308):
+                if response.status in _REDIRECTS:
                     self._endpoint.follow(response.headers.get("Location"))
                     continue
                 self._note(response, headers)
@@ -188,6 +123,12 @@ class StreamableChannel(Channel):
         self.can_ask = self.session_id is not None
         return answers[0]
 
+    def adopt(self, session_id: str, version: str) -> None:
+        """Take over a session by its id."""
+        self.session_id = session_id
+        self._fixed[mcp.SESSION_ID] = session_id
+        self._fixed[mcp.PROTOCOL_VERSION] = version
+
     async def listen(self, version: str, headers: Headers, receive: Receive, lost: Callable[[], None]) -> None:
         """Open the GET stream and keep it open until `close`."""
         self._fixed[mcp.PROTOCOL_VERSION] = version
@@ -214,42 +155,59 @@ class StreamableChannel(Channel):
                     if not await self._hear_side(headers, receive, ready):
                         return  # a server without this stream lives well without it
                     was_open = True
+                except _NotYet:
+                    failures += 1
+                    continue
                 except (UpstreamError, sse.EventTooLarge):
                     pass
                 finally:
                     self.hears_side = False
-                    if not ready.done():
-                        ready.set_result(None)
+                if not ready.done():
+                    ready.set_result(None)
                 # One that lasted may be opened again at once, one that did not must not be hammered.
                 failures = 0 if time.monotonic() - started > _LASTING_SECONDS else failures + 1
         finally:
+            if not ready.done():
+                ready.set_result(None)
             if was_open and not self._closed:
                 lost()
 
     async def _hear_side(self, headers: Headers, receive: Receive, ready: asyncio.Future[None]) -> bool:
         """One GET stream until it ends; whether another may be opened."""
-        fixed = {key: value for key, value in self._fixed.items() if key != "Content-Type"}
-        fixed["Accept"] = "text/event-stream"
         endpoint = self._endpoint
-        newest = {**(self._headers or headers), **fixed}
+        newest = self._get_headers(headers)
         async with self._client.exchange("GET", endpoint.url, newest, None, endpoint.where) as response:
+            if response.status in _REDIRECTS:
+                # Not known here yet in a session that another process opened.
+                endpoint.follow(response.headers.get("Location"))
+                raise _NotYet(f"{endpoint.where} redirected")
+            if response.status == 409:
+                # The stream of a process that died may still count as open.
+                raise _NotYet(f"{endpoint.where} takes another side stream for open")
             if response.status != 200 or response.content_type != "text/event-stream":
                 return False
             self.hears_side = True
             if not ready.done():
                 ready.set_result(None)
-            parser = sse.Parser(self._limits.event_bytes)
+            parser = sse.Parser(self._client.limits.event_bytes)
             async for chunk in response.content.iter_any():
                 for event in parser.feed(chunk):
                     if event.data:
                         receive(event.data)
         return True
 
+    def _get_headers(self, headers: Headers) -> dict[str, str]:
+        """The headers of a GET; the newest credential that was served is more likely to be good than the call's."""
+        fixed = {key: value for key, value in self._fixed.items() if key != "Content-Type"}
+        return {**(self._headers or headers), **fixed, "Accept": "text/event-stream"}
+
     # -- messages -----------------------------------------------------------------------------------------------
 
     async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | None:
-        """POST a request and read its reply until it is answered."""
+        """POST a request and read its reply until it is answered; picks it up again where the server can do that."""
         self.cursor = None
+        if self._handed:
+            self._handed.clear()
         endpoint = self._endpoint
         try:
             # Without the context managers of the other requests: this is the hot path.
@@ -259,16 +217,113 @@ class StreamableChannel(Channel):
                 return await self._read(response, receive)
             finally:
                 response.release()
+        except _Cut as exc:
+            if exc.cursor is None:  # only an id on this stream proves that there is a store
+                raise
+            cursor, pause_seconds = exc.cursor, exc.pause_seconds
         except FOREIGN as exc:
-            raise _mapped(exc, endpoint.where) from exc
+            raise mapped(exc, endpoint.where) from exc
+        await asyncio.sleep(pause_seconds)
+        try:
+            await self._resume(cursor, headers, receive, _nothing)
+        except Refused as exc:
+            # The server did take the call: this must not look as if it had not.
+            raise CallLost(
+                f"{exc.message} when the call's stream was picked up again; the call may have had effects"
+            ) from exc
+        return None
+
+    async def resume(self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
+        """Pick up a request that another process sent."""
+        self.cursor = cursor
+        await self._resume(cursor, headers, receive, attached)
+
+    async def _resume(self, place: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
+        """GET from one place, again and again, until the request is answered."""
+        self._place = place
+        vigil = self._vigil = Vigil()
+        turns = failures = 0
+
+        def hear(data: bytes) -> bool:
+            nonlocal turns
+            turns = 0
+            vigil.heard()
+            return receive(data)
+
+        try:
+            while True:
+                pause_seconds = 0.0
+                try:
+                    response = await self._get_again(headers)
+                    failures = 0
+                    attached()
+                    attached = _nothing
+                    try:
+                        async with vigil.watch():
+                            await self._read_events(response, hear, again=True)
+                        return
+                    finally:
+                        vigil.rest()
+                        response.release()
+                except TimeoutError:
+                    vigil.lengthen()
+                    continue
+                except _NotYet as exc:
+                    failures += 1
+                    if failures > len(_RETRY_SECONDS):
+                        cause = exc.message.partition(";")[0]
+                        raise CallLost(
+                            f"{cause} when a running call was to be picked up; the call may have had effects"
+                        ) from exc
+                except _Cut as exc:
+                    vigil.lengthen()
+                    pause_seconds = exc.pause_seconds
+                await asyncio.sleep(max(pause_seconds, _RETRY_SECONDS[min(turns, len(_RETRY_SECONDS) - 1)]))
+                turns += 1
+        finally:
+            self._vigil = None
+
+    async def _get_again(self, headers: Headers) -> aiohttp.ClientResponse:
+        """Open the stream of a request from `_place`; the caller releases it. Raises _NotYet, or what is final."""
+        endpoint = self._endpoint
+        try:
+            async with asyncio.timeout(_RESUME_HEAD_SECONDS):
+                newest = self._get_headers(headers) | {mcp.LAST_EVENT_ID: self._place}
+                response = await self._client.open("GET", endpoint.url, newest, None)
+                if response.status == 200 and response.content_type == "text/event-stream":
+                    return response
+                try:
+                    raise await self._refused_resume(response)
+                finally:
+                    response.release()
+        except FOREIGN as exc:
+            raise _NotYet(mapped(exc, endpoint.where).message) from exc
+
+    async def _refused_resume(self, response: aiohttp.ClientResponse) -> CallLost:
+        """Why there is no stream to pick up; raises Refused."""
+        status, where = response.status, self._endpoint.where
+        if status < 300 or status in _PASSING or status >= 500:
+            return _NotYet(f"{where} answered HTTP {status} to GET with Last-Event-ID")
+        try:
+            _ = await self._refusal(response)
+        except SessionLost:
+            return CallGone(
+                f"{where} does not know the session of a running call any more (HTTP {status}), it was probably "
+                "restarted; the call may have had effects: check them before calling again"
+            )
+        except CallLost:
+            pass
+        return CallLost(f"{where} cannot pick up a call (HTTP {status}); the call may have had effects")
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
         try:
-            async with asyncio.timeout(self._timeouts.answer_seconds), self._post(message, headers) as response:
+            async with asyncio.timeout(self._client.timeouts.answer_seconds), self._post(message, headers) as response:
                 if response.status >= 300 and (refusal := await self._refusal(response)) is not None:
                     raise CallLost(f"{self._endpoint.where} refused a message: {refusal.message[:200]}")
                 self._note(response, headers)
+                if self._vigil is not None:
+                    self._vigil.answered()
                 await response.read()
         except TimeoutError as exc:
             raise CallLost(
@@ -281,7 +336,7 @@ class StreamableChannel(Channel):
         if response.status < 300:
             self._headers = headers
 
-    def _post(self, message: bytes, headers: Headers) -> _Exchange:
+    def _post(self, message: bytes, headers: Headers) -> Exchange:
         endpoint = self._endpoint
         return self._client.exchange("POST", endpoint.url, {**headers, **self._fixed}, message, endpoint.where)
 
@@ -291,7 +346,7 @@ class StreamableChannel(Channel):
         if response.content_type == "text/event-stream":
             await self._read_events(response, receive)
             return None
-        body = await self._body(response, self._limits.event_bytes)
+        body = await self._body(response, self._client.limits.event_bytes)
         if not body or not self._receive_body(body, receive):
             raise CallLost(
                 f"{self._endpoint.where} answered HTTP {response.status} without a result; the call may have had "
@@ -314,22 +369,40 @@ class StreamableChannel(Channel):
             answered = receive(bytes(item)) or answered
         return answered
 
-    async def _read_events(self, response: aiohttp.ClientResponse, receive: Receive) -> None:
-        parser = sse.Parser(self._limits.event_bytes)
+    async def _read_events(self, response: aiohttp.ClientResponse, receive: Receive, *, again: bool = False) -> None:
+        """Hand over events until the request is answered; `again` leaves out those that were handed over before."""
+        parser = sse.Parser(self._client.limits.event_bytes)
         try:
             async for chunk in response.content.iter_any():
                 for event in parser.feed(chunk):
-                    self.cursor = event.id or self.cursor
+                    if event.id is not None and self._repeats(event.id) and again:
+                        continue
                     if event.data and receive(event.data):
-                        await self._drain(response)
+                        if not again:  # those stay open after the answer, and nothing may be waited for after it
+                            await self._drain(response)
                         return
+            cut = f"{self._endpoint.where} ended the call's stream without a result; the call may have had effects"
+        except FOREIGN as exc:
+            cut = mapped(exc, self._endpoint.where).message
         except sse.EventTooLarge as exc:
             raise CallLost(
                 f"{self._endpoint.where} sent an event larger than limits.event_bytes; the call may have had effects"
             ) from exc
-        raise CallLost(
-            f"{self._endpoint.where} ended the call's stream without a result; the call may have had effects"
-        )
+        raise _Cut(cut, self.cursor, parser.retry_ms)
+
+    def _repeats(self, event_id: str) -> bool:
+        """Whether this event was handed over before; if not, the cursor moves on to it."""
+        if not event_id.isprintable() or not event_id:
+            self.cursor = None  # taken back by the server, or nothing that a header can carry
+            return False
+        if event_id in self._handed:
+            return True
+        if len(self._handed) >= _HANDED_KEPT:
+            self._handed.clear()
+            self._place = event_id
+        self._handed.add(event_id)
+        self.cursor = event_id
+        return False
 
     async def _drain(self, response: aiohttp.ClientResponse) -> None:
         """Read on to the end, so that the connection can be used again; some servers never end the stream."""
@@ -384,12 +457,16 @@ class StreamableChannel(Channel):
         endpoint, headers = self._endpoint, {**self._headers, **self._fixed}
         try:
             async with (
-                asyncio.timeout(self._timeouts.cancel_seconds),
+                asyncio.timeout(self._client.timeouts.cancel_seconds),
                 self._client.exchange("DELETE", endpoint.url, headers, None, endpoint.where) as response,
             ):
                 await response.read()
         except (TimeoutError, UpstreamError):
             pass  # the server will forget the session by itself
+
+
+def _nothing() -> None:
+    """For who does not want to know."""
 
 
 def _json_error(body: bytes) -> jsonrpc.Error | None:

@@ -1,7 +1,7 @@
 """The upstream side as the rest of the gateway sees it: a channel is one session of one legacy server.
 
 A channel moves messages; it knows no exchange, no capability and no result. Streamable HTTP is the first transport
-(`net.streamable`); HTTP+SSE and stdio fit the same five methods.
+(`net.streamable`); HTTP+SSE and stdio fit the same methods, and cannot `resume`.
 """
 
 from abc import ABC, abstractmethod
@@ -32,7 +32,7 @@ class Channel(ABC):
 
     session_id: str | None = None
     cursor: str | None = None
-    """The last event id seen on the stream of the current request."""
+    """The last event id on the stream of the current request: always the place after what was handed over."""
 
     @abstractmethod
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
@@ -48,7 +48,21 @@ class Channel(ABC):
 
         Returns the JSON-RPC error of a refusal in HTTP, whose id may be anything; else None.
         Raises SessionLost or Refused when the server did not take it, Unreachable when it cannot have been sent,
-        CallLost when its answer will not come.
+        CallLost when its answer will not come. A stream that breaks is resumed from its cursor, if it gave one.
+        """
+
+    @abstractmethod
+    def adopt(self, session_id: str, version: str) -> None:
+        """Speak in a session that another process opened, in place of `initialize`."""
+
+    @abstractmethod
+    async def resume(self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
+        """Pick a request up behind `cursor` and hand over what comes until `receive` says that it is answered.
+
+        `attached` is called once, when the server took the first attempt: its questions may be answered from then on.
+        An event is handed over once, however often the server repeats it. Tries for as long as it is not cancelled;
+        raises CallGone when the session is gone, Refused when the credentials are not accepted, and CallLost when the
+        server fails again and again.
         """
 
     @abstractmethod

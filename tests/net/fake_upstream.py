@@ -1,8 +1,9 @@
 """A FAKE legacy server: it does on command what no real server does on command, and records every request.
 
 It proves nothing about real servers (tests/parts and tests/e2e run those). Each request is answered by a script: one
-coroutine per JSON-RPC method, per HTTP method, or for "answer" (a POST with a JSON-RPC response). What has no script
-is answered as a plain server with sessions would. Scripts wait on events that the test sets, never on time.
+coroutine per JSON-RPC method, per HTTP method, for "answer" (a POST with a JSON-RPC response), or for "resume" (a GET
+with Last-Event-ID). What has no script is answered as a plain server with sessions and without an event store would.
+Scripts wait on events that the test sets, never on time.
 """
 
 import asyncio
@@ -49,9 +50,9 @@ class Seen:
 
     @property
     def word(self) -> str:
-        """What the request is: its JSON-RPC method, "answer", or its HTTP method."""
+        """What the request is: its JSON-RPC method, "answer", "resume", or its HTTP method."""
         if self.http_method != "POST":
-            return self.http_method
+            return "resume" if "Last-Event-ID" in self.headers else self.http_method
         return str(self.body.get("method", "answer"))
 
     @property
@@ -94,13 +95,13 @@ class Turn:
         if data:
             await self._stream.write(data)
 
-    async def say(self, message: dict[str, Any], *, side: bool = False) -> None:
+    async def say(self, message: dict[str, Any], event_id: str | None = None, *, side: bool = False) -> None:
         """One message on the reply's stream, or on the session's side stream."""
         message = {"jsonrpc": "2.0", **message}
         if side:
-            self.upstream.side(self.session).put_nowait(event(message))
+            self.upstream.side(self.session).put_nowait(event(message, event_id))
         else:
-            await self.raw(event(message))
+            await self.raw(event(message, event_id))
 
     async def notify(self, method: str, params: dict[str, Any], *, side: bool = False) -> None:
         await self.say({"method": method, "params": params}, side=side)
@@ -188,6 +189,15 @@ class FakeUpstream:
 
         self._scripts[word] = first
 
+    def each(self, word: str, *scripts: Script) -> None:
+        """Answer requests of that word with these scripts, one after the other, and all later ones with the last."""
+        left = list(scripts)
+
+        async def script(turn: Turn) -> None:
+            await (left.pop(0) if len(left) > 1 else left[0])(turn)
+
+        self.on(word, script)
+
     def forget(self) -> None:
         """Forget every session, as a restarted server has."""
         self.known.clear()
@@ -221,11 +231,11 @@ class FakeUpstream:
 
     # -- the server ---------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, port: int = 0) -> None:
         server = web.Server(self._handle, handler_cancellation=True, access_log=None)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{host}:{port}/mcp"
 
@@ -262,6 +272,8 @@ class FakeUpstream:
             turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
         elif seen.word == "GET":
             await self.keep_side(turn)
+        elif seen.word == "resume":
+            turn.reply(500)
         elif seen.word == "DELETE":
             self.known.discard(seen.session or "")
             self.side(seen.session).put_nowait(None)

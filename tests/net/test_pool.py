@@ -167,6 +167,12 @@ class SilentChannel(Channel):
     async def request(self, message: bytes, headers: Headers, receive: Receive) -> None:
         pass
 
+    def adopt(self, session_id: str, version: str) -> None:
+        self.session_id = session_id
+
+    async def resume(self, *_: object) -> None:
+        pass
+
     async def send(self, message: bytes, headers: Headers) -> None:
         pass
 
@@ -256,7 +262,7 @@ async def test_empty_groups_are_forgotten(upstream: FakeUpstream, begin: Start) 
     stand = await begin(sessions={"idle_seconds": 0.03})
     for number in range(5):
         await stand.client(f"Bearer {number}").call()
-    pool = stand.gateway._bridges["/mcp"].pool
+    pool = stand.gateway.routes.bridges["/mcp"].pool
     await eventually(lambda: not pool._groups)
     assert not pool._principals
     assert pool._count == 0

@@ -1,0 +1,135 @@
+"""The upstream side of one process without its downstream side: sessions and their pool, over real HTTP."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from msgspec import Raw
+
+from gateway.config import parse
+from gateway.core import events as on
+from gateway.core import jsonrpc, mcp
+from gateway.net.client import Client, Endpoint
+from gateway.net.pool import Pool
+from gateway.net.sessions import Call, PoolKey, Session
+from gateway.net.streamable import StreamableChannel
+from gateway.net.tasks import Tasks
+from gateway.net.upstream import NO_HEADERS, Headers
+from gateway.telemetry import Metrics, SessionState
+from tests.net.fake_upstream import DEADLINE
+from tests.net.workbench import ALL, BACKGROUND, configuration, eventually
+
+KEY = PoolKey(b"ada", b'{"name":"x","version":"1"}', json.dumps(ALL).encode(), ())
+INFO = Raw(b'{"name":"fake","version":"1"}')
+CALL = b'"gw-dead-1"'
+
+
+class Ear:
+    """Who hears of the call."""
+
+    def __init__(self) -> None:
+        self.heard: list[on.Event] = []
+        self.cursors: list[str | None] = []
+        self.cursor: Callable[[], str | None] = lambda: None
+
+    def hear(self, event: on.Event) -> None:
+        self.heard.append(event)
+        self.cursors.append(self.cursor())
+
+    @property
+    def progress(self) -> list[int]:
+        return [int(float(bytes(e.params["progress"]))) for e in self.heard if isinstance(e, on.Progressed)]
+
+    @property
+    def asked(self) -> list[bytes]:
+        return [bytes(e.id) for e in self.heard if isinstance(e, on.Nested)]
+
+    @property
+    def text(self) -> str:
+        (result,) = [e.result for e in self.heard if isinstance(e, on.Resulted)]
+        return str(json.loads(bytes(result))["content"][0]["text"])
+
+
+class Replica:
+    """The upstream side of one process: channels, sessions and their pool, over real HTTP."""
+
+    def __init__(self, url: str, **sections: Any) -> None:
+        self.config = parse(configuration(url, **sections), "test", {})
+        self.metrics = Metrics("0", ["/mcp"])
+        self.tasks = Tasks(self.metrics)
+        self.client = Client(self.config.limits, self.config.timeouts)
+        self.endpoint = Endpoint("/mcp", url)
+        self.pool = Pool(self.config, self.config.routes[0], self.connect, self.metrics, self.tasks)
+        self.attached = asyncio.Event()
+        self.attachments = 0
+        self.deadline = DEADLINE
+        self.ear = Ear()
+
+    def connect(self) -> StreamableChannel:
+        return StreamableChannel(self.client, self.endpoint, self.tasks)
+
+    async def adopt(
+        self, headers: Headers = NO_HEADERS, session_id: str = "s0", version: str = "2025-11-25"
+    ) -> Session:
+        session = await self.pool.adopt(KEY, session_id, version, INFO, headers)
+        self.ear.cursor = lambda: session.channel.cursor
+        return session
+
+    async def resume(
+        self, session: Session, headers: Headers = NO_HEADERS, cursor: str = "e1", call: bytes = CALL
+    ) -> None:
+        def attached() -> None:
+            self.attachments += 1
+            self.attached.set()
+
+        async with asyncio.timeout(self.deadline):
+            await session.resume(Call(call, b"", self.ear, progress_token=call), cursor, headers, attached)
+
+    async def run(
+        self,
+        session: Session,
+        headers: Headers = NO_HEADERS,
+        tool: str = "tool",
+        arguments: Any = None,
+        call: bytes = CALL,
+    ) -> None:
+        """A call of this process's own."""
+        self.ear.cursor = lambda: session.channel.cursor
+        meta = {mcp.META_PROGRESS_TOKEN: Raw(call)}
+        params = {"name": tool, "arguments": arguments or {}, "_meta": meta}
+        message = jsonrpc.request(call, mcp.TOOLS_CALL, params)
+        async with asyncio.timeout(self.deadline):
+            await session.run(Call(call, message, self.ear, progress_token=call), headers)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        return asyncio.get_running_loop().create_task(work)
+
+    async def answer(self, session: Session, headers: Headers = NO_HEADERS, id_: bytes = b"7") -> None:
+        await session.answer(Raw(id_), Raw(b'{"action":"accept","content":{"name":"Ada"}}'), headers)
+
+    def metric(self, name: str, **labels: str) -> float:
+        _ = self.metrics.render()
+        return self.metrics._registry.get_sample_value(name, {"route": "/mcp", **labels}) or 0.0
+
+    @property
+    def sessions(self) -> list[float]:
+        return [self.metric("mcp_gateway_sessions", state=state) for state in SessionState]
+
+    @property
+    def connections(self) -> int:
+        """Those in use."""
+        connector = self.client._http.connector
+        assert connector is not None
+        return len(connector._acquired)
+
+    def busy_tasks(self) -> list[str]:
+        names = [task.get_name() for task in self.tasks._running]
+        return [name for name in names if not name.startswith(BACKGROUND)]
+
+    async def close(self) -> None:
+        await self.pool.close()
+        await eventually(lambda: not self.busy_tasks())
+        await self.tasks.close()
+        await self.client.close()
+        assert self.metrics._registry.get_sample_value("mcp_gateway_task_failures_total") == 0
