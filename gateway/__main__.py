@@ -5,6 +5,7 @@ import base64
 import secrets
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -12,7 +13,7 @@ import uvloop
 from gateway import __version__
 from gateway.config import Config, ConfigError, for_upstream, load
 from gateway.demo import run as demo
-from gateway.net import app
+from gateway.net import app, workers
 from gateway.telemetry import configure_logging
 
 _KEY_BYTES = 32
@@ -55,8 +56,11 @@ def _serve(options: argparse.Namespace) -> int:
         print(exc, file=sys.stderr)
         return 1
     configure_logging(config.log.level, config.log.format)
+    read = None if options.config is None else partial(load, options.config)
     try:
-        uvloop.run(app.serve(config))
+        if config.workers > 1:
+            return uvloop.run(workers.supervise(config, read))
+        uvloop.run(app.serve(config, read=read))
     except OSError as exc:
         print(f"cannot listen: {exc}; is another process using the address?", file=sys.stderr)
         return 1

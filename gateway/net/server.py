@@ -4,8 +4,10 @@ aiohttp keeps a connection open for ever that sends half a request head, and tak
 """
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -14,7 +16,10 @@ from gateway.config import Limits, split_address
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
+UNIX: Final = "unix:"
+"""What the address of a unix socket begins with; its path follows."""
 _KEEP_ALIVE_SECONDS = 75.0
+_BACKLOG: Final = 1024
 
 
 class _BoundedHandler(RequestHandler):
@@ -40,6 +45,18 @@ class _BoundedHandler(RequestHandler):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """A client that is gone is no error of ours, and there is nobody left to be told."""
+        if isinstance(exc, ConnectionError):
+            raise exc
+        return super().handle_error(request, status, exc, message)
+
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -60,12 +77,12 @@ class _BoundedServer(web.Server):
 
     def __init__(self, handler: Handler, limits: Limits, **kwargs: Any) -> None:
         super().__init__(handler, **kwargs)
-        self._limits = limits
+        self.limits = limits
 
     def __call__(self) -> RequestHandler:
-        if len(self.connections) >= self._limits.connections:
+        if len(self.connections) >= self.limits.connections:
             return _Refuser(self)
-        return _BoundedHandler(self, self._limits.receive_seconds, loop=self._loop, **self._kwargs)
+        return _BoundedHandler(self, self.limits.receive_seconds, loop=self._loop, **self._kwargs)
 
 
 class _Refuser(RequestHandler):
@@ -83,23 +100,59 @@ class _Refuser(RequestHandler):
 
 
 class Listener:
-    """One address that is served."""
+    """One address that is served: `host:port`, or `unix:` and the path of a socket that only this user may open.
 
-    def __init__(self, handler: Handler, address: str, limits: Limits) -> None:
-        self._host, self._port = split_address(address)
-        server = _BoundedServer(
+    With `reuse_port` other processes may listen at the same port, and the kernel spreads the connections.
+    """
+
+    def __init__(self, handler: Handler, address: str, limits: Limits, *, reuse_port: bool = False) -> None:
+        self._address = address
+        self._path = Path(address.removeprefix(UNIX)) if address.startswith(UNIX) else None
+        self._made: Path | None = None
+        self._reuse_port = reuse_port
+        self._server = _BoundedServer(
             handler, limits, handler_cancellation=True, keepalive_timeout=_KEEP_ALIVE_SECONDS, access_log=None
         )
-        self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
+        self._runner = web.ServerRunner(self._server, shutdown_timeout=1.0)
+
+    def change(self, limits: Limits) -> None:
+        """Other bounds for the connections that are opened from now on."""
+        self._server.limits = limits
 
     async def start(self) -> str:
         """Listen; the address that was really taken. Raises OSError."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port, backlog=1024)
+        if self._path is not None:
+            return await self._start_unix(self._path)
+        host, port = split_address(self._address)
+        site = web.TCPSite(self._runner, host, port, backlog=_BACKLOG, reuse_port=self._reuse_port or None)
         await site.start()
         host, port = self._runner.addresses[0][:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    async def _start_unix(self, path: Path) -> str:
+        # The event loop removes a socket that is there, be it stale or somebody's who still listens.
+        if await _answers(path):
+            raise OSError(errno.EADDRINUSE, f"somebody listens at {path}")
+        await web.UnixSite(self._runner, path, backlog=_BACKLOG).start()
+        self._made = path
+        # Until here the folder's mode has to keep others out, as that of a worker's folder does.
+        path.chmod(0o600)  # noqa: ASYNC240 - it takes microseconds
+        return self._address
+
     async def close(self) -> None:
         """Close the listener and its connections."""
         await self._runner.cleanup()
+        if self._made is not None:
+            self._made.unlink(missing_ok=True)
+
+
+async def _answers(path: Path) -> bool:
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    except OSError:  # a queue that is full has an owner
+        return True
+    writer.close()
+    return True

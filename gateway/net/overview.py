@@ -1,0 +1,102 @@
+"""What the workers of one host say of themselves, told as one: the supervisor's admin listener.
+
+A counter must not go backwards when a worker ends. What it had counted at its last scrape stays in every later scrape,
+and what it counted after that is lost with it: nobody had seen it, and nobody scrapes it on the side. For the same
+reason the last counters of a worker that does not answer in time are given again. Gauges are of those that answer.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+
+from gateway.net import scrape
+from gateway.net.admin import Probes
+from gateway.net.server import UNIX
+from gateway.telemetry import Metrics
+
+_ANSWER_SECONDS: Final = 1.0
+
+
+@dataclass(eq=False)
+class _Process:
+    """One process of a worker; its successor is another."""
+
+    address: str
+    counted: scrape.Families = field(default_factory=dict)
+    """Its counters and histograms at its last scrape."""
+
+    async def get(self, path: str) -> str | None:
+        """Ask its own admin listener; None unless it says 200 in time."""
+        connector = aiohttp.UnixConnector(self.address.removeprefix(UNIX))
+        timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
+        try:
+            # The host only fills the header: the connector goes to the socket, whatever it is.
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
+                http.get(f"http://worker{path}") as response,
+            ):
+                return await response.text() if response.status == HTTPStatus.OK else None
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+
+
+class Overview(Probes):
+    """Answers for all workers; the supervisor says which there are."""
+
+    def __init__(self, metrics: Metrics, workers: int) -> None:
+        self.draining = False
+        self.proven: set[int] = set()
+        """Workers that were seen ready once."""
+        self._metrics = metrics
+        self._count = workers
+        self._processes: dict[int, _Process] = {}
+        self._ended: scrape.Families = {}
+        self._turn = asyncio.Lock()
+
+    def born(self, number: int, address: str) -> None:
+        """Take in a new process of a worker, with the address of its admin listener."""
+        self._processes[number] = _Process(address)
+
+    def died(self, number: int) -> None:
+        """Keep what a process had counted."""
+        counted = self._processes.pop(number).counted
+        self._ended = scrape.merge((self._ended, counted))
+
+    async def is_ready(self, number: int) -> bool:
+        """Ask one worker."""
+        process = self._processes.get(number)
+        ready = process is not None and await process.get("/readyz") is not None
+        if ready:
+            self.proven.add(number)
+        return ready
+
+    async def unready(self) -> str | None:
+        """See `Probes`: every worker has to be ready."""
+        if self.draining:
+            return "draining"
+        ready = await asyncio.gather(*map(self.is_ready, range(self._count)))
+        missing = [str(number) for number, is_ready in enumerate(ready) if not is_ready]
+        return f"not ready: worker {', '.join(missing)}" if missing else None
+
+    async def exposition(self) -> tuple[bytes, str]:
+        """See `Probes`: one scrape of all workers, and of the supervisor as one more process."""
+        # One at a time, or the answer that is older could arrive last and take a counter back.
+        async with self._turn:
+            asked = list(self._processes.items())
+            texts = await asyncio.gather(*(process.get("/metrics") for _, process in asked))
+            return self._told({process: text for (_, process), text in zip(asked, texts, strict=True)})
+
+    def _told(self, texts: dict[_Process, str | None]) -> tuple[bytes, str]:
+        own, content_type = self._metrics.render()
+        scrapes = [scrape.parse(own.decode()), self._ended]
+        # Who died while it was asked is in `_ended` with what it had said before, and not here.
+        for process in self._processes.values():
+            if (text := texts.get(process)) is None:
+                scrapes.append(process.counted)
+            else:
+                scrapes.append(scrape.parse(text))
+                process.counted = scrape.lasting(scrapes[-1])
+        return scrape.write(scrape.merge(scrapes)).encode(), content_type

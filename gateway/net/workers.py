@@ -1,0 +1,320 @@
+"""The supervisor: keeps several processes of this host at work that share `listen` and are replicas of one another.
+
+It serves no client itself. It starts the workers, starts those again that end unasked, hands on the signals, and
+answers the operator for all of them.
+
+Rule 1: the first start is all or nothing. A worker that ends before it was ever ready ends the program; later it is
+started again, ever more slowly.
+Rule 2: no worker outlives its supervisor. The kernel kills it (PR_SET_PDEATHSIG), so that it does not matter what the
+worker's event loop is doing at that time, or whether it runs at all.
+Rule 3: a worker hears signals from its supervisor only, and none before it can handle them. It has a session of its
+own, so that a terminal's Ctrl-C does not reach it a second time, which would mean "end now"; and it is born with the
+signals blocked, which it lifts when its handlers stand.
+"""
+
+import asyncio
+import ctypes
+import multiprocessing
+import os
+import secrets
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
+from typing import TYPE_CHECKING, Any, Final
+
+import uvloop
+
+from gateway import __version__
+from gateway.config import Config, split_address
+from gateway.net import app
+from gateway.net.members import Worker
+from gateway.net.overview import Overview
+from gateway.net.reload import Read, Reload
+from gateway.net.server import UNIX, Listener
+from gateway.net.tasks import Tasks
+from gateway.telemetry import Event, Metrics, configure_logging, get_logger
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection  # generic for the type checker only
+
+log = get_logger()
+
+_SPAWN: Final = multiprocessing.get_context("spawn")
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_KEY_BYTES: Final = 32
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LAST_PAUSE_SECONDS: Final = 5.0
+_LONG_LIFE_SECONDS: Final = 10.0
+"""Who lived this long is started again without delay."""
+_POLL_SECONDS: Final = 0.05
+_SPARE_SECONDS: Final = 5.0
+"""For what a worker does after its drain, beside telling upstreams (timeouts.cancel_seconds)."""
+_PATH_BYTES: Final = 107
+"""Of a unix socket's address (unix(7)), without the zero at its end."""
+_PR_SET_PDEATHSIG: Final = 1
+
+
+async def supervise(config: Config, read: Read | None = None) -> int:
+    """Run config.workers processes until SIGTERM or SIGINT; the exit code. Raises OSError when an address is taken.
+
+    `read` reads the configuration file again; every worker calls it for itself.
+    """
+    with _private_directory(config.workers) as directory:
+        return await Supervisor(config, directory, _key(config), read).run()
+
+
+class Supervisor:
+    """The workers' parent."""
+
+    def __init__(self, config: Config, directory: str, key: bytes, read: Read | None) -> None:
+        self._config = config
+        """What a worker starts with; the newest that could be taken over."""
+        self._read = read
+        self._directory = directory
+        self._key = key
+        self._metrics = Metrics(__version__)
+        self._tasks = Tasks(self._metrics)
+        self._overview = Overview(self._metrics, config.workers)
+        self._lives: dict[int, _Life] = {}
+        # The workers are told when it is done: one that started meanwhile with the old configuration reads it too.
+        self._reload = Reload(
+            read, config, self._change, self._tasks, lambda _: self._send(signal.SIGHUP), process="supervisor"
+        )
+        self._listener: Listener | None = None
+        self._stopping = asyncio.Event()
+        self._failed = False
+        self._error: OSError | None = None
+        self._kill: asyncio.TimerHandle | None = None
+
+    async def run(self) -> int:
+        """Work until all workers have ended; 0 if each was asked to and ended well."""
+        loop = asyncio.get_running_loop()
+        for address in filter(None, (self._config.listen, self._config.replica.listen)):
+            await _claim(address)
+        address = ""
+        if self._config.admin is not None:
+            self._listener = Listener(self._overview.handle, self._config.admin, self._config.limits)
+            address = await self._listener.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.ask)
+        log.info(
+            Event.SUPERVISOR_STARTED,
+            version=__version__,
+            listen=self._config.listen,
+            admin=address,
+            workers=self._config.workers,
+        )
+        # It lifts the block of signals when it starts, which must not be while a worker does.
+        resource_tracker.ensure_running()
+        keepers = [self._tasks.start(self._keep(number), "worker") for number in range(self._config.workers)]
+        self._reload.begin()
+        try:
+            _ = await asyncio.gather(*keepers)
+        finally:
+            # After a bug only there is something left to kill.
+            self._stopping.set()
+            self._kill_all()
+            _ = await asyncio.gather(*keepers, return_exceptions=True)
+            if self._kill is not None:
+                self._kill.cancel()
+            await self._tasks.close()
+            if self._listener is not None:
+                await self._listener.close()
+        if self._error is not None:
+            raise self._error
+        return int(self._failed)
+
+    async def _keep(self, number: int) -> None:
+        """Keep one worker at work."""
+        loop = asyncio.get_running_loop()
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._stopping.is_set():
+            began = loop.time()
+            life = self._start(number)
+            code = await life.ended()
+            del self._lives[number]
+            self._overview.died(number)
+            error = life.close()
+            seconds = round(loop.time() - began, 3)
+            if self._stopping.is_set():
+                self._failed |= code != 0
+                return
+            if number not in self._overview.proven:
+                self._give_up(number, code, error)
+                return
+            if seconds >= _LONG_LIFE_SECONDS:
+                pause = _FIRST_PAUSE_SECONDS
+            log.warning(
+                Event.WORKER_ENDED, worker=number, exit_code=code, error=error, seconds=seconds, again_in_seconds=pause
+            )
+            self._metrics.worker_restarted()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    _ = await self._stopping.wait()
+            pause = min(2 * pause, _LAST_PAUSE_SECONDS)
+
+    def _start(self, number: int) -> "_Life":
+        worker = Worker(number, self._config.workers, self._directory, self._key, self._read)
+        life = self._lives[number] = _Life(self._config, worker)
+        self._overview.born(number, worker.socket("admin"))
+        log.info(Event.WORKER_STARTED, worker=number, pid=life.pid)
+        if number not in self._overview.proven:
+            self._tasks.spawn(self._prove(number), "watch worker")
+        return life
+
+    async def _prove(self, number: int) -> None:
+        while number in self._lives and not await self._overview.is_ready(number):
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _give_up(self, number: int, code: int, error: OSError | None) -> None:
+        """End the program: what keeps a worker from its first start keeps it from the next."""
+        self._failed = True
+        self._error = self._error or error
+        if error is None:
+            log.error(Event.WORKER_ENDED, worker=number, exit_code=code, note="it ended before it was ready")
+        self._stop(signal.SIGINT)
+
+    def _change(self, config: Config) -> None:
+        """Start workers with another configuration from now on."""
+        self._config = config
+        if self._listener is not None:
+            self._listener.change(config.limits)
+
+    def _stop(self, number: signal.Signals) -> None:
+        """Hand a signal on; the workers know what a second one means."""
+        hold, spare = self._config.hold, self._config.timeouts.cancel_seconds + _SPARE_SECONDS
+        patience = spare if self._stopping.is_set() else hold.drain_delay_seconds + hold.drain_seconds + spare
+        self._stopping.set()
+        self._reload.closed = True
+        self._overview.draining = True
+        self._send(number)
+        if self._kill is not None:
+            self._kill.cancel()
+        self._kill = asyncio.get_running_loop().call_later(patience, self._kill_all)
+
+    def _send(self, number: signal.Signals) -> None:
+        for life in self._lives.values():
+            life.send(number)
+
+    def _kill_all(self) -> None:
+        for number, life in self._lives.items():
+            log.error(Event.WORKER_ENDED, worker=number, note="it did not end in time and is killed")
+            life.send(signal.SIGKILL)
+
+
+class _Life:
+    """One process of a worker, from its start to its end."""
+
+    def __init__(self, config: Config, worker: Worker) -> None:
+        self._error, error = _SPAWN.Pipe(duplex=False)
+        # A daemon: should the supervisor fall to a bug, multiprocessing ends it and does not wait for it.
+        self._process = _SPAWN.Process(target=_work, args=(config, worker, error), daemon=True)
+        with _blocked_signals():
+            self._process.start()
+        error.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the process, unless it has ended: its number may be another's by then."""
+        if self._process.is_alive():
+            os.kill(self.pid, number)
+
+    async def ended(self) -> int:
+        """Wait for its end; the exit code, or minus the signal that ended it."""
+        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._process.sentinel, gone.set)
+        try:
+            _ = await gone.wait()
+        finally:
+            loop.remove_reader(self._process.sentinel)
+        # The kernel has closed its files and is about to make it a zombie: this waits for microseconds.
+        self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+    def close(self) -> OSError | None:
+        """Give back what an ended process took; what kept it from listening."""
+        error: OSError | None = None
+        with suppress(EOFError):
+            error = OSError(*self._error.recv())
+        self._error.close()
+        self._process.close()
+        return error
+
+
+async def _claim(address: str) -> None:
+    """Raise OSError if somebody listens there: with SO_REUSEPORT the workers would share it with him unawares."""
+    host, port = split_address(address)
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+    server.close()
+    await server.wait_closed()
+
+
+@contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """What is started in here has its signals wait until it unblocks them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _work(config: Config, worker: Worker, error: "Connection[Any, Any]") -> None:
+    """Be a worker: the whole life of its process."""
+    _die_with_supervisor()
+    os.setsid()
+    configure_logging(config.log.level, config.log.format)
+    try:
+        uvloop.run(_serve(config, worker))
+    except OSError as exc:
+        error.send(exc.args)
+        sys.exit(1)
+
+
+def _die_with_supervisor() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    parent = multiprocessing.parent_process()
+    if parent is None or not parent.is_alive():  # it died before it could be watched
+        sys.exit(1)
+
+
+async def _serve(config: Config, worker: Worker) -> None:
+    loop = asyncio.get_running_loop()
+    serving = loop.create_task(app.serve(config, worker, worker.read))
+    # `serve` sets its handlers before it first waits for something: in its first step, which comes before this one.
+    loop.call_soon(signal.pthread_sigmask, signal.SIG_UNBLOCK, _SIGNALS)
+    await serving
+
+
+def _key(config: Config) -> bytes:
+    if not config.state.keys:
+        log.warning(
+            Event.CONFIG_LOADED,
+            note="state.keys is empty: states are sealed with a key of these workers alone and end with them; "
+            "run `mrtr-gateway keygen` and set state.keys",
+        )
+    return secrets.token_bytes(_KEY_BYTES)
+
+
+def _private_directory(workers: int) -> tempfile.TemporaryDirectory[str]:
+    """Make the folder of the workers' sockets, where their paths are short enough; raises OSError."""
+    longest = len(Worker(number=workers - 1, count=workers, directory="", key=b"").socket("admin")) - len(UNIX)
+    # A container with a read-only file system has /dev/shm at least.
+    for base in (None, "/tmp", "/dev/shm"):  # noqa: S108 - mkdtemp makes a new folder, for this user only
+        with suppress(OSError):
+            made = tempfile.TemporaryDirectory(prefix="mrtr-", dir=base)
+            if len(os.fsencode(made.name)) + longest <= _PATH_BYTES:
+                return made
+            made.cleanup()
+    raise OSError("no folder for the workers' sockets: neither TMPDIR nor /tmp nor /dev/shm can be written")

@@ -1,0 +1,477 @@
+"""Several processes that share `listen`: that all serve, that one scrape counts all, and that none is left behind.
+
+No test knows a pid but from the supervisor's log and /proc. Where no upstream is needed there is none: a body that is
+no request is refused, and counted, by the worker that the kernel gave the connection to.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.e2e.wire import ACCEPT, NAMED, wire
+from tests.gateway_process import (
+    FAILURES,
+    HELD,
+    START_SECONDS,
+    STATE_KEY,
+    Gateway,
+    GatewayError,
+    configuration,
+    gateway,
+    merged,
+)
+from tests.parts.launch import PARTS, REPOSITORY, die_with_parent, free_port, old_server
+
+NOBODY = "http://127.0.0.1:1/mcp"
+REFUSED = "mcp_gateway_downstream_rejected_total"
+RESTARTS = "mcp_gateway_worker_restarts_total"
+SPREAD = 200
+"""Connections after which it is no chance that one of two workers had none."""
+SENTENCE = "is another process using the address?"
+
+
+@pytest.fixture(autouse=True)
+def _short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A supervisor that is killed leaves the folder of the sockets behind."""
+    with tempfile.TemporaryDirectory(prefix="mrtr-workers-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield
+
+
+def supervisor(gw: Gateway) -> int:
+    assert gw.process is not None
+    return gw.process.pid
+
+
+def children(pid: int) -> set[int]:
+    """All children: the workers, and multiprocessing's resource tracker."""
+    with suppress(FileNotFoundError):
+        return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    return set()
+
+
+def workers(gw: Gateway) -> dict[int, int]:
+    """The newest pid by number, as the supervisor's log tells; each must be a child of it."""
+    return {line["worker"]: line["pid"] for line in gw.log("worker.started")}
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    return False
+
+
+async def gone(gw: Gateway, pids: set[int], seconds: float = 5.0) -> None:
+    async def none_lives() -> bool:
+        return not any(map(lives, pids))
+
+    await gw.until(none_lives, f"all of {pids} have ended", seconds)
+
+
+async def refused(gw: Gateway, times: int = 1) -> None:
+    """Send what is no request, each time over a new connection."""
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        for _ in range(times):
+            async with http.post(gw.url, data=b"{}") as response:
+                assert response.status == 400
+
+
+async def own(gw: Gateway) -> list[float]:
+    """What each worker itself has refused: its listener is where its log says."""
+    newest = {line["replica"]: line["admin"] for line in gw.log("server.started")}
+    return [await asked(address) for address in newest.values()]
+
+
+async def asked(address: str) -> float:
+    connector = aiohttp.UnixConnector(address.removeprefix("unix:"))
+    async with aiohttp.ClientSession(connector=connector) as http, http.get("http://worker/metrics") as response:
+        text = await response.text()
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(REFUSED))
+
+
+async def is_ready(gw: Gateway) -> bool:
+    return await gw.ready() == 200
+
+
+async def is_unready(gw: Gateway) -> bool:
+    return await gw.ready() == 503
+
+
+async def started(gw: Gateway, times: int) -> None:
+    """Wait until so many worker processes were started."""
+
+    async def logged() -> bool:
+        return len(gw.log("worker.started")) == times
+
+    await gw.until(logged, f"{times} workers started", START_SECONDS)
+
+
+@asynccontextmanager
+async def starting(**overrides: Any) -> AsyncIterator[Gateway]:
+    """A program whose supervisor has begun, and whose workers may not have."""
+    async with gateway(NOBODY, check=False, **overrides) as gw:
+        await gw.end()
+        (gw.directory / "stderr").unlink()
+        task = asyncio.get_running_loop().create_task(gw.start())
+        try:
+            await started(gw, 2)
+            yield gw
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def outcome(config: dict[str, Any], directory: Path) -> tuple[int, str]:
+    """Run a program that ends by itself, whatever its admin address says: exit code and stderr."""
+    path = directory / "gateway.yaml"
+    path.write_text(json.dumps(config))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "serve", "--config", str(path)),
+        cwd=REPOSITORY,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=die_with_parent,
+    )
+    async with asyncio.timeout(START_SECONDS):
+        said = (await process.communicate())[1]
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+def no_traceback(gw: Gateway) -> None:
+    assert not gw.errors(), gw.tail()
+    assert "Traceback" not in gw.stderr
+
+
+# Serving.
+
+
+async def test_all_workers_serve_and_one_scrape_counts_all_requests() -> None:
+    async with gateway(NOBODY, workers=2) as gw:
+        pids = workers(gw)
+        assert set(pids) == {0, 1}
+        assert set(pids.values()) < children(supervisor(gw))
+        await refused(gw, SPREAD)
+        counts = await own(gw)
+        assert all(counts), counts
+        assert sum(counts) == await gw.metric(REFUSED) == SPREAD
+        assert await gw.metric(RESTARTS) == 0
+        assert await gw.metric("mcp_gateway_build_info") == 1
+        assert await gw.metric("mcp_gateway_held_calls_limit") == 20_000
+
+
+async def test_one_worker_is_no_child() -> None:
+    async with gateway(NOBODY) as gw:
+        await refused(gw)
+        assert not children(supervisor(gw))
+        assert not gw.log("worker.started")
+
+
+async def test_workers_without_keys_share_one_and_say_so_once() -> None:
+    async with gateway(NOBODY, workers=2, state={"keys": []}) as gw:
+        assert len(gw.log("config.loaded")) == 1
+        (one, two) = gw.log("server.started")
+        assert one["key_ids"] == two["key_ids"]
+    async with gateway(NOBODY, workers=2, state={"keys": [STATE_KEY]}) as gw:
+        assert not gw.log("config.loaded")
+
+
+# One worker dies.
+
+
+async def test_a_worker_that_is_killed_is_started_again_and_the_others_serve() -> None:
+    async with gateway(NOBODY, workers=2) as gw:
+        await refused(gw, SPREAD)
+        before = workers(gw)
+        assert await gw.metric(REFUSED) == SPREAD
+        os.kill(before[0], signal.SIGKILL)
+        good, longest = time.monotonic(), 0.0
+        served = 0
+        while len(gw.log("worker.started")) < 3 or not await is_ready(gw):
+            with suppress(aiohttp.ClientError):  # what the kernel had already given to the dead one
+                await refused(gw)
+                served += 1
+                now = time.monotonic()
+                good, longest = now, max(longest, now - good)
+            assert await gw.metric(REFUSED) >= SPREAD + served - 1, "a counter went backwards"
+            assert time.monotonic() - good < 1, gw.explain("nobody listens")
+        assert served
+        assert longest < 1
+        after = workers(gw)
+        assert after[1] == before[1]
+        assert after[0] != before[0]
+        (line,) = gw.log("worker.ended")
+        assert (line["worker"], line["exit_code"], line["level"]) == (0, -signal.SIGKILL, "warning")
+        assert await gw.metric(RESTARTS) == 1
+        await refused(gw, SPREAD)
+        assert all(await own(gw))
+        assert await gw.metric(FAILURES) == 0
+
+
+async def test_counters_never_go_backwards() -> None:
+    async with gateway(NOBODY, workers=2) as gw:
+        seen = 0.0
+        for restarts in range(1, 4):
+            await refused(gw, 20)
+            now = await gw.metric(REFUSED)
+            assert now == seen + 20
+            seen = now
+            os.kill(workers(gw)[restarts % 2], signal.SIGKILL)
+            await started(gw, 2 + restarts)
+            assert await gw.metric(REFUSED) == seen
+            await gw.until(lambda: is_ready(gw), "all are ready", START_SECONDS)
+            assert await gw.metric(REFUSED) == seen
+            assert await gw.metric(RESTARTS) == restarts
+
+
+async def test_a_worker_that_dies_again_and_again_is_started_ever_more_slowly() -> None:
+    async with gateway(NOBODY, workers=2) as gw:
+        for restarts in range(1, 5):
+            os.kill(workers(gw)[1], signal.SIGKILL)
+            await started(gw, 2 + restarts)
+        assert [line["again_in_seconds"] for line in gw.log("worker.ended")] == [0.1, 0.2, 0.4, 0.8]
+        await gw.until(lambda: is_ready(gw), "all are ready", START_SECONDS)
+
+
+async def test_a_worker_that_somebody_ends_is_started_again() -> None:
+    async with gateway(NOBODY, workers=2) as gw:
+        os.kill(workers(gw)[1], signal.SIGTERM)
+        await started(gw, 3)
+        await gw.until(lambda: is_ready(gw), "all are ready", START_SECONDS)
+        (line,) = gw.log("worker.ended")
+        assert (line["worker"], line["exit_code"]) == (1, 0)
+
+
+async def test_the_host_is_unready_while_one_worker_is_missing() -> None:
+    async with gateway(NOBODY, workers=2) as gw:
+        stopped = workers(gw)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        begun = time.monotonic()
+        assert await gw.ready() == 503
+        assert time.monotonic() - begun < 3, "it does not wait for ever"
+        async with gw.http.get(f"{gw.admin}/readyz") as response:
+            assert await response.text() == "not ready: worker 0\n"
+        async with gw.http.get(f"{gw.admin}/healthz") as response:
+            assert response.status == 200
+        os.kill(stopped, signal.SIGCONT)
+        await gw.until(lambda: is_ready(gw), "ready again")
+
+
+# The end.
+
+
+async def test_a_stop_ends_all_and_leaves_nothing() -> None:
+    async with gateway(NOBODY, workers=2) as gw:
+        pids = children(supervisor(gw))
+        (directory,) = {Path(line["admin"].removeprefix("unix:")).parent for line in gw.log("server.started")}
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o600}
+        gw.terminate()
+        assert await gw.exited() == 0
+        assert len(gw.log("server.stopped")) == 2
+        assert len(gw.log("server.draining")) == 2, "each worker was told once"
+        await gone(gw, pids)
+        assert not directory.exists()
+
+
+async def test_a_host_that_drains_says_so_until_its_workers_have_ended_and_a_second_signal_ends_them() -> None:
+    async with gateway(NOBODY, workers=2, hold={"drain_delay_seconds": 60}) as gw:
+        gw.terminate()
+        await gw.until(lambda: is_unready(gw), "unready")
+        async with gw.http.get(f"{gw.admin}/readyz") as response:
+            assert await response.text() == "draining\n"
+
+        async def both_drain() -> bool:
+            return len(gw.log("server.draining")) == 2
+
+        await gw.until(both_drain, "both drain")
+        await refused(gw)
+        assert await gw.metric(REFUSED) == 1
+        gw.terminate()
+        assert await gw.exited(5) == 0
+        assert len(gw.log("server.stopped")) == 2
+
+
+async def test_an_interrupt_is_handed_on_as_one() -> None:
+    """An interrupt does not wait for load balancers: the delay tells which signal the workers got."""
+    async with gateway(NOBODY, workers=2, hold={"drain_delay_seconds": 60}) as gw:
+        os.kill(supervisor(gw), signal.SIGINT)
+        assert await gw.exited(5) == 0
+        assert [line["delay_seconds"] for line in gw.log("server.draining")] == [0, 0]
+
+
+async def test_a_terminal_does_not_reach_the_workers() -> None:
+    async with gateway(NOBODY, workers=2) as gw:
+        for pid in workers(gw).values():
+            assert os.getpgid(pid) == os.getsid(pid) == pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_stop_while_workers_start_is_no_crash(number: signal.Signals) -> None:
+    async with starting(workers=2) as gw:
+        pids = children(supervisor(gw))
+        for pid in (supervisor(gw), *workers(gw).values()):  # as a terminal would, before they have a session
+            os.kill(pid, number)
+        assert await gw.exited() == 0
+        no_traceback(gw)
+        await gone(gw, pids)
+
+
+async def test_a_reload_reaches_all_workers_even_those_that_start() -> None:
+    async with starting(workers=2) as gw:
+        os.kill(supervisor(gw), signal.SIGHUP)
+
+        async def both() -> bool:
+            return {line.get("replica") for line in gw.log("config.loaded")} >= {
+                line["replica"] for line in gw.log("server.started")
+            } and len(gw.log("server.started")) == 2
+
+        await gw.until(both, "both read the file", START_SECONDS)
+        await gw.until(lambda: is_ready(gw), "ready", START_SECONDS)
+        assert not gw.log("worker.ended")
+
+
+async def test_a_worker_that_starts_after_a_reload_has_what_the_others_have() -> None:
+    """The file may be broken by then: it is the supervisor who knows what was taken over."""
+    limit = "mcp_gateway_held_calls_limit"
+    async with gateway(NOBODY, check=False, workers=2, hold={"max_calls": 5}) as gw:
+        path = gw.directory / "gateway.yaml"
+        path.write_text(json.dumps(merged(gw.config, {"hold": {"max_calls": 7}})))
+        os.kill(supervisor(gw), signal.SIGHUP)
+
+        async def both() -> bool:
+            return await gw.metric(limit) == 14
+
+        await gw.until(both, "both have the new limit")
+        path.write_text("broken: true")
+        os.kill(supervisor(gw), signal.SIGHUP)
+
+        async def refused_by_all() -> bool:
+            return len(gw.log("config.rejected")) == 3
+
+        await gw.until(refused_by_all, "supervisor and workers refused the file")
+        os.kill(workers(gw)[0], signal.SIGKILL)
+        await started(gw, 3)
+        await gw.until(lambda: is_ready(gw), "all are ready", START_SECONDS)
+        assert await gw.metric(limit) == 14
+
+
+async def test_no_worker_outlives_its_supervisor() -> None:
+    async with gateway(NOBODY, workers=2) as gw:
+        pids = children(supervisor(gw))
+        # One of them can do nothing about it itself.
+        os.kill(workers(gw)[1], signal.SIGSTOP)
+        await gw.kill()
+        await gone(gw, pids)
+
+
+async def test_no_worker_that_starts_outlives_its_supervisor() -> None:
+    async with starting(workers=2) as gw:
+        pids = children(supervisor(gw))
+        await gw.kill()
+        await gone(gw, pids)
+
+
+@pytest.mark.parametrize(("delay_seconds", "signals"), [(0, 1), (60, 2)])
+async def test_a_worker_that_does_not_end_is_killed(delay_seconds: float, signals: int) -> None:
+    hold = {"drain_seconds": 0, "drain_delay_seconds": delay_seconds}
+    async with gateway(NOBODY, check=False, workers=2, hold=hold, timeouts={"cancel_seconds": 0.1}) as gw:
+        pids = children(supervisor(gw))
+        os.kill(workers(gw)[0], signal.SIGSTOP)
+        for number in range(signals):
+            gw.terminate()
+
+            async def told(draining: int = number) -> bool:
+                """The other worker heard it: two signals at once are one."""
+                return len(gw.log("server.stopped" if draining else "server.draining")) == 1
+
+            await gw.until(told, "the other worker heard it")
+        assert await gw.exited() == 1
+        await gone(gw, pids)
+        (line,) = gw.log("worker.ended")
+        assert line["worker"] == 0
+        assert "killed" in line["note"]
+
+
+# The start.
+
+
+@pytest.mark.parametrize("name", ["listen", "admin", "replica.listen"])
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "with SO_REUSEPORT"])
+async def test_an_address_that_is_taken_ends_the_program(name: str, tmp_path: Path, *, shared: bool) -> None:
+    with socket.socket() as other:
+        port = free_port()
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        taken = f"127.0.0.1:{port}"
+        overrides: dict[str, Any] = {"replica": {"listen": taken}} if name == "replica.listen" else {name: taken}
+        code, said = await outcome(configuration(NOBODY, {"workers": 2, **overrides}), tmp_path)
+    assert code == 1
+    assert said.count(SENTENCE) == 1
+    assert "Traceback" not in said
+
+
+async def test_a_second_program_does_not_creep_in_beside_the_first() -> None:
+    async with gateway(NOBODY, workers=2) as gw:
+        with pytest.raises(GatewayError, match="ended with 1"):
+            async with gateway(NOBODY, check=False, workers=2, listen=gw.config["listen"]):
+                pass
+        await refused(gw, 10)
+
+
+# Questions.
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not (PARTS / "py130").exists(), reason="scripts/parts has not been run")
+async def test_an_answer_may_come_to_another_worker_than_the_question() -> None:
+    async with old_server("py130") as server, gateway(server.url, workers=2) as gw, wire(gw.url) as client:
+        crossed = "mcp_gateway_continuations_total"
+        for number in range(1, 1000):
+            asks = await client.call("ask")
+            final = await client.call("ask", state=asks.state, answers=dict.fromkeys(asks.asks, ACCEPT))
+            assert final.text == NAMED
+            if number >= 20 and await gw.metric(crossed, step="forwarded") >= 20:
+                break
+        assert await gw.metric(crossed, step="forwarded") >= 20
+        assert await gw.metric(crossed) >= number
+        assert len(server.ledger("run", "ask")) == len(server.ledger("answered", "ask")) == number
+        await gw.settled()
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not (PARTS / "py130").exists(), reason="scripts/parts has not been run")
+async def test_a_host_that_stops_lets_parked_calls_complete_wherever_their_answers_come() -> None:
+    async with (
+        old_server("py130") as server,
+        gateway(server.url, workers=2, hold={"drain_seconds": 20}) as gw,
+        wire(gw.url) as client,
+    ):
+        parked = [await client.call("ask") for _ in range(8)]
+        assert await gw.metric(HELD) == 8
+        gw.terminate()
+
+        async def both_drain() -> bool:
+            return len(gw.log("server.draining")) == 2
+
+        await gw.until(both_drain, "both drain")
+        for asks in parked:
+            final = await client.call("ask", state=asks.state, answers=dict.fromkeys(asks.asks, ACCEPT))
+            assert final.text == NAMED
+        assert await gw.exited(5) == 0, "it waits for what is parked, not for the whole drain"
+        assert len(server.ledger("run", "ask")) == len(server.ledger("answered", "ask")) == 8

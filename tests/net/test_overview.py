@@ -1,0 +1,252 @@
+"""What workers say of themselves, as one; with workers that are this process's own listeners on unix sockets."""
+
+import asyncio
+import stat
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.config import Limits
+from gateway.net import overview
+from gateway.net.admin import Admin, Probes
+from gateway.net.overview import Overview
+from gateway.net.server import Listener
+from gateway.telemetry import Metrics
+
+TASKS = "mcp_gateway_task_failures_total"
+LIMIT = "mcp_gateway_held_calls_limit"
+ANSWER_SECONDS = 0.2
+
+
+class FakeWorker:
+    """A worker's admin listener, with a switch for each way to be absent."""
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self.address = f"unix:{directory}/admin-{number}.sock"
+        self.metrics = Metrics("1", ["/mcp"])
+        self.metrics.set_held_limit(10)
+        self.ready = True
+        self.free = asyncio.Event()
+        """Cleared: it takes requests and does not answer."""
+        self.free.set()
+        self.asked = asyncio.Event()
+        self._admin = Admin(self.metrics, lambda: self.ready)
+        self._listener = Listener(self._handle, self.address, Limits())
+
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        self.asked.set()
+        await self.free.wait()
+        return await self._admin.handle(http)
+
+    def work(self, times: int) -> None:
+        for _ in range(times):
+            self.metrics.task_failed()
+
+    async def start(self) -> None:
+        assert await self._listener.start() == self.address
+
+    async def end(self) -> None:
+        await self._listener.close()
+
+
+class Host:
+    """A supervisor's view of two workers."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.own = Metrics("1")
+        self.overview = Overview(self.own, 2)
+        self.workers: list[FakeWorker] = []
+
+    async def start(self, number: int) -> FakeWorker:
+        worker = FakeWorker(self.directory, number)
+        await worker.start()
+        self.workers.append(worker)
+        self.overview.born(number, worker.address)
+        return worker
+
+    async def die(self, number: int, worker: FakeWorker) -> None:
+        await worker.end()
+        self.overview.died(number)
+
+    async def value(self, name: str) -> float:
+        text = (await self.overview.exposition())[0].decode()
+        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+        return sum(sample.value for sample in samples if sample.name == name)
+
+
+@pytest.fixture
+async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Host]:
+    monkeypatch.setattr(overview, "_ANSWER_SECONDS", ANSWER_SECONDS)
+    made = Host(tmp_path)
+    yield made
+    for worker in made.workers:
+        worker.free.set()
+        await worker.end()
+
+
+async def test_one_scrape_counts_all_processes(host: Host) -> None:
+    for number in range(2):
+        (await host.start(number)).work(number + 1)
+    host.own.task_failed()
+    assert await host.value(TASKS) == 1 + 2 + 1
+    assert await host.value(LIMIT) == 20
+    assert await host.value("mcp_gateway_build_info") == 1
+    one = next(iter(host.workers)).metrics.render()[0].decode()
+    files = next(float(line.split()[1]) for line in one.splitlines() if line.startswith("process_max_fds"))
+    assert await host.value("process_max_fds") == 3 * files
+
+
+async def test_counters_of_a_worker_that_died_stay_and_its_gauges_go(host: Host) -> None:
+    first, other = await host.start(0), await host.start(1)
+    first.work(5)
+    other.work(2)
+    assert await host.value(TASKS) == 7
+    await host.die(0, first)
+    assert await host.value(TASKS) == 7
+    assert await host.value(LIMIT) == 10
+    second = await host.start(0)
+    assert await host.value(TASKS) == 7
+    second.work(1)
+    assert await host.value(TASKS) == 8
+    await host.die(0, second)
+    _ = await host.start(0)
+    assert await host.value(TASKS) == 8
+
+
+async def test_a_scrape_is_not_counted_twice(host: Host) -> None:
+    worker = await host.start(0)
+    worker.work(3)
+    assert [await host.value(TASKS) for _ in range(3)] == [3, 3, 3]
+    await host.die(0, worker)
+    assert [await host.value(TASKS) for _ in range(3)] == [3, 3, 3]
+
+
+async def test_a_worker_that_does_not_answer_takes_no_counter_back(host: Host) -> None:
+    worker = await host.start(0)
+    worker.work(3)
+    assert await host.value(TASKS) == 3
+    worker.free.clear()
+    assert await host.value(TASKS) == 3
+    assert await host.value(LIMIT) == 0
+    worker.free.set()
+    worker.work(1)
+    assert await host.value(TASKS) == 4
+    assert await host.value(LIMIT) == 10
+
+
+async def test_an_answer_of_one_that_died_meanwhile_is_not_told(host: Host) -> None:
+    """It could not be told again."""
+    dying, slow = await host.start(0), await host.start(1)
+    dying.work(1)
+    assert await host.value(TASKS) == 1
+    dying.work(1)
+    slow.free.clear()
+    slow.asked.clear()
+    scrape = asyncio.get_running_loop().create_task(host.value(TASKS))
+    await slow.asked.wait()
+    host.overview.died(0)
+    slow.free.set()
+    assert await scrape == 1
+    assert await host.value(TASKS) == 1
+
+
+async def test_scrapes_wait_for_one_another(host: Host) -> None:
+    """Or the older answer could come last. Two that wait in vain take twice as long as one."""
+    worker = await host.start(0)
+    worker.free.clear()
+    begun = asyncio.get_running_loop().time()
+    _ = await asyncio.gather(host.value(TASKS), host.value(TASKS))
+    assert asyncio.get_running_loop().time() - begun > 1.9 * ANSWER_SECONDS
+
+
+async def test_ready_is_when_every_worker_is(host: Host) -> None:
+    assert await host.overview.unready() == "not ready: worker 0, 1"
+    assert not host.overview.proven
+    one, two = await host.start(0), await host.start(1)
+    assert await host.overview.unready() is None
+    two.ready = False
+    assert await host.overview.unready() == "not ready: worker 1"
+    assert host.overview.proven == {0, 1}
+    two.ready = True
+    one.free.clear()
+    assert await host.overview.unready() == "not ready: worker 0"
+    one.free.set()
+    assert await host.overview.unready() is None
+    host.overview.draining = True
+    assert await host.overview.unready() == "draining"
+
+
+@asynccontextmanager
+async def served(probes: Probes) -> AsyncIterator[str]:
+    listener = Listener(probes.handle, "127.0.0.1:0", Limits())
+    yield f"http://{await listener.start()}"
+    await listener.close()
+
+
+async def test_the_supervisor_answers_as_one_process_does(host: Host) -> None:
+    worker = await host.start(0)
+    async with served(host.overview) as url, aiohttp.ClientSession() as http:
+
+        async def get(path: str) -> tuple[int, str]:
+            async with http.get(url + path) as response:
+                return response.status, await response.text()
+
+        assert await get("/healthz") == (200, "ok\n")
+        assert await get("/readyz") == (503, "not ready: worker 1\n")
+        _ = await host.start(1)
+        assert await get("/readyz") == (200, "ready\n")
+        status, text = await get("/metrics")
+        assert (status, text.endswith("\n")) == (200, True)
+        assert 'mcp_gateway_held_calls{route="/mcp"} 0.0' in text
+        assert (await get("/other"))[0] == 404
+        async with http.get(f"{url}/metrics") as response:
+            assert response.headers["Content-Type"] == worker.metrics.render()[1]
+        async with http.post(f"{url}/readyz") as response:
+            assert response.status == 405
+
+
+# The listener on a unix socket.
+
+
+async def test_a_socket_is_for_its_owner_and_goes_with_its_listener(tmp_path: Path) -> None:
+    worker = FakeWorker(tmp_path, 0)
+    path = tmp_path / "admin-0.sock"
+    await worker.start()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    await worker.end()
+    assert not path.exists()
+
+
+async def test_a_socket_that_a_crash_left_is_replaced(tmp_path: Path) -> None:
+    address = tmp_path / "admin-0.sock"
+    program = f"import socket; socket.socket(socket.AF_UNIX).bind({str(address)!r})"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    assert await process.wait() == 0
+    assert address.is_socket()
+    worker = FakeWorker(tmp_path, 0)
+    await worker.start()
+    await worker.end()
+
+
+async def test_a_socket_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
+    worker, other = FakeWorker(tmp_path, 0), FakeWorker(tmp_path, 0)
+    await worker.start()
+    with pytest.raises(OSError, match="admin-0"):
+        await other.start()
+    await other.end()
+    assert (tmp_path / "admin-0.sock").is_socket()
+    await worker.end()
+
+
+async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "admin-0.sock").write_text("precious")
+    with pytest.raises(OSError, match="admin-0"):
+        await FakeWorker(tmp_path, 0).start()
+    assert (tmp_path / "admin-0.sock").read_text() == "precious"

@@ -1,0 +1,148 @@
+"""The supervisor, where a real worker would have to be unlucky: first starts that fail, and folders for sockets."""
+
+import asyncio
+import io
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from gateway.config import Config, Hold, Route, State, Timeouts, Upstream
+from gateway.net import workers
+from gateway.net.members import Worker
+from gateway.telemetry import configure_logging, get_logger
+from tests.net import broken_workers
+from tests.parts.launch import free_port
+
+Log = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    """The lines of an event so far."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    monkeypatch.setattr(workers, "log", get_logger())  # one that has no stream yet
+
+    def lines(event: str) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in stream.getvalue().splitlines()]
+        return [line for line in found if line["event"] == event]
+
+    yield lines
+    logging.captureWarnings(capture=False)
+    root.handlers[:], root.level = handlers, level
+    structlog.reset_defaults()
+
+
+def config() -> Config:
+    return Config(
+        listen=f"127.0.0.1:{free_port()}",
+        admin=None,
+        workers=2,
+        state=State(keys=("0f" * 32,)),
+        hold=Hold(drain_delay_seconds=0, drain_seconds=0),
+        timeouts=Timeouts(cancel_seconds=0.1),
+        routes=(Route(upstream=Upstream(url="http://127.0.0.1:1/mcp")),),
+    )
+
+
+async def test_a_worker_that_cannot_listen_ends_the_program_with_its_words(
+    monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    monkeypatch.setattr(workers, "_work", broken_workers.one_cannot_listen)
+    with pytest.raises(OSError, match="that address is taken") as caught:
+        async with asyncio.timeout(15):
+            _ = await workers.supervise(config())
+    assert str(caught.value) == "[Errno 98] that address is taken"
+    assert not multiprocessing.active_children()
+    assert len(log("worker.started")) == 2, "nobody was started again"
+
+
+async def test_a_worker_that_crashes_at_its_first_start_ends_the_program(
+    monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    monkeypatch.setattr(workers, "_work", broken_workers.one_crashes)
+    async with asyncio.timeout(15):
+        assert await workers.supervise(config()) == 1
+    assert not multiprocessing.active_children()
+    (line,) = log("worker.ended")
+    assert (line["worker"], line["exit_code"], line["level"]) == (broken_workers.BROKEN, broken_workers.CODE, "error")
+    assert len(log("worker.started")) == 2
+
+
+async def test_a_worker_that_hangs_keeps_no_program_from_its_end(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
+    monkeypatch.setattr(workers, "_work", broken_workers.one_crashes_and_the_other_hangs)
+    monkeypatch.setattr(workers, "_SPARE_SECONDS", 0.1)
+    begun = time.monotonic()
+    async with asyncio.timeout(15):
+        assert await workers.supervise(config()) == 1
+    assert time.monotonic() - begun < 5
+    assert not multiprocessing.active_children()
+    assert [line["worker"] for line in log("worker.ended")] == [broken_workers.BROKEN, 0]
+
+
+async def test_a_supervisor_that_falls_to_a_bug_takes_its_workers_with_it(
+    monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    monkeypatch.setattr(workers, "_work", broken_workers.one_crashes_and_the_other_hangs)
+
+    def bug(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(workers.Supervisor, "_give_up", bug)
+    with pytest.raises(ZeroDivisionError):
+        async with asyncio.timeout(15):
+            _ = await workers.supervise(config())
+    assert len(log("worker.started")) == 2
+    for line in log("worker.started"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(line["pid"], 0)
+
+
+def test_signals_wait_only_for_who_is_started_in_between() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with workers._blocked_signals():
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+# The folder of the sockets.
+
+
+def longest(directory: str, count: int) -> int:
+    return len(os.fsencode(Worker(count - 1, count, directory, b"").socket("admin").removeprefix("unix:")))
+
+
+@pytest.mark.parametrize(("length", "taken"), [(107, True), (108, False)])
+def test_a_folder_whose_sockets_have_no_room_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, *, taken: bool
+) -> None:
+    rest = length - longest(f"{tmp_path}//mrtr-12345678", 100)
+    folder = tmp_path / ("x" * rest)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with workers._private_directory(100) as made:
+        assert Path(made).is_relative_to(folder) is taken
+        assert Path(made).stat().st_mode & 0o777 == 0o700
+        assert longest(made, 100) <= 107
+    assert not list(folder.iterdir())
+
+
+def test_without_any_folder_the_words_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    with pytest.raises(OSError, match="/dev/shm"):
+        _ = workers._private_directory(2)
