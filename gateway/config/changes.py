@@ -1,0 +1,107 @@
+"""What differs between two configurations, and which of it a running process can take over; pure.
+
+Rule: a key that does not stand in `RELOADED` needs a restart. A new key is safe before anybody thought of it, and
+`tests/test_config_changes.py` asks for the thought.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import fields
+
+from gateway.config.model import Config
+
+RELOADED: Final = frozenset(
+    {
+        "state.keys",
+        "state.keys_file",
+        "state.ttl_seconds",
+        "replica.peers",
+        "replica.peers_dns",
+        "hold.ttl_seconds",
+        "hold.max_calls",
+        "hold.max_calls_per_principal",
+        "hold.quiet_seconds",
+        "hold.grace_seconds",
+        "hold.linger_seconds",
+        "hold.drain_delay_seconds",
+        "hold.drain_seconds",
+        "limits.body_bytes",
+        "limits.event_bytes",
+        "limits.json_depth",
+        "limits.state_bytes",
+        "limits.receive_seconds",
+        "limits.connections",
+        "timeouts.connect_seconds",
+        "timeouts.handshake_seconds",
+        "timeouts.answer_seconds",
+        "timeouts.idle_seconds",
+        "timeouts.session_wait_seconds",
+        "timeouts.keepalive_seconds",
+        "timeouts.cancel_seconds",
+        "timeouts.send_seconds",
+        "timeouts.peer_connect_seconds",
+        "timeouts.peer_accept_seconds",
+        "sessions.max",
+        "sessions.max_per_principal",
+        "sessions.idle_seconds",
+        "sessions.quarantine_seconds",
+        "legs.limit_seconds",
+        "legs.rounds",
+        "principal.source",
+        "principal.header",
+        "principal.trusted_proxies",
+        "security.allowed_hosts",
+        "security.allowed_origins",
+        "routes[].path",
+        "routes[].upstream.url",
+        "routes[].upstream.command",
+        "routes[].upstream.transport",
+        "routes[].continuation",
+        "routes[].ephemeral",
+        "routes[].undeclared",
+        "routes[].forward_headers",
+        "routes[].cache.ttl_ms",
+        "routes[].cache.scope",
+    }
+)
+"""Keys that a reload changes; `routes[]` is any route."""
+
+
+class Change(NamedTuple):
+    """One difference: its key as `RELOADED` has it, and in words, without values."""
+
+    key: str
+    text: str
+
+
+def changes(old: Config, new: Config) -> tuple[Change, ...]:
+    """Every key that differs. Routes are the same if their paths are; their order means nothing."""
+    return (*_differences(old, new, "", ""), *_routes(old, new))
+
+
+def refused(found: tuple[Change, ...]) -> tuple[str, ...]:
+    """Those of the changes that need a restart, in words."""
+    return tuple(change.text for change in found if change.key not in RELOADED)
+
+
+def _routes(old: Config, new: Config) -> Iterator[Change]:
+    before = {route.path: route for route in old.routes}
+    after = {route.path: route for route in new.routes}
+    for path in (*after, *(path for path in before if path not in after)):
+        if path in before and path in after:
+            yield from _differences(before[path], after[path], "routes[].", f"routes[{path}].")
+        else:
+            yield Change("routes[].path", f"routes[{path}] {'added' if path in after else 'removed'}")
+
+
+def _differences(old: Struct, new: Struct, key: str, text: str) -> Iterator[Change]:
+    for field in fields(new):
+        one, other = getattr(old, field.name), getattr(new, field.name)
+        if field.name == "routes":
+            continue  # paired by their paths instead
+        if isinstance(other, Struct):
+            yield from _differences(one, other, f"{key}{field.name}.", f"{text}{field.name}.")
+        elif one != other:
+            yield Change(f"{key}{field.name}", f"{text}{field.name}")

@@ -1,0 +1,94 @@
+"""SIGHUP: the configuration file is read again, and taken over whole or not at all."""
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.config import Config, ConfigError, changes, digest, refused
+from gateway.net.tasks import Tasks
+from gateway.telemetry import Event, get_logger
+
+log = get_logger()
+
+Read = Callable[[], Config]
+"""Reads the file; raises ConfigError."""
+
+
+class Reload:
+    """The reloads of one process, one after the other."""
+
+    def __init__(
+        self,
+        read: Read | None,
+        config: Config,
+        apply: Callable[[Config], None],
+        tasks: Tasks,
+        count: Callable[[bool], None],
+        **name: str,
+    ) -> None:
+        """`read` is None where the configuration is no file; `count` hears of each one's end, `name` is logged."""
+        self.closed = False
+        """Set when the process drains: then its settings stay."""
+        self._read = read
+        self._config = config
+        self._apply = apply
+        self._tasks = tasks
+        self._count = count
+        self._name = name
+        self._begun = False
+        self._wanted = 0
+
+    def begin(self) -> None:
+        """The process has started: what came before may be done now."""
+        self._begun = True
+        if self._wanted:
+            self._tasks.spawn(self._work(), "reload")
+
+    def ask(self) -> None:
+        """SIGHUP came: read, when those that came before are done."""
+        if self.closed:
+            note = "a reload in mid-drain is ignored: the process is ending"
+            log.warning(Event.CONFIG_REJECTED, note=note, **self._name)
+            return
+        self._wanted += 1
+        if self._begun and self._wanted == 1:
+            self._tasks.spawn(self._work(), "reload")
+
+    async def _work(self) -> None:
+        while self._wanted:
+            try:
+                applied = await self._once()
+            except Exception:
+                self._wanted = 0
+                self._count(False)
+                raise
+            if applied is not None:
+                self._count(applied)
+            self._wanted -= 1
+
+    async def _once(self) -> bool | None:
+        """Read and take over; whether it was, None when the process ends."""
+        if self._read is None:
+            note = "SIGHUP reads the configuration file again, and --upstream has none: nothing changes"
+            log.warning(Event.CONFIG_REJECTED, note=note, **self._name)
+            return False
+        try:
+            # In a thread: a long file must not keep calls waiting.
+            new = await asyncio.to_thread(self._read)
+        except ConfigError as exc:
+            return self._reject(exc.problems)
+        if self.closed:
+            return None
+        found = changes(self._config, new)
+        if stuck := refused(found):
+            return self._reject([f"{', '.join(stuck)}: cannot change while the process runs; restart to change"])
+        self._apply(new)
+        self._config = new
+        changed = [change.text for change in found]
+        note = "reloaded" if changed else "nothing changed"
+        log.info(Event.CONFIG_LOADED, note=note, configuration=digest(new), changed=changed, **self._name)
+        return True
+
+    def _reject(self, problems: object) -> bool:
+        note = "the configuration stays as it was"
+        log.error(Event.CONFIG_REJECTED, problems=problems, note=note, **self._name)
+        return False

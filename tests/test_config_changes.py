@@ -1,0 +1,118 @@
+"""What differs between two configurations; every key there is has been thought about."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import inspect
+from msgspec.structs import replace
+
+from gateway.config import Config, Route, State, Upstream, changes, digest, refused
+from gateway.config.changes import RELOADED
+from gateway.config.shape import config_shape
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "reload.md"
+RESTART = {"listen", "admin", "workers", "replica.id", "replica.listen", "log.level", "log.format"}
+ROUTE = Route(upstream=Upstream(url="http://127.0.0.1:1/mcp"))
+CONFIG = Config(state=State(keys=("0f" * 32,)), routes=(ROUTE,))
+
+
+def leaves(kind: inspect.Type, above: str = "") -> Iterator[str]:
+    """Every key of the shape; those of a list of sections as `routes[].path`."""
+    if isinstance(kind, inspect.Metadata):
+        yield from leaves(kind.type, above)
+    elif isinstance(kind, inspect.StructType):
+        for field in kind.fields:
+            yield from leaves(field.type, f"{above}.{field.name}" if above else field.name)
+    elif isinstance(kind, inspect.VarTupleType) and isinstance(bare(kind.item_type), inspect.StructType):
+        yield from leaves(kind.item_type, f"{above}[]")
+    else:
+        yield above
+
+
+def bare(kind: inspect.Type) -> inspect.Type:
+    return kind.type if isinstance(kind, inspect.Metadata) else kind
+
+
+KEYS = sorted(leaves(config_shape()))
+
+
+def with_other(struct: Any, path: list[str]) -> Any:
+    """The struct with another value at that place; what it is does not matter to who compares."""
+    name, *rest = path
+    if name == "routes[]":
+        return replace(struct, routes=(with_other(struct.routes[0], rest),))
+    return replace(struct, **{name: with_other(getattr(struct, name), rest) if rest else "another"})
+
+
+def test_every_key_is_either_reloaded_or_needs_a_restart() -> None:
+    assert set(KEYS) == RELOADED | RESTART, "a new key: does a reload change it, and is that tested?"
+    assert not RELOADED & RESTART
+
+
+def test_the_walk_sees_keys_of_every_kind() -> None:
+    assert {"listen", "state.keys", "replica.peers", "routes[].cache.scope", "hold.ttl_seconds"} <= set(KEYS)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_that_differs_is_found_and_nothing_else(key: str) -> None:
+    other = with_other(CONFIG, key.split("."))
+    found = changes(CONFIG, other)
+    if key == "routes[].path":
+        assert {change.key for change in found} == {key}, "one came, one went"
+        return
+    (change,) = found
+    assert change.key == key
+    assert change.text == key.replace("routes[]", "routes[/mcp]")
+    assert refused((change,)) == ((key,) if key in RESTART else ())
+
+
+def test_a_key_nobody_thought_of_needs_a_restart() -> None:
+    (change,) = changes(CONFIG, with_other(CONFIG, ["listen"]))
+    assert refused((change._replace(key="hold.new_seconds", text="hold.new_seconds"),)) == ("hold.new_seconds",)
+
+
+def test_nothing_differs_from_itself() -> None:
+    same = Config(state=State(keys=("0f" * 32,)), routes=(Route(upstream=Upstream(url="http://127.0.0.1:1/mcp")),))
+    assert changes(CONFIG, same) == ()
+    assert digest(CONFIG) == digest(same)
+
+
+def test_routes_are_paired_by_their_paths() -> None:
+    def route(path: str, url: str = "http://127.0.0.1:1/mcp") -> Route:
+        return Route(path=path, upstream=Upstream(url=url))
+
+    old = replace(CONFIG, routes=(route("/a"), route("/b"), route("/c")))
+    new = replace(CONFIG, routes=(route("/c"), route("/d"), route("/b", "http://127.0.0.1:2/mcp")))
+    found = [change.text for change in changes(old, new)]
+    assert found == ["routes[/d] added", "routes[/b].upstream.url", "routes[/a] removed"]
+    assert not refused(changes(old, new))
+    turned = replace(old, routes=old.routes[::-1])
+    assert changes(old, turned) == (), "the order of routes means nothing"
+
+
+def test_all_that_is_refused_is_named_at_once() -> None:
+    new = replace(CONFIG, listen="127.0.0.1:1", workers=3, hold=replace(CONFIG.hold, ttl_seconds=1.0))
+    assert refused(changes(CONFIG, new)) == ("listen", "workers")
+
+
+def test_no_value_is_told() -> None:
+    new = replace(
+        CONFIG,
+        state=State(keys=("1e" * 32, "0f" * 32)),
+        routes=(replace(ROUTE, upstream=Upstream(url="http://secret/mcp")),),
+    )
+    told = repr(changes(CONFIG, new))
+    assert "1e1e" not in told
+    assert "secret" not in told
+
+
+def test_the_document_names_every_key() -> None:
+    text = DOCUMENT.read_text()
+    for key in KEYS:
+        section = key.split(".")[0]
+        name = key.removeprefix("routes[].").split(".")[0]
+        assert any(f"`{word}`" in text for word in (key, f"{section}.*", name)), (
+            f"docs/reload.md says nothing of {key}"
+        )
