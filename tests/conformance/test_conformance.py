@@ -5,9 +5,12 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
+from tests.cluster import Front, cluster, installed
 from tests.gateway_process import gateway
 from tests.parts.launch import REPOSITORY, old_server
 
@@ -26,8 +29,20 @@ async def run_suite(url: str, *options: str) -> tuple[int, list[str]]:
     return process.returncode, output.decode().splitlines()
 
 
-async def test_an_old_server_behind_the_gateway_conforms_to_2026_07_28() -> None:
-    async with old_server("conformance") as server, gateway(server.url) as gw:
+WITHOUT_NGINX = pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        pytest.param(gateway, id="one gateway"),
+        pytest.param(cluster, id="three replicas behind nginx", marks=WITHOUT_NGINX),
+    ],
+)
+async def test_an_old_server_behind_the_gateway_conforms_to_2026_07_28(
+    front: Callable[[str], AbstractAsyncContextManager[Front]],
+) -> None:
+    async with old_server("conformance") as server, front(server.url) as gw:
         code, lines = await run_suite(gw.url)
     print("\n".join(lines))
     assert lines[-1] == "40 of 40 scenarios passed"

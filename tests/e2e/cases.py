@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tests.gateway_process import HELD, Gateway
+from tests.cluster import Front
+from tests.gateway_process import HELD
 from tests.parts.clients.drive import (
     CAPABILITIES,
     CallError,
@@ -92,9 +93,9 @@ class Stage:
     """A client before the gateway before a server; the ledger is read from where the case began."""
 
     server: OldServer
-    gw: Gateway
-    short: Gateway
-    """Another gateway before the same server, whose parked calls expire soon."""
+    gw: Front
+    short: Front
+    """Another one before the same server, whose parked calls expire soon."""
     drivers: Drivers
     kind: Kind
     began: int = 0
@@ -114,7 +115,7 @@ class Stage:
         path: str = "/mcp",
         capabilities: Sequence[str] = CAPABILITIES,
         headers: Mapping[str, str] | None = None,
-        gw: Gateway | None = None,
+        gw: Front | None = None,
     ) -> ModernClient:
         return await self.drivers.connect(self.kind, (gw or self.gw).base + path, capabilities, headers)
 
@@ -565,8 +566,10 @@ async def never_mix(s: Stage) -> None:
     for marker, reply in zip([*markers[0], *markers[1]], [*replies[0], *replies[1]], strict=True):
         assert reply.ok, reply
         assert marker in s.text(reply)
-        assert len(reply.asked) == 1
-        assert marker in json.dumps(reply.asked[0]["params"])
+        # server-everything asks for the roots 350 ms after each handshake, which on a busy machine is within its call.
+        asked = [one for one in reply.asked if not (s.everything and one["kind"] == "roots")]
+        assert len(asked) == 1, reply.asked
+        assert marker in json.dumps(asked[0]["params"])
 
 
 def marked(s: Stage, markers: list[str]) -> list[dict[str, Any]]:

@@ -1,14 +1,30 @@
-"""Prints what the matrix found, as a table."""
+"""Starts the clients once for all files, and prints what the cases came to, as a table."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from typing import Final
 
 import pytest
+import pytest_asyncio
+
+from tests.e2e.cases import Drivers
+from tests.e2e.matrix import KINDS
+from tests.parts.clients.drive import Kind, ModernClient, modern_client
 
 Found = dict[tuple[str, str], dict[str, str]]
 """By (case, server): by client, `ok`, `FAILED` or the reason why it is not applicable."""
 
 FOUND: Final = pytest.StashKey[Found]()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def drivers() -> AsyncIterator[Drivers]:
+    async with AsyncExitStack() as stack:
+
+        async def start(kind: Kind) -> tuple[Kind, ModernClient]:
+            return kind, await stack.enter_async_context(modern_client(kind))
+
+        yield Drivers(dict([await start(kind) for kind in KINDS]))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,0 +1,304 @@
+"""Start several real gateways behind a real balancer, with the configuration files that deploy/ ships.
+
+    async with cluster(server.url, replicas=3, balancer="nginx", hold={"ttl_seconds": 1}) as c:
+        ...  # talk to c.url: each request goes to the next replica
+        await c.replicas[0].kill()
+        assert await c.metric("mcp_gateway_held_calls") == 1  # of those that live
+        await c.settled()
+
+A cluster can stand wherever a test only looks at a `Front`. What must be true of a gateway at the end must be true of
+each replica; one that the test killed is excused its exit code.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+from tests.gateway_process import ROUNDS, Gateway, GatewayError, gateway
+from tests.parts.launch import REPOSITORY, die_with_parent, free_port
+
+BalancerName = Literal["nginx", "haproxy"]
+
+DEPLOY: Final = REPOSITORY / "deploy"
+FILES: Final[dict[BalancerName, Path]] = {
+    "nginx": DEPLOY / "nginx" / "nginx.conf",
+    "haproxy": DEPLOY / "haproxy" / "haproxy.cfg",
+}
+PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
+"""Debian has both where a user's PATH does not lead."""
+TEMPORARY: Final = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+START_SECONDS: Final = 15.0
+STOP_SECONDS: Final = 5.0
+SHOWN_LINES: Final = 40
+
+
+class Front(Protocol):
+    """What clients connect to, and what tests may ask it: one gateway, or a cluster."""
+
+    @property
+    def base(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    async def metric(self, name: str, **labels: str) -> float: ...
+    async def rounds(self, method: str) -> int: ...
+    async def until(self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 5.0) -> None: ...
+    async def settled(self, seconds: float = 5.0) -> None: ...
+    def tail(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a balancer finds one replica."""
+
+    id: str
+    listen: str
+    admin: str
+
+
+def installed(name: BalancerName) -> bool:
+    return program(name) is not None
+
+
+def program(name: BalancerName) -> str | None:
+    return shutil.which(name, path=PATH)
+
+
+# --- the shipped files with other addresses ---
+
+
+def replaced(text: str, old: str, new: str) -> str:
+    """Replace what must be there, and once."""
+    assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in the file of deploy/"
+    return text.replace(old, new)
+
+
+def servers(text: str, line: re.Pattern[str], write: Callable[[str, Place], str], places: Sequence[Place]) -> str:
+    """Write a line per replica in the manner of the first, and leave the others out."""
+    found = list(line.finditer(text))
+    assert len(found) == 3, "the file of deploy/ has three replicas"
+    block = "".join(write(found[0].group(), place) for place in places)
+    return text[: found[0].start()] + block + text[found[-1].end() :]
+
+
+def nginx_configuration(text: str, directory: Path, listen: str, places: Sequence[Place]) -> str:
+    """Only addresses and paths differ from the file."""
+
+    def write(line: str, place: Place) -> str:
+        return replaced(line, "10.0.0.11:8080", place.listen)
+
+    text = servers(text, re.compile(r"^ *server 10\..*\n", re.MULTILINE), write, places)
+    text = replaced(text, "listen 80;", f"listen {listen};")
+    for path in ("/run/nginx.pid", "/var/log/nginx/error.log", "/var/log/nginx/access.log"):
+        text = replaced(text, path, str(directory / Path(path).name))
+    # Compiled in, and below /var/lib.
+    temporary = "".join(f"    {name}_temp_path {directory / name};\n" for name in TEMPORARY)
+    return replaced(text, "\nhttp {\n", f"\nhttp {{\n{temporary}")
+
+
+def haproxy_configuration(text: str, directory: Path, listen: str, places: Sequence[Place]) -> str:
+    """Only addresses and paths differ from the file; who is not root cannot become another user."""
+
+    def write(line: str, place: Place) -> str:
+        line = replaced(replaced(line, "gw-1", place.id), "10.0.0.11:8080", place.listen)
+        return f"{line.rstrip()} port {place.admin.rpartition(':')[2]}\n"
+
+    text = servers(text, re.compile(r"^ *server gw-.*\n", re.MULTILINE), write, places)
+    text = replaced(text, "bind :80\n", f"bind {listen}\n")
+    text = replaced(text, "/run/haproxy/admin.sock", str(directory / "admin.sock"))
+    if os.geteuid() != 0:
+        text = re.sub(r"^ *(user|group|chroot) .*\n", "", text, flags=re.MULTILINE)
+    return text
+
+
+CONFIGURATIONS: Final = {"nginx": nginx_configuration, "haproxy": haproxy_configuration}
+
+
+# --- the balancer's process ---
+
+
+@dataclass
+class Balancer:
+    """A real nginx or HAProxy in a process group of its own."""
+
+    name: BalancerName
+    directory: Path
+    address: str
+    process: asyncio.subprocess.Process | None = None
+    _leash: asyncio.subprocess.Process | None = None
+
+    @property
+    def configuration(self) -> Path:
+        return self.directory / FILES[self.name].name
+
+    @property
+    def log(self) -> str:
+        """Accesses and errors, in no common order."""
+        paths = [self.directory / name for name in ("output", "error.log", "access.log")]
+        return "".join(path.read_text(errors="replace") for path in paths if path.exists())
+
+    def tail(self) -> str:
+        return "\n".join(self.log.splitlines()[-SHOWN_LINES:]) or "(nothing)"
+
+    def configure(self, places: Sequence[Place]) -> None:
+        """Write the shipped file with these addresses."""
+        self.directory.chmod(0o755)  # nginx's workers are another user
+        text = FILES[self.name].read_text()
+        self.configuration.write_text(CONFIGURATIONS[self.name](text, self.directory, self.address, places))
+
+    def command(self, *, check: bool = False) -> list[str]:
+        """Run in the foreground, or only say whether the configuration is right."""
+        found = program(self.name)
+        if found is None:
+            raise GatewayError(f"{self.name} is not installed: apt install {self.name}")
+        if self.name == "haproxy":
+            return [found, "-c" if check else "-db", "-f", str(self.configuration)]
+        errors = str(self.directory / "error.log")
+        mode = ["-t"] if check else ["-g", "daemon off;"]
+        return [found, "-p", str(self.directory), "-e", errors, *mode, "-c", str(self.configuration)]
+
+    async def start(self) -> None:
+        """Start it, and return when it accepts."""
+        with (self.directory / "output").open("ab") as output:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        # What becomes another user forgets whose death it should die, and nginx's workers outlive their master.
+        # The pipe closes when this process ends, however that happens.
+        self._leash = await asyncio.create_subprocess_exec(
+            *("sh", "-c", 'read _; kill -KILL -- "-$1"', "leash", str(self.process.pid)),
+            stdin=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while not await self._accepts():
+            if self.process.returncode is not None or time.monotonic() > deadline:
+                raise GatewayError(f"{self.name} does not accept at {self.address}; it says:\n{self.tail()}")
+            await asyncio.sleep(0.02)
+
+    async def _accepts(self) -> bool:
+        host, _, port = self.address.rpartition(":")
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except OSError:
+            return False
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        return True
+
+    async def kill(self) -> None:
+        """End it with all its workers."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.terminate()  # at once for both, and it reaps its workers
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self.process.wait()
+        for process in (self.process, self._leash):
+            if process is not None:
+                # The group may live on without its leader.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+
+
+@dataclass
+class Cluster:
+    """Several gateways behind a balancer; a `Front` whose figures are those of the living replicas together."""
+
+    replicas: tuple[Gateway, ...]
+    balancer: Balancer
+
+    @property
+    def base(self) -> str:
+        return f"http://{self.balancer.address}"
+
+    @property
+    def url(self) -> str:
+        """The first route, through the balancer."""
+        return self.base + str(self.replicas[0].config["routes"][0]["path"])
+
+    @property
+    def living(self) -> list[Gateway]:
+        return [replica for replica in self.replicas if replica.alive]
+
+    def replica(self, name: str) -> Gateway:
+        return next(replica for replica in self.replicas if replica.config["replica"]["id"] == name)
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """Add up the samples of that name and these labels over all that live."""
+        return sum([await replica.metric(name, **labels) for replica in self.living])
+
+    async def rounds(self, method: str) -> int:
+        """Count the requests of a method that were answered."""
+        return int(await self.metric(ROUNDS, method=method))
+
+    async def until(self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 5.0) -> None:
+        """Poll until a condition holds; GatewayError, with all logs, when it does not in time."""
+        try:
+            await self.replicas[0].until(condition, what, seconds)
+        except GatewayError:
+            raise self.explain(f"not in {seconds} s: {what}") from None
+
+    async def settled(self, seconds: float = 5.0) -> None:
+        """Wait until no living replica holds a call or has a busy session."""
+        for replica in self.living:
+            try:
+                await replica.settled(seconds)
+            except GatewayError as exc:
+                raise self.explain(str(exc).partition(";")[0]) from None
+
+    def log(self, event: str | None = None) -> list[dict[str, Any]]:
+        """Read the log lines of all replicas so far, all or of one event."""
+        return [line for replica in self.replicas for line in replica.log(event)]
+
+    def explain(self, what: str) -> GatewayError:
+        return GatewayError(f"{what}; the logs end with:\n{self.tail()}")
+
+    def tail(self) -> str:
+        tails = [f"--- {replica.config['replica']['id']}\n{replica.tail()}" for replica in self.replicas]
+        return "\n".join([*tails, f"--- {self.balancer.name}\n{self.balancer.tail()}"])
+
+
+def memberships(count: int) -> list[dict[str, Any]]:
+    """The section `replica` of each of them."""
+    peers = {f"gw-{number}": f"127.0.0.1:{free_port()}" for number in range(1, count + 1)}
+    return [{"id": name, "listen": address, "peers": peers} for name, address in peers.items()]
+
+
+@asynccontextmanager
+async def cluster(
+    upstream_url: str, *, replicas: int = 3, balancer: BalancerName = "nginx", check: bool = True, **overrides: Any
+) -> AsyncIterator[Cluster]:
+    """Run gateways in front of `upstream_url`, and a balancer in front of them."""
+    async with AsyncExitStack() as stack:
+        gateways = [
+            await stack.enter_async_context(gateway(upstream_url, check=check, replica=membership, **overrides))
+            for membership in memberships(replicas)
+        ]
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"mrtr-{balancer}-"))
+        front = Balancer(balancer, Path(directory), f"127.0.0.1:{free_port()}")
+        front.configure(
+            [Place(gw.config["replica"]["id"], gw.config["listen"], gw.config["admin"]) for gw in gateways]
+        )
+        stack.push_async_callback(front.kill)
+        await front.start()
+        try:
+            yield Cluster(tuple(gateways), front)
+        except BaseException as exc:
+            exc.add_note(f"the log of {balancer} ends with:\n{front.tail()}")
+            raise

@@ -1,0 +1,127 @@
+"""How a case of cases.py is played before a server, and which pairs cannot play which: for every file that plays them.
+
+What stands before the server is one gateway or a cluster: a test brings whatever opens a `Front`.
+"""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from tests.cluster import Front
+from tests.e2e.cases import Case, Drivers, Stage
+from tests.parts.clients.drive import DriverError, Kind
+from tests.parts.launch import OldServer, PartError, old_server
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+PAGED = ("--page-size", "7")
+SERVERS = {
+    "py130": PAGED,
+    "py130-store": PAGED,
+    "py110": PAGED,
+    "ts132": (),
+    "fm3": PAGED,
+    "everything": (),
+}
+ABANDONED_SECONDS = 0.5
+
+NO_URL = "mcp 1.10 has no url elicitation"
+NO_TOOL = "server-everything has no such tool"
+NOT_APPLICABLE: dict[tuple[str, str, str], str] = {
+    ("py110", "*", "url elicitation"): NO_URL,
+    ("py110", "*", "-32042 accepted"): NO_URL,
+    ("py110", "*", "-32042 declined"): NO_URL,
+    ("py110", "*", "sampling with tools"): "mcp 1.10 has no tools in sampling",
+    ("fm3", "*", "completion"): "fastmcp 3 has no completion",
+    ("ts132", "*", "lists come in pages"): "McpServer of the TypeScript SDK lists everything on one page",
+    ("everything", "*", "lists come in pages"): "server-everything lists everything on one page",
+    ("everything", "*", "undeclared capability is -32021"): "server-everything offers a tool only to who can answer",
+    (
+        "everything",
+        "*",
+        "undeclared: refuse lets the tool go on",
+    ): "server-everything offers a tool only to who can answer",
+    **{
+        ("everything", "*", case): NO_TOOL
+        for case in (
+            "result of 2 MB",
+            "form on the GET stream",
+            "three questions in one round",
+            "three questions in sequence",
+            "sampling as the SDK does it",
+            "sampling with tools",
+            "question in prompts/get",
+            "question in resources/read",
+            "the upstream's ping",
+            "progress across a question",
+            "logs of the level asked",
+            "no logs unless asked",
+            "upstream gives up its question",
+            "headers",
+        )
+    },
+    ("*", "fm", "no logs unless asked"): "fastmcp's client always asks for logs",
+}
+
+
+@dataclass
+class Pair:
+    """A server with what stands before it."""
+
+    server: OldServer
+    gw: Front
+    short: Front
+
+
+OpenFront = Callable[..., AbstractAsyncContextManager[Front]]
+"""`gateway`, `cluster` or a partial of it: takes the upstream's URL and sections of the configuration."""
+
+
+@asynccontextmanager
+async def pair_behind(name: str, front: OpenFront) -> AsyncIterator[Pair]:
+    """Start the server of that name, and before it what the cases need."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(old_server(name, *SERVERS[name]))
+        route = {"path": "/mcp", "upstream": {"url": server.url}, "forward_headers": ["X-Tenant"]}
+        refuse = {**route, "path": "/refuse", "undeclared": "refuse"}
+        gw = await stack.enter_async_context(front(server.url, routes=[route, refuse]))
+        short = await stack.enter_async_context(front(server.url, hold={"ttl_seconds": ABANDONED_SECONDS}))
+        yield Pair(server, gw, short)
+
+
+def reason(
+    server: str, kind: str, case: str, table: Mapping[tuple[str, str, str], str] = NOT_APPLICABLE
+) -> str | None:
+    """Why that pair cannot play the case; None when it must."""
+    keys = ((server, kind, case), (server, "*", case), ("*", kind, case), ("*", "*", case))
+    return next((table[key] for key in keys if key in table), None)
+
+
+async def judge(
+    case: Case, kind: Kind, pair: Pair, drivers: Drivers, why_not: str | None, found: dict[str, Any]
+) -> None:
+    """Play a case and note in `found` what came of it; one with a reason against it must fail."""
+    stage = Stage(pair.server, pair.gw, pair.short, drivers, kind, began=len(pair.server.ledger()))
+    found[kind] = "FAILED"
+    try:
+        await play(stage, case)
+    except (AssertionError, DriverError, PartError, LookupError, ValueError) as exc:
+        if why_not is None:
+            exc.add_note(f"the gateway's log ends with:\n{pair.gw.tail()}")
+            exc.add_note(f"the server's ledger of this case: {stage.ledger()}")
+            raise
+        found[kind] = why_not
+    else:
+        assert why_not is None, f"this was thought impossible: {why_not}"
+        found[kind] = "ok"
+
+
+async def play(stage: Stage, case: Case) -> None:
+    """Play a case; afterwards nothing is held or busy, and the server ran what it should and nothing twice."""
+    try:
+        await case.play(stage)
+    finally:
+        await stage.gw.settled()
+    if not stage.everything:
+        assert stage.runs() == Counter(case.runs)

@@ -1,0 +1,171 @@
+"""Three real gateways behind a real balancer that sends every request to the next one: the cases of cases.py again.
+
+Nothing here is sticky: the second round of a call reaches a replica that knows nothing of the first.
+"""
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+import pytest_asyncio
+
+from tests.cluster import FILES, BalancerName, cluster, installed
+from tests.e2e.cases import ANN, CASES, Case, Drivers
+from tests.e2e.conftest import FOUND
+from tests.e2e.matrix import KINDS, NOT_APPLICABLE, Pair, judge, pair_behind, reason
+from tests.e2e.wire import ACCEPT, NAMED, wire
+from tests.parts.clients.drive import Kind, available
+from tests.parts.launch import OldServer, old_server
+
+NOT_APPLICABLE_HERE = {
+    **NOT_APPLICABLE,
+    ("*", "*", "sessions are used again"): "each replica has upstream sessions of its own",
+}
+FEW = {
+    "lists are complete",
+    "result of 2 MB",
+    "form on the POST stream: accept",
+    "form on the GET stream",
+    "three questions in one round",
+    "three questions in sequence",
+    "question in prompts/get",
+    "-32042 accepted",
+    "progress across a question",
+    "logs of the level asked",
+    "client cancels a running call",
+    "client abandons a question",
+    "calls at once never mix",
+    "headers",
+}
+"""What a balancer could spoil."""
+CONTINUATIONS = "mcp_gateway_continuations_total"
+TOKEN = {"Authorization": "Bearer ann"}
+DRAIN_DELAY_SECONDS = 4.0
+"""HAProxy notices within one."""
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.skipif(not all(map(available, KINDS)), reason="scripts/parts has not been run"),
+    pytest.mark.skipif(not all(map(installed, FILES)), reason="apt install nginx-light haproxy"),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["py130", "ts132"])
+async def behind_nginx(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    async with pair_behind(request.param, partial(cluster, balancer="nginx")) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def behind_haproxy() -> AsyncIterator[Pair]:
+    async with pair_behind("py130", partial(cluster, balancer="haproxy")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_real_client_with_three_replicas_behind_nginx(
+    case: Case, kind: Kind, behind_nginx: Pair, drivers: Drivers, request: pytest.FixtureRequest
+) -> None:
+    found = request.config.stash[FOUND].setdefault((case.name, f"{behind_nginx.server.name} nginx"), {})
+    why_not = reason(behind_nginx.server.name, kind, case.name, NOT_APPLICABLE_HERE)
+    await judge(case, kind, behind_nginx, drivers, why_not, found)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in FEW], ids=lambda case: case.name)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_real_client_with_three_replicas_behind_haproxy(
+    case: Case, kind: Kind, behind_haproxy: Pair, drivers: Drivers, request: pytest.FixtureRequest
+) -> None:
+    found = request.config.stash[FOUND].setdefault((case.name, f"{behind_haproxy.server.name} haproxy"), {})
+    await judge(case, kind, behind_haproxy, drivers, None, found)
+
+
+async def test_every_case_behind_haproxy_is_a_case() -> None:
+    assert {case.name for case in CASES} >= FEW
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server() -> AsyncIterator[OldServer]:
+    async with old_server("py130") as found:
+        yield found
+
+
+@pytest.mark.parametrize("balancer", FILES)
+async def test_every_replica_serves_and_the_owner_is_found_from_each(
+    server: OldServer, balancer: BalancerName
+) -> None:
+    async with cluster(server.url, balancer=balancer) as c, wire(c.url) as client:
+        answer = await client.call("ask_sequence", {"n": 3})
+        for _ in range(2):
+            (asked,) = answer.asks
+            answer = await client.call("ask_sequence", {"n": 3}, state=answer.state, answers={asked: ACCEPT})
+        (asked,) = answer.asks
+        final = await client.call("ask_sequence", {"n": 3}, state=answer.state, answers={asked: ACCEPT})
+        assert final.result["resultType"] == "complete"
+        # Four requests, one after the other, to three replicas: the last one meets the owner.
+        assert [await replica.rounds("tools/call") for replica in c.replicas].count(0) == 0
+        assert await c.metric(CONTINUATIONS, step="forwarded") == 2
+        assert await c.metric(CONTINUATIONS, step="held") > 0
+        await c.settled()
+    assert len(server.ledger("run", "ask_sequence")) == len(server.ledger("finished", "ask_sequence"))
+
+
+@pytest.mark.parametrize("balancer", FILES)
+async def test_a_client_that_leaves_its_stream_cancels_the_call(server: OldServer, balancer: BalancerName) -> None:
+    before = len(server.ledger("cancelled", "progress"))
+    async with cluster(server.url, balancer=balancer) as c, wire(c.url) as client:
+        async with client.open("progress", {"steps": 2, "delay_seconds": 30}, progress="p") as response:
+            # This came while the call ran; then it is silent, so nobody notices the client's end by writing to it.
+            assert (await response.content.readline()).startswith((b"event:", b"data:"))
+        await server.wait_for("cancelled", "progress", count=before + 1)
+        await c.settled()
+
+
+async def test_a_replica_ends_and_nobody_notices(server: OldServer) -> None:
+    """SIGTERM before HAProxy: new calls go on, and the questions that wait there are answered through the others."""
+    hold = {"drain_delay_seconds": DRAIN_DELAY_SECONDS, "drain_seconds": 30}
+    async with cluster(server.url, balancer="haproxy", hold=hold) as c, wire(c.url) as client:
+        parked = [await client.call("ask", {"question": "Who?"}) for _ in c.replicas]
+        leaving = c.replicas[0]
+        leaving.terminate()
+
+        async def refuses_new_calls() -> bool:
+            assert (await client.call("echo", {"text": "x"})).text == "x"
+            return (await client.on(leaving.url).call("echo", {"text": "x"})).status == 503
+
+        await c.until(refuses_new_calls, "the replica takes no new calls", 2 * DRAIN_DELAY_SECONDS)
+        for answer in parked:
+            (key,) = answer.asks
+            final = await client.call("ask", {"question": "Who?"}, state=answer.state, answers={key: ACCEPT})
+            assert final.text == NAMED
+        assert await leaving.exited() == 0
+        assert await c.metric(CONTINUATIONS, step="forwarded") > 0
+        assert (await client.call("echo", {"text": "x"})).text == "x"
+
+
+async def test_another_process_finishes_the_call(server: OldServer, drivers: Drivers) -> None:
+    async with cluster(server.url) as c, wire(c.url, **TOKEN) as asked:
+        began = await asked.call("ask", {"question": "Who?"})
+        (key,) = began.asks
+        other = await drivers.connect("py", c.url, headers=TOKEN)
+        reply = await other.call_tool(
+            "ask", {"question": "Who?"}, request_state=began.state, input_responses={key: ACCEPT}
+        )
+        assert reply.text == NAMED == ANN
+        assert reply.asked == []
+        await c.settled()
+
+
+async def test_a_stranger_does_not(server: OldServer, drivers: Drivers) -> None:
+    """Not through the owner, and not through another one."""
+    async with cluster(server.url) as c, wire(c.url, **TOKEN) as asked:
+        began = await asked.call("ask", {"question": "Who?"})
+        (key,) = began.asks
+        answers = {key: ACCEPT}
+        for replica in c.replicas:
+            stranger = asked.on(replica.url, Authorization="Bearer bob")
+            refused = await stranger.call("ask", {"question": "Who?"}, state=began.state, answers=answers)
+            assert refused.refusal == (400, -32602)
+        assert (await asked.call("ask", {"question": "Who?"}, state=began.state, answers=answers)).text == NAMED
