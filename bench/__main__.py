@@ -15,9 +15,11 @@ import uvloop
 from bench import modern, report
 from bench.load import Operation
 from bench.processes import ROOT, Fleet, Process, ProcessError
-from bench.scenarios import Interleaved, ParkedOutcome, Target, interleave, most_calls, park
+from bench.scenarios import Interleaved, ParkedOutcome, Target, forward, interleave, most_calls, park
 
-SCENARIOS = ("echo", "sse", "ask", "parked")
+SCENARIOS = ("echo", "sse", "ask", "forwarded", "parked")
+# These start gateways of their own.
+APART = {"forwarded", "parked"}
 # A round of `ask` waits out the quiet window, so it takes fewer operations to fill a slice.
 ASKS_PER_REQUEST = 0.25
 
@@ -67,7 +69,7 @@ class Bench:
         if nginx is not None:
             self._anchors.append(nginx)
         self._gateway: Process | None = None
-        if options.gateway != "none" and options.only != ["parked"]:
+        if options.gateway != "none" and not APART.issuperset(options.only):
             self._gateway = fleet.gateway(options.gateway, self._upstream)
 
     def run(self, name: str) -> Interleaved | ParkedOutcome | None:
@@ -79,6 +81,8 @@ class Bench:
                 return self._interleaved("sse: one request, SSE reply", "echo_sse")
             case "ask":
                 return self._ask()
+            case "forwarded":
+                return self._forwarded()
             case _:
                 return self._parked()
 
@@ -87,9 +91,11 @@ class Bench:
 
     def _ask(self) -> Interleaved:
         """An ask is two requests of the client, so an anchor's operation is two forwarded ones."""
-        count = max(1, int(self._options.requests * ASKS_PER_REQUEST))
         title = "ask: call, question, answer, result; the other rows: two requests"
-        return self._compare(title, modern.echo("echo", times=2), modern.ask, count)
+        return self._compare(title, modern.echo("echo", times=2), modern.ask, self._asks())
+
+    def _asks(self) -> int:
+        return max(1, int(self._options.requests * ASKS_PER_REQUEST))
 
     def _compare(self, title: str, plain: Operation, bridged: Operation, count: int) -> Interleaved:
         targets = [Target(self._upstream, plain, "upstream, no proxy")]
@@ -97,6 +103,12 @@ class Bench:
         if self._gateway is not None:
             targets.append(Target(self._gateway, bridged, self._gateway.name))
         return uvloop.run(interleave(title, targets, self._options.rounds, count, self._options.clients))
+
+    def _forwarded(self) -> Interleaved | None:
+        if self._options.gateway == "none":
+            return None
+        pair = self._fleet.pair(self._options.gateway, self._upstream)
+        return forward(pair, self._options.rounds, self._asks(), self._options.clients)
 
     def _parked(self) -> ParkedOutcome | None:
         """On processes of its own, with fresh memory and with the limit of open files that it needs."""

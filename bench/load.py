@@ -8,10 +8,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from bench.http1 import Message, Reader
-from bench.processes import Process
 
 # A process that never answers must end the run with a finding and not hang it.
 SLICE_SECONDS = 300
@@ -25,6 +24,7 @@ class Connection(asyncio.Protocol):
         self._reader = Reader()
         self._transport: asyncio.Transport | None = None
         self._reply: asyncio.Future[Message] | None = None
+        self._beside: dict[str, Connection] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclass of asyncio.Transport.
@@ -54,9 +54,17 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
         return await self._reply
 
+    def beside(self, address: str) -> "Connection":
+        """The same client's second connection, kept and closed with this one."""
+        if address not in self._beside:
+            self._beside[address] = Connection(address)
+        return self._beside[address]
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+        for connection in self._beside.values():
+            connection.close()
 
 
 # One operation on a connection, over when its last reply was checked; raises Wrong when that was not right.
@@ -65,6 +73,14 @@ Operation = Callable[[Connection], Awaitable[None]]
 
 class Wrong(Exception):
     """A reply that is not the one for this request."""
+
+
+class Measured(Protocol):
+    """What the load goes to, and the CPU that it spends there."""
+
+    @property
+    def address(self) -> str: ...
+    def cpu_seconds(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +127,7 @@ async def run(address: str, operation: Operation, count: int, clients: int) -> t
     return latencies, wrong
 
 
-async def measure(process: Process, operation: Operation, count: int, clients: int) -> Slice:
+async def measure(process: Measured, operation: Operation, count: int, clients: int) -> Slice:
     cpu = process.cpu_seconds()
     start = time.perf_counter()
     latencies, wrong = await run(process.address, operation, count, clients)

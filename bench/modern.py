@@ -100,3 +100,12 @@ async def answer_ask(connection: Connection, parked: Parked) -> None:
 
 async def ask(connection: Connection) -> None:
     await answer_ask(connection, await open_ask(connection))
+
+
+def ask_answered_at(address: str) -> Operation:
+    """The question comes on one connection, and the answer goes out on a second one to this address."""
+
+    async def operation(connection: Connection) -> None:
+        await answer_ask(connection.beside(address), await open_ask(connection))
+
+    return operation

@@ -1,8 +1,10 @@
 """The processes of a run: how each is started, is known to be ready, and is measured from outside."""
 
 import http.client
+import json
 import os
 import resource
+import secrets
 import shlex
 import shutil
 import signal
@@ -49,6 +51,16 @@ listen: {listen}
 admin: {admin}
 hold: {{max_calls: 20000, max_calls_per_principal: 20000, ttl_seconds: 600}}
 sessions: {{max: 20000, max_per_principal: 20000}}
+routes:
+  - path: /mcp
+    upstream: {{url: "http://{upstream}/mcp"}}
+"""
+
+PEER_CONFIG = """\
+listen: {listen}
+admin: {admin}
+state: {{keys: ["{key}"]}}
+replica: {{id: {name}, listen: "{peer}", peers: {peers}}}
 routes:
   - path: /mcp
     upstream: {{url: "http://{upstream}/mcp"}}
@@ -119,6 +131,22 @@ class Process:
             self.popen.wait()
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two gateways that are peers, accounted for as one: a forwarded round costs both of them."""
+
+    first: Process
+    second: Process
+
+    @property
+    def address(self) -> str:
+        """Where an operation begins."""
+        return self.first.address
+
+    def cpu_seconds(self) -> float:
+        return self.first.cpu_seconds() + self.second.cpu_seconds()
+
+
 def resident_kib(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
@@ -164,6 +192,29 @@ class Fleet:
         else:
             options = ["--upstream", f"http://{upstream.address}/mcp", "--listen", listen, "--admin", admin]
         return self._start("mrtr-gateway", [*shlex.split(command), "serve", *options], listen, admin)
+
+    def pair(self, command: str, upstream: Process) -> Pair:
+        key = secrets.token_hex(32)
+        peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2")}
+
+        def replica(name: str) -> Process:
+            listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
+            config = self.folder / f"{name}.yaml"
+            config.write_text(
+                PEER_CONFIG.format(
+                    listen=listen,
+                    admin=admin,
+                    key=key,
+                    name=name,
+                    peer=peers[name],
+                    peers=json.dumps(peers),
+                    upstream=upstream.address,
+                )
+            )
+            options = ["--config", str(config)]
+            return self._start(f"mrtr-gateway {name}", [*shlex.split(command), "serve", *options], listen, admin)
+
+        return Pair(replica("gw-1"), replica("gw-2"))
 
     def check(self) -> None:
         """A process that died is the finding; what its clients then saw is not."""

@@ -4,16 +4,29 @@ import dataclasses
 import statistics
 from typing import Any
 
-from bench.scenarios import Interleaved, ParkedOutcome
+from bench.scenarios import FORWARDED, Interleaved, ParkedOutcome
 
-ANCHOR = "aiohttp forwarder"
-COLUMNS = ["process", "per second", "p50 ms", "p99 ms", "CPU µs", f"CPU ratio to {ANCHOR} (min-max)", "wrong"]
+
+def columns(anchor: str) -> list[str]:
+    return ["process", "per second", "p50 ms", "p99 ms", "CPU µs", f"CPU ratio to {anchor} (min-max)", "wrong"]
 
 
 def ratios(outcome: Interleaved, name: str) -> list[float]:
     """CPU of each slice by the anchor's of the same round."""
-    pairs = zip(outcome.slices[name], outcome.slices[ANCHOR], strict=True)
+    pairs = zip(outcome.slices[name], outcome.slices[outcome.anchor], strict=True)
     return [mine.cpu_us / anchor.cpu_us for mine, anchor in pairs]
+
+
+def forwarding_us(outcome: Interleaved) -> list[float]:
+    """CPU that the way over the peer adds to a retry, round by round: what else the two rows did is the same."""
+    pairs = zip(outcome.slices[FORWARDED], outcome.slices[outcome.anchor], strict=True)
+    return [forwarded.cpu_us - local.cpu_us for forwarded, local in pairs]
+
+
+def forwarding(outcome: Interleaved) -> str:
+    by_round = forwarding_us(outcome)
+    middle, least, most = (f(by_round) / 1e3 for f in (statistics.median, min, max))
+    return f"forwarding adds {middle:.2f} ms of CPU to a retry ({least:.2f} to {most:.2f})"
 
 
 def rows(outcome: Interleaved) -> list[list[str]]:
@@ -68,7 +81,9 @@ def text(outcome: Interleaved | ParkedOutcome, *, markdown: bool) -> str:
         table = layout(["parked", "mrtr-gateway"], parked_rows(outcome), markdown=markdown)
     else:
         title = outcome.title
-        table = layout(COLUMNS, rows(outcome), markdown=markdown)
+        table = layout(columns(outcome.anchor), rows(outcome), markdown=markdown)
+        if FORWARDED in outcome.slices:
+            table += ("\n\n" if markdown else "\n") + forwarding(outcome)
     heading = f"### {title}\n" if markdown else title
     return "\n".join([heading, table, *(f"wrong: {one}" for one in complaints(outcome)[:5]), ""])
 
@@ -76,13 +91,16 @@ def text(outcome: Interleaved | ParkedOutcome, *, markdown: bool) -> str:
 def complaints(outcome: Interleaved | ParkedOutcome) -> list[str]:
     if isinstance(outcome, ParkedOutcome):
         return outcome.wrong
-    return [complaint for slices in outcome.slices.values() for one in slices for complaint in one.wrong]
+    in_slices = [complaint for slices in outcome.slices.values() for one in slices for complaint in one.wrong]
+    return outcome.wrong + in_slices
 
 
 def as_json(outcome: Interleaved | ParkedOutcome) -> dict[str, Any]:
     plain = dataclasses.asdict(outcome)
     if isinstance(outcome, Interleaved):
         plain["ratios"] = {name: ratios(outcome, name) for name in outcome.slices}
+        if FORWARDED in outcome.slices:
+            plain["forwarding_us"] = forwarding_us(outcome)
     else:
         plain["kib_per_call"] = outcome.kib_per_call
     return plain

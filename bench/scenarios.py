@@ -1,4 +1,4 @@
-"""The four scenarios: three interleaved with their anchors, and one that parks many calls at once."""
+"""The five scenarios: four interleaved with their anchors, and one that parks many calls at once."""
 
 import math
 import time
@@ -7,14 +7,18 @@ from dataclasses import dataclass, field
 import uvloop
 
 from bench import modern
-from bench.load import Connection, Operation, Slice, measure, run
-from bench.processes import Process, ephemeral_ports, raise_file_limit
+from bench.load import Connection, Measured, Operation, Slice, measure, run
+from bench.processes import Pair, Process, ephemeral_ports, raise_file_limit
 
+FORWARDER = "aiohttp forwarder"
+LOCAL = "local retry"
+FORWARDED = "forwarded retry"
 HELD_GAUGE = "mcp_gateway_held_calls"
+SERVED_BY_PEER = 'mcp_gateway_peer_requests_total{outcome="served"}'
 # A held call has two upstream connections, the call's stream and its session's GET stream.
 CONNECTIONS_PER_CALL = 2
 SPARE_FILES = 512
-# The last calls may be let go just after their replies went out.
+# The last calls may be let go, and counted, just after their replies went out.
 SETTLE_SECONDS = 5
 
 
@@ -22,7 +26,7 @@ SETTLE_SECONDS = 5
 class Target:
     """One row of a table: a process, and what is one operation on it."""
 
-    process: Process
+    process: Measured
     operation: Operation
     name: str
 
@@ -32,18 +36,45 @@ class Interleaved:
     """Slices by row; slice n of every row was taken in round n."""
 
     title: str
-    slices: dict[str, list[Slice]] = field(default_factory=dict)
+    slices: dict[str, list[Slice]]
+    anchor: str = FORWARDER
+    # Of the run as a whole; what was wrong in a slice is there.
+    wrong: list[str] = field(default_factory=list)
 
 
-async def interleave(title: str, targets: list[Target], rounds: int, count: int, clients: int) -> Interleaved:
+def warm_up(count: int, clients: int) -> int:
+    return max(clients, count // 10)
+
+
+async def interleave(
+    title: str, targets: list[Target], rounds: int, count: int, clients: int, anchor: str = FORWARDER
+) -> Interleaved:
     """A B C A B C ...: what else the machine does falls on all rows alike."""
-    outcome = Interleaved(title, {target.name: [] for target in targets})
+    outcome = Interleaved(title, {target.name: [] for target in targets}, anchor)
     for target in targets:
-        await run(target.process.address, target.operation, max(clients, count // 10), clients)
+        await run(target.process.address, target.operation, warm_up(count, clients), clients)
     for _ in range(rounds):
         for target in targets:
             taken = await measure(target.process, target.operation, count, clients)
             outcome.slices[target.name].append(taken)
+    return outcome
+
+
+def forward(pair: Pair, rounds: int, count: int, clients: int) -> Interleaved:
+    """Ask at the first gateway and retry at one of the two, each on its own connection: only the address differs."""
+    title = "forwarded: ask at one gateway, retry there or at its peer; latency of both legs, CPU of both gateways"
+    targets = [
+        Target(pair, modern.ask_answered_at(pair.first.address), LOCAL),
+        Target(pair, modern.ask_answered_at(pair.second.address), FORWARDED),
+    ]
+    outcome = uvloop.run(interleave(title, targets, rounds, count, clients, anchor=LOCAL))
+    # Right replies do not show which way they came.
+    expected = rounds * count + warm_up(count, clients)
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (served := sample(pair.second, SERVED_BY_PEER)) != expected and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if served != expected:
+        outcome.wrong.append(f"{served:.0f} retries were served by the peer, expected {expected}")
     return outcome
 
 
@@ -79,11 +110,15 @@ def most_calls(wanted: int, clients: int) -> tuple[int, str]:
     return by_ports, f"one address takes {ephemeral_ports()} local ports, and a held call has two connections"
 
 
-def held_calls(gateway: Process) -> float:
-    """The gauge, over all its labels; not a number when there is none."""
+def sample(gateway: Process, name: str) -> float:
+    """A metric, with its labels or over all of them; not a number when there is none."""
     lines = gateway.get("/metrics")[1].splitlines()
-    samples = [line for line in lines if line.startswith((f"{HELD_GAUGE} ", f"{HELD_GAUGE}{{"))]
+    samples = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
     return sum(float(line.rsplit(" ", 1)[1]) for line in samples) if samples else math.nan
+
+
+def held_calls(gateway: Process) -> float:
+    return sample(gateway, HELD_GAUGE)
 
 
 def park(gateway: Process, outcome: ParkedOutcome, clients: int) -> None:

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from bench import report, scenarios
+from bench.__main__ import default_gateway
 from bench.http1 import Reader
-from bench.processes import Fleet, Process
+from bench.load import Slice
+from bench.processes import Fleet, Pair, Process
+from bench.scenarios import FORWARDED, LOCAL, Interleaved
 
 HEADERS = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 WIRE = (
@@ -115,3 +119,37 @@ def test_echo_answers_with_and_without_a_session_as_json_and_as_sse(connect: Cal
 def test_a_modern_probe_is_refused_as_by_a_real_old_server(connect: Callable[[], Legacy]) -> None:
     reply = connect().send({"id": 1, "method": "server/discover", "params": {"_meta": {}}})
     assert (reply.status, json.loads(reply.read())["error"]["code"]) == (400, -32600)
+
+
+def slices(*cpu_us: float) -> list[Slice]:
+    return [Slice(1.0, 10, 1.0, 2.0, one, ()) for one in cpu_us]
+
+
+def test_a_ratio_and_a_difference_are_those_of_one_round() -> None:
+    outcome = Interleaved("x", {LOCAL: slices(1000, 4000, 2000), FORWARDED: slices(1500, 5000, 5000)}, LOCAL)
+    assert report.ratios(outcome, FORWARDED) == [1.5, 1.25, 2.5]
+    shown = report.text(outcome, markdown=False)
+    assert "1.50 (1.25-2.50)" in shown
+    assert "forwarding adds 1.00 ms of CPU to a retry (0.50 to 3.00)" in shown
+    assert report.as_json(outcome)["forwarding_us"] == [500, 1000, 3000]
+
+
+def test_without_a_forwarded_row_nothing_is_said_of_forwarding() -> None:
+    outcome = Interleaved("x", {scenarios.FORWARDER: slices(100), "mrtr-gateway": slices(150)})
+    assert "forwarding" not in report.text(outcome, markdown=False)
+    assert "forwarding_us" not in report.as_json(outcome)
+
+
+def test_forwarded_rounds_are_right_and_the_peer_counts_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenarios, "SETTLE_SECONDS", 1)
+    fleet = Fleet(tmp_path)
+    try:
+        pair = fleet.pair(default_gateway(), fleet.upstream())
+        outcome = scenarios.forward(pair, rounds=2, count=3, clients=2)
+        assert report.complaints(outcome) == []
+        # The same row when nothing is forwarded: every reply is right, and the row is not what it says.
+        outcome = scenarios.forward(Pair(pair.first, pair.first), rounds=1, count=3, clients=2)
+        assert report.complaints(outcome) == ["0 retries were served by the peer, expected 5"]
+        fleet.check()
+    finally:
+        fleet.stop()
