@@ -80,6 +80,9 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
+_GIVEN: set[int] = set()
+
+
 def free_port() -> int:
     """Pick a port that nobody will be given by chance while the server is down.
 
@@ -88,9 +91,12 @@ def free_port() -> int:
     """
     for _ in range(100):
         port = random.randrange(20000, 32768)
+        if port in _GIVEN:
+            continue  # whoever has it may not listen yet
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
+            _GIVEN.add(port)
             return port
     raise PartError("no free port between 20000 and 32767")
 

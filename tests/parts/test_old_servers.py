@@ -191,6 +191,25 @@ async def test_a_question_of_the_call_comes_on_its_stream(name: str) -> None:
         assert len(server.ledger("answered", "ask")) == len(server.ledger("finished", "ask")) == 3
 
 
+@pytest.mark.parametrize("name", ["py130", "py110", "ts132"])
+@pytest.mark.parametrize("tool", ["ask_slow", "ask_read"])
+async def test_a_call_is_held_before_its_question_and_after_its_answer(name: str, tool: str, tmp_path: Path) -> None:
+    async with talking_to(name) as (server, session):
+        listed = {entry["name"]: entry for entry in (await session.request("tools/list"))["result"]["tools"]}
+        assert bool((listed[tool].get("annotations") or {}).get("readOnlyHint")) == (tool == "ask_read")
+        before, after = tmp_path / "before", tmp_path / "after"
+        given = {"question": "Who?", "before": str(before), "after": str(after)}
+        call = asyncio.ensure_future(session.text(tool, **given))  # noqa: TID251 - no gateway here
+        (run,) = await server.wait_for("run", tool)
+        assert run["arguments"] == given
+        assert not session.asked
+        before.touch()
+        await server.wait_for("answered", tool)
+        assert not server.ledger("finished", tool)
+        after.touch()
+        assert await call == 'accept:{"name":"Ann"}'
+
+
 @pytest.mark.parametrize("name", PYTHON)
 async def test_the_title_of_a_form_can_be_chosen(name: str) -> None:
     async with talking_to(name) as (_, session):

@@ -151,10 +151,14 @@ class ModernClient(asyncio.SubprocessProtocol):
         log_level: str | None = None,
         timeout_seconds: float | None = None,
         meta: Json | None = None,
+        request_state: str | None = None,
+        input_responses: Json | None = None,
         deadline_seconds: float = DEADLINE_SECONDS,
     ) -> Reply:
+        """Call a tool; `request_state` goes on with a call that somebody else began (only the py client can)."""
         fields = tool_call(name, arguments, answers, progress=progress, log_level=log_level, meta=meta)
-        return await self.command("call_tool", deadline_seconds, timeout_seconds=timeout_seconds, **fields)
+        seed = {"request_state": request_state, "input_responses": input_responses}
+        return await self.command("call_tool", deadline_seconds, timeout_seconds=timeout_seconds, **seed, **fields)
 
     async def call_many(self, calls: Sequence[Json], *, deadline_seconds: float = DEADLINE_SECONDS) -> list[Reply]:
         """Run several calls at once on this connection; each is made with `tool_call`."""

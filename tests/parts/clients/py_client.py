@@ -80,6 +80,8 @@ class PyConnection(Connection):
             command.get("arguments"),
             command.get("timeout_seconds"),
             progress,
+            input_responses=given_answers(command),
+            request_state=command.get("request_state"),
             meta=request_meta(command),
         )
         return plain(result)
@@ -106,6 +108,12 @@ class PyConnection(Connection):
     async def complete(self, command: Json) -> Json:
         ref = completion_reference(command["ref"])
         return plain(await self.client.complete(ref, command["argument"], command.get("context")))
+
+
+def given_answers(command: Json) -> types.InputResponses | None:
+    """Answers to forms with which a call begins: those that another process was asked for."""
+    answers = command.get("input_responses")
+    return answers and {key: types.ElicitResult.model_validate(answer) for key, answer in answers.items()}
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Rule 1: what the two SDKs do differently is named in the block below, and nowher
 Rule 2: where the stream that a message takes is open to choice, it is the one that FastMCP of that SDK takes.
 """
 
+import os
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -199,6 +200,29 @@ async def ask(question: str = "Your name?", title: str | None = None) -> str:
 @tool(optional={"question": TEXT})
 async def ask_get(question: str = "Your name?") -> str:
     return await ask_form("ask_get", question, related=False)
+
+
+async def released(path: str) -> None:
+    """Wait until a file is there: a test holds the tool at this point."""
+    while path and not os.path.exists(path):  # noqa: ASYNC240, PTH110 - it takes microseconds
+        await anyio.sleep(0.01)
+
+
+async def ask_between(tool: str, question: str, before: str, after: str) -> str:
+    await released(before)
+    told = await ask_form(tool, question)
+    await released(after)
+    return told
+
+
+@tool(optional={"question": TEXT, "before": TEXT, "after": TEXT})
+async def ask_slow(question: str = "Your name?", before: str = "", after: str = "") -> str:
+    return await ask_between("ask_slow", question, before, after)
+
+
+@tool(optional={"question": TEXT, "before": TEXT, "after": TEXT}, read_only=True)
+async def ask_read(question: str = "Your name?", before: str = "", after: str = "") -> str:
+    return await ask_between("ask_read", question, before, after)
 
 
 @tool({"n": INTEGER})

@@ -5,7 +5,7 @@
 // Prints `READY http://127.0.0.1:PORT/mcp` once it accepts. The ledger has one JSON object a line: what the tools really did.
 // Packages come from MRTR_NODE_MODULES, since Node resolves them from the script's place and they are not installed there.
 import { randomUUID } from 'node:crypto';
-import { appendFileSync } from 'node:fs';
+import { appendFileSync, existsSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { createRequire } from 'node:module';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -73,6 +73,11 @@ function elicit(extra, params, options) {
 
 function sample(extra, params, schema = types.CreateMessageResultSchema) {
     return extra.sendRequest({ method: 'sampling/createMessage', params }, schema);
+}
+
+// Wait until a file is there: a test holds the tool at this point.
+async function released(path, extra) {
+    while (path && !existsSync(path)) await sleep(10, undefined, { signal: extra.signal });
 }
 
 async function progress(extra, done, total) {
@@ -143,6 +148,16 @@ function buildServer() {
         const params = { mode: 'url', message: 'Please open the page', elicitationId: randomUUID(), url };
         return text(answered(await nested('ask_url', elicit(extra, params))));
     });
+    // Files hold it before its question and after the answer, until they are there.
+    const between = { question, before: z.string().default(''), after: z.string().default('') };
+    for (const [name, annotations] of [['ask_slow', {}], ['ask_read', { readOnlyHint: true }]]) {
+        tool(name, { inputSchema: between, annotations }, async ({ question, before, after }, extra) => {
+            await released(before, extra);
+            const told = answered(await nested(name, elicit(extra, form(question))));
+            await released(after, extra);
+            return text(told);
+        });
+    }
     tool('ask_sequence', { inputSchema: { n: z.number().int() } }, async ({ n }, extra) => {
         const answers = [];
         for (let i = 1; i <= n; i++) {

@@ -1,0 +1,150 @@
+"""What the tests of faults share: gates that hold a tool, what the ledger says of one call, what replicas did.
+
+A call is told from the others by its question, and its answer by the name in it: both stand in the ledger.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.cluster import Cluster
+from tests.e2e.wire import Answer, Json, Wire
+from tests.gateway_process import Gateway
+from tests.parts.launch import NODE, PARTS, OldServer, PartError
+
+CONTINUATIONS: Final = "mcp_gateway_continuations_total"
+PROMPT_SECONDS: Final = 2.0
+"""Whoever comes with the state of a dead replica's call is told within this that it is lost: a promise."""
+STEPS: Final = ("held", "forwarded", "resumed", "replayed", "lost")
+KEY: Final = "Name"
+"""Of the question, since its form has that title."""
+
+
+def built(server: str) -> bool:
+    return (NODE if server.startswith("ts") else PARTS / server.partition("-")[0]).exists()
+
+
+def accept(name: str) -> Json:
+    """Answer the one question of `ask` and its like."""
+    return {KEY: {"action": "accept", "content": {"name": name}}}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A file that a tool waits for."""
+
+    file: Path
+
+    def open(self) -> None:
+        self.file.touch()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a tool that asks, and what its server did for it."""
+
+    server: OldServer
+    tool: str
+    name: str
+    """In its question and in its answer; no other call of the server has it."""
+    before: Gate | None = None
+    after: Gate | None = None
+
+    @property
+    def arguments(self) -> Json:
+        gates = {"before": self.before, "after": self.after}
+        return {"question": self.name, **{key: str(gate.file) for key, gate in gates.items() if gate is not None}}
+
+    async def begin(self, client: Wire) -> str:
+        """Call, and be asked; the state."""
+        answer = await client.call(self.tool, self.arguments)
+        assert answer.asks == [KEY], answer
+        return answer.state
+
+    async def retry(self, client: Wire, state: str) -> Answer:
+        """Give the answer; what comes of it."""
+        return await client.call(self.tool, self.arguments, state=state, answers=accept(self.name))
+
+    @property
+    def result(self) -> str:
+        """What the tool makes of its answer."""
+        return f'accept:{{"name":"{self.name}"}}'
+
+    def outcome(self, answer: Answer) -> str:
+        """`result` if it is the right one, else the reason of the error."""
+        if "error" in answer.final:
+            return str(answer.error.get("data", {}).get("reason", answer.error))
+        assert answer.text == self.result
+        return "result"
+
+    @property
+    def runs(self) -> int:
+        """How often the tool began."""
+        return sum(entry["arguments"]["question"] == self.name for entry in self.server.ledger("run", self.tool))
+
+    @property
+    def answers(self) -> int:
+        """How often the tool got the answer."""
+        contents = [entry["result"].get("content") or {} for entry in self.server.ledger("answered", self.tool)]
+        return sum(content.get("name") == self.name for content in contents)
+
+    @property
+    def sessions(self) -> list[str]:
+        """Where it ran."""
+        return [e["session"] for e in self.server.ledger("run", self.tool) if e["arguments"]["question"] == self.name]
+
+    @property
+    def ends(self) -> list[str]:
+        """How its runs ended, if no other call ever ran in their sessions."""
+        sessions = self.sessions
+        kinds = {"finished", "failed", "cancelled"}
+        return [e["event"] for e in self.server.ledger() if e["event"] in kinds and e["session"] in sessions]
+
+    async def wait(self, condition: Callable[["Call"], bool], what: str, seconds: float = 5.0) -> None:
+        """Wait until the ledger says something of this call."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not condition(self):
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise PartError(f"{self.name} not {what} in {seconds} s; the ledger: {self.server.ledger()}") from None
+
+    async def began(self, times: int = 1) -> None:
+        await self.wait(lambda call: call.runs >= times, f"run {times} times")
+
+    async def answered(self, times: int = 1) -> None:
+        await self.wait(lambda call: call.answers >= times, f"answered {times} times")
+
+    async def ended(self, how: str, times: int = 1) -> None:
+        await self.wait(lambda call: call.ends.count(how) >= times, f"{how} {times} times")
+
+
+async def steps(replicas: Iterable[Gateway]) -> Counter[str]:
+    """What these did with retries so far."""
+    found: Counter[str] = Counter()
+    for replica in replicas:
+        found.update({step: int(await replica.metric(CONTINUATIONS, step=step)) for step in STEPS})
+    return +found  # without zeroes
+
+
+async def stepped(replicas: Iterable[Gateway], before: Counter[str], step: str, times: int = 1) -> None:
+    """Wait until they took that step since."""
+    replicas = list(replicas)
+
+    async def taken() -> bool:
+        return (await steps(replicas))[step] - before[step] >= times
+
+    await replicas[0].until(taken, f"{step} {times} times")
+
+
+def others(c: Cluster, owner: Gateway) -> list[Gateway]:
+    return [replica for replica in c.replicas if replica is not owner]
+
+
+async def prompt(work: Awaitable[Answer], seconds: float = PROMPT_SECONDS) -> Answer:
+    """Within the promised time."""
+    async with asyncio.timeout(seconds):
+        return await work

@@ -1,0 +1,204 @@
+"""Who is dead, and who only does not react: the owner's address leads nowhere, or to silence."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from gateway.core import sse
+from tests.chaos.stage import Call, Gate, accept, built, prompt, steps
+from tests.cluster import Cluster, cluster, installed
+from tests.e2e.wire import wire
+from tests.gateway_process import Gateway
+from tests.parts.launch import OldServer, old_server
+
+SERVERS = ("py130", "py130-store")
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.skipif(not all(map(built, SERVERS)), reason="scripts/parts has not been run"),
+    pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light"),
+]
+
+
+Stage = tuple[OldServer, Cluster]
+
+
+@asynccontextmanager
+async def staged(name: str) -> AsyncIterator[Stage]:
+    sections: dict[str, Any] = {"timeouts": {"keepalive_seconds": 0.5}, "hold": {"grace_seconds": 10}}
+    async with old_server(name) as server, cluster(server.url, **sections) as c:
+        yield server, c
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def everybody() -> AsyncIterator[Stage]:
+    async with staged("py130") as found:
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def stage(everybody: Stage) -> AsyncIterator[Stage]:
+    """All replicas live again after each test."""
+    yield everybody
+    for replica in everybody[1].replicas:
+        if replica.stopped:
+            replica.cont()
+        if not replica.alive:
+            await replica.start()
+
+
+@contextmanager
+def black_hole(address: str) -> Iterator[None]:
+    """A listener that nobody serves, with a full queue: the kernel drops whoever knocks."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as listener, ExitStack() as stack:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+        listener.listen(0)
+        while True:
+            knocking = stack.enter_context(socket.socket())
+            knocking.settimeout(0.1)
+            try:
+                knocking.connect((host, int(port)))
+            except TimeoutError:
+                break
+        yield
+
+
+async def data(reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The rest of an SSE stream, without comments."""
+    async for line in reply.content:
+        if line.startswith(b"data: "):
+            yield line
+
+
+def peer_address(replica: Gateway) -> str:
+    return str(replica.config["replica"]["listen"])
+
+
+@pytest.mark.parametrize(("tool", "step"), [("ask_slow", "lost"), ("ask_read", "replayed")])
+async def test_two_retries_at_once_meet_at_one_replica(stage: Stage, tool: str, step: str) -> None:
+    await two_retries(stage, tool, step)
+
+
+async def test_two_retries_at_once_resume_a_call_once() -> None:
+    async with staged("py130-store") as stage:
+        await two_retries(stage, "ask_slow", "resumed")
+
+
+async def two_retries(stage: Stage, tool: str, step: str) -> None:
+    server, c = stage
+    owner, *survivors = c.replicas
+    calls = [Call(server, tool, f"{tool} twice {number}") for number in range(4)]
+    async with wire(owner.url) as client:
+        states = [await call.begin(client) for call in calls]
+        await owner.kill()
+        before = await steps(survivors)
+        for call, state in zip(calls, states, strict=True):
+            retries = [call.retry(client.on(replica.url), state) for replica in survivors]
+            first, second = await asyncio.gather(*retries)
+            assert call.outcome(first) == call.outcome(second) == ("owner_lost" if step == "lost" else "result")
+            assert first.final == second.final
+            assert call.runs == (2 if step == "replayed" else 1)
+            assert call.answers == (0 if step == "lost" else 1)
+        taken = await steps(survivors) - before
+        assert {each: taken[each] for each in ("resumed", "replayed", "lost") if taken[each]} == {step: len(calls)}
+    await c.settled()
+
+
+async def test_a_replica_that_came_back_is_not_dead(stage: Stage) -> None:
+    """What was learnt of its predecessor a moment ago says nothing of it, as an owner or as an heir."""
+    server, c = stage
+    owner, second, third = c.replicas
+    old, new = Call(server, "ask_slow", "of the predecessor"), Call(server, "ask_slow", "of the successor")
+    inherited = [Call(server, "ask_slow", f"inherited {number}") for number in range(8)]
+    async with wire(owner.url) as client:
+        state = await old.begin(client)
+        states = [await call.begin(client.on(second.url)) for call in inherited]
+        await owner.kill()
+        for replica in (second, third):
+            assert old.outcome(await old.retry(client.on(replica.url), state)) == "owner_lost"
+        await owner.start()
+        state = await new.begin(client)
+        assert new.outcome(await new.retry(client.on(second.url), state)) == "result"
+        await second.kill()
+        before = await steps(c.living)
+        for call, left in zip(inherited, states, strict=True):
+            told = await asyncio.gather(*(call.retry(client.on(replica.url), left) for replica in (owner, third)))
+            assert [call.outcome(answer) for answer in told] == ["owner_lost"] * 2
+        assert (await steps(c.living) - before)["lost"] == len(inherited)
+    assert [(call.runs, call.answers) for call in (old, new)] == [(1, 0), (1, 1)]
+    await c.settled()
+
+
+async def test_a_stopped_owner_is_not_dead(stage: Stage) -> None:
+    server, c = stage
+    owner, *survivors = c.replicas
+    call = Call(server, "ask_slow", "while the owner sleeps")
+    before = await steps(survivors)
+    async with wire(owner.url) as client:
+        state = await call.begin(client)
+        owner.stop()
+        for replica in survivors:
+            # peer_connect_seconds and peer_accept_seconds are 1.5 s together.
+            refused = await prompt(call.retry(client.on(replica.url), state))
+            assert (refused.status, call.outcome(refused)) == (503, "owner_stalled")
+            assert refused.headers["Retry-After"] == "1"
+        owner.cont()
+        assert call.outcome(await call.retry(client.on(survivors[0].url), state)) == "result"
+    assert await steps(survivors) - before == {"forwarded": 1}
+    assert (call.runs, call.answers) == (1, 1)
+    await c.settled()
+
+
+async def test_an_owner_that_stops_in_the_middle_of_its_reply(stage: Stage, tmp_path: Path) -> None:
+    server, c = stage
+    owner, *survivors = c.replicas
+    after = Gate(tmp_path / "after")
+    call = Call(server, "ask_slow", "half a reply", after=after)
+    loop = asyncio.get_running_loop()
+    async with wire(owner.url) as client:
+        state = await call.begin(client)
+        async with client.on(survivors[0].url).open(
+            call.tool, call.arguments, state=state, answers=accept(call.name)
+        ) as reply:
+            assert await reply.content.readany() == sse.KEEP_ALIVE
+            owner.stop()
+            # A peer is never silent for longer than twice the keep-alive and peer_accept_seconds: 2 s.
+            async with asyncio.timeout(3):
+                (message,) = [json.loads(each.removeprefix(b"data: ")) async for each in data(reply)]
+            assert message["error"]["data"]["reason"] == "owner_stalled"
+            owner.cont()
+        again = loop.create_task(call.retry(client.on(survivors[1].url), state))
+        after.open()
+        assert call.outcome(await again) == "result"
+    assert (call.runs, call.answers) == (1, 1)
+    await c.settled()
+
+
+@pytest.mark.parametrize("dead", [1, 2])
+async def test_a_lost_call_is_told_promptly_though_addresses_are_black_holes(stage: Stage, dead: int) -> None:
+    server, c = stage
+    owner, survivors = c.replicas[0], c.replicas[dead:]
+    async with wire(owner.url) as client:
+        call = Call(server, "ask_slow", f"{dead} black holes")
+        state = await call.begin(client)
+        with ExitStack() as stack:
+            for replica in c.replicas[:dead]:
+                await replica.kill()
+                stack.enter_context(black_hole(peer_address(replica)))
+            before = await steps(survivors)
+            told = [await prompt(call.retry(client.on(replica.url), state)) for replica in survivors]
+            assert {(answer.status, call.outcome(answer)) for answer in told} == {(200, "owner_lost")}
+            assert (await steps(survivors) - before)["lost"] == 1
+        await call.ended("cancelled")
+        assert (call.runs, call.answers) == (1, 0)

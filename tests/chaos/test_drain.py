@@ -1,0 +1,163 @@
+"""SIGTERM to a replica that holds calls: who is still served, until when, and what is left at the deadline."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.stage import Call, Gate, built, steps
+from tests.cluster import cluster, installed
+from tests.e2e.wire import Wire, wire
+from tests.gateway_process import HELD, Gateway
+from tests.parts.launch import old_server
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not all(map(built, ("py130", "py130-store"))), reason="scripts/parts has not been run"),
+    pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light"),
+]
+
+
+async def drains(replica: Gateway) -> None:
+    """SIGTERM, and wait until it says that it drains."""
+
+    async def says_so() -> bool:
+        return await replica.ready() == 503
+
+    replica.terminate()
+    await replica.until(says_so, "unready")
+
+
+async def stopping(replica: Gateway, client: Wire) -> None:
+    """Wait until it takes no new calls."""
+
+    async def refuses() -> bool:
+        answer = await client.on(replica.url).call("echo", {"text": "new"})
+        if "error" in answer.final:
+            assert (answer.status, answer.error["data"]["reason"]) == (503, "stopping")
+            return True
+        if answer.result["resultType"] == "input_required":  # under way in that very moment
+            answer = await client.on(replica.url).call("echo", {"text": "new"}, state=answer.state)
+        assert answer.text == "new"
+        return False
+
+    await replica.until(refuses, "refuses new calls")
+
+
+async def test_new_calls_are_taken_for_a_while_and_held_ones_longer() -> None:
+    hold = {"drain_delay_seconds": 1.5, "drain_seconds": 20}
+    async with old_server("py130") as server, cluster(server.url, hold=hold) as c, wire(c.url) as client:
+        owner, other, _ = c.replicas
+        direct = client.on(owner.url)
+        calls = [Call(server, "ask_slow", name) for name in ("directly", "through a peer", "late, through a peer")]
+        states = [await call.begin(direct) for call in calls]
+        await drains(owner)
+        assert (await direct.call("echo", {"text": "new"})).text == "new"
+        asked_late = Call(server, "ask_slow", "asked while it drains")
+        calls.append(asked_late)
+        states.append(await asked_late.begin(direct))
+        assert calls[1].outcome(await calls[1].retry(client.on(other.url), states[1])) == "result"
+        await stopping(owner, client)
+        assert calls[0].outcome(await calls[0].retry(direct, states[0])) == "result"
+        for late in (2, 3):
+            assert calls[late].outcome(await calls[late].retry(client.on(other.url), states[late])) == "result"
+        # Nothing waits any more: it does not wait either.
+        assert await owner.exited(10) == 0
+        assert [(call.runs, call.answers) for call in calls] == [(1, 1)] * 4
+        assert not server.ledger("cancelled")
+
+
+async def test_who_is_connected_is_sent_to_another_replica(tmp_path: Path) -> None:
+    """A call in its first round, and one whose tool works on after the answer."""
+    hold = {"drain_delay_seconds": 0, "drain_seconds": 20}
+    async with old_server("py130") as server, cluster(server.url, hold=hold) as c, wire(c.url) as client:
+        owner, other, third = c.replicas
+        direct, loop = client.on(owner.url), asyncio.get_running_loop()
+        before, after = Gate(tmp_path / "before"), Gate(tmp_path / "after")
+        first = Call(server, "ask_slow", "first round", before=before)
+        second = Call(server, "ask_slow", "second round", after=after)
+        state = await second.begin(direct)
+        legs = [
+            loop.create_task(direct.call(first.tool, first.arguments)),
+            loop.create_task(second.retry(direct, state)),
+        ]
+        await first.began()
+        await second.answered()
+        await drains(owner)
+        sent_away = await asyncio.gather(*legs)
+        assert [answer.asks for answer in sent_away] == [[], []]
+        waiting = [
+            loop.create_task(client.on(other.url).call(call.tool, call.arguments, state=answer.state))
+            for call, answer in zip((first, second), sent_away, strict=True)
+        ]
+        before.open()
+        after.open()
+        asked, done = await asyncio.gather(*waiting)
+        assert second.outcome(done) == "result"
+        assert first.outcome(await first.retry(client.on(third.url), asked.state)) == "result"
+        assert await owner.exited(10) == 0
+        assert [(call.runs, call.answers, call.ends) for call in (first, second)] == [(1, 1, ["finished"])] * 2
+        taken = await steps(c.living)
+        assert taken["forwarded"] == 3
+        assert not taken["resumed"] + taken["replayed"] + taken["lost"]
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "step"),
+    [("py130-store", "ask_slow", "resumed"), ("py130", "ask_read", "replayed"), ("py130", "ask_slow", "lost")],
+)
+async def test_what_is_left_at_the_deadline(name: str, tool: str, step: str, tmp_path: Path) -> None:
+    """One call is parked, one has a client that waits through another replica."""
+    hold: dict[str, Any] = {"drain_delay_seconds": 0, "drain_seconds": 1}
+    async with old_server(name) as server, cluster(server.url, hold=hold) as c, wire(c.url) as client:
+        owner, other, third = c.replicas
+        after = Gate(tmp_path / "after")
+        parked, waited = Call(server, tool, "parked"), Call(server, tool, "waited for", after=after)
+        states = [await call.begin(client.on(owner.url)) for call in (parked, waited)]
+        waiting = asyncio.get_running_loop().create_task(waited.retry(client.on(other.url), states[1]))
+        await waited.answered()
+        await drains(owner)
+        told = await waiting
+        assert await owner.exited() == 0
+        assert owner.log("server.parted")[-1]["let_go"] == (0 if step == "lost" else 2)
+        if step == "lost":
+            assert (told.status, waited.outcome(told)) == (503, "stopping")
+            await waited.ended("cancelled")
+            # A question that is open is answered with `cancel` first, and the tool may come to an end by that.
+            await parked.wait(lambda call: bool(call.ends), "ended")
+            assert parked.outcome(await parked.retry(client.on(third.url), states[0])) == "owner_lost"
+            assert [(call.runs, call.answers) for call in (parked, waited)] == [(1, 0), (1, 1)]
+            return
+        if step == "resumed":
+            assert not server.ledger("cancelled")
+        assert told.asks == []
+        final = asyncio.get_running_loop().create_task(
+            client.on(third.url).call(waited.tool, waited.arguments, state=told.state)
+        )
+        after.open()
+        assert waited.outcome(await final) == "result"
+        assert parked.outcome(await parked.retry(client.on(third.url), states[0])) == "result"
+        runs = 1 if step == "resumed" else 2
+        assert (parked.runs, parked.answers) == (runs, 1)
+        assert (waited.runs, waited.answers) == (runs, runs)
+        assert (await steps(c.living))[step] == 2
+        await c.settled()
+
+
+async def test_a_second_signal_ends_it_at_once() -> None:
+    hold = {"drain_delay_seconds": 30, "drain_seconds": 60}
+    async with old_server("py130") as server, cluster(server.url, hold=hold) as c, wire(c.url) as client:
+        owner, other, _ = c.replicas
+        call = Call(server, "ask_slow", "hurry")
+        state = await call.begin(client.on(owner.url))
+        await drains(owner)
+        assert await owner.metric(HELD) == 1
+        owner.terminate()
+        assert await owner.exited(3) == 0
+        assert call.outcome(await call.retry(client.on(other.url), state)) == "owner_lost"
+        assert (call.runs, call.answers) == (1, 0)
+        for replica in (other, c.replicas[2]):
+            await drains(replica)
+            replica.terminate()
+            assert await replica.exited(3) == 0

@@ -1,0 +1,207 @@
+"""SIGKILL of the replica that holds a call, in every state that a call can be in.
+
+What must come of it depends on the old server (does it keep an event store?) and on the tool (may it run twice?). In
+every cell the server's ledger says how often the tool ran and was answered, and the living replicas what they did.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from tests.chaos.conftest import FOUND
+from tests.chaos.stage import Call, Gate, built, others, prompt, stepped, steps
+from tests.cluster import Cluster, cluster, installed
+from tests.e2e.wire import Answer, Wire, wire
+from tests.gateway_process import Gateway
+from tests.parts.launch import OldServer, old_server
+
+SERVERS = ("py130-store", "ts132-store", "py130")
+ONCE, TWICE = TOOLS = ("ask_slow", "ask_read")
+STATES = (
+    "running",  # the client is connected to the owner, and was not asked yet
+    "running, relayed",  # the same in the retry of a round without questions, which came through another replica
+    "parked",
+    "answering",  # the client is connected to the owner, the tool has its answer and works on
+    "answering, relayed",  # the same, through another replica
+    "answered",  # the client has the result, and sends its retry again
+)
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.skipif(not all(map(built, SERVERS)), reason="scripts/parts has not been run"),
+    pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light"),
+]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One server behind three replicas."""
+
+    server: OldServer
+    c: Cluster
+    turns: "itertools.cycle[Gateway]"
+    """Every replica is an owner in its turn."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=SERVERS)
+async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    async with old_server(request.param) as server, cluster(server.url) as c:
+        yield Stage(server, c, itertools.cycle(c.replicas))
+
+
+def expected(server: str, tool: str, state: str) -> str:
+    """What the living replicas do for the client."""
+    if state == "running":
+        return "broken"
+    if server.endswith("-store"):
+        return "resumed"
+    return "replayed" if tool == TWICE else "lost"
+
+
+@dataclass
+class Scene:
+    """One cell: a call of `owner`, what its client holds, and the one that will serve it."""
+
+    call: Call
+    owner: Gateway
+    survivors: list[Gateway]
+    at_owner: Wire
+    elsewhere: Wire
+    before: Gate
+    after: Gate
+
+    async def first_round(self) -> str:
+        self.before.open()
+        return await self.call.begin(self.at_owner)
+
+
+async def killed(scene: Scene, step: str, waiting: "asyncio.Task[Answer] | None", state: str) -> Answer:
+    """Kill the owner, and hear what the client is told: one that waits by its open reply, else one that comes back."""
+    before = await steps(scene.survivors)
+    await scene.owner.kill()
+    task = waiting or asyncio.get_running_loop().create_task(scene.call.retry(scene.elsewhere, state))
+    if step == "lost":
+        return await prompt(task)
+    await stepped(scene.survivors, before, step)
+    scene.before.open()
+    scene.after.open()
+    return await task
+
+
+async def play(state: str, scene: Scene, step: str) -> Answer | None:
+    """Bring a call into that state and kill its owner; what its client got in the end."""
+    call, loop = scene.call, asyncio.get_running_loop()
+    if state == "running":
+        async with AsyncExitStack() as leaving:
+            opening = loop.create_task(leaving.enter_async_context(scene.at_owner.open(call.tool, call.arguments)))
+            await call.began()
+            await scene.owner.kill()
+            with pytest.raises(aiohttp.ClientError):  # no head goes out before there is something to say
+                await opening
+        return None
+    if state == "running, relayed":
+        answer = await scene.at_owner.call(call.tool, call.arguments)
+        assert answer.asks == []
+        send = scene.elsewhere.call(call.tool, call.arguments, state=answer.state)
+        waiting = loop.create_task(send)
+        await relayed(scene)
+        asked = await killed(scene, step, waiting, answer.state)
+        return asked if step == "lost" else await call.retry(scene.elsewhere, asked.state)
+    token = await scene.first_round()
+    if state == "parked":
+        return await killed(scene, step, None, token)
+    if state == "answering, relayed":
+        waiting = loop.create_task(call.retry(scene.elsewhere, token))
+        await call.answered()
+        return await killed(scene, step, waiting, token)
+    waiting = loop.create_task(call.retry(scene.at_owner, token))
+    await call.answered()
+    if state == "answered":
+        scene.after.open()
+        assert call.outcome(await waiting) == "result"
+        return await killed(scene, step, None, token)
+    before = await steps(scene.survivors)
+    await scene.owner.kill()
+    with pytest.raises(aiohttp.ClientError):
+        await waiting
+    assert await steps(scene.survivors) == before
+    return await killed(scene, step, None, token)
+
+
+async def relayed(scene: Scene) -> None:
+    """Wait until the owner has the retry."""
+
+    async def taken() -> bool:
+        return await scene.owner.metric("mcp_gateway_held_calls") == 0
+
+    await scene.owner.until(taken, "the owner has the retry")
+
+
+async def judge(stage: Stage, state: str, tool: str, path: Path, request: pytest.FixtureRequest) -> None:
+    server, c = stage.server, stage.c
+    owner = next(stage.turns)
+    survivors = others(c, owner)
+    gates = Gate(path / "before"), Gate(path / "after")
+    call = Call(server, tool, f"{state} {tool}", *gates)
+    step = expected(server.name, tool, state)
+    start = len(server.ledger())  # no two cells at once
+    before = await steps(survivors)
+    async with wire(owner.url) as client:
+        scene = Scene(call, owner, survivors, client, client.on(survivors[0].url), *gates)
+        answer = await play(state, scene, step)
+    taken = await steps(survivors) - before
+    request.config.stash[FOUND][f"{server.name} {tool}", state] = step
+
+    # The client: its result, or one error. The replicas: one of them did one thing.
+    given = state in {"answering", "answering, relayed", "answered"}
+    if step == "broken":
+        assert not taken
+    else:
+        assert answer is not None
+        assert call.outcome(answer) == ("owner_lost" if step == "lost" else "result")
+        assert {name for name in ("resumed", "replayed", "lost") if taken[name]} == {step}
+        assert taken[step] == 1
+    # The tool: it ran twice only where it may, and each run had its answer once.
+    assert call.runs == (2 if step == "replayed" else 1)
+    assert call.answers == {"broken": 0, "lost": int(given), "resumed": 1, "replayed": 1 + given}[step]
+    if step == "lost" and state != "answered":
+        await call.wait(lambda _: any(e["event"] == "cancelled" for e in server.ledger()[start:]), "cancelled")
+    scene.before.open()
+    scene.after.open()
+    await c.settled()
+    if step != "broken":  # that one's question waits for ever
+        ends = [e["event"] for e in server.ledger()[start:] if e["event"] in {"finished", "failed", "cancelled"}]
+        finished = {"lost": int(state == "answered"), "resumed": 1, "replayed": 1 + (state == "answered")}[step]
+        assert ends.count("finished") >= finished
+        assert ends.count("cancelled") <= call.runs - finished
+        assert not ends.count("failed")
+    await owner.start()
+
+
+@pytest.mark.parametrize("state", [state for state in STATES if state != "running, relayed"])
+@pytest.mark.parametrize("tool", TOOLS)
+async def test_every_call_ends_as_promised(
+    stage: Stage, tool: str, state: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    await judge(stage, state, tool, tmp_path, request)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+async def test_a_retry_without_answers_ends_as_promised(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Where a long leg ends early, once."""
+    legs = {"limit_seconds": 0.2, "rounds": 1}
+    async with old_server(name) as server, cluster(server.url, legs=legs) as c:
+        stage = Stage(server, c, itertools.cycle(c.replicas))
+        for tool in TOOLS:
+            (path := tmp_path / tool).mkdir()
+            await judge(stage, "running, relayed", tool, path, request)

@@ -1,0 +1,102 @@
+"""A rolling restart of all replicas while fifty people think: SIGTERM, exit 0, start again, and the next one.
+
+Behind HAProxy, which looks whether a replica is back. nginx leaves one out for 5 s that it could not reach, and knows
+none that lives when three are restarted faster than that.
+"""
+
+import asyncio
+
+import pytest
+
+from tests.chaos.stage import Call, built, steps
+from tests.cluster import Cluster, cluster, installed
+from tests.e2e.wire import Answer, Wire, wire
+from tests.gateway_process import Gateway
+from tests.parts.launch import OldServer, old_server
+
+ONCE, TWICE = "ask_slow", "ask_read"
+PHASES = [(what, number) for number in range(3) for what in ("drains", "is gone", "is back")]
+"""When people answer."""
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not all(map(built, ("py130", "py130-store"))), reason="scripts/parts has not been run"),
+    pytest.mark.skipif(not installed("haproxy"), reason="apt install haproxy"),
+]
+
+
+class Person:
+    """Is asked by one replica, and answers in one phase, wherever the balancer leads."""
+
+    def __init__(self, server: OldServer, tool: str, owner: int, phase: int, twin: int) -> None:
+        self.call = Call(server, tool, f"{tool} {twin}, asked by {owner}, answers in {phase}")
+        self.owner = owner
+        self.phase = phase
+        self.state = ""
+
+    @property
+    def in_time(self) -> bool:
+        """Whether the owner still waits then."""
+        return self.phase < PHASES.index(("is gone", self.owner))
+
+    async def ask(self, c: Cluster, client: Wire) -> None:
+        self.state = await self.call.begin(client.on(c.replicas[self.owner].url))
+
+    async def answer(self, client: Wire) -> Answer:
+        return await self.call.retry(client, self.state)
+
+    def judge(self, answer: Answer) -> None:
+        stored = self.call.server.name == "py130-store"
+        saved = self.in_time or stored or self.call.tool == TWICE
+        assert self.call.outcome(answer) == ("result" if saved else "owner_lost")
+        assert self.call.runs == (1 if self.in_time or stored or self.call.tool == ONCE else 2)
+        assert self.call.answers == saved
+
+
+async def draining(replica: Gateway) -> None:
+    async def says_so() -> bool:
+        return await replica.ready() == 503
+
+    await replica.until(says_so, "drains")
+
+
+@pytest.mark.parametrize(("name", "tools"), [("py130-store", [ONCE, ONCE]), ("py130", [ONCE, TWICE])])
+async def test_fifty_people_answer_during_a_rolling_restart(name: str, tools: list[str]) -> None:
+    hold = {"drain_delay_seconds": 0, "drain_seconds": 1.5}
+    async with (
+        old_server(name) as server,
+        cluster(server.url, balancer="haproxy", hold=hold) as c,
+        wire(c.url) as client,
+    ):
+        people = [
+            Person(server, tool, owner, phase, twin)
+            for twin, tool in enumerate(tools)
+            for owner in range(3)
+            for phase in range(len(PHASES))
+        ]
+        await asyncio.gather(*(person.ask(c, client) for person in people))
+
+        async def answers(phase: tuple[str, int]) -> None:
+            who = [person for person in people if PHASES[person.phase] == phase]
+            replies = await asyncio.gather(*(person.answer(client) for person in who))
+            for person, reply in zip(who, replies, strict=True):
+                person.judge(reply)
+
+        for number, replica in enumerate(c.replicas):
+            replica.terminate()
+            await draining(replica)
+            await answers(("drains", number))
+            assert await replica.exited() == 0
+            await answers(("is gone", number))
+            await replica.start()
+            await answers(("is back", number))
+        late = [person for person in people if not person.in_time]
+        if name == "py130":
+            lost = [person for person in late if person.call.tool == ONCE]
+            # Their tools are told that nobody will answer.
+            told = [entry["result"]["action"] for entry in server.ledger("answered", ONCE)]
+            assert told.count("cancel") == len(lost)
+        else:
+            assert not server.ledger("cancelled")
+            assert not (await steps(c.replicas))["lost"]
+        await c.settled()
