@@ -17,8 +17,10 @@ GatewayError                  what a client can be told: JSON-RPC `code`, HTTP `
 │   ├── Unreachable           no connection, or no handshake
 │   ├── SessionLost           the upstream forgot its session (before it took the call)
 │   ├── CallLost              the call was sent, its result will not come
+│   │   └── CallGone          its session is gone, and the call with it
 │   ├── CannotAsk             the upstream's mode cannot carry its own question
 │   └── Refused               an HTTP status of the upstream that the client must see (401, 403)
+├── OwnerStalled              -32603  503  the replica that holds the call does not react; try again
 └── Stopping                  -32603  503  this replica is going away
 LocalProtocolError            our own bug: an event that the exchange's table forbids
 """
@@ -178,6 +180,12 @@ class CallLost(UpstreamError):
     reason = "call_lost"
 
 
+class CallGone(CallLost):
+    """The upstream forgot the session under a call that it had taken; unlike SessionLost, it may have had effects."""
+
+    reason = "session_lost"
+
+
 class CannotAsk(UpstreamError):
     """The upstream asked in a mode in which an answer can never reach it."""
 
@@ -194,6 +202,20 @@ class Refused(UpstreamError):
         self.status = status
         if challenge is not None:
             self.headers["WWW-Authenticate"] = challenge
+
+
+class OwnerStalled(GatewayError):
+    """The replica that holds the call is there but does not serve it; the call may go on as soon as it does."""
+
+    status = 503
+
+    def __init__(self, member: str, why: str = "does not react") -> None:
+        super().__init__(
+            f"The replica {member} that holds this call {why}; the call may still wait there, call again with the "
+            "same requestState and inputResponses",
+            data={"reason": "owner_stalled"},
+        )
+        self.headers["Retry-After"] = "1"
 
 
 class Stopping(GatewayError):

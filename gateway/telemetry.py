@@ -41,11 +41,18 @@ class Event(StrEnum):
     CONFIG_REJECTED = "config.rejected"
     SERVER_STARTED = "server.started"
     SERVER_DRAINING = "server.draining"
+    SERVER_PARTED = "server.parted"
     SERVER_STOPPED = "server.stopped"
+    SUPERVISOR_STARTED = "supervisor.started"
+    WORKER_STARTED = "worker.started"
+    WORKER_ENDED = "worker.ended"
     EXCHANGE_FINISHED = "exchange.finished"
     STATE_REJECTED = "state.rejected"
     SESSION_LOST = "session.lost"
     UPSTREAM_FAILED = "upstream.failed"
+    PEER_REJECTED = "peer.rejected"
+    PEER_FAILED = "peer.failed"
+    CALL_TAKEN_OVER = "call.taken_over"
     TASK_FAILED = "task.failed"
 
 
@@ -72,6 +79,16 @@ class Step(StrEnum):
     LOST = "lost"
 
 
+class PeerOutcome(StrEnum):
+    """What became of a request that went to another replica."""
+
+    SERVED = "served"
+    GONE = "gone"
+    DEAD = "dead"
+    STALLED = "stalled"
+    BROKE = "broke"
+
+
 class StateReason(StrEnum):
     """Why a requestState was rejected: the `reason` of `errors.InvalidState`."""
 
@@ -89,6 +106,7 @@ class StateReason(StrEnum):
     OTHER_PRINCIPAL = "other_principal"
     ANSWERED = "answered"
     ENDED = "ended"
+    REPLAYED = "replayed"
 
 
 class NestedOutcome(StrEnum):
@@ -97,6 +115,7 @@ class NestedOutcome(StrEnum):
     ASKED = "asked"
     ANSWERED = "answered"
     GIVEN = "given"
+    REPLAYED = "replayed"
     EXPIRED = "expired"
     WITHDRAWN = "withdrawn"
     DUPLICATE = "duplicate"
@@ -337,7 +356,7 @@ class Metrics:
         self._declare_upstreams()
         self._declare_process(version)
         for route in routes:
-            self._show_zeroes(route)
+            self.show_zeroes(route)
 
     def _counter(self, name: str, text: str, *labels: str) -> _Children[Counter]:
         return _Children(Counter(f"mcp_gateway_{name}", text, labels, registry=self._registry))
@@ -376,9 +395,17 @@ class Metrics:
             "mcp_gateway_rounds_per_exchange", "Rounds that an exchange took.", ("route",), _ROUNDS
         )
         self._continuations = self._counter(
-            "continuations_total", "Retries by the step that served them.", "route", "step"
+            "continuations_total", "Retries, by what this process did with them.", "route", "step"
         )
         self._state_rejections = self._counter("state_rejected_total", "requestState that did not open.", "reason")
+        self._peer_requests = self._counter(
+            "peer_requests_total", "Requests that went to another replica, by what became of them.", "outcome"
+        )
+        self._peer_rejections = self._counter(
+            "peer_rejected_total",
+            "Requests on the peer listener that no replica sealed, or that came twice.",
+            "reason",
+        )
 
     def _declare_upstreams(self) -> None:
         self._sessions = self._gauge("sessions", "Upstream sessions.", "route", "state")
@@ -393,14 +420,20 @@ class Metrics:
         registry = self._registry
         self._limit = Gauge("mcp_gateway_held_calls_limit", "Most calls that may be parked.", registry=registry)
         self._seals = Counter("mcp_gateway_seals_total", "requestState sealed by this process.", registry=registry)
+        self._worker_restarts = Counter(
+            "mcp_gateway_worker_restarts_total",
+            "Workers that ended unasked and were started again.",
+            registry=registry,
+        )
         self._task_failures = Counter(
             "mcp_gateway_task_failures_total", "Unexpected exceptions: each is a bug.", registry=registry
         )
 
-    def _show_zeroes(self, route: str) -> None:
+    def show_zeroes(self, route: str) -> None:
         """Let a rate start from zero: an alert cannot see a counter's first step otherwise."""
         _ = self._held[route,], self._opened[route,], self._lost[route,]
         _ = [self._continuations[route, step] for step in Step]
+        _ = [self._peer_requests[outcome,] for outcome in PeerOutcome]
         _ = [self._sessions[route, state] for state in SessionState]
 
     def operation_finished(self, route: str, method: str, version: str, outcome: Outcome, seconds: float) -> None:
@@ -448,6 +481,14 @@ class Metrics:
         """Count a requestState that was not accepted, by a `StateReason`."""
         self._state_rejections[_bounded(reason, StateReason),].inc()
 
+    def peer_asked(self, outcome: PeerOutcome) -> None:
+        """Count a request to another replica."""
+        self._peer_requests[outcome,].inc()
+
+    def peer_rejected(self, reason: str) -> None:
+        """Count a request on the peer listener that was refused, by a `StateReason`."""
+        self._peer_rejections[_bounded(reason, StateReason),].inc()
+
     def sealed(self) -> None:
         """Count one nonce used."""
         self._seals.inc()
@@ -475,6 +516,10 @@ class Metrics:
     def config_reloaded(self, *, applied: bool) -> None:
         """Count a reload; a rejected one left the old configuration in place."""
         self._reloads["applied" if applied else "rejected",].inc()
+
+    def worker_restarted(self) -> None:
+        """Count a worker that takes the place of one that ended unasked."""
+        self._worker_restarts.inc()
 
     def task_failed(self) -> None:
         """Count an exception that reached a task's edge."""

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "state": {"keys": [STATE_KEY]},
     "log": {"level": "info", "format": "json"},
     # A drain at the end of a test waits for nobody.
-    "hold": {"drain_seconds": 0.2},
+    "hold": {"drain_delay_seconds": 0, "drain_seconds": 0.2},
 }
 FAILURES = "mcp_gateway_task_failures_total"
 ROUNDS = "mcp_server_operation_duration_seconds_count"
@@ -73,6 +73,16 @@ class Gateway:
     directory: Path
     http: aiohttp.ClientSession
     process: asyncio.subprocess.Process | None = None
+    killed: bool = False
+    """Whether a test ended it as a crash would: its exit code says nothing then."""
+    stopped: bool = False
+    provoked: set[str] = field(default_factory=set)
+    """Events whose lines may be errors: the test asked for them."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs, and answers."""
+        return self.process is not None and self.process.returncode is None and not self.stopped
 
     @property
     def base(self) -> str:
@@ -111,8 +121,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Start the process, and return when /readyz says so."""
-        path = self.directory / "gateway.yaml"
-        path.write_text(json.dumps(self.config))  # which is YAML too
+        self.killed = self.stopped = False
+        path = self.write(json.dumps(self.config))  # which is YAML too
         with (self.directory / "stderr").open("ab") as err:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "gateway", "serve", "--config", str(path)),
@@ -124,6 +134,38 @@ class Gateway:
                 preexec_fn=die_with_parent,
             )
         await self.until(self._is_ready, "became ready", START_SECONDS)
+
+    def write(self, text: str) -> Path:
+        """Put a configuration file in place, whole at any moment."""
+        path, new = self.directory / "gateway.yaml", self.directory / "gateway.yaml.new"
+        new.write_text(text)
+        return new.replace(path)
+
+    def hang_up(self) -> None:
+        """Send SIGHUP and do not wait."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGHUP)
+
+    async def reload(self, config: dict[str, Any] | str | None = None) -> list[dict[str, Any]]:
+        """Write the file, if there is another, and have it read; what each process says of it, in its log."""
+        if config is not None:
+            _ = self.write(config if isinstance(config, str) else json.dumps(config))
+        workers = int(self.config.get("workers", 1))
+        processes = workers + 1 if workers > 1 else 1  # the supervisor reads it too
+        before = len(self._reloads())
+        self.hang_up()
+
+        async def all_said() -> bool:
+            return len(self._reloads()) >= before + processes
+
+        await self.until(all_said, f"{processes} processes have read the file")
+        said = self._reloads()[before:]
+        if isinstance(config, dict) and all(line["event"] == "config.loaded" for line in said):
+            self.config = config
+        return said
+
+    def _reloads(self) -> list[dict[str, Any]]:
+        return [line for line in self.log() if line["event"] in {"config.loaded", "config.rejected"}]
 
     async def ready(self) -> int | None:
         """Give the status of /readyz; None when nobody answers."""
@@ -185,6 +227,18 @@ class Gateway:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
 
+    def stop(self) -> None:
+        """SIGSTOP: connections are still accepted by the kernel, and nobody answers."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        self.stopped = True
+
+    def cont(self) -> None:
+        """SIGCONT: end what `stop` began."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+        self.stopped = False
+
     async def exited(self, seconds: float = STOP_SECONDS) -> int:
         """Wait for the end; the exit code."""
         assert self.process is not None
@@ -197,17 +251,21 @@ class Gateway:
     async def kill(self) -> None:
         """End the process at once, as a crash would."""
         if self.process is not None and self.process.returncode is None:
+            self.killed = True
             with suppress(ProcessLookupError):
                 self.process.kill()
             await self.process.wait()
 
     def errors(self) -> list[dict[str, Any]]:
         """Log lines that no gateway may write in a test."""
-        return [line for line in self.log() if line.get("level") in {"error", "critical"}]
+        bad = [line for line in self.log() if line.get("level") in {"error", "critical"}]
+        return [line for line in bad if line["event"] not in self.provoked]
 
     async def end(self) -> None:
         """SIGTERM, and all that must be true then."""
         assert self.process is not None
+        if self.stopped:
+            self.cont()
         if self.process.returncode is None:
             failures = await self.metric(FAILURES)
             self.terminate()
@@ -215,7 +273,7 @@ class Gateway:
             if failures:
                 raise self.explain(f"{FAILURES} is {failures:g}")
         else:
-            code = self.process.returncode
+            code = 0 if self.killed else self.process.returncode
         if code:
             raise self.explain(f"exit code {code}")
         if self.errors():

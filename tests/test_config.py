@@ -135,15 +135,21 @@ REFUSED = [
         "principal: {header: x-user}\n",
         "principal.header: is only read with principal.source: header; set that, or remove it",
     ),
-    # Not built yet, and said so.
     (
-        "workers: 2\n",
-        "workers: over 1 is not supported in this version; write 1, and run one replica",
+        "replica: {id: a, peers: {a: 'b:1'}}\nstate: {keys: [KEY]}\n".replace("KEY", KEY),
+        "replica.listen: is missing beside the peers; give the host:port at which they reach this replica",
     ),
     (
-        "replica: {listen: 127.0.0.1:8081}\n",
-        "replica.listen: a peer listener is not supported in this version; remove it, and run one replica",
+        "replica: {peers_dns: 'b:1'}\nstate: {keys: [KEY]}\n".replace("KEY", KEY),
+        "replica.listen: is missing beside the peers; give the host:port at which they reach this replica",
     ),
+    (
+        "workers: 2\nlisten: 127.0.0.1:0\n",
+        "listen: picks a free port (0), and workers need one in common; write the port",
+    ),
+    ("hold: {drain_delay_seconds: -1}\n", "hold.drain_delay_seconds: -1 is too small; write 0 or more"),
+    ("timeouts: {peer_connect_seconds: 0}\n", None),
+    ("timeouts: {peer_accept_seconds: 0}\n", None),
 ]
 
 
@@ -196,10 +202,7 @@ REFUSED_ROUTES = [
         f"routes: [{{upstream: {{url: '{ROUTE}'}}}}, {{upstream: {{url: '{ROUTE}'}}}}]",
         'routes[1].path: "/mcp" is also routes[0].path; change one',
     ),
-    (
-        f"routes: [{{upstream: {{url: '{ROUTE}'}}, continuation: replay}}]",
-        "routes[0].continuation: replay is not supported in this version; write hold",
-    ),
+    (f"routes: [{{upstream: {{url: '{ROUTE}'}}, continuation: resume}}]", None),
     (
         f"routes: [{{upstream: {{url: '{ROUTE}', transport: sse}}}}]",
         "routes[0].upstream.transport: is not supported in this version; write auto",
@@ -222,9 +225,8 @@ def test_a_misspelt_key_is_blamed_alone_and_not_for_what_is_missing_because_of_i
     assert problems("routes: [{upstream: {ulr: 'http://a/'}}]", routes=False) == (
         'routes[0].upstream.ulr: unknown key; did you mean "url"?',
     )
-    assert problems("state: {key: [x]}\nreplica: {id: a, peers: {a: 'b:1'}}\n") == (
+    assert problems("state: {key: [x]}\nreplica: {id: a, listen: 'b:1', peers: {a: 'b:1'}}\n") == (
         'state.key: unknown key; did you mean "keys"?',
-        "replica.peers: peers are not supported in this version; remove them, and run one replica",
     )
 
 
@@ -264,6 +266,26 @@ def test_two_peers_without_keys_or_their_own_name_are_refused() -> None:
     assert "replica.id: is missing" in "".join(problems("replica: {peers: {a: 'x:1'}}\n"))
     dns_only = problems("replica: {peers_dns: 'z:1'}\n")
     assert any(problem.startswith("state.keys: is empty, and peers cannot open") for problem in dns_only)
+
+
+def test_replicas_workers_and_replay_load() -> None:
+    keys = f"state: {{keys: [{KEY}]}}\n"
+    peers = good(keys + "replica: {id: a, listen: '0.0.0.0:1', peers: {a: 'x:1', b: 'y:1'}}\nworkers: 3\n")
+    assert (peers.workers, peers.replica.peers) == (3, {"a": "x:1", "b": "y:1"})
+    assert good(keys + "replica: {listen: 'a:1', peers_dns: 'peers:1'}\n").replica.peers_dns == "peers:1"
+    assert good("replica: {listen: 'a:1'}\n").replica.listen == "a:1", "a listener without peers yet"
+    assert good("workers: 2\n").state.keys == (), "their supervisor gives them one"
+    assert good("workers: 2\nreplica: {listen: 'a:1'}\nadmin: 'a:2'\n").admin == "a:2"
+    assert good("listen: 'a:0'\n").workers == 1
+    replay = parse(f"routes: [{{upstream: {{url: '{ROUTE}'}}, continuation: replay}}]", "test.yaml", {})
+    assert replay.routes[0].continuation == "replay"
+
+
+def test_the_new_times_have_their_defaults() -> None:
+    config = good()
+    assert config.hold.drain_delay_seconds == 2
+    assert (config.timeouts.peer_connect_seconds, config.timeouts.peer_accept_seconds) == (0.5, 1)
+    assert good("hold: {drain_delay_seconds: 0}\n").hold.drain_delay_seconds == 0
 
 
 def test_a_principal_from_a_header_needs_its_name_and_a_trusted_proxy() -> None:

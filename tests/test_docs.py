@@ -14,6 +14,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")),
     *sorted(REPOSITORY.glob("docs/**/*.md")),
+    *sorted(REPOSITORY.glob("deploy/**/*.md")),
 ]
 ENVIRONMENT = {"MRTR_STATE_KEY": "0f" * 32}
 

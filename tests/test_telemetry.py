@@ -27,6 +27,7 @@ from gateway.telemetry import (
     Metrics,
     NestedOutcome,
     Outcome,
+    PeerOutcome,
     Rejection,
     SessionState,
     StateReason,
@@ -302,6 +303,9 @@ def exercised() -> Metrics:
     metrics.session_moved("/mcp", SessionState.BUSY, SessionState.IDLE)
     metrics.upstream_failed("/mcp", UpstreamFailure.TIMEOUT)
     metrics.config_reloaded(applied=False)
+    metrics.peer_asked(PeerOutcome.STALLED)
+    metrics.peer_rejected(StateReason.REPLAYED)
+    metrics.worker_restarted()
     metrics.task_failed()
     return metrics
 
@@ -349,6 +353,9 @@ def test_every_verb_is_counted_under_its_name_and_labels() -> None:
         ("mcp_gateway_sessions", {"route": "/mcp", "state": "quarantined"}, 0),
         ("mcp_gateway_upstream_errors_total", {"route": "/mcp", "kind": "timeout"}, 1),
         ("mcp_gateway_config_reloads_total", {"outcome": "rejected"}, 1),
+        ("mcp_gateway_peer_requests_total", {"outcome": "stalled"}, 1),
+        ("mcp_gateway_peer_rejected_total", {"reason": "replayed"}, 1),
+        ("mcp_gateway_worker_restarts_total", {}, 1),
         ("mcp_gateway_task_failures_total", {}, 1),
         ("mcp_gateway_build_info", {"version": "1.2.3"}, 1),
     ]
@@ -373,6 +380,7 @@ def test_ten_thousand_odd_names_from_outside_make_a_bounded_number_of_series() -
         metrics.nested_request("/mcp", odd, NestedOutcome.UNSOLICITED)
         metrics.notification("/mcp", odd, forwarded=False)
         metrics.state_rejected(odd)
+        metrics.peer_rejected(odd)
         metrics.downstream_rejected(odd)
         metrics.upstream_failed("/mcp", odd)
     assert len(samples(metrics)) - before <= 24
@@ -385,7 +393,7 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     families = [
         family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
     ]
-    assert len(families) == 18
+    assert len(families) == 21
     for family in families:
         assert re.fullmatch(r"mcp_(gateway|server)(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")

@@ -1,5 +1,6 @@
 """The configuration: one strict YAML file, the environment's overrides, errors that name their fix."""
 
+from gateway.config.changes import changes, refused
 from gateway.config.forms import split_address
 from gateway.config.keys import decode_key
 from gateway.config.load import digest, for_upstream, load, parse
@@ -38,11 +39,13 @@ __all__ = [
     "State",
     "Timeouts",
     "Upstream",
+    "changes",
     "decode_key",
     "digest",
     "for_upstream",
     "json_schema",
     "load",
     "parse",
+    "refused",
     "split_address",
 ]

@@ -67,7 +67,7 @@ class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     id: Annotated[
         ReplicaId | None,
-        Meta(description="This replica's name, unique among its peers. Empty: made at start."),
+        Meta(description="This replica's name, unique among its peers. Empty: the host's name."),
     ] = None
     listen: Annotated[Address | None, Meta(description="host:port of the peer listener. Empty: none.")] = None
     peers: Annotated[
@@ -100,9 +100,16 @@ class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     linger_seconds: Annotated[
         Seconds, Meta(description="How long a delivered result is kept for a repeat of the same retry.")
     ] = 30.0
-    drain_seconds: Annotated[Seconds, Meta(description="How long parked calls are given to finish after SIGTERM.")] = (
-        30.0
-    )
+    drain_delay_seconds: Annotated[
+        Seconds,
+        Meta(
+            description="After SIGTERM: unready, but new calls are still served, so that load balancers can notice. "
+            "SIGINT does not wait."
+        ),
+    ] = 2.0
+    drain_seconds: Annotated[
+        Seconds, Meta(description="After that: how long parked calls may take to finish; peers still reach them.")
+    ] = 30.0
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,6 +146,15 @@ class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 15.0
     cancel_seconds: Annotated[SomeSeconds, Meta(description="Delivery of `notifications/cancelled` or DELETE.")] = 5.0
     send_seconds: Annotated[SomeSeconds, Meta(description="A client that does not read its reply.")] = 30.0
+    peer_connect_seconds: Annotated[
+        SomeSeconds, Meta(description="Opening a connection to a peer; one that takes longer is dead.")
+    ] = 0.5
+    peer_accept_seconds: Annotated[
+        SomeSeconds,
+        Meta(
+            description="A peer that is connected, until it takes the request over; then the client is told to retry."
+        ),
+    ] = 1.0
 
 
 class Sessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -233,11 +249,17 @@ class Route(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     upstream: Annotated[Upstream, Meta(description="Where its requests go.")]
     continuation: Annotated[
         Literal["hold", "replay"],
-        Meta(description="`hold` parks the call between rounds; `replay` runs it again with the answers."),
+        Meta(
+            description="`hold` parks the call between rounds; `replay` holds nothing and runs the call again with "
+            "the answers, so every tool of the route must be one that may run twice."
+        ),
     ] = "hold"
     ephemeral: Annotated[
         tuple[Text, ...],
-        Meta(description="Name patterns of tools that may run twice, e.g. `weather_*`; used by replay."),
+        Meta(
+            description="Name patterns of tools that may run twice, e.g. `weather_*`, beside those that say so with "
+            "`readOnlyHint` or `idempotentHint`: they are run again when their call is lost."
+        ),
     ] = ()
     undeclared: Annotated[
         Literal["abort", "refuse"],
@@ -259,7 +281,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     admin: Annotated[
         Address | None, Meta(description="host:port of /metrics /healthz /readyz /status. null: none.")
     ] = "127.0.0.1:9090"
-    workers: Annotated[Annotated[int, Meta(ge=1, le=1024)], Meta(description="Processes of this replica.")] = 1
+    workers: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)],
+        Meta(description="Processes that share `listen`; each has the caps of hold, limits and sessions for itself."),
+    ] = 1
     state: Annotated[State, Meta(description="How `requestState` is sealed.")] = State()
     replica: Annotated[Replica, Meta(description="This process among its peers.")] = Replica()
     hold: Annotated[Hold, Meta(description="Calls that wait between two rounds.")] = Hold()

@@ -45,6 +45,10 @@ def _replica(config: Config) -> Iterator[Problem]:
         yield Problem("replica.id", "is missing beside replica.peers; write which of the peers this replica is")
     elif replica.peers and replica.id not in replica.peers:
         yield Problem("replica.peers", f'has no "{replica.id}", which is replica.id; list this replica too')
+    if (replica.peers or replica.peers_dns) and replica.listen is None:
+        yield Problem(
+            "replica.listen", "is missing beside the peers; give the host:port at which they reach this replica"
+        )
 
 
 def _addresses(config: Config) -> Iterator[Problem]:
@@ -56,6 +60,8 @@ def _addresses(config: Config) -> Iterator[Problem]:
             if _collide(address, used):
                 yield Problem(path, f"{address} is taken by {other} ({used}); choose another port")
         taken[path] = address
+    if config.workers > 1 and split_address(config.listen)[1] == 0:
+        yield Problem("listen", "picks a free port (0), and workers need one in common; write the port")
 
 
 def _collide(one: str, other: str) -> bool:
@@ -100,29 +106,6 @@ def _route(path: str, route: Route) -> Iterator[Problem]:
             yield Problem(f"{path}.forward_headers", f'lists "{name}" {times} times; keep one')
 
 
-_Uses = Callable[[Config], bool]
-_WHOLE: tuple[tuple[str, _Uses, str], ...] = (
-    (
-        "workers",
-        lambda config: config.workers > 1,
-        "over 1 is not supported in this version; write 1, and run one replica",
-    ),
-    (
-        "replica.listen",
-        lambda config: config.replica.listen is not None,
-        "a peer listener is not supported in this version; remove it, and run one replica",
-    ),
-    (
-        "replica.peers",
-        lambda config: bool(config.replica.peers),
-        "peers are not supported in this version; remove them, and run one replica",
-    ),
-    (
-        "replica.peers_dns",
-        lambda config: config.replica.peers_dns is not None,
-        "peers are not supported in this version; remove it, and run one replica",
-    ),
-)
 _PER_ROUTE: tuple[tuple[str, Callable[[Route], bool], str], ...] = (
     (
         "upstream.command",
@@ -134,19 +117,11 @@ _PER_ROUTE: tuple[tuple[str, Callable[[Route], bool], str], ...] = (
         lambda route: route.upstream.transport in {"sse", "stdio"},
         "is not supported in this version; write auto",
     ),
-    (
-        "continuation",
-        lambda route: route.continuation == "replay",
-        "replay is not supported in this version; write hold",
-    ),
 )
 
 
 def _not_yet(config: Config) -> Iterator[Problem]:
     """Refuse what is declared but not built: a row leaves when its feature arrives."""
-    for path, uses, sentence in _WHOLE:
-        if uses(config):
-            yield Problem(path, sentence)
     for place, route in enumerate(config.routes):
         for path, uses_route, sentence in _PER_ROUTE:
             if uses_route(route):

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from gateway.config import Config
+from gateway.core.commands import Timer
 from gateway.net.tasks import Tasks
 
 TICK_SECONDS: Final = 0.1
@@ -58,3 +60,41 @@ class Alarm:
             if entry is not None and entry[0] <= now:
                 del self._waiting[key]
                 self._tasks.guard(callback, f"alarm {self._name}")()
+
+
+def wait_seconds(config: Config) -> float:
+    """How long a client may take between two rounds: a call whose state no longer opens is not held either."""
+    return min(config.hold.ttl_seconds, config.state.ttl_seconds)
+
+
+class Alarms:
+    """The deadlines that all exchanges of a process share; QUIET and GRACE are short and have timers of their own.
+
+    An alarm has one length for its life. Where a reload brings others, new bridges get new alarms, and the old ones
+    tick until the last exchange has left them.
+    """
+
+    def __init__(self, config: Config, tasks: Tasks) -> None:
+        self.lengths = idle, silence, leg, ttl, linger = _lengths(config)
+        self.idle = Alarm(idle, tasks, "idle")
+        self.silence = Alarm(silence, tasks, "keep-alive")
+        self.shared = {
+            Timer.LEG: Alarm(leg, tasks, Timer.LEG),
+            Timer.TTL: Alarm(ttl, tasks, Timer.TTL),
+            Timer.LINGER: Alarm(linger, tasks, Timer.LINGER),
+        }
+
+    def fit(self, config: Config) -> bool:
+        """Whether these are the alarms of that configuration too."""
+        return self.lengths == _lengths(config)
+
+
+def _lengths(config: Config) -> tuple[float, float, float, float, float]:
+    timeouts = config.timeouts
+    return (
+        timeouts.idle_seconds,
+        timeouts.keepalive_seconds,
+        config.legs.limit_seconds,
+        wait_seconds(config),
+        config.hold.linger_seconds,
+    )

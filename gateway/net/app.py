@@ -5,23 +5,25 @@ import gc
 import resource
 import secrets
 import signal
-import socket
 from typing import Final
 
 from gateway import __version__
-from gateway.config import Config, Route, digest
-from gateway.core import mcp
-from gateway.core.exchange import Policy
+from gateway.config import Config, digest
 from gateway.errors import Stopping
 from gateway.net.admin import Admin
+from gateway.net.client import Client
 from gateway.net.downstream import Downstream
-from gateway.net.driver import Alarms, Bridge, Driver
+from gateway.net.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.net.members import Members, Worker
 from gateway.net.parking import Lot
-from gateway.net.pool import Pool
-from gateway.net.server import Listener
-from gateway.net.streamable import Client, Endpoint, StreamableChannel
+from gateway.net.peers import PeerDoor, Peers
+from gateway.net.reload import Read, Reload
+from gateway.net.routes import Routes, end_subscriptions
+from gateway.net.server import Handler, Listener
+from gateway.net.succession import Succession
 from gateway.net.tasks import Tasks
 from gateway.seal.envelope import Sealer
+from gateway.seal.hop import Hops
 from gateway.seal.keyring import Keyring
 from gateway.telemetry import Event, Metrics, get_logger
 
@@ -34,110 +36,161 @@ _EPHEMERAL_KEY_BYTES: Final = 32
 class Gateway:
     """One process: its listeners, routes, sessions and parked calls."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, worker: Worker | None = None, read: Read | None = None) -> None:
+        """`worker` when this process is one of several that share `listen`; `read` reads the configuration again."""
         self.config = config
         self.metrics = Metrics(__version__, [route.path for route in config.routes])
         self.metrics.set_held_limit(config.hold.max_calls)
         self.tasks = Tasks(self.metrics)
-        self._alarms = Alarms(config, self.tasks)
         self.lot: Lot[Driver] = Lot(config.hold)
-        self._keyring = Keyring(config.state.raw_keys() or _ephemeral_key(), "state")
-        self._owner = config.replica.id or socket.gethostname()
+        self._worker = worker
+        self._own_key: tuple[bytes, ...] = (worker.key,) if worker is not None else ()
+        self._keys = self._ring(config)
+        self._survives = worker is not None or bool(config.state.keys)
+        """Whether anybody else can open the states of this process."""
+        self._keyring = Keyring(self._keys, "state")
+        self._sealer = Sealer(self._keyring, config.limits.state_bytes)
+        self._hops = Hops(Keyring(self._keys, "peer"))
+        self.members = Members(config.replica, worker, self.tasks)
+        self._peers = Peers(config, self.members, self._hops, self.metrics)
         self._epoch = secrets.token_hex(8)
         self._client: Client
-        self._bridges: dict[str, Bridge] = {}
+        self.routes: Routes
+        self._door: PeerDoor
         self._listeners: list[Listener] = []
         self.listen = ""
         """The address that clients can reach; known after `start`."""
         self.admin = ""
+        self.ready = False
+        self.reload = Reload(
+            read,
+            config,
+            self.change,
+            self.tasks,
+            lambda applied: self.metrics.config_reloaded(applied=applied),
+            replica=self.members.own,
+        )
 
     async def start(self) -> None:
         """Open the listeners; raises OSError when an address is taken."""
-        self._client = Client(self.config.timeouts)
-        self._bridges = {route.path: self._bridge(route) for route in self.config.routes}
-        self.downstream = Downstream(self.config, self._bridges, self.metrics)
-        self.listen = await self._open(Listener(self.downstream.handle, self.config.listen, self.config.limits))
-        if self.config.admin is not None:
-            admin = Admin(self.metrics, lambda: not self.downstream.stopping)
-            self.admin = await self._open(Listener(admin.handle, self.config.admin, self.config.limits))
+        config = self.config
+        self._client = Client(config.limits, config.timeouts)
+        self.routes = Routes(
+            config, self._client, self.lot, self._sealer, self.metrics, self.tasks, self.members.own, self._epoch
+        )
+        succession = Succession(self.members, self._peers)
+        self.downstream = Downstream(config, self.routes, succession, self.metrics)
+        await self._open_door()
+        await self.members.begin()
+        self.listen = await self._open(self.downstream.handle, self.config.listen, shared=True)
+        admin = Admin(self.metrics, lambda: self.ready)
+        if self._worker is not None:
+            self.admin = await self._open(admin.handle, self._worker.socket("admin"))
+        elif self.config.admin is not None:
+            self.admin = await self._open(admin.handle, self.config.admin)
+        self.ready = True
         log.info(
             Event.SERVER_STARTED,
             version=__version__,
             listen=self.listen,
             admin=self.admin,
-            replica=self._owner,
+            replica=self.members.own,
             routes={route.path: route.upstream.url for route in self.config.routes},
             key_ids=self._keyring.key_ids,
             configuration=digest(self.config),
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
+        self.reload.begin()
 
-    async def _open(self, listener: Listener) -> str:
-        address = await listener.start()
+    async def _open_door(self) -> None:
+        """Let the other replicas in."""
+        door = self._door = PeerDoor(self.config, self.members, self._hops, self.downstream.handle_hop, self.metrics)
+        if self.config.replica.listen is not None:
+            _ = await self._open(door.handle, self.config.replica.listen, shared=True)
+        if self._worker is not None:
+            _ = await self._open(door.handle_local, self._worker.socket("peer"))
+
+    async def _open(self, handler: Handler, address: str, *, shared: bool = False) -> str:
+        """Listen; `shared` for an address that all workers have."""
+        reuse = shared and self._worker is not None
+        listener = Listener(handler, address, self.config.limits, reuse_port=reuse)
+        taken = await listener.start()
         self._listeners.append(listener)
-        return address
+        return taken
 
-    def _bridge(self, route: Route) -> Bridge:
-        config = self.config
-        assert route.upstream.url is not None, "the configuration admits streamable HTTP only"
-        endpoint = Endpoint(route.path, route.upstream.url)
+    def change(self, config: Config) -> None:
+        """Serve by another configuration from now on; what runs or waits ends by the one that it began with."""
+        ring = self._ring(config)
+        if ring != self._keys:
+            # Replies that are on their way between replicas keep the rings they began with.
+            self._keyring, self._hops.keyring = Keyring(ring, "state"), Keyring(ring, "peer")
+            self._keys = ring
+        self._client.change(config.limits, config.timeouts)
+        self.routes.change(config)
+        self.downstream.change(config)
+        self._sealer.change(self._keyring, config.limits.state_bytes)
+        self._survives = self._worker is not None or bool(config.state.keys)
+        self.lot.hold = config.hold
+        self.members.change(config.replica)
+        self._peers.timeouts = config.timeouts
+        self._door.config = config
+        for listener in self._listeners:
+            listener.change(config.limits)
+        self.metrics.set_held_limit(config.hold.max_calls)
+        self.config = config
 
-        def connect() -> StreamableChannel:
-            return StreamableChannel(self._client, endpoint, config.limits, config.timeouts, self.tasks)
+    def _ring(self, config: Config) -> tuple[bytes, ...]:
+        """The state keys; last the one that seals where there are none, for it may have sealed what still waits."""
+        keys = config.state.raw_keys()
+        if not keys and not self._own_key:
+            self._own_key = _ephemeral_key()
+        return (*keys, *self._own_key)
 
-        return Bridge(
-            config=config,
-            route=route,
-            pool=Pool(config, route, connect, self.metrics, self.tasks),
-            lot=self.lot,
-            sealer=Sealer(self._keyring, config.limits.state_bytes),
-            metrics=self.metrics,
-            tasks=self.tasks,
-            alarms=self._alarms,
-            policies={
-                method: Policy(
-                    is_tool=method == mcp.TOOLS_CALL,
-                    refuse_undeclared=route.undeclared == "refuse",
-                    shed_rounds=config.legs.rounds,
-                )
-                for method in mcp.ASKING
-            },
-            owner=self._owner,
-            epoch=self._epoch,
-            listeners=set(),
+    async def drain(self, *, delay_seconds: float) -> None:
+        """Take no new calls, give those that run or wait until hold.drain_seconds, and let nobody hang after that."""
+        hold, loop = self.config.hold, asyncio.get_running_loop()
+        self.ready = False
+        self.reload.closed = True
+        log.info(
+            Event.SERVER_DRAINING,
+            held=len(self.lot),
+            in_flight=self.downstream.in_flight,
+            delay_seconds=delay_seconds,
+            deadline_seconds=delay_seconds + hold.drain_seconds,
         )
-
-    async def drain(self) -> None:
-        """Take no new calls; give those that run or wait until hold.drain_seconds, then end them with an error."""
+        await asyncio.sleep(delay_seconds)  # load balancers notice; what they still send is served
         self.downstream.stopping = True
-        log.info(Event.SERVER_DRAINING, held=len(self.lot), in_flight=self.downstream.in_flight)
-        for bridge in self._bridges.values():
-            for listener in list(bridge.listeners):
-                listener.end()
-        deadline = asyncio.get_running_loop().time() + self.config.hold.drain_seconds
-        while (len(self.lot) or self.downstream.in_flight) and asyncio.get_running_loop().time() < deadline:
+        for bridge in self.routes.bridges.values():
+            end_subscriptions(bridge)
+        if not self.members.alone:
+            for driver in self.downstream.running - self.downstream.relayed:
+                driver.hand_over()
+        deadline = loop.time() + hold.drain_seconds
+        while (len(self.lot) or self.downstream.in_flight) and loop.time() < deadline:
             await asyncio.sleep(_POLL_SECONDS)
-        error = Stopping("The gateway shut down before the call ended; it was cancelled and may have had effects")
-        for driver in self.downstream.running | set(self.lot):
-            driver.stop(error)
+        self._part()
 
-    def refuse_reload(self) -> None:
-        """SIGHUP: ending the process, as it does unhandled, would lose every held call."""
-        self.metrics.config_reloaded(applied=False)
-        log.warning(
-            Event.CONFIG_REJECTED,
-            note="there is no reload in this version: the configuration stays as it is; restart to change it",
-        )
+    def _part(self) -> None:
+        """What still waits goes to another replica if one can go on with it; the rest ends with an error."""
+        error = Stopping("The gateway shut down before the call ended; it was cancelled and may have had effects")
+        left = self.downstream.running | self.downstream.relayed | set(self.lot)
+        kept = [driver for driver in left if self._survives and driver.let_go()]
+        for driver in left.difference(kept):
+            driver.stop(error)
+        if left:
+            log.info(Event.SERVER_PARTED, let_go=len(kept), cancelled=len(left) - len(kept))
 
     async def close(self) -> None:
         """Close everything; replies that were just written still go out."""
-        for bridge in self._bridges.values():
+        self.reload.closed = True
+        for bridge in self.routes.bridges.values():
             await bridge.pool.close()
         await self.tasks.settle(self.config.timeouts.cancel_seconds)
         for listener in self._listeners:
             await listener.close()
         await self.tasks.close()
         await self._client.close()
+        await self._peers.close()
         log.info(Event.SERVER_STOPPED)
 
 
@@ -147,24 +200,25 @@ def _raise_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def serve(config: Config) -> None:
-    """Run until SIGTERM or SIGINT; a second signal ends at once. Raises OSError when an address is taken."""
+async def serve(config: Config, worker: Worker | None = None, read: Read | None = None) -> None:
+    """Run until SIGTERM or SIGINT; a second signal ends at once. Raises OSError when an address is taken.
+
+    `read` reads the configuration file again, for SIGHUP.
+    """
     _raise_open_files()
-    gateway = Gateway(config)
+    gateway = Gateway(config, worker, read)
     loop = asyncio.get_running_loop()
-    stop, now = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (now if stop.is_set() else stop).set()
-
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    loop.add_signal_handler(signal.SIGHUP, gateway.refuse_reload)
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    loop.add_signal_handler(signal.SIGHUP, gateway.reload.ask)
     await gateway.start()
     _calm_collector()
-    _ = await stop.wait()
-    drained = gateway.tasks.start(gateway.drain(), "drain")
-    hurried = loop.create_task(now.wait())
+    first = await signals.get()
+    # At a terminal there is no load balancer that would have to notice.
+    delay = gateway.config.hold.drain_delay_seconds if first is signal.SIGTERM else 0
+    drained = gateway.tasks.start(gateway.drain(delay_seconds=delay), "drain")
+    hurried = loop.create_task(signals.get())
     _ = await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
     _ = hurried.cancel()
     await gateway.close()

@@ -1,4 +1,4 @@
-"""What a pool's tools repeat in `Mcp-Param-*` headers: learnt from tools/list, checked on tools/call.
+"""What is known of a pool's tools: learnt from tools/list; which may run twice, what they repeat in `Mcp-Param-*`.
 
 A server that processes the body must refuse a call whose headers differ from it (basic/transports/streamable-http,
 Server Validation), so the first tools/call of a group lists the tools once if the client has not.
@@ -8,12 +8,14 @@ from msgspec import Raw
 
 from gateway.core import jsonrpc, mcp, toolparams
 from gateway.core.request import HeaderValues, Request
+from gateway.core.toolparams import Tool
 from gateway.errors import SessionLost
 from gateway.net.pool import Group, Pool
 from gateway.net.sessions import PoolKey, Session
 from gateway.net.upstream import Headers
 
 _MAX_PAGES = 50
+_UNKNOWN = Tool()
 
 
 def learn(group: Group, params: jsonrpc.Fields, result: Raw) -> None:
@@ -22,23 +24,34 @@ def learn(group: Group, params: jsonrpc.Fields, result: Raw) -> None:
         opened = jsonrpc.fields(result)
         if "cursor" in params or ("nextCursor" in opened and not jsonrpc.is_null(opened["nextCursor"])):
             return
-        group.mirrored = toolparams.of_tools(bytes(result))
+        group.tools = toolparams.of_tools(bytes(result))
     except ValueError:
         return
 
 
 def mirrors_nothing(pool: Pool, key: PoolKey, request: Request) -> bool:
     """Whether it is known that this tool repeats no argument in a header: nearly all do not."""
-    mirrored = pool.group(key).mirrored
-    return mirrored is not None and not mirrored.get(request.target)
+    tools = pool.group(key).tools
+    return tools is not None and not tools.get(request.target, _UNKNOWN).mirrored
+
+
+def is_listed(pool: Pool, key: PoolKey) -> bool:
+    """Whether the tools of a group are known."""
+    return pool.group(key).tools is not None
+
+
+def is_ephemeral(pool: Pool, key: PoolKey, name: str) -> bool:
+    """Whether a tool is known to say that it may run twice."""
+    return (pool.group(key).tools or {}).get(name, _UNKNOWN).ephemeral
 
 
 async def check(pool: Pool, key: PoolKey, request: Request, http: HeaderValues, headers: Headers) -> None:
     """Refuse a tools/call whose `Mcp-Param-*` headers differ from its arguments; raises HeaderMismatch."""
     group = pool.group(key)
-    if group.mirrored is None:
+    if group.tools is None:
         await know(pool, key, headers)
-    toolparams.check((group.mirrored or {}).get(request.target, ()), request.params.get("arguments"), http)
+    mirrored = (group.tools or {}).get(request.target, _UNKNOWN).mirrored
+    toolparams.check(mirrored, request.params.get("arguments"), http)
 
 
 async def know(pool: Pool, key: PoolKey, headers: Headers) -> None:
@@ -55,15 +68,15 @@ async def _know(pool: Pool, key: PoolKey, headers: Headers) -> None:
     session = await pool.acquire(key, headers)
     clean = False
     try:
-        if group.mirrored is None:
-            group.mirrored = await _list(pool, session, headers)
+        if group.tools is None:
+            group.tools = await _list(pool, session, headers)
         clean = True
     finally:
         pool.release(session, clean=clean)
 
 
-async def _list(pool: Pool, session: Session, headers: Headers) -> dict[str, tuple[toolparams.Mirrored, ...]]:
-    found: dict[str, tuple[toolparams.Mirrored, ...]] = {}
+async def _list(pool: Pool, session: Session, headers: Headers) -> dict[str, Tool]:
+    found: dict[str, Tool] = {}
     if not session.shaken.offers("tools"):
         return found
     params: dict[str, object] = {}

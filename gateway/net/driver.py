@@ -5,76 +5,46 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from fnmatch import fnmatchcase
 from typing import Final, assert_never
 
-import msgspec
 from msgspec import Raw
-from msgspec.structs import replace
 
-from gateway.config import Config, Route
 from gateway.core import commands as do
 from gateway.core import events as on
 from gateway.core import inputs, jsonrpc, mcp, results
 from gateway.core.commands import Timer
 from gateway.core.exchange import Exchange, Policy, State
 from gateway.core.request import Request
-from gateway.errors import CallLost, GatewayError, Refused, SessionLost, UpstreamError
+from gateway.errors import CallLost, GatewayError, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.net import catalog
-from gateway.net.alarms import Alarm
-from gateway.net.listen import Subscription
+from gateway.net.alarms import wait_seconds
+from gateway.net.bridge import Bridge
 from gateway.net.outbox import Last, Outbox
-from gateway.net.parking import Lot
-from gateway.net.pool import Pool
 from gateway.net.sessions import Call, PoolKey, Session
-from gateway.net.tasks import Tasks
 from gateway.net.upstream import Headers
-from gateway.seal.envelope import Binding, Envelope, Sealer, bind, digest_answers
-from gateway.telemetry import Event, Metrics, NestedOutcome, Outcome, get_logger
+from gateway.seal import passage
+from gateway.seal.envelope import (
+    Binding,
+    Envelope,
+    Upstream,
+    bind,
+    digest_answers,
+    pack_record,
+)
+from gateway.telemetry import Event, NestedOutcome, Outcome, Step, get_logger
 
 log = get_logger()
 
 _NEVER_ASKING: Final = Policy(may_ask=False)
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
 _YOUNG_SECONDS: Final = 0.5
-_HELD: Final = (State.PARKED, State.REFERRED)
+_HELD: Final = (State.PARKED, State.REFERRED, State.BROKEN)
+_REPLAYABLE: Final = (CallLost, SessionLost, Unreachable)
+"""Errors after which a call's result can never come."""
+_LEARN_SECONDS: Final = 1.0
+"""How long a client that waits for a lost call is kept while its tool is looked up."""
 _LEG_TIMERS: Final = frozenset({Timer.QUIET, Timer.LEG, Timer.GRACE})
-
-
-def wait_seconds(config: Config) -> float:
-    """How long a client may take between two rounds: a call whose state no longer opens is not held either."""
-    return min(config.hold.ttl_seconds, config.state.ttl_seconds)
-
-
-class Alarms:
-    """The deadlines that all exchanges of a process share; QUIET and GRACE are short and have timers of their own."""
-
-    def __init__(self, config: Config, tasks: Tasks) -> None:
-        hold, legs = config.hold, config.legs
-        self.idle = Alarm(config.timeouts.idle_seconds, tasks, "idle")
-        self.silence = Alarm(config.timeouts.keepalive_seconds, tasks, "keep-alive")
-        self.shared = {
-            Timer.LEG: Alarm(legs.limit_seconds, tasks, Timer.LEG),
-            Timer.TTL: Alarm(wait_seconds(config), tasks, Timer.TTL),
-            Timer.LINGER: Alarm(hold.linger_seconds, tasks, Timer.LINGER),
-        }
-
-
-class Bridge(msgspec.Struct, frozen=True, eq=False):
-    """What the exchanges of one route share."""
-
-    config: Config
-    route: Route
-    pool: Pool
-    lot: Lot["Driver"]
-    sealer: Sealer
-    metrics: Metrics
-    tasks: Tasks
-    alarms: Alarms
-    policies: dict[str, Policy]
-    """By method; a method that is not here may not ask."""
-    owner: str
-    epoch: str
-    listeners: set[Subscription]
 
 
 class Driver:
@@ -109,9 +79,22 @@ class Driver:
         self._to_send: deque[Callable[[], Awaitable[None]]] = deque()
         self._sending = False
         self._binding: Binding | None = None
+        self._restored = False
+        """Whether no retry has been accepted since another replica's exchange was restored here."""
+        self._taken: Envelope | None = None
+        """The state with which another replica's call was taken over, until it is picked up."""
+        self._run = 0
+        """How often the call was run again; what was to be sent to an earlier run is not."""
+        self._joined: asyncio.Future[None] | None = None
+        """Done when the taken call's stream is open, or will not be."""
         self._started = self._parked_at = time.monotonic()
         self._outcome = Outcome.COMPLETE
         self._cause = ""
+
+    @property
+    def bridge(self) -> Bridge:
+        """What it began with: a reload leaves it that."""
+        return self._bridge
 
     # -- from the client's side ---------------------------------------------------------------------------------
 
@@ -119,6 +102,34 @@ class Driver:
         """Start with the first leg."""
         self._outboxes[outbox.leg] = outbox
         self._feed(on.Called(outbox.leg))
+
+    @classmethod
+    def take_over(
+        cls, bridge: Bridge, request: Request, key: PoolKey, headers: Headers, envelope: Envelope
+    ) -> "Driver":
+        """Restore the exchange of a retry that no living replica has; raises Busy.
+
+        Nothing goes upstream before its answers are found to be right.
+        """
+        driver = cls(bridge, request, key, headers)
+        driver.id = envelope.exchange
+        driver._taken, driver._restored = envelope, True
+        driver._restore(envelope)
+        return driver
+
+    def _restore(self, envelope: Envelope) -> None:
+        if envelope.upstream is not None:
+            self._server_info = Raw(envelope.upstream.server_info)
+        self._bridge.lot.park(self)
+        before = self._exchange.state
+        self._exchange.restore(passage.past(envelope))
+        self._moved(before, self._exchange.state)
+
+    def discard(self) -> None:
+        """Forget an exchange that was restored for nothing: its retry was refused."""
+        if self._restored:
+            self._moved(self._exchange.state, State.IDLE)
+            self._bridge.lot.remove(self)
 
     def answer(self, outbox: Outbox, request: Request, round_: int, headers: Headers) -> None:
         """Continue with a further leg; raises a DownstreamError with the call unharmed."""
@@ -132,6 +143,7 @@ class Driver:
             self._headers = before
             del self._outboxes[outbox.leg]
             raise
+        self._restored = False
 
     def is_answered_by(self, request: Request) -> bool:
         """Whether answers of this request go upstream, where its credential is checked with them."""
@@ -143,6 +155,19 @@ class Driver:
         """A leg's client is gone."""
         self._feed(on.Left(leg))
         self._outboxes.pop(leg, None)
+
+    def hand_over(self) -> None:
+        """End the legs that wait with a state-only round: their clients shall reach this replica through others."""
+        self._feed(on.HandedOver())
+
+    def let_go(self) -> bool:
+        """Keep nothing of an exchange that another replica can go on with; whether there is one that can."""
+        channel = self._session.channel if self._session is not None else None
+        resumable = channel is not None and channel.session_id is not None and channel.cursor is not None
+        if not resumable and not self._known_ephemeral():
+            return False
+        self._feed(on.LetGo(cancel=not resumable))
+        return True
 
     def stop(self, error: GatewayError) -> None:
         """Give the exchange up and tell who waits."""
@@ -173,6 +198,8 @@ class Driver:
             return self._modern_result(Raw(event.result))
         if isinstance(event, on.Failed) and event.error.code != mcp.OLD_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, event.error))
+        if isinstance(event, on.Withdrawn):
+            return on.Withdrawn(event.id, replayable=self._known_ephemeral())
         return event
 
     def _modern_result(self, result: Raw) -> on.Event:
@@ -220,6 +247,8 @@ class Driver:
         after = self._exchange.state
         if after is not before:
             self._moved(before, after)
+            if self._taken is not None and after in _PICKING_UP:
+                self._pick_up(self._taken)
 
     def _moved(self, before: State, after: State) -> None:
         """Keep gauge and parking lot true to the state."""
@@ -266,6 +295,8 @@ class Driver:
         match command:  # what a plain call needs stands first
             case do.SendCall():
                 self._task = self._bridge.tasks.start(self._run_call(), "call")
+            case do.RunAgain():
+                self._run_again()
             case do.Arm(timer=timer):
                 self._arm(timer)
             case do.Disarm(timer=timer):
@@ -281,7 +312,8 @@ class Driver:
             case do.SendAnswers(answers=answers):
                 if self._call is not None:
                     self._call.heard = time.monotonic()  # until now it was the client who was silent
-                self._send_later(lambda: self._deliver(answers))
+                run = self._run
+                self._send_later(lambda: self._deliver(answers, run))
             case do.Respond(upstream_id=id_, result=result, error=error):
                 self._respond(id_, result if result is not None else error)
             case do.CancelCall(reason=reason):
@@ -322,7 +354,8 @@ class Driver:
         self.id = self.id or secrets.token_urlsafe(16)
         try:
             state = self._seal(ask)
-            self._bridge.lot.park(self)
+            if ask.held:
+                self._bridge.lot.park(self)
         except GatewayError as exc:
             self._fail(ask.legs, exc)
             self._events += (on.Stopped(exc), on.Expired())
@@ -342,27 +375,40 @@ class Driver:
         bridge = self._bridge
         if self._binding is None:
             self._binding = bind(bridge.route.path, self._request, self.principal)
-        channel = self._session.channel if self._session is not None else None
         now = time.time()
+        exchange = self._exchange
         envelope = Envelope(
             issued=now,
             expires=now + wait_seconds(bridge.config),
             binding=self._binding,
             exchange=self.id,
             round=ask.round,
-            owner=bridge.owner,
+            owner=bridge.owner if ask.held else "",
             epoch=bridge.epoch,
-            session=channel.session_id if channel is not None else None,
-            call=self._call.id.decode() if self._call is not None else None,
-            pending={q.key: bytes(q.upstream_id) for q in ask.questions.values() if q.upstream_id is not None},
-            cursor=channel.cursor if channel is not None else None,
+            state=ask.state,
+            sheds=exchange.sheds,
+            open=tuple(passage.opened(question) for question in ask.questions.values()),
+            upstream=self._whereabouts() if ask.held else None,
+            record=pack_record(exchange.record) if exchange.record is not None else None,
         )
         bridge.metrics.sealed()
-        try:
-            return bridge.sealer.seal(envelope)
-        except ValueError:
-            # Many long keys: what only another replica would need gives way, the owner has it all.
-            return bridge.sealer.seal(replace(envelope, pending={}, session=None, call=None, cursor=None))
+        for smaller in passage.ever_smaller(envelope, held=ask.held):
+            try:
+                return bridge.sealer.seal(smaller)
+            except ValueError:
+                continue
+        raise CallLost(
+            "The answers of this call do not fit into its requestState (limits.state_bytes), and the route keeps them "
+            "nowhere else (continuation: replay)"
+        )
+
+    def _whereabouts(self) -> Upstream | None:
+        """Where another replica would find the call."""
+        session, call = self._session, self._call
+        if session is None or call is None or (session_id := session.channel.session_id) is None:
+            return None
+        shaken = session.shaken
+        return Upstream(session_id, shaken.version, call.id, bytes(shaken.server_info), session.channel.cursor)
 
     # -- upstream -----------------------------------------------------------------------------------------------
 
@@ -385,12 +431,117 @@ class Driver:
         except GatewayError as exc:
             if isinstance(exc, UpstreamError):
                 self._bridge.metrics.upstream_failed(self._bridge.route.path, exc.reason)
+            replayable = await self._may_replay(exc)
             # The stream of an answered call may break while the call that a referral re-issued runs already.
             if call is None or call is self._call:
-                self.hear(on.Broke(exc))
+                self.hear(on.Broke(exc, replayable))
         except Exception:  # the outermost edge of the call's task: counted there, and nobody is left waiting
             self.hear(on.Broke(CallLost("Internal error of the gateway; its log says more")))
             raise
+
+    def _run_again(self) -> None:
+        """Send the call once more; what the one before still says is nobody's business."""
+        if self._call is not None:
+            self._call.listener = _DEAF
+            self._call.leave()
+        self._call, self._call_sent, self._taken = None, False, None
+        self._run += 1
+        self._bridge.metrics.continued(self._bridge.route.path, Step.REPLAYED)
+        self._task = self._bridge.tasks.start(self._run_call(), "call")
+
+    async def _may_replay(self, error: GatewayError) -> bool:
+        """Whether the call, lost by this error, may be run again. One that never asked is its client's to repeat."""
+        if not isinstance(error, _REPLAYABLE) or not (self._exchange.round and self._exchange.calling):
+            return False
+        if self._request.method == mcp.TOOLS_CALL and not catalog.is_listed(self._bridge.pool, self._key):
+            try:
+                async with asyncio.timeout(_LEARN_SECONDS):
+                    await catalog.know(self._bridge.pool, self._key, self._headers)
+            except (GatewayError, TimeoutError):
+                pass
+        return self._known_ephemeral()
+
+    def _known_ephemeral(self) -> bool:
+        """Whether the call may be run twice, as far as is known: by its method, its route, or its own words."""
+        request, route = self._request, self._bridge.route
+        if request.method != mcp.TOOLS_CALL or route.continuation == "replay":
+            return True
+        if any(fnmatchcase(request.target, pattern) for pattern in route.ephemeral):
+            return True
+        return catalog.is_ephemeral(self._bridge.pool, self._key, request.target)
+
+    def _pick_up(self, envelope: Envelope) -> None:
+        """The call of a dead replica is wanted: find its stream, or learn that it is lost."""
+        self._taken = None
+        if self._exchange.calling and self._task is None:
+            self._joined = asyncio.get_running_loop().create_future()
+            self._task = self._bridge.tasks.start(self._resume_call(envelope), "call")
+
+    async def _resume_call(self, envelope: Envelope) -> None:
+        """As `_run_call`, for a call that another replica sent."""
+        bridge, joined = self._bridge, self._joined
+        assert joined is not None
+        try:
+            try:
+                await self._resume(envelope, joined)
+            finally:
+                if not joined.done():
+                    joined.set_result(None)
+        except GatewayError as exc:
+            replayable = await self._may_replay(exc)
+            self._cancel_orphan(envelope)
+            if not replayable:
+                bridge.metrics.continued(bridge.route.path, Step.LOST)
+            self.hear(on.Broke(exc, replayable))
+        except Exception:  # the outermost edge of the call's task, as in `_run_call`
+            self.hear(on.Broke(CallLost("Internal error of the gateway; its log says more")))
+            raise
+
+    async def _resume(self, envelope: Envelope, joined: asyncio.Future[None]) -> None:
+        bridge, upstream = self._bridge, envelope.upstream
+        log.info(
+            Event.CALL_TAKEN_OVER,
+            route=bridge.route.path,
+            target=self._request.target[:200],
+            owner=envelope.owner,
+            round=envelope.round,
+            resumable=upstream is not None and upstream.cursor is not None,
+        )
+        if upstream is None or upstream.cursor is None:
+            raise _owner_lost(envelope.owner)
+        session = await bridge.pool.adopt(
+            self._key, upstream.session, upstream.version, Raw(upstream.server_info), self._headers
+        )
+        self._session = session
+        if not self._exchange.calling:
+            self._release(clean=False)
+            return
+        call = self._call = Call(upstream.call, b"", self, upstream.call)
+        self._call_sent = True
+
+        def attached() -> None:
+            bridge.metrics.continued(bridge.route.path, Step.RESUMED)
+            if not joined.done():
+                joined.set_result(None)
+
+        await session.resume(call, upstream.cursor, self._headers, attached)
+
+    def _cancel_orphan(self, envelope: Envelope) -> None:
+        """Nobody will ever hear the call's result: tell the upstream, so that it does not wait for an answer."""
+        upstream, headers = envelope.upstream, self._headers
+        if upstream is None:
+            return
+
+        async def cancel() -> None:
+            try:
+                async with asyncio.timeout(self._bridge.config.timeouts.cancel_seconds):
+                    await self._bridge.pool.cancel_orphan(
+                        upstream.session, upstream.version, Raw(upstream.call), "its gateway replica is gone", headers
+                    )
+            except (UpstreamError, TimeoutError) as exc:
+                log.debug(Event.UPSTREAM_FAILED, route=self._bridge.route.path, cause=str(exc))
+
+        self._bridge.tasks.spawn(cancel(), "send upstream")
 
     def _idle_session(self) -> Session | None:
         """The usual case: a session is idle and nothing has to be set on it."""
@@ -482,9 +633,12 @@ class Driver:
         finally:
             self._sending = False
 
-    async def _deliver(self, answers: tuple[tuple[inputs.Question, Raw], ...]) -> None:
+    async def _deliver(self, answers: tuple[tuple[inputs.Question, Raw], ...], run: int) -> None:
+        if self._joined is not None:
+            # Answered before its stream is open, a call's result could be lost.
+            _ = await asyncio.wait((self._joined,))
         session = self._session
-        if session is None:
+        if session is None or run != self._run:
             return
         for number, (question, answer) in enumerate(answers):
             assert question.upstream_id is not None
@@ -492,7 +646,9 @@ class Driver:
                 await session.answer(question.upstream_id, answer, self._headers)
             except UpstreamError as exc:
                 left = tuple(question for question, _ in answers[number:])
-                self._feed(on.Undelivered(left, _lost(exc), isinstance(exc, Refused)))
+                replayable = await self._may_replay(exc)
+                if run == self._run:
+                    self._feed(on.Undelivered(left, _lost(exc), isinstance(exc, Refused), replayable))
                 return
 
     def _respond(self, id_: Raw, body: Raw | jsonrpc.Error | None) -> None:
@@ -582,6 +738,26 @@ _FIRED: Final[dict[Timer, on.Event]] = {
     Timer.TTL: on.Expired(),
     Timer.LINGER: on.Expired(),
 }
+
+
+class _Deaf:
+    """The listener of a call that is over for its exchange."""
+
+    def hear(self, event: on.Event) -> None:
+        """Drop it."""
+
+
+_DEAF: Final = _Deaf()
+_PICKING_UP: Final = (State.RUNNING, State.ASKING)
+
+
+def _owner_lost(owner: str) -> CallLost:
+    return CallLost(
+        f"The replica {owner} that held this call is gone, and the call cannot be picked up or run again: its server "
+        "keeps no event store, and the tool does not say that it may run twice. It was cancelled and may have had "
+        "effects; check before you call again without requestState",
+        data={"reason": "owner_lost"},
+    )
 
 
 def _lost(exc: UpstreamError) -> UpstreamError:

@@ -20,7 +20,7 @@ from gateway.net.sessions import PoolKey, Session
 from gateway.net.upstream import Headers
 
 if TYPE_CHECKING:  # the bridge knows its listeners
-    from gateway.net.driver import Bridge
+    from gateway.net.bridge import Bridge
 
 _FLAGS: Final = {
     "toolsListChanged": ("tools", mcp.TOOLS_CHANGED),
@@ -66,6 +66,8 @@ async def subscription(
         session.on_deaf = listener.end  # rather an end that the client sees than changes that it misses
         outbox.send(listener.acknowledgement())
         bridge.listeners.add(listener)
+        if bridge.pool.closed:
+            listener.end()  # a reload took the upstream away while it was asked
         try:
             yield outbox
         finally:

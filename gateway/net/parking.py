@@ -30,7 +30,8 @@ class Lot(Generic[P]):
     """Exchanges by id."""
 
     def __init__(self, hold: Hold) -> None:
-        self._hold = hold
+        self.hold = hold
+        """Its caps may change; what is in stays in."""
         self._waiting: dict[str, P] = {}
         self._kept: dict[str, P] = {}
         self._per_principal: dict[bytes, int] = {}
@@ -48,7 +49,7 @@ class Lot(Generic[P]):
 
     def check(self, principal: bytes) -> None:
         """Raise Busy when no further call of this principal could be parked."""
-        hold = self._hold
+        hold = self.hold
         if self._per_principal.get(principal, 0) >= hold.max_calls_per_principal:
             raise Busy(
                 "You have as many unanswered calls as one caller may have (hold.max_calls_per_principal); answer or "
@@ -75,7 +76,7 @@ class Lot(Generic[P]):
         """The exchange is over: keep it findable, as long as there is room."""
         if not self._leave(parked):
             return
-        while len(self._kept) >= self._hold.max_calls:
+        while len(self._kept) >= self.hold.max_calls:
             oldest = next(iter(self._kept))
             self._kept.pop(oldest).forget()
         self._kept[parked.id] = parked

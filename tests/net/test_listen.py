@@ -114,14 +114,14 @@ async def test_closing_the_stream_frees_the_session(upstream: FakeUpstream, stan
         assert stand.sessions("busy") == 1
     assert (await upstream.saw("DELETE"))[0].session == "s1"
     await eventually(lambda: stand.sessions("busy") == 0)
-    assert not stand.gateway._bridges["/mcp"].listeners
+    assert not stand.gateway.routes.bridges["/mcp"].listeners
 
 
 async def test_a_drain_ends_subscriptions_gracefully(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
     upstream.capabilities = OFFERED
     async with listening(client, EVERYTHING) as stream:
         await stream.next()
-        drain = asyncio.get_running_loop().create_task(stand.gateway.drain())
+        drain = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
         last = await stream.next()
         upstream.side("s1").put_nowait(change("tools/list_changed"))
         await asyncio.wait_for(drain, 2)

@@ -13,6 +13,7 @@ import aiohttp
 from gateway.config import parse
 from gateway.core import mcp, sse
 from gateway.net.app import Gateway
+from gateway.net.members import Worker
 from tests.net.fake_upstream import DEADLINE
 from tests.schema import assert_modern_message
 
@@ -21,7 +22,7 @@ CLIENT = {"name": "bench", "version": "1"}
 ACCEPT = {"action": "accept", "content": {"name": "Ada"}}
 DECLINE = {"action": "decline"}
 KEY = base64.urlsafe_b64encode(bytes(range(32))).decode()
-BACKGROUND = ("session sweeper", "side stream")
+BACKGROUND = ("session sweeper", "side stream", "look for peers")
 """Tasks that run while nothing happens."""
 
 
@@ -238,7 +239,9 @@ def configuration(upstream_url: str, **sections: Any) -> str:
     return json.dumps(tree)
 
 
-async def start(upstream_url: str, http: aiohttp.ClientSession, **sections: Any) -> Stand:
-    gateway = Gateway(parse(configuration(upstream_url, **sections), "test", {}))
+async def start(
+    upstream_url: str, http: aiohttp.ClientSession, *, worker: Worker | None = None, **sections: Any
+) -> Stand:
+    gateway = Gateway(parse(configuration(upstream_url, **sections), "test", {}), worker)
     await gateway.start()
     return Stand(gateway, http)

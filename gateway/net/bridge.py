@@ -1,0 +1,36 @@
+"""What the exchanges of one route share."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gateway.config import Config, Route
+from gateway.core.exchange import Policy
+from gateway.net.alarms import Alarms
+from gateway.net.parking import Lot
+from gateway.net.pool import Pool
+from gateway.net.tasks import Tasks
+from gateway.seal.envelope import Sealer
+from gateway.telemetry import Metrics
+
+if TYPE_CHECKING:  # these know their bridge
+    from gateway.net.driver import Driver
+    from gateway.net.listen import Subscription
+
+
+class Bridge(msgspec.Struct, frozen=True, eq=False):
+    """One route at work, under one configuration."""
+
+    config: Config
+    route: Route
+    pool: Pool
+    lot: Lot["Driver"]
+    sealer: Sealer
+    metrics: Metrics
+    tasks: Tasks
+    alarms: Alarms
+    policies: dict[str, Policy]
+    """By method; a method that is not here may not ask."""
+    owner: str
+    epoch: str
+    listeners: set["Subscription"]

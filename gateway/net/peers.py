@@ -1,0 +1,411 @@
+"""One replica speaks to another: the request goes over once, its reply comes back as it is written.
+
+The request's body goes out only after the other side has said `100 Continue`: a process that accepts connections but
+does nothing (stopped, or stuck) has then been given nothing that it could still run when it wakes up.
+"""
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.config import Config, split_address
+from gateway.errors import GatewayError, InvalidState, OwnerStalled
+from gateway.net.members import Address, Members
+from gateway.net.wire import Incoming, Wire, read_body, send
+from gateway.seal import hop as hops
+from gateway.seal.hop import Frames, Hop, Hops
+from gateway.telemetry import Event, Metrics, Outcome, PeerOutcome, get_logger
+
+log = get_logger()
+
+PATH: Final = "/peer"
+_CONTENT: Final = "application/octet-stream"
+_OVERHEAD_BYTES: Final = 262_144
+"""What a request's headers and its seal may add to its body."""
+_FRAME_BYTES: Final = 16_777_216
+_PIECE_BYTES: Final = 65_536
+_UNIX: Final = "unix:"
+_NAME_SECONDS: Final = 2
+"""How long the address of a peer that is configured by name is remembered."""
+_LOG_SECONDS: Final = 1.0
+"""Refusals on the peer port are logged no more often than this; the metrics count each."""
+_FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
+
+Replied = tuple[web.StreamResponse, Outcome]
+Serve = Callable[[Incoming, Wire], Awaitable[object]]
+"""Serves a request that came from another replica; raises PeerFailed."""
+
+
+class PeerFailed(Exception):
+    """Another replica did not serve a request; the reply may have begun."""
+
+
+class Dead(PeerFailed):
+    """Nobody accepts connections there: nothing was sent."""
+
+
+class Gone(PeerFailed):
+    """Somebody is there, but not the process that held the call: nothing was run."""
+
+
+class _Stale(PeerFailed):
+    """The connection broke before anything was sent on it."""
+
+
+class Broke(PeerFailed):
+    """It took the request, and broke off before its reply was complete."""
+
+
+class Stuck(OwnerStalled):
+    """It took the request and fell silent: unlike others that are stalled, it may be at work on it."""
+
+
+class Peers:
+    """The way to the other replicas."""
+
+    def __init__(self, config: Config, members: Members, hops: Hops, metrics: Metrics) -> None:
+        self.timeouts = config.timeouts
+        """They may change; what goes over after that has the new ones."""
+        self._members = members
+        self._hops = hops
+        self._metrics = metrics
+        self._clients: dict[tuple[Address, bool], aiohttp.ClientSession] = {}
+        listen = config.replica.listen
+        host = split_address(listen)[0] if listen is not None else ""
+        self._source = (host, 0) if _is_one(host) else None
+        """Others find this process where its requests come from."""
+        members.ask_name = self._ask_name
+        members.greet = self._greet
+
+    async def forward(self, kind: hops.Kind, member: str, incoming: Incoming, wire: Wire) -> Replied:
+        """Have `member` serve the request, and write its reply to `wire`.
+
+        Raises Dead and Gone, and OwnerStalled when somebody is there who does not serve it.
+        """
+        try:
+            return await self._forward(kind, member, incoming, wire)
+        except Broke:
+            # It died, or only the connection did. A living one joins both: it claims a round's answers once.
+            try:
+                return await self._forward(kind, member, incoming, wire, fresh=True)
+            except Broke as exc:
+                raise Stuck(member, "breaks off its replies") from exc
+
+    async def _forward(
+        self, kind: hops.Kind, member: str, incoming: Incoming, wire: Wire, *, fresh: bool = False
+    ) -> Replied:
+        address = await self._members.address(member)
+        # Who was dead a moment ago may be back, and hold a call: only heirs are passed over for it.
+        if address is None or (kind == "heir" and self._members.is_dead(member)):
+            self._metrics.peer_asked(PeerOutcome.DEAD)
+            raise Dead(member)
+        hop = Hop(
+            kind=kind,
+            to=member,
+            issued=time.time(),
+            nonce=hops.nonce(),
+            path=incoming.path,
+            headers=tuple((_bytes(name), _bytes(value)) for name, value in incoming.headers.items()),
+            remote=incoming.remote,
+            body=incoming.body,
+        )
+        outcome = PeerOutcome.BROKE
+        try:
+            replied = await self._exchange(address, hop, wire, fresh=fresh)
+        except Dead:
+            outcome = PeerOutcome.DEAD
+            self._members.note_dead(member)
+            if not await self._members.moved(member, address):
+                raise
+            return await self._forward(kind, member, incoming, wire, fresh=True)
+        except Gone:
+            outcome = PeerOutcome.GONE
+            raise
+        except OwnerStalled:
+            outcome = PeerOutcome.STALLED
+            raise
+        else:
+            outcome = PeerOutcome.SERVED
+            return replied
+        finally:
+            self._metrics.peer_asked(outcome)
+
+    async def _exchange(self, address: Address, hop: Hop, wire: Wire, *, fresh: bool) -> Replied:
+        async with await self._open(address, hop, fresh=fresh) as response:
+            if response.status != 200:
+                # It lives, so nobody may take its calls over.
+                raise OwnerStalled(
+                    hop.to, f"refuses this one (HTTP {response.status}; do clocks and state.keys of both agree?)"
+                )
+            return await self._relay(hop, response, wire)
+
+    async def _open(self, address: Address, hop: Hop, *, fresh: bool = False) -> aiohttp.ClientResponse:
+        try:
+            return await self._post(address, hop, fresh=fresh)
+        except _Stale:
+            # A connection kept from before died with the process it led to, or by its age: nothing was sent on it.
+            try:
+                return await self._post(address, hop, fresh=True)
+            except _Stale as exc:
+                # Somebody accepts connections, so somebody lives.
+                raise OwnerStalled(hop.to, "closes its connections (is it at limits.connections?)") from exc
+
+    async def _post(self, address: Address, hop: Hop, *, fresh: bool) -> aiohttp.ClientResponse:
+        client, url = self._client(address, fresh=fresh)
+        sealed = self._hops.seal(hop)
+        sent = False
+
+        async def body() -> AsyncIterator[bytes]:
+            nonlocal sent
+            sent = True
+            yield sealed
+
+        headers = {"Content-Type": _CONTENT}
+        timeouts = self.timeouts
+        wait = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.peer_connect_seconds, sock_read=None)
+        try:
+            async with asyncio.timeout(timeouts.peer_connect_seconds + timeouts.peer_accept_seconds):
+                return await client.post(
+                    url, data=body(), headers=headers, expect100=True, allow_redirects=False, timeout=wait
+                )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
+            raise Dead(hop.to) from exc
+        except TimeoutError as exc:
+            raise (Stuck if sent else OwnerStalled)(hop.to) from exc
+        except _FOREIGN as exc:
+            raise (Broke if sent else _Stale)(f"{hop.to}: {type(exc).__name__}") from exc
+
+    async def _relay(self, hop: Hop, response: aiohttp.ClientResponse, wire: Wire) -> Replied:
+        """Write the frames of a reply to `wire`, each as it comes."""
+        frames = Frames(self._hops.keyring, hop.nonce, _FRAME_BYTES)
+        reply = _Reply(wire, hop.to)
+        try:
+            while True:
+                chunk = await self._next(response, hop.to)
+                for frame in frames.feed(chunk):
+                    replied = await reply.take(frame)
+                    if replied is not None:
+                        return replied
+        except InvalidState as exc:
+            raise Broke(f"{hop.to}: {exc.reason}") from exc
+
+    async def _next(self, response: aiohttp.ClientResponse, member: str) -> bytes:
+        # It is never silent for longer than this: it sends the keep-alives of the client's stream.
+        limit = 2 * self.timeouts.keepalive_seconds + self.timeouts.peer_accept_seconds
+        try:
+            async with asyncio.timeout(limit):
+                chunk = await response.content.readany()
+        except TimeoutError as exc:
+            raise Stuck(member) from exc
+        except (aiohttp.ClientError, ConnectionError) as exc:
+            raise Broke(f"{member}: {type(exc).__name__}") from exc
+        if not chunk:
+            raise Broke(f"{member} ended its reply half-way")
+        return chunk
+
+    async def _greet(self, address: Address) -> str | None:
+        """As `_ask_name`, and says who asks: the other one may not have found this one's name yet."""
+        return await self._ask_name(address, self._members.host)
+
+    async def _ask_name(self, address: Address, own: str = "") -> str | None:
+        """Who is at an address; None when nobody is, TimeoutError when that cannot be told."""
+        hop = Hop(kind="who", to=address, issued=time.time(), nonce=hops.nonce(), path=own)
+        try:
+            async with asyncio.timeout(self.timeouts.peer_accept_seconds), await self._open(address, hop) as response:
+                frames = Frames(self._hops.keyring, hop.nonce, _FRAME_BYTES)
+                found = [frame for frame in frames.feed(await response.read()) if isinstance(frame, hops.Me)]
+        except Dead:
+            return None
+        except (*_FOREIGN, PeerFailed, OwnerStalled, InvalidState) as exc:
+            raise TimeoutError from exc
+        if not found:
+            raise TimeoutError
+        return found[0].id
+
+    def _client(self, address: Address, *, fresh: bool) -> tuple[aiohttp.ClientSession, str]:
+        """The connections of an address: those to all TCP peers, or to one socket; `fresh` ones are not kept."""
+        is_unix = address.startswith(_UNIX)
+        name = (address if is_unix else "", fresh)
+        client = self._clients.get(name)
+        if client is None:
+            connector: aiohttp.BaseConnector
+            if is_unix:
+                connector = aiohttp.UnixConnector(address.removeprefix(_UNIX), limit=0, force_close=fresh)
+            else:
+                # Who moved is looked for at the new address soon.
+                connector = aiohttp.TCPConnector(
+                    limit=0, force_close=fresh, ttl_dns_cache=_NAME_SECONDS, local_addr=self._source
+                )
+            client = self._clients[name] = aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=False,
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+            )
+        return client, f"http://{'peer' if is_unix else address}{PATH}"
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            await client.close()
+
+
+def _is_one(host: str) -> bool:
+    """Whether it is an address of one interface, and neither a name nor all of them."""
+    try:
+        return not ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _bytes(text: str) -> bytes:
+    """Header text as it was on the wire: what is no UTF-8 came in as surrogates."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _outcome(text: str) -> Outcome:
+    """A label for the metrics; a replica of another version may have one more, and its reply is whole all the same."""
+    return next((outcome for outcome in Outcome if outcome == text), Outcome.ERROR)
+
+
+class _Reply:
+    """One reply as its frames come in."""
+
+    def __init__(self, wire: Wire, member: str) -> None:
+        self._wire = wire
+        self._member = member
+        self._head: hops.Head | None = None
+        self._whole = bytearray()
+
+    async def take(self, frame: hops.Frame) -> Replied | None:
+        """Pass one frame on; the reply when it was the last."""
+        wire, head = self._wire, self._head
+        match frame:
+            case hops.Gone():
+                raise Gone(self._member)
+            case hops.Head():
+                self._head = frame
+                if frame.streamed and not wire.started:
+                    await wire.start()
+            case hops.Data(data=data) if head is not None and head.streamed:
+                await wire.write(data)
+            case hops.Data(data=data):
+                self._whole += data
+            case hops.End(outcome=text) if head is not None:
+                outcome = _outcome(text)
+                if head.streamed:
+                    return await wire.end(outcome), outcome
+                return await wire.whole(bytes(self._whole), head.status, dict(head.headers), outcome), outcome
+            case _:
+                raise Broke(f"{self._member} answered something else")
+        return None
+
+
+class PeerDoor:
+    """The peer listener: opens what other replicas send, and lets it be served."""
+
+    def __init__(self, config: Config, members: Members, hops: Hops, serve: Serve, metrics: Metrics) -> None:
+        self.config = config
+        self._members = members
+        self._hops = hops
+        self._serve = serve
+        self._metrics = metrics
+        self._logged = float("-inf")
+
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        """One request from the network."""
+        return await self._handle(http, is_local=False)
+
+    async def handle_local(self, http: web.BaseRequest) -> web.StreamResponse:
+        """One request from another process of this host."""
+        return await self._handle(http, is_local=True)
+
+    async def _handle(self, http: web.BaseRequest, *, is_local: bool) -> web.StreamResponse:
+        """Who cannot seal gets a refusal that says nothing."""
+        if http.method != "POST" or http.path != PATH:
+            return web.Response(status=404)
+        limits = self.config.limits
+        try:
+            sealed = await read_body(http, limits.body_bytes + _OVERHEAD_BYTES, limits.receive_seconds)
+            hop = self._hops.open(sealed, time.time())
+        except InvalidState as exc:
+            self._metrics.peer_rejected(exc.reason)
+            if time.monotonic() - self._logged > _LOG_SECONDS:
+                self._logged = time.monotonic()
+                log.warning(Event.PEER_REJECTED, reason=exc.reason, remote=http.remote)
+            return web.Response(status=403)
+        except GatewayError as exc:
+            return web.Response(status=exc.status)
+        wire = PeerWire(http, Frames(self._hops.keyring, hop.nonce, _FRAME_BYTES), self.config.timeouts.send_seconds)
+        await wire.open()
+        if hop.kind == "who":
+            await wire.frame(hops.Me(self._members.host))
+            if hop.path:
+                self._members.greeted(hop.path, http.remote)
+            return await wire.close()
+        headers = CIMultiDictProxy(CIMultiDict((_text(name), _text(value)) for name, value in hop.headers))
+        try:
+            _ = await self._serve(Incoming(hop.path, headers, hop.remote, hop.body, hop, is_local), wire)
+        except Gone:
+            await wire.frame(hops.Gone())
+        except PeerFailed as exc:
+            log.warning(Event.PEER_FAILED, cause=str(exc))
+            if http.transport is not None:
+                http.transport.abort()  # the other side must see that the reply is incomplete
+        return await wire.close()
+
+
+class PeerWire(Wire):
+    """Back to the replica that the client spoke to, sealed."""
+
+    def __init__(self, http: web.BaseRequest, frames: Frames, send_seconds: float) -> None:
+        self._http = http
+        self._frames = frames
+        self._send_seconds = send_seconds
+        self._stream = web.StreamResponse(headers={"Content-Type": _CONTENT})
+
+    async def open(self) -> None:
+        """Tell the other side that its request was taken."""
+        self._stream.enable_chunked_encoding()
+        await self._stream.prepare(self._http)
+
+    async def frame(self, *frames: hops.Frame) -> None:
+        """Send frames together."""
+        data = b"".join([self._frames.seal(frame) for frame in frames])
+        await send(self._http, self._stream, data, self._send_seconds)
+
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], outcome: Outcome) -> web.StreamResponse:
+        """Send a whole reply."""
+        pieces = [hops.Data(body[start : start + _PIECE_BYTES]) for start in range(0, len(body), _PIECE_BYTES)]
+        await self.frame(hops.Head(status, tuple(headers.items()), streamed=False), *pieces, hops.End(outcome))
+        return self._stream
+
+    async def start(self) -> None:
+        """Send the head of a stream."""
+        await self.frame(hops.Head(200, (), streamed=True))
+        self.started = True
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of a stream."""
+        await self.frame(hops.Data(data))
+
+    async def end(self, outcome: Outcome) -> web.StreamResponse:
+        """Send the end of a stream."""
+        await self.frame(hops.End(outcome))
+        return self._stream
+
+    async def close(self) -> web.StreamResponse:
+        """The connection may be used again."""
+        await self._stream.write_eof()
+        return self._stream

@@ -1,0 +1,138 @@
+"""Where the reply to one request goes: to the client's connection, or (in `net.peers`) to the replica it came from.
+
+A reply is one whole body, or an SSE stream that ends with its final message; which of both is decided late.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+from gateway.core import sse
+from gateway.errors import InvalidRequest, TooLarge
+from gateway.seal.hop import Hop
+from gateway.telemetry import Outcome
+
+_JSON: Final = "application/json"
+SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+class Incoming(msgspec.Struct, frozen=True, eq=False):
+    """One request as its client sent it, wherever it arrived."""
+
+    path: str
+    headers: CIMultiDictProxy[str]
+    remote: str | None
+    body: bytes
+    hop: Hop | None = None
+    """What brought it, if it came through another replica."""
+    is_local: bool = False
+    """It came from a process of this host."""
+
+
+class Wire(ABC):
+    """One reply on its way; exactly one `whole` or `end` finishes it."""
+
+    started = False
+    """Whether it has become a stream."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Make it a stream."""
+
+    @abstractmethod
+    async def write(self, data: bytes) -> None:
+        """Send SSE bytes; raises ConnectionError when nobody reads them."""
+
+    @abstractmethod
+    async def end(self, outcome: Outcome) -> web.StreamResponse:
+        """The stream is complete."""
+
+    async def whole(
+        self, body: bytes, status: int, headers: Mapping[str, str], outcome: Outcome
+    ) -> web.StreamResponse:
+        """The final message; in a stream it is the last event, since its head is long gone."""
+        if not self.started:
+            return await self.only(body, status, headers, outcome)
+        await self.write(sse.encode(body))
+        return await self.end(outcome)
+
+    @abstractmethod
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], outcome: Outcome) -> web.StreamResponse:
+        """One body and nothing else."""
+
+
+class HttpWire(Wire):
+    """Straight to the client."""
+
+    def __init__(self, http: web.BaseRequest, send_seconds: float) -> None:
+        self._http = http
+        self._send_seconds = send_seconds
+        self._stream: web.StreamResponse
+
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Outcome) -> web.StreamResponse:
+        """One JSON body; aiohttp sends it."""
+        return web.Response(body=body, status=status, headers=headers or None, content_type=_JSON)
+
+    async def start(self) -> None:
+        """Send the head of an SSE stream."""
+        self._stream = web.StreamResponse(headers=SSE_HEADERS)
+        self._stream.enable_chunked_encoding()
+        await self._stream.prepare(self._http)
+        self.started = True
+
+    async def write(self, data: bytes) -> None:
+        """Send; a client that does not read for timeouts.send_seconds is gone."""
+        await send(self._http, self._stream, data, self._send_seconds)
+
+    async def end(self, _: Outcome) -> web.StreamResponse:
+        """Send the end of the stream."""
+        await self._stream.write_eof()
+        return self._stream
+
+
+async def send(http: web.BaseRequest, stream: web.StreamResponse, data: bytes, seconds: float) -> None:
+    """Write to a peer of ours within a deadline; raises ConnectionError."""
+    try:
+        async with asyncio.timeout(seconds):
+            await stream.write(data)
+    except TimeoutError as exc:
+        if http.transport is not None:
+            http.transport.abort()
+        raise ConnectionResetError("the other side does not read its reply") from exc
+
+
+async def read_body(http: web.BaseRequest, limit: int, seconds: float) -> bytes:
+    """The whole body, inflated; raises TooLarge or InvalidRequest."""
+    if http.content.is_eof():
+        # The body came with its head, as small ones do: nothing to wait for.
+        body = http.content.read_nowait()
+        if len(body) > limit:
+            raise _too_large(limit)
+        return body
+    if http.content_length is not None and http.content_length > limit:
+        raise _too_large(limit)
+    if http.headers.get("Expect", "").lower() == "100-continue":
+        # aiohttp's low-level server leaves this to its handler.
+        await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        http.writer.output_size = 0
+    received = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            while chunk := await http.content.readany():
+                received += chunk
+                if len(received) > limit:
+                    raise _too_large(limit)
+    except TimeoutError as exc:
+        raise InvalidRequest("The body did not arrive within limits.receive_seconds") from exc
+    except web.RequestPayloadError as exc:
+        raise InvalidRequest(f"The body is damaged: {exc}") from exc
+    return bytes(received)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"The body is larger than {limit} bytes (limits.body_bytes)")

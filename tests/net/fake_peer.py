@@ -1,0 +1,196 @@
+"""A FAKE replica: a process at a peer's address that does on command what no real one does; and a wire that breaks.
+
+It knows the state key and may speak as a replica does, or badly, or not at all. Real replicas are in `test_peers`.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from gateway.seal.hop import Data, End, Frame, Frames, Head, Hop, Hops
+from gateway.seal.keyring import Keyring
+from tests.net.fake_upstream import DEADLINE
+
+KEY = bytes(range(32))
+_MAX_BYTES = 1 << 26
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+class Server:
+    """Connections on a free port of the test's own event loop."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.received: list[bytearray] = []
+        """What came, by connection."""
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.address = ""
+
+    async def start(self, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", port, limit=_MAX_BYTES)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = f"{host}:{port}"
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        self.received.append(bytearray())
+        try:
+            await self.serve(reader, writer, self.received[-1])
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray
+    ) -> None:  # pragma: no cover - for those below to say
+        raise NotImplementedError
+
+
+class Asked:
+    """One request to a fake replica: what its script may do."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:
+        self._reader, self._writer = reader, writer
+        self.head = head
+        self.hop: Hop
+        self.frames: Frames
+
+    async def take(self) -> Hop:
+        """Say that the request is taken, and read it."""
+        await self.raw(_CONTINUE)
+        body = bytearray()
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            body += await self._reader.readexactly(size)
+            await self._reader.readexactly(2)
+        await self._reader.readexactly(2)
+        ring = Keyring((KEY,), "peer")
+        # The forwarder's clock is this process's.
+        self.hop = Hops(ring).open(bytes(body), time.time())
+        self.frames = Frames(ring, self.hop.nonce, _MAX_BYTES)
+        return self.hop
+
+    async def raw(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def refuse(self, status: int) -> None:
+        await self.raw(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status)
+
+    async def begin(self) -> None:
+        await self.raw(_STREAM)
+
+    async def send(self, data: bytes) -> None:
+        """A piece of the reply's body."""
+        await self.raw(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def say(self, *frames: Frame) -> None:
+        for frame in frames:
+            await self.send(self.frames.seal(frame))
+
+    async def end(self) -> None:
+        await self.raw(b"0\r\n\r\n")
+
+    async def reply(self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        """A whole reply, as a replica would give it."""
+        await self.begin()
+        await self.say(Head(status, tuple((headers or {}).items()), streamed=False), Data(body), End("complete"))
+        await self.end()
+
+    def die(self) -> None:
+        self._writer.transport.abort()
+        raise ConnectionResetError
+
+    async def silence(self) -> None:
+        """Say nothing until the other side closes."""
+        while await self._reader.read(65_536):
+            pass
+
+
+Script = Callable[[Asked], Awaitable[None]]
+
+
+class FakePeer(Server):
+    """A process where a replica is expected; `script` answers each request.
+
+    A `mortal` one accepts nobody after its first request: it dies of that.
+    """
+
+    def __init__(self, script: Script, *, mortal: bool = False) -> None:
+        super().__init__()
+        self.script = script
+        self._mortal = mortal
+        self.asked: list[Asked] = []
+
+    @property
+    def kinds(self) -> list[str]:
+        """What was taken."""
+        return [asked.hop.kind for asked in self.asked if hasattr(asked, "hop")]
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray) -> None:
+        while True:
+            asked = Asked(reader, writer, await reader.readuntil(b"\r\n\r\n"))
+            received += asked.head
+            self.asked.append(asked)
+            if self._mortal and self._server is not None:
+                self._server.close()
+            await self.script(asked)
+
+
+class Silent(Server):
+    """Accepts connections and never says a word, as a stopped process does; notes all that comes."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray) -> None:
+        while data := await reader.read(65_536):
+            received += data
+
+
+class Proxy(Server):
+    """A wire to somewhere: it can break what comes on a connection that was used before."""
+
+    def __init__(self, to: str) -> None:
+        super().__init__()
+        self._to = to
+        self.broken = 0
+        self._stale = 0
+
+    def break_kept(self) -> None:
+        """Break the connections of now with the next word that comes on them."""
+        self._stale = self.connections
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray) -> None:
+        number = self.connections
+        host, _, port = self._to.rpartition(":")
+        there, to = await asyncio.open_connection(host, int(port))
+        back = asyncio.get_running_loop().create_task(self._back(there, writer))
+        try:
+            while data := await reader.read(65_536):
+                if number <= self._stale:
+                    self.broken += 1
+                    return
+                received += data
+                to.write(data)
+                await to.drain()
+        finally:
+            back.cancel()
+            await asyncio.wait((back,), timeout=DEADLINE)
+            to.transport.abort()
+
+    async def _back(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await there.read(65_536):
+            writer.write(data)
+            await writer.drain()
+        writer.transport.abort()

@@ -1,0 +1,469 @@
+"""Who the replicas are: found, lost and found again, and in one order wherever one looks."""
+
+import asyncio
+import itertools
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gateway.config import Replica
+from gateway.errors import OwnerStalled
+from gateway.net import members as module
+from gateway.net.members import Address, Members, Worker, resolve
+from gateway.net.tasks import Tasks
+from gateway.telemetry import Metrics
+from tests.net.fake_upstream import DEADLINE
+from tests.net.workbench import eventually
+
+IDS = tuple(f"gw-{number}" for number in range(1, 6))
+PEERS = {name: f"127.0.0.1:{9000 + number}" for number, name in enumerate(IDS)}
+EXCHANGES = [f"exchange-{number}" for number in range(500)]
+
+
+class Clock:
+    """Stands for `time` in the module under test."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class World:
+    """A name service and the processes at its addresses; an exception instead of an answer is raised."""
+
+    def __init__(self) -> None:
+        self.records: list[Address] | Exception = []
+        self.names: dict[Address, str | Exception] = {}
+        self.resolved: list[tuple[str, int]] = []
+        self.asked: list[Address] = []
+        self.greeted: list[Address] = []
+        self.hold: asyncio.Event | None = None
+
+    def has(self, **names: str) -> None:
+        """What there is from now on: address by id, `gw_1` for gw-1."""
+        self.names = {address: name.replace("_", "-") for name, address in names.items()}
+        self.records = list(self.names)
+
+    async def resolve(self, host: str, port: int) -> list[Address]:
+        self.resolved.append((host, port))
+        if self.hold is not None:
+            await self.hold.wait()
+        if isinstance(self.records, Exception):
+            raise self.records
+        return self.records
+
+    async def greet(self, address: Address) -> str | None:
+        self.greeted.append(address)
+        return await self.ask_name(address)
+
+    async def ask_name(self, address: Address) -> str | None:
+        self.asked.append(address)
+        name = self.names.get(address)
+        if isinstance(name, Exception):
+            raise name
+        return name
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(module, "time", found)
+    return found
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[Tasks]:
+    metrics = Metrics("0")
+    found = Tasks(metrics)
+    yield found
+    await found.close()
+    assert metrics._registry.get_sample_value("mcp_gateway_task_failures_total") == 0
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def dns(world: World, tasks: Tasks) -> Members:
+    replica = Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="peers.example:8081")
+    found = Members(replica, None, tasks, world.resolve)
+    found.ask_name, found.greet = world.ask_name, world.greet
+    found._born = float("-inf")  # it has been here for long
+    return found
+
+
+def static(own: str, tasks: Tasks, peers: dict[str, Address] = PEERS, worker: Worker | None = None) -> Members:
+    return Members(Replica(id=own, listen="127.0.0.1:1", peers=peers), worker, tasks)
+
+
+def worker(number: int, count: int = 3) -> Worker:
+    return Worker(number, count, "/run/gw", bytes(32))
+
+
+async def in_time(work: Any) -> Any:
+    async with asyncio.timeout(DEADLINE):
+        return await work
+
+
+# -- one alone, and peers that are written down --------------------------------------------------------------------
+
+
+async def test_a_replica_without_peers_is_alone(tasks: Tasks) -> None:
+    lone = Members(Replica(id="gw-1"), None, tasks)
+    assert (lone.own, lone.host, lone.alone) == ("gw-1", "gw-1", True)
+    assert await lone.heirs("e") == ["gw-1"]
+    assert await lone.address("gw-2") is None
+    assert static("gw-1", tasks, {"gw-1": "127.0.0.1:1"}).alone, "it is its only peer"
+    assert Members(Replica(id="gw-1"), worker(0, 1), tasks).alone
+    for accompanied in (
+        static("gw-1", tasks),
+        Members(Replica(id="gw-1", peers_dns="a:1"), None, tasks),
+        Members(Replica(id="gw-1"), worker(0, 2), tasks),
+    ):
+        assert not accompanied.alone
+
+
+async def test_without_an_id_the_host_gives_its_name(tasks: Tasks) -> None:
+    assert Members(Replica(), None, tasks).own == socket.gethostname()
+    assert Members(Replica(), worker(2), tasks).own == f"{socket.gethostname()}#2"
+
+
+async def test_an_address_comes_from_the_configuration_and_from_nowhere_else(tasks: Tasks) -> None:
+    members = static("gw-1", tasks)
+    for name in IDS[1:]:
+        assert await members.address(name) == PEERS[name]
+        assert await members.address(f"{name}#7") == PEERS[name], "a worker is reached through its host"
+    assert await members.address("gw-1") is None, "nobody speaks to himself"
+    foreign = ["", "gw-9", "127.0.0.1:9001", "169.254.169.254:80", "unix:/run/x", "#0", "gw-1#0", "gw-2/x", "GW-2"]
+    for name in foreign:
+        assert await members.address(name) is None, name
+
+
+# -- who inherits ----------------------------------------------------------------------------------------------------
+
+
+async def test_all_members_put_the_heirs_of_an_exchange_into_one_order(tasks: Tasks) -> None:
+    everybody = [static(name, tasks) for name in IDS]
+    everybody.append(static("gw-3", tasks, dict(reversed(PEERS.items()))))
+    for exchange in EXCHANGES:
+        orders = {tuple(await each.heirs(exchange)) for each in everybody}
+        assert len(orders) == 1
+        assert sorted(*orders) == sorted(IDS)
+
+
+async def test_each_exchange_has_an_order_of_its_own(tasks: Tasks) -> None:
+    members = static("gw-1", tasks, {name: PEERS[name] for name in IDS[:3]})
+    orders = [tuple(await members.heirs(exchange)) for exchange in EXCHANGES]
+    assert set(orders) == set(itertools.permutations(IDS[:3]))
+    first = [order[0] for order in orders]
+    assert all(first.count(name) > len(EXCHANGES) / 5 for name in IDS[:3]), "nobody inherits most"
+
+
+async def test_one_that_is_gone_changes_the_order_of_nobody_else(tasks: Tasks) -> None:
+    all_five, four = static("gw-1", tasks), static("gw-1", tasks, {k: v for k, v in PEERS.items() if k != "gw-4"})
+    for exchange in EXCHANGES:
+        order = await all_five.heirs(exchange)
+        assert await four.heirs(exchange) == [name for name in order if name != "gw-4"]
+
+
+async def test_only_the_own_host_expands_to_its_workers(tasks: Tasks) -> None:
+    mine = [static("gw-2", tasks, worker=worker(number)) for number in range(3)]
+    other = static("gw-1", tasks)
+    assert [each.own for each in mine] == ["gw-2#0", "gw-2#1", "gw-2#2"]
+    assert {each.host for each in mine} == {"gw-2"}
+    seen = set()
+    for exchange in EXCHANGES:
+        hosts = await other.heirs(exchange)
+        siblings = mine[0].siblings(exchange)
+        assert sorted(siblings) == ["gw-2#0", "gw-2#1", "gw-2#2"]
+        seen.add(tuple(siblings))
+        place = hosts.index("gw-2")
+        for each in mine:
+            assert each.siblings(exchange) == siblings
+            assert await each.heirs(exchange) == [*hosts[:place], *siblings, *hosts[place + 1 :]]
+    assert len(seen) == 6
+    assert other.siblings("e") == ["gw-1"]
+
+
+async def test_workers_reach_one_another_over_their_sockets(tasks: Tasks) -> None:
+    first = static("gw-2", tasks, worker=worker(0))
+    assert await first.address("gw-2#1") == "unix:/run/gw/peer-1.sock"
+    assert await first.address("gw-2#2") == "unix:/run/gw/peer-2.sock"
+    assert await first.address("gw-3#1") == PEERS["gw-3"]
+    for name in ("gw-2", "gw-2#", "gw-2#3", "gw-2#-1", "gw-2#x", "gw-2#1#2", "gw-2#../../x", "gw-2#²"):
+        assert await first.address(name) is None, name
+    assert worker(1).socket("admin") == "unix:/run/gw/admin-1.sock"
+
+
+async def test_a_host_knows_its_own(tasks: Tasks) -> None:
+    for members in (static("gw-2", tasks), static("gw-2", tasks, worker=worker(1))):
+        assert all(members.is_own_host(name) for name in ("gw-2", "gw-2#0", "gw-2#9"))
+        assert not any(members.is_own_host(name) for name in ("", "gw-1", "gw-22", "gw-2.x", "gw-1#gw-2"))
+
+
+# -- the name service ----------------------------------------------------------------------------------------------
+
+
+async def test_peers_are_found_by_asking_who_is_there(world: World, dns: Members, clock: Clock) -> None:
+    world.has(gw_1="10.0.0.1:8081", gw_2="10.0.0.2:8081", gw_3="10.0.0.3:8081")
+    assert await dns.address("gw-2") == "10.0.0.2:8081"
+    assert await dns.address("gw-3#4") == "10.0.0.3:8081"
+    assert world.resolved == [("peers.example", 8081)]
+    assert sorted(world.asked) == ["10.0.0.1:8081", "10.0.0.2:8081", "10.0.0.3:8081"]
+    assert sorted(await dns.heirs("e")) == ["gw-1", "gw-2", "gw-3"]
+    assert len(world.resolved) == 1, "what was found is still fresh"
+    assert await dns.address("gw-1") is None
+
+
+async def test_the_order_is_that_of_replicas_that_are_written_down(world: World, dns: Members, tasks: Tasks) -> None:
+    world.has(gw_1="10.0.0.1:1", gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
+    written = static("gw-2", tasks, {name: PEERS[name] for name in IDS[:3]})
+    for exchange in EXCHANGES[:50]:
+        assert await dns.heirs(exchange) == await written.heirs(exchange)
+
+
+async def test_an_id_that_is_missing_is_looked_for_but_not_all_the_time(
+    world: World, dns: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is dead because of what the name service said before; a state with a foreign id cannot hammer it."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    world.has(gw_2="10.0.0.2:1")
+    assert await dns.address("gw-3") is None
+    world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
+    assert await dns.address("gw-3") == "10.0.0.3:1"
+    assert slept[0] == 0
+    assert 0 < slept[1] <= module._PAUSE_SECONDS, "it waited until it may look again"
+    for _ in range(100):
+        assert await dns.address("gw-3") == "10.0.0.3:1"
+    assert len(world.resolved) == 2, "whoever is found is reached without looking again"
+
+
+async def test_one_that_greets_is_known_before_the_name_service_has_it(
+    world: World, dns: Members, clock: Clock
+) -> None:
+    world.names["10.0.0.9:8081"] = "gw-9"
+    dns.greeted("gw-9", "10.0.0.9")
+    await eventually(lambda: "gw-9" in dns._greeted)
+    assert (await dns.address("gw-9"), world.resolved) == ("10.0.0.9:8081", [])
+    assert world.greeted == [], "who verifies a greeting does not greet, or two would never end"
+    assert await dns.moved("gw-9", "10.0.0.8:8081")
+    assert not await dns.moved("gw-9", "10.0.0.9:8081")
+    clock.now += module._GREETED_SECONDS
+    assert await dns.address("gw-9") is None, "it was known once, and is not new"
+
+
+@pytest.mark.parametrize(
+    ("host", "remote", "there"),
+    [("gw-9", "10.0.0.9", "gw-8"), ("gw-9", "10.0.0.9", None), ("gw-9", "10.0.0.9", TimeoutError())],
+)
+async def test_a_greeting_is_believed_only_from_where_its_sender_is(
+    world: World, dns: Members, tasks: Tasks, host: str, remote: str, there: str | Exception | None
+) -> None:
+    if there is not None:
+        world.names["10.0.0.9:8081"] = there
+    dns.greeted(host, remote)
+    await eventually(lambda: world.asked == ["10.0.0.9:8081"])
+    await eventually(lambda: not len(tasks))
+    assert dns._greeted == {}
+
+
+async def test_nobody_greets_where_peers_are_written_down(tasks: Tasks) -> None:
+    members = static("gw-1", tasks)
+    members.greeted("gw-9", "10.0.0.9")
+    members.greeted("gw-1", "10.0.0.9")
+    await members.begin()
+    assert len(tasks) == 0
+    assert not await members.moved("gw-2", "10.0.0.9:1")
+
+
+async def test_a_young_process_takes_whom_it_never_heard_of_for_new(world: World, dns: Members, clock: Clock) -> None:
+    dns._born = clock.now
+    world.has(gw_2="10.0.0.2:1")
+    assert await dns.address("gw-2") == "10.0.0.2:1"
+    with pytest.raises(OwnerStalled):
+        await dns.address("gw-3")
+    dns.note_dead("gw-2")
+    world.has()
+    assert await dns.address("gw-2") is None, "this one it knew"
+    clock.now += module._NAMELESS_SECONDS
+    assert await dns.address("gw-3") is None
+
+
+async def test_all_who_look_at_once_share_one_look(world: World, dns: Members, clock: Clock) -> None:
+    world.has(gw_2="10.0.0.2:1")
+    world.hold = asyncio.Event()
+    looks = [asyncio.get_running_loop().create_task(dns.address(f"gw-{2 + number % 2}")) for number in range(20)]
+    await eventually(lambda: world.resolved)
+    world.hold.set()
+    assert await in_time(asyncio.gather(*looks)) == ["10.0.0.2:1", None] * 10
+    assert len(world.resolved) == 1
+
+
+async def test_who_stops_waiting_for_a_look_does_not_stop_it_for_others(world: World, dns: Members) -> None:
+    world.has(gw_2="10.0.0.2:1")
+    world.hold = asyncio.Event()
+    one, other = (asyncio.get_running_loop().create_task(dns.address("gw-2")) for _ in range(2))
+    await eventually(lambda: world.resolved)
+    one.cancel()
+    await asyncio.wait((one,))
+    world.hold.set()
+    assert await in_time(other) == "10.0.0.2:1"
+
+
+async def test_heirs_are_looked_up_again_when_what_is_known_is_old(world: World, dns: Members, clock: Clock) -> None:
+    world.has(gw_2="10.0.0.2:1")
+    assert sorted(await dns.heirs("e")) == ["gw-1", "gw-2"]
+    world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
+    clock.now += module._FRESH_SECONDS
+    assert sorted(await dns.heirs("e")) == ["gw-1", "gw-2"]
+    clock.now += 0.001
+    assert sorted(await dns.heirs("e")) == ["gw-1", "gw-2", "gw-3"]
+    assert len(world.resolved) == 2
+
+
+@pytest.mark.parametrize("failure", [socket.gaierror(-2, "no name"), OSError("no net"), TimeoutError()])
+async def test_a_name_service_that_fails_leaves_what_is_known(
+    world: World, dns: Members, clock: Clock, failure: Exception
+) -> None:
+    world.has(gw_2="10.0.0.2:1")
+    assert await dns.address("gw-2") == "10.0.0.2:1"
+    world.records = failure
+    clock.now += 60
+    assert sorted(await dns.heirs("e")) == ["gw-1", "gw-2"]
+    assert await dns.address("gw-2") == "10.0.0.2:1"
+    with pytest.raises(OwnerStalled) as caught:
+        await dns.address("gw-3")
+    assert caught.value.status == 503, "it cannot be told whether it is dead"
+    assert "peers_dns" in caught.value.message
+    world.has(gw_2="10.0.0.2:1")
+    clock.now += 60
+    assert await dns.address("gw-3") is None, "now it can"
+
+
+async def test_a_name_service_that_hangs_is_given_up(
+    world: World, dns: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RESOLVE_SECONDS", 0.01)
+    world.hold = asyncio.Event()
+    with pytest.raises(OwnerStalled):
+        await in_time(dns.address("gw-2"))
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_one_that_does_not_say_its_name_may_be_anybody(
+    world: World, dns: Members, clock: Clock, *, known: bool
+) -> None:
+    """A stopped replica accepts connections: its calls live, and nobody may take them over."""
+    world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
+    if known:
+        assert await dns.address("gw-2") == "10.0.0.2:1"
+        clock.now += 60
+    world.names["10.0.0.2:1"] = TimeoutError()
+    await dns.heirs("e")
+    assert await dns.address("gw-3") == "10.0.0.3:1", "others are not affected"
+    try:
+        found: Address | str | None = await dns.address("gw-2")
+    except OwnerStalled:
+        found = "stalled"
+    assert found in ("10.0.0.2:1", "stalled"), "but never dead"
+    del world.names["10.0.0.2:1"]
+    clock.now += 60
+    await dns.heirs("e")
+    assert await dns.address("gw-2") is None, "nobody is there any more"
+
+
+async def test_records_that_lead_nowhere_are_passed_over(world: World, dns: Members) -> None:
+    world.has(gw_2="10.0.0.2:1")
+    world.records = ["10.0.0.9:1", "10.0.0.2:1", "10.0.0.8:1"]
+    assert await dns.address("gw-2") == "10.0.0.2:1"
+    assert sorted(await dns.heirs("e")) == ["gw-1", "gw-2"]
+
+
+async def test_one_that_is_no_longer_named_is_dead(world: World, dns: Members, clock: Clock) -> None:
+    world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
+    await dns.heirs("e")
+    world.has(gw_3="10.0.0.3:1")
+    clock.now += 60
+    assert sorted(await dns.heirs("e")) == ["gw-1", "gw-3"]
+    assert await dns.address("gw-2") is None
+
+
+# -- the dead ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_dead_member_is_passed_over_for_a_while(tasks: Tasks, clock: Clock) -> None:
+    members = static("gw-1", tasks)
+    assert not members.is_dead("gw-2")
+    members.note_dead("gw-2")
+    members.note_dead("gw-3#1")
+    assert members.is_dead("gw-2")
+    assert members.is_dead("gw-3#1")
+    assert not members.is_dead("gw-3")
+    assert await members.address("gw-2") == PEERS["gw-2"]
+    clock.now += module._DEAD_SECONDS - 0.001
+    assert members.is_dead("gw-2")
+    clock.now += 0.001
+    assert not members.is_dead("gw-2")
+
+
+async def test_the_memory_of_the_dead_is_bounded(tasks: Tasks, clock: Clock) -> None:
+    members = static("gw-1", tasks)
+    for number in range(1000):
+        members.note_dead(f"gw-{number}")
+        clock.now += 1
+    assert len(members._dead) <= module._DEAD_SECONDS + 1
+
+
+@pytest.mark.parametrize("noted", ["gw-2", "gw-2#1"])
+async def test_a_dead_member_is_found_again_under_another_address(
+    world: World, dns: Members, clock: Clock, noted: str
+) -> None:
+    world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
+    assert await dns.address(noted) == "10.0.0.2:1"
+    dns.note_dead(noted)
+    assert await dns.address(noted) == "10.0.0.2:1"
+    assert len(world.resolved) == 2, "it was looked up anew: its address may be somebody else's by now"
+    dns.note_dead(noted)
+    world.has(gw_2="10.0.0.77:1", gw_3="10.0.0.3:1")
+    clock.now += module._PAUSE_SECONDS
+    assert await dns.address(noted) == "10.0.0.77:1"
+    assert dns.is_dead(noted), "but it has its pause"
+    clock.now += module._DEAD_SECONDS
+    assert not dns.is_dead(noted)
+
+
+async def test_addresses_that_change_hands_are_noticed(world: World, dns: Members, clock: Clock) -> None:
+    world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
+    await dns.heirs("e")
+    world.has(gw_3="10.0.0.2:1", gw_2="10.0.0.3:1")
+    clock.now += 60
+    await dns.heirs("e")
+    assert await dns.address("gw-2") == "10.0.0.3:1"
+    assert await dns.address("gw-3") == "10.0.0.2:1"
+
+
+# -- the real name service -----------------------------------------------------------------------------------------
+
+
+async def test_a_name_resolves_to_addresses_that_can_be_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "127.0.0.1:8081" in await resolve("127.0.0.1", 8081)
+
+    async def two_families(*_: Any, **options: Any) -> list[Any]:
+        assert options == {"type": socket.SOCK_STREAM}
+        six = (socket.AF_INET6, 1, 6, "", ("fd00::1", 8081, 0, 0))
+        four = (socket.AF_INET, 1, 6, "", ("10.0.0.1", 8081))
+        return [six, four, six, four]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", two_families)
+    assert await resolve("peers", 8081) == ["[fd00::1]:8081", "10.0.0.1:8081"]
