@@ -35,8 +35,10 @@ _GREETED_SECONDS: Final = 60.0
 """How long a greeting stands in for a name that the name service does not have yet."""
 _NAMELESS_SECONDS: Final = 10.0
 """How long after its own start a process takes one that it never heard of for too new to have a name."""
-_DEAD_SECONDS: Final = 2.0
-"""How long a member that could not be reached is passed over."""
+_SILENT_SECONDS: Final = 2.0
+"""How long an heir is passed over at whose address nobody even refused a connection.
+
+One that was refused is asked again at once, since that costs nothing: it may be back."""
 
 
 class Worker(msgspec.Struct, frozen=True):
@@ -89,7 +91,7 @@ class Members:
         self._keeps_looking = False
         self._looked = float("-inf")
         self._looking: asyncio.Task[None] | None = None
-        self._dead: dict[str, float] = {}
+        self._silent: dict[str, float] = {}
 
     def change(self, replica: Replica) -> None:
         """Other peers from now on."""
@@ -97,7 +99,7 @@ class Members:
             self._found, self._looked = {}, float("-inf")
             self._greeted.clear()
         if replica != self._replica:
-            self._dead.clear()
+            self._silent.clear()
         self._replica = replica
         self._tasks.spawn(self.begin(), "look for peers")
 
@@ -198,14 +200,15 @@ class Members:
         workers = [f"{self.host}#{number}" for number in range(self._worker.count)]
         return sorted(workers, key=lambda member: _weight(member, exchange))
 
-    def is_dead(self, member: str) -> bool:
-        """Whether this member could not be reached a moment ago."""
-        return time.monotonic() < self._dead.get(member, float("-inf"))
+    def was_silent(self, member: str) -> bool:
+        """Whether a moment ago nobody even refused a connection there."""
+        return time.monotonic() < self._silent.get(member, float("-inf"))
 
-    def note_dead(self, member: str) -> None:
+    def note_dead(self, member: str, *, silent: bool) -> None:
         """Nobody accepted a connection."""
-        self._dead = {name: until for name, until in self._dead.items() if until > time.monotonic()}
-        self._dead[member] = time.monotonic() + _DEAD_SECONDS
+        if silent:
+            self._silent = {name: until for name, until in self._silent.items() if until > time.monotonic()}
+            self._silent[member] = time.monotonic() + _SILENT_SECONDS
         # Its address may be somebody else's next time.
         host = member.partition("#")[0]
         _ = self._found.pop(host, None), self._greeted.pop(host, None)

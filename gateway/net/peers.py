@@ -50,6 +50,10 @@ class Dead(PeerFailed):
     """Nobody accepts connections there: nothing was sent."""
 
 
+class _Silent(Dead):
+    """Nobody even refuses them: finding that out took its time."""
+
+
 class Gone(PeerFailed):
     """Somebody is there, but not the process that held the call: nothing was run."""
 
@@ -101,8 +105,8 @@ class Peers:
         self, kind: hops.Kind, member: str, incoming: Incoming, wire: Wire, *, fresh: bool = False
     ) -> Replied:
         address = await self._members.address(member)
-        # Who was dead a moment ago may be back, and hold a call: only heirs are passed over for it.
-        if address is None or (kind == "heir" and self._members.is_dead(member)):
+        # Who was silent a moment ago may be back, and hold a call: only heirs are passed over for it.
+        if address is None or (kind == "heir" and self._members.was_silent(member)):
             self._metrics.peer_asked(PeerOutcome.DEAD)
             raise Dead(member)
         hop = Hop(
@@ -118,9 +122,9 @@ class Peers:
         outcome = PeerOutcome.BROKE
         try:
             replied = await self._exchange(address, hop, wire, fresh=fresh)
-        except Dead:
+        except Dead as exc:
             outcome = PeerOutcome.DEAD
-            self._members.note_dead(member)
+            self._members.note_dead(member, silent=isinstance(exc, _Silent))
             if not await self._members.moved(member, address):
                 raise
             return await self._forward(kind, member, incoming, wire, fresh=True)
@@ -174,7 +178,9 @@ class Peers:
                 return await client.post(
                     url, data=body(), headers=headers, expect100=True, allow_redirects=False, timeout=wait
                 )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
+        except aiohttp.ConnectionTimeoutError as exc:
+            raise _Silent(hop.to) from exc
+        except aiohttp.ClientConnectorError as exc:
             raise Dead(hop.to) from exc
         except TimeoutError as exc:
             raise (Stuck if sent else OwnerStalled)(hop.to) from exc

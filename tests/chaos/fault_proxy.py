@@ -30,6 +30,8 @@ class FaultProxy:
     port: int
     """The upstream's."""
     listener: asyncio.Server | None = None
+    accepted: int = 0
+    """How many answers and notifications the upstream accepted."""
     _pairs: set[_Pair] = field(default_factory=set)
 
     @property
@@ -53,8 +55,10 @@ class FaultProxy:
             self._pairs.discard(pair)
             pair.abort()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: _Pair | None) -> None:
-        """Copy until either side ends; `pair` for the side of requests, whose heads begin a segment."""
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: _Pair | None = None
+    ) -> None:
+        """Copy until either side ends; `pair` for the side of requests."""
         with suppress(OSError):
             while chunk := await reader.read(65_536):
                 method = chunk.partition(b" ")[0]
@@ -62,7 +66,14 @@ class FaultProxy:
                     pair.method = method
                 writer.write(chunk)
                 await writer.drain()
+                self.accepted += pair is None and chunk.startswith(b"HTTP/1.1 202")
         writer.close()
+
+    async def accepts(self, since: int) -> None:
+        """Wait until the upstream accepted one more: what is cut after this was not on its way."""
+        async with asyncio.timeout(5):
+            while self.accepted <= since:
+                await asyncio.sleep(0.01)
 
     def cut(self, method: bytes) -> int:
         """Break every connection whose last request had this method; how many."""

@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.core import sse
+from tests.black_hole import black_hole
 from tests.chaos.stage import Call, Gate, accept, built, prompt, steps
 from tests.cluster import Cluster, cluster, installed
 from tests.e2e.wire import wire
@@ -54,24 +54,6 @@ async def stage(everybody: Stage) -> AsyncIterator[Stage]:
             replica.cont()
         if not replica.alive:
             await replica.start()
-
-
-@contextmanager
-def black_hole(address: str) -> Iterator[None]:
-    """A listener that nobody serves, with a full queue: the kernel drops whoever knocks."""
-    host, _, port = address.rpartition(":")
-    with socket.socket() as listener, ExitStack() as stack:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, int(port)))
-        listener.listen(0)
-        while True:
-            knocking = stack.enter_context(socket.socket())
-            knocking.settimeout(0.1)
-            try:
-                knocking.connect((host, int(port)))
-            except TimeoutError:
-                break
-        yield
 
 
 async def data(reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -49,8 +49,10 @@ async def test_a_cut_call_of_a_server_with_a_store_is_not_noticed(name: str, tmp
         after = Gate(tmp_path / "after")
         parked, working = Call(server, "ask_slow", "parked"), Call(server, "ask_slow", "working", after=after)
         states = [await call.begin(client) for call in (parked, working)]
+        before = proxy.accepted
         waiting = asyncio.get_running_loop().create_task(working.retry(client, states[1]))
         await working.answered()
+        await proxy.accepts(before)
         assert proxy.cut(b"POST") >= 2
         after.open()
         assert working.outcome(await waiting) == "result"
@@ -66,8 +68,10 @@ async def test_a_cut_call_of_a_server_without_a_store(tmp_path: Path) -> None:
         parked, working = Call(server, "ask_slow", "parked"), Call(server, "ask_slow", "working", after=after)
         again = Call(server, "ask_read", "again")
         states = [await call.begin(client) for call in (parked, working, again)]
+        before = proxy.accepted
         waiting = asyncio.get_running_loop().create_task(working.retry(client, states[1]))
         await working.answered()
+        await proxy.accepts(before)
         assert proxy.cut(b"POST") >= 3
         assert working.outcome(await waiting) == "call_lost"
         assert parked.outcome(await parked.retry(client, states[0])) == "call_lost"

@@ -293,7 +293,7 @@ async def test_a_young_process_takes_whom_it_never_heard_of_for_new(world: World
     assert await dns.address("gw-2") == "10.0.0.2:1"
     with pytest.raises(OwnerStalled):
         await dns.address("gw-3")
-    dns.note_dead("gw-2")
+    dns.note_dead("gw-2", silent=False)
     world.has()
     assert await dns.address("gw-2") is None, "this one it knew"
     clock.now += module._NAMELESS_SECONDS
@@ -402,27 +402,33 @@ async def test_one_that_is_no_longer_named_is_dead(world: World, dns: Members, c
 # -- the dead ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_dead_member_is_passed_over_for_a_while(tasks: Tasks, clock: Clock) -> None:
+async def test_a_silent_member_is_passed_over_for_a_while(tasks: Tasks, clock: Clock) -> None:
     members = static("gw-1", tasks)
-    assert not members.is_dead("gw-2")
-    members.note_dead("gw-2")
-    members.note_dead("gw-3#1")
-    assert members.is_dead("gw-2")
-    assert members.is_dead("gw-3#1")
-    assert not members.is_dead("gw-3")
+    assert not members.was_silent("gw-2")
+    members.note_dead("gw-2", silent=True)
+    members.note_dead("gw-3#1", silent=True)
+    assert members.was_silent("gw-2")
+    assert members.was_silent("gw-3#1")
+    assert not members.was_silent("gw-3")
     assert await members.address("gw-2") == PEERS["gw-2"]
-    clock.now += module._DEAD_SECONDS - 0.001
-    assert members.is_dead("gw-2")
+    clock.now += module._SILENT_SECONDS - 0.001
+    assert members.was_silent("gw-2")
     clock.now += 0.001
-    assert not members.is_dead("gw-2")
+    assert not members.was_silent("gw-2")
 
 
-async def test_the_memory_of_the_dead_is_bounded(tasks: Tasks, clock: Clock) -> None:
+async def test_a_member_that_refused_is_asked_again_at_once(tasks: Tasks) -> None:
+    members = static("gw-1", tasks)
+    members.note_dead("gw-2", silent=False)
+    assert not members.was_silent("gw-2")
+
+
+async def test_the_memory_of_the_silent_is_bounded(tasks: Tasks, clock: Clock) -> None:
     members = static("gw-1", tasks)
     for number in range(1000):
-        members.note_dead(f"gw-{number}")
+        members.note_dead(f"gw-{number}", silent=True)
         clock.now += 1
-    assert len(members._dead) <= module._DEAD_SECONDS + 1
+    assert len(members._silent) <= module._SILENT_SECONDS + 1
 
 
 @pytest.mark.parametrize("noted", ["gw-2", "gw-2#1"])
@@ -431,16 +437,16 @@ async def test_a_dead_member_is_found_again_under_another_address(
 ) -> None:
     world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
     assert await dns.address(noted) == "10.0.0.2:1"
-    dns.note_dead(noted)
+    dns.note_dead(noted, silent=True)
     assert await dns.address(noted) == "10.0.0.2:1"
     assert len(world.resolved) == 2, "it was looked up anew: its address may be somebody else's by now"
-    dns.note_dead(noted)
+    dns.note_dead(noted, silent=True)
     world.has(gw_2="10.0.0.77:1", gw_3="10.0.0.3:1")
     clock.now += module._PAUSE_SECONDS
     assert await dns.address(noted) == "10.0.0.77:1"
-    assert dns.is_dead(noted), "but it has its pause"
-    clock.now += module._DEAD_SECONDS
-    assert not dns.is_dead(noted)
+    assert dns.was_silent(noted), "but it has its pause"
+    clock.now += module._SILENT_SECONDS
+    assert not dns.was_silent(noted)
 
 
 async def test_addresses_that_change_hands_are_noticed(world: World, dns: Members, clock: Clock) -> None:

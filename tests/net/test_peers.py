@@ -26,6 +26,7 @@ from gateway.seal import hop as hops
 from gateway.seal.envelope import Envelope
 from gateway.seal.hop import Data, End, Frames, Gone, Head, Hop, Hops, Me
 from gateway.seal.keyring import Keyring
+from tests.black_hole import black_hole
 from tests.net import workbench
 from tests.net.conftest import _at_rest
 from tests.net.fake_peer import KEY, Asked, FakePeer, Proxy, Server, Silent
@@ -165,8 +166,8 @@ class Cluster:
         self.crashed.append(stand)
         await crash(stand)
 
-    async def fake(self, server: Server) -> Any:
-        await server.start()
+    async def fake(self, server: Server, port: int = 0) -> Any:
+        await server.start(port)
         self.servers.append(server)
         return server
 
@@ -1207,17 +1208,44 @@ async def test_an_owner_that_is_gone_is_not_asked_to_inherit_first(upstream: Fak
 # -- heirs that cannot -----------------------------------------------------------------------------------------------
 
 
-async def test_a_dead_heir_is_passed_over_and_not_asked_again_at_once(
+async def served_as_heir(asked: Asked) -> None:
+    hop = await asked.take()
+    await asked.reply(b'{"jsonrpc":"2.0","id":"c2","error":{"code":-32603,"message":"heir"}}')
+    assert hop.kind == "heir"
+
+
+async def test_a_dead_heir_is_passed_over_and_asked_again_at_once(upstream: FakeUpstream, cluster: Cluster) -> None:
+    """It may be back, and have taken the call from another replica."""
+    port = free_port()
+    (one,) = await cluster.begin(
+        "gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}", "gw-3": f"127.0.0.1:{port}"}, **TWICE
+    )
+    upstream.tool(ask)
+    first = await orphan(one, "gw-2", "gw-3", "gw-2", "gw-1")
+    second = await orphan(one, "gw-2", "gw-3", "gw-1")
+    assert json.loads((await one.client().answer(first)).text) == ACCEPT
+    assert asked_peers(one) == {"dead": 3}
+    await cluster.fake(FakePeer(served_as_heir), port)
+    assert (await one.client().answer(second)).error["message"] == "heir"
+
+
+async def test_a_silent_heir_is_passed_over_and_not_asked_again_at_once(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
-    nobody = f"127.0.0.1:{free_port()}"
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": nobody, "gw-3": f"127.0.0.1:{free_port()}"}, **TWICE)
+    """Else every retry would wait for it."""
+    port = free_port()
+    (one,) = await cluster.begin(
+        "gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}", "gw-3": f"127.0.0.1:{port}"}, **TWICE
+    )
     upstream.tool(ask)
-    asked = await orphan(one, "gw-2", "gw-3", "gw-2", "gw-1")
-    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
-    assert asked_peers(one) == {"dead": 3}
-    assert one.gateway.members.is_dead("gw-2")
-    assert one.gateway.members.is_dead("gw-3")
+    first = await orphan(one, "gw-2", "gw-3", "gw-1")
+    second = await orphan(one, "gw-2", "gw-3", "gw-2", "gw-1")
+    with black_hole(f"127.0.0.1:{port}"):
+        assert json.loads((await one.client().answer(first)).text) == ACCEPT
+    peer = await cluster.fake(FakePeer(served_as_heir), port)
+    assert json.loads((await one.client().answer(second)).text) == ACCEPT
+    assert not peer.asked
+    assert asked_peers(one) == {"dead": 5}
 
 
 async def test_a_stalled_heir_is_passed_over(upstream: FakeUpstream, cluster: Cluster) -> None:

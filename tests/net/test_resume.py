@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core import jsonrpc, mcp
 from gateway.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
-from gateway.net import streamable
+from gateway.net import streamable, vigil
 from gateway.net.client import Client
 from gateway.net.streamable import StreamableChannel
 from gateway.net.upstream import NO_HEADERS
@@ -26,7 +26,7 @@ RESULT = {"id": "gw-dead-1", "result": text("done")}
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures are tried again at once; silence is borne unless a test says otherwise."""
     monkeypatch.setattr(streamable, "_RETRY_SECONDS", (0.0,) * 4)
-    monkeypatch.setattr(streamable, "_SILENCE_SECONDS", (30.0,))
+    monkeypatch.setattr(vigil, "_SILENCE_SECONDS", (30.0,))
 
 
 @asynccontextmanager
@@ -454,7 +454,7 @@ async def test_the_result_after_an_answer_comes_on_a_second_get_from_the_same_pl
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The first two streams are tied to nothing, as server-everything's are; only the answer makes the third.
-    monkeypatch.setattr(streamable, "_SILENCE_SECONDS", (0.02, 30.0))
+    monkeypatch.setattr(vigil, "_SILENCE_SECONDS", (0.02, 30.0))
     upstream.each("resume", saying(end="open"), saying(end="open"), saying(("e2", RESULT)))
     async with replica(upstream) as here:
         session = await here.adopt()
@@ -472,7 +472,7 @@ async def test_the_result_after_an_answer_comes_on_a_second_get_from_the_same_pl
 async def test_a_result_that_overtakes_the_acceptance_of_its_answer_ends_it(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamable, "_SILENCE_SECONDS", (0.01, 30.0))
+    monkeypatch.setattr(vigil, "_SILENCE_SECONDS", (0.01, 30.0))
     taken, heard = asyncio.Event(), asyncio.Event()
 
     async def store(turn: Turn) -> None:
@@ -514,7 +514,7 @@ async def test_a_session_speaks_the_version_that_was_agreed_on(upstream: FakeUps
 async def test_a_silent_stream_is_opened_again_for_as_long_as_it_takes(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamable, "_SILENCE_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(vigil, "_SILENCE_SECONDS", (0.01, 0.01))
     silent = saying(("e2", progress(1)), end="open")
     upstream.each("resume", *[silent] * 12, saying(("e2", progress(1)), ("e3", RESULT)))
     async with replica(upstream) as here:
@@ -528,7 +528,7 @@ async def test_a_silent_stream_is_opened_again_for_as_long_as_it_takes(
 async def test_an_answered_stream_that_stays_open_is_closed_and_not_opened_again(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamable, "_SILENCE_SECONDS", (0.03,))
+    monkeypatch.setattr(vigil, "_SILENCE_SECONDS", (0.03,))
     upstream.on("resume", saying(("e2", RESULT), end="open"))
     async with replica(upstream) as here:
         session = await here.adopt()
