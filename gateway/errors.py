@@ -15,6 +15,7 @@ GatewayError                  what a client can be told: JSON-RPC `code`, HTTP `
 │   └── Busy                  -32603  429/503  a cap; carries Retry-After
 ├── UpstreamError             the upstream's doing; a JSON-RPC error in HTTP 200
 │   ├── Unreachable           no connection, or no handshake
+│   │   └── NoHandshake       it answers, but refuses `initialize`
 │   ├── SessionLost           the upstream forgot its session (before it took the call)
 │   ├── CallLost              the call was sent, its result will not come
 │   │   └── CallGone          its session is gone, and the call with it
@@ -166,6 +167,10 @@ class Unreachable(UpstreamError):
     """No connection to the upstream, or it did not finish its handshake in time; nothing was run."""
 
     reason = "upstream_unreachable"
+
+
+class NoHandshake(Unreachable):
+    """The upstream refuses `initialize`: it is no server of the handshake era, or it is none any more."""
 
 
 class SessionLost(UpstreamError):

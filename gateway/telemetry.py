@@ -50,6 +50,7 @@ class Event(StrEnum):
     STATE_REJECTED = "state.rejected"
     SESSION_LOST = "session.lost"
     UPSTREAM_FAILED = "upstream.failed"
+    ERA_FOUND = "era.found"
     PEER_REJECTED = "peer.rejected"
     PEER_FAILED = "peer.failed"
     CALL_TAKEN_OVER = "call.taken_over"
@@ -153,6 +154,34 @@ class UpstreamFailure(StrEnum):
     MALFORMED = "malformed"
     TOO_LARGE = "too_large"
     UNKNOWN_ID = "unknown_id"
+
+
+class UpstreamEra(StrEnum):
+    """What a probe found an upstream to be."""
+
+    LEGACY = "legacy"
+    MODERN = "modern"
+    UNKNOWN = "unknown"
+
+
+class TrafficEra(StrEnum):
+    """Whose requests pass through: an old client's, or a modern one's to a modern upstream."""
+
+    LEGACY = "legacy"
+    MODERN = "modern"
+
+
+class Passed(StrEnum):
+    """What became of a request that was passed through."""
+
+    ANSWERED = "answered"
+    REFUSED = "refused"
+    FAILED = "failed"
+    UNREACHABLE = "unreachable"
+    CUT = "cut"
+    ENDED = "ended"
+    LEFT = "left"
+    BRIDGED = "bridged"
 
 
 class Rejection(StrEnum):
@@ -386,6 +415,14 @@ class Metrics:
             "downstream_rejected_total", "Requests refused before they reached an upstream.", "reason"
         )
 
+        self._passed = self._counter(
+            "passed_through_total",
+            "Requests that were not bridged, by what became of them.",
+            "route",
+            "era",
+            "outcome",
+        )
+
     def _declare_holds(self) -> None:
         self._held = self._gauge("held_calls", "Calls parked between two rounds.", "route")
         self._hold_times = self._histogram(
@@ -413,6 +450,9 @@ class Metrics:
         self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route")
         self._lost = self._counter("sessions_lost_total", "Sessions that their upstream forgot.", "route")
         self._failures = self._counter("upstream_errors_total", "Failures of upstreams.", "route", "kind")
+        self._probes = self._counter(
+            "era_probes_total", "Probes of upstreams, by the era that they found.", "route", "era"
+        )
 
     def _declare_process(self, version: str) -> None:
         self._gauge("build_info", "The running version.", "version")[version,].set(1)
@@ -434,6 +474,8 @@ class Metrics:
         _ = self._held[route,], self._opened[route,], self._lost[route,]
         _ = [self._continuations[route, step] for step in Step]
         _ = [self._peer_requests[outcome,] for outcome in PeerOutcome]
+        _ = [self._passed[route, era, outcome] for era in TrafficEra for outcome in Passed]
+        _ = [self._probes[route, era] for era in UpstreamEra]
         _ = [self._sessions[route, state] for state in SessionState]
 
     def operation_finished(self, route: str, method: str, version: str, outcome: Outcome, seconds: float) -> None:
@@ -443,6 +485,14 @@ class Metrics:
     def downstream_rejected(self, reason: str) -> None:
         """Count a refused request, by a `Rejection`."""
         self._rejections[_bounded(reason, Rejection),].inc()
+
+    def passed(self, route: str, era: TrafficEra, outcome: Passed) -> None:
+        """Count a request that was passed through, at its end."""
+        self._passed[route, era, outcome].inc()
+
+    def era_probed(self, route: str, era: UpstreamEra) -> None:
+        """Count a probe."""
+        self._probes[route, era].inc()
 
     def nested_request(self, route: str, method: str, outcome: NestedOutcome) -> None:
         """Count a step in the life of a nested request."""

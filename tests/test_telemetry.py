@@ -27,11 +27,14 @@ from gateway.telemetry import (
     Metrics,
     NestedOutcome,
     Outcome,
+    Passed,
     PeerOutcome,
     Rejection,
     SessionState,
     StateReason,
     Step,
+    TrafficEra,
+    UpstreamEra,
     UpstreamFailure,
     configure_logging,
     get_logger,
@@ -286,6 +289,8 @@ def exercised() -> Metrics:
     metrics = Metrics("1.2.3", ["/mcp"])
     metrics.operation_finished("/mcp", "tools/call", "2026-07-28", Outcome.COMPLETE, 0.03)
     metrics.downstream_rejected(Rejection.HEADERS)
+    metrics.passed("/mcp", TrafficEra.LEGACY, Passed.CUT)
+    metrics.era_probed("/mcp", UpstreamEra.MODERN)
     metrics.nested_request("/mcp", "elicitation/create", NestedOutcome.ASKED)
     metrics.notification("/mcp", "notifications/progress", forwarded=True)
     metrics.notification("/mcp", "notifications/odd", forwarded=False)
@@ -327,6 +332,8 @@ def test_every_verb_is_counted_under_its_name_and_labels() -> None:
     metrics = exercised()
     operation = {"route": "/mcp", "method": "tools/call", "protocol_version": "2026-07-28", "outcome": "complete"}
     expected = [
+        ("mcp_gateway_passed_through_total", {"route": "/mcp", "era": "legacy", "outcome": "cut"}, 1),
+        ("mcp_gateway_era_probes_total", {"route": "/mcp", "era": "modern"}, 1),
         ("mcp_server_operation_duration_seconds_count", operation, 1),
         ("mcp_server_operation_duration_seconds_bucket", {**operation, "le": "0.02"}, 0),
         ("mcp_server_operation_duration_seconds_bucket", {**operation, "le": "0.05"}, 1),
@@ -393,7 +400,7 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     families = [
         family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
     ]
-    assert len(families) == 21
+    assert len(families) == 23
     for family in families:
         assert re.fullmatch(r"mcp_(gateway|server)(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")

@@ -147,7 +147,12 @@ def is_modern(posted: Posted, version_header: str | None) -> bool:
     """
     if posted.meta is not None and mcp.META_VERSION in posted.meta:
         return True
-    version = (version_header or "").strip()
+    return names_modern(version_header)
+
+
+def names_modern(version: str | None) -> bool:
+    """Whether this is the name of a version of the per-request era, be it known here or not."""
+    version = (version or "").strip()
     return _VERSION.fullmatch(version) is not None and version >= mcp.MODERN
 
 

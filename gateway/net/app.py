@@ -16,9 +16,10 @@ from gateway.net.downstream import Downstream
 from gateway.net.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.members import Members, Worker
 from gateway.net.parking import Lot
+from gateway.net.passthrough import Passthrough
 from gateway.net.peers import PeerDoor, Peers
 from gateway.net.reload import Read, Reload
-from gateway.net.routes import Routes, end_subscriptions
+from gateway.net.routes import Routes, end_streams
 from gateway.net.server import Handler, Listener
 from gateway.net.succession import Succession
 from gateway.net.tasks import Tasks
@@ -79,7 +80,8 @@ class Gateway:
             config, self._client, self.lot, self._sealer, self.metrics, self.tasks, self.members.own, self._epoch
         )
         succession = Succession(self.members, self._peers)
-        self.downstream = Downstream(config, self.routes, succession, self.metrics)
+        passthrough = Passthrough(config, self._client, self.metrics)
+        self.downstream = Downstream(config, self.routes, succession, passthrough, self.metrics)
         await self._open_door()
         await self.members.begin()
         self.listen = await self._open(self.downstream.handle, self.config.listen, shared=True)
@@ -159,14 +161,14 @@ class Gateway:
             deadline_seconds=delay_seconds + hold.drain_seconds,
         )
         await asyncio.sleep(delay_seconds)  # load balancers notice; what they still send is served
-        self.downstream.stopping = True
+        self.downstream.stop()
         for bridge in self.routes.bridges.values():
-            end_subscriptions(bridge)
+            end_streams(bridge)
         if not self.members.alone:
             for driver in self.downstream.running - self.downstream.relayed:
                 driver.hand_over()
         deadline = loop.time() + hold.drain_seconds
-        while (len(self.lot) or self.downstream.in_flight) and loop.time() < deadline:
+        while (len(self.lot) or self.downstream.busy) and loop.time() < deadline:
             await asyncio.sleep(_POLL_SECONDS)
         self._part()
 

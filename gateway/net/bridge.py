@@ -7,6 +7,7 @@ import msgspec
 from gateway.config import Config, Route
 from gateway.core.exchange import Policy
 from gateway.net.alarms import Alarms
+from gateway.net.era import Era
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
 from gateway.net.tasks import Tasks
@@ -16,6 +17,7 @@ from gateway.telemetry import Metrics
 if TYPE_CHECKING:  # these know their bridge
     from gateway.net.driver import Driver
     from gateway.net.listen import Subscription
+    from gateway.net.passthrough import Lasting
 
 
 class Bridge(msgspec.Struct, frozen=True, eq=False):
@@ -34,3 +36,7 @@ class Bridge(msgspec.Struct, frozen=True, eq=False):
     owner: str
     epoch: str
     listeners: set["Subscription"]
+    era: Era | None
+    """None where the upstream is not reached by streamable HTTP: nothing can be passed through to it."""
+    streams: set["Lasting"]
+    """Those of old clients, and of a modern upstream's subscriptions."""

@@ -1,5 +1,6 @@
 """HTTP towards upstreams: one client for the process, its bounds, and what the errors of its library mean."""
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final
@@ -47,7 +48,9 @@ class Client:
         )
         return Exchange(context, where)
 
-    async def open(self, method: str, url: URL, headers: dict[str, str], body: bytes | None) -> aiohttp.ClientResponse:
+    async def open(
+        self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None
+    ) -> aiohttp.ClientResponse:
         """One HTTP request, whose response the caller releases; raises one of FOREIGN."""
         return await self._http.request(
             method, url, data=body, headers=headers, allow_redirects=False, timeout=self._wait

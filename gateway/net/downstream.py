@@ -10,6 +10,7 @@ from aiohttp import web
 
 from gateway import principal as principals
 from gateway.config import Config
+from gateway.core import era as eras
 from gateway.core import jsonrpc, mcp, negotiate, sse
 from gateway.core import request as modern
 from gateway.core.events import Leg
@@ -21,8 +22,8 @@ from gateway.errors import (
     InvalidRequest,
     InvalidState,
     MethodNotFound,
+    NoHandshake,
     Stopping,
-    UnsupportedVersion,
     UpstreamError,
 )
 from gateway.net import catalog, listen
@@ -30,6 +31,7 @@ from gateway.net.bridge import Bridge
 from gateway.net.driver import Driver
 from gateway.net.guard import Guard
 from gateway.net.outbox import Last, Outbox
+from gateway.net.passthrough import Passthrough, not_allowed, probe_headers
 from gateway.net.peers import PeerFailed, Replied
 from gateway.net.routes import Routes
 from gateway.net.sessions import PoolKey
@@ -37,19 +39,24 @@ from gateway.net.succession import Succession
 from gateway.net.upstream import NO_HEADERS, Headers
 from gateway.net.wire import HttpWire, Incoming, Wire, read_body
 from gateway.seal.envelope import Envelope, bind
+from gateway.seal.keyring import PREFIX
 from gateway.telemetry import Event, Metrics, Outcome, Step, get_logger
 
 log = get_logger()
 
+_OUR_STATE: Final = f'"{PREFIX}.'.encode()
 _TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
 
 
 class Downstream:
     """Serves the routes of one listener."""
 
-    def __init__(self, config: Config, routes: Routes, succession: Succession, metrics: Metrics) -> None:
+    def __init__(
+        self, config: Config, routes: Routes, succession: Succession, passthrough: Passthrough, metrics: Metrics
+    ) -> None:
         self._routes = routes
         self._succession = succession
+        self._passthrough = passthrough
         self._metrics = metrics
         self.change(config)
         self.stopping = False
@@ -64,7 +71,17 @@ class Downstream:
         """Serve new requests by this configuration."""
         self._guard = Guard(config.security, config.listen)
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
+        self._passthrough.change(config)
         self._config = config
+
+    def stop(self) -> None:
+        """Take no new calls and no new streams."""
+        self.stopping = self._passthrough.stopping = True
+
+    @property
+    def busy(self) -> int:
+        """Requests that a drain waits for."""
+        return self.in_flight - self._passthrough.lasting
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """One HTTP request; never raises but for cancellation."""
@@ -72,9 +89,11 @@ class Downstream:
         wire = HttpWire(http, config.timeouts.send_seconds)
         self.in_flight += 1
         try:
-            self._admit(http)
+            self._guard.check(http.headers.get("Host"), http.headers.get("Origin"))
+            if http.path not in self._routes.bridges and http.method != "POST":
+                raise self._no_route(http.path)
             body = await read_body(http, config.limits.body_bytes, config.limits.receive_seconds)
-            return await self._reply(Incoming(http.path, http.headers, http.remote, body), wire)
+            return await self._reply(Incoming(http.path, http.headers, http.remote, body), wire, http)
         except GatewayError as exc:
             return await self._refuse(wire, exc, exc.request_id)
         finally:
@@ -88,16 +107,27 @@ class Downstream:
         finally:
             self.in_flight -= 1
 
-    async def _reply(self, incoming: Incoming, wire: Wire) -> web.StreamResponse:
+    async def _reply(self, incoming: Incoming, wire: Wire, http: web.BaseRequest | None = None) -> web.StreamResponse:
+        """`http` where the client itself is there: what passes through comes from it and goes to it."""
         id_: bytes | None = None
         try:
             # Looked up when the body is here: a reload may have come before it.
             bridge = self._routes.bridges.get(incoming.path)
             if bridge is None:
                 return await self._serve_former(incoming, wire)
+            if http is not None and (passed := await self._pass(http, incoming, bridge)) is not None:
+                return passed
             posted = modern.read(incoming.body, self._config.limits.json_depth)
             id_ = bytes(posted.id) if posted.id is not None else None
-            return await self._serve(incoming, wire, bridge, posted)
+            try:
+                return await self._serve(incoming, wire, bridge, posted)
+            except NoHandshake:
+                if http is None or bridge.era is None:
+                    raise
+                bridge.era.doubt()
+                if (passed := await self._pass_modern(http, incoming, bridge)) is None:
+                    raise
+                return passed
         except GatewayError as exc:
             return await self._refuse(wire, exc, exc.request_id or id_)
         except (ConnectionError, PeerFailed):
@@ -107,11 +137,38 @@ class Downstream:
             log.exception(Event.TASK_FAILED, task="request")
             return await self._refuse(wire, GatewayError("Internal error of the gateway; its log says more"), id_)
 
-    def _admit(self, http: web.BaseRequest) -> None:
-        headers = http.headers
-        self._guard.check(headers.get("Host"), headers.get("Origin"))
+    async def _pass(self, http: web.BaseRequest, incoming: Incoming, bridge: Bridge) -> web.StreamResponse | None:
+        """The reply to what is not bridged; None to what is."""
+        header = incoming.headers.get(mcp.PROTOCOL_VERSION)
+        if not eras.is_modern(http.method, header, incoming.body, self._config.limits.json_depth):
+            return await self._passthrough.legacy(http, bridge, incoming.body)
         if http.method != "POST":
-            raise _not_allowed(http.method) if http.path in self._routes.bridges else self._no_route(http.path)
+            raise not_allowed(http.method, "POST")
+        return await self._pass_modern(http, incoming, bridge)
+
+    async def _pass_modern(
+        self, http: web.BaseRequest, incoming: Incoming, bridge: Bridge
+    ) -> web.StreamResponse | None:
+        """A modern upstream's reply to a modern request; None where it must be bridged."""
+        era = bridge.era
+        if era is None or era.known is False or self._is_ours(incoming, bridge):
+            return None
+        if not (era.known or await era.is_modern(probe_headers(self._passthrough.headers(http)))):
+            return None
+        return await self._passthrough.modern(http, bridge, incoming.body)
+
+    def _is_ours(self, incoming: Incoming, bridge: Bridge) -> bool:
+        """Whether this is a round of a call that the gateway holds, of a time when the upstream seemed to be old."""
+        if _OUR_STATE not in incoming.body:
+            return False
+        try:
+            posted = modern.read(incoming.body, self._config.limits.json_depth)
+            request = modern.check(posted, lambda name: incoming.headers.getall(name, ()))
+            binding = bind(bridge.route.path, request, self._principal(incoming))
+            _ = bridge.sealer.open(request.request_state or "", binding, time.time())
+        except DownstreamError:
+            return False
+        return True
 
     def _no_route(self, path: str) -> MethodNotFound:
         return MethodNotFound(f"No route {path[:80]!r}; the routes are {', '.join(self._routes.bridges)}")
@@ -155,9 +212,6 @@ class Downstream:
     async def _serve(
         self, incoming: Incoming, wire: Wire, bridge: Bridge, posted: modern.Posted
     ) -> web.StreamResponse:
-        versions = incoming.headers.getall(mcp.PROTOCOL_VERSION, ())
-        if not modern.is_modern(posted, versions[0] if versions else None):
-            raise _legacy(posted, versions[0] if versions else None)
         if posted.id is None:
             # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
             return web.Response(status=202)
@@ -314,6 +368,8 @@ async def _converse(wire: Wire, outbox: Outbox) -> Replied:
             await wire.start()
         await wire.write(sse.KEEP_ALIVE if item is None else sse.encode(item))
         item = await outbox.take()
+    if isinstance(item.cause, NoHandshake) and not wire.started:
+        raise item.cause  # the upstream may be modern, and answer this very request
     return await wire.whole(item.body, item.status, item.headers, item.outcome), item.outcome
 
 
@@ -324,21 +380,3 @@ def _sendable(name: str, value: str) -> str:
     except UnicodeEncodeError as exc:
         raise InvalidRequest(f"The header {name} is not UTF-8") from exc
     return value
-
-
-def _not_allowed(method: str) -> GatewayError:
-    error = InvalidRequest(f"HTTP {method[:20]} is not served here: a modern endpoint takes POST only")
-    error.status = 405
-    error.headers["Allow"] = "POST"
-    return error
-
-
-def _legacy(posted: modern.Posted, version: str | None) -> GatewayError:
-    """The answer to traffic of the handshake era; pass-through is not built yet."""
-    params_version = jsonrpc.text(posted.params.get("protocolVersion"))
-    error = UnsupportedVersion(params_version or version or "none")
-    error.message += (
-        "; this request is of the initialize era, which this gateway does not pass through yet: reach the server "
-        f"directly, or send {mcp.PROTOCOL_VERSION}: {mcp.MODERN} with the same version in params._meta"
-    )
-    return error

@@ -30,6 +30,7 @@ class Last(msgspec.Struct, frozen=True):
     status: int = 200
     headers: Mapping[str, str] = _NO_HEADERS
     outcome: Outcome = Outcome.COMPLETE
+    cause: GatewayError | None = None
 
     @classmethod
     def of_error(cls, error: GatewayError, id_: bytes | Raw | None) -> "Last":
@@ -37,7 +38,7 @@ class Last(msgspec.Struct, frozen=True):
         data = Raw(jsonrpc.encode(error.data)) if error.data is not None else UNSET
         body = jsonrpc.failure(id_, jsonrpc.Error(error.code, error.message, data))
         outcome = Outcome.REJECTED if isinstance(error, DownstreamError) else Outcome.ERROR
-        return cls(body, error.status, error.headers, outcome)
+        return cls(body, error.status, error.headers, outcome, error)
 
 
 class Outbox:

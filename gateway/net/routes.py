@@ -12,6 +12,7 @@ from gateway.net.alarms import Alarms
 from gateway.net.bridge import Bridge
 from gateway.net.client import Client, Endpoint
 from gateway.net.driver import Driver
+from gateway.net.era import Era
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
 from gateway.net.streamable import StreamableChannel
@@ -64,14 +65,15 @@ class Routes:
     def _bridge(self, config: Config, route: Route, endpoint: Endpoint, before: Bridge | None) -> Bridge:
         self._metrics.show_zeroes(route.path)
         if before is not None and _shape(before.route) == _shape(route):
-            pool, listeners = before.pool, before.listeners
+            pool, listeners, era, streams = before.pool, before.listeners, before.era, before.streams
             pool.change(config, route)
         else:
 
             def connect() -> StreamableChannel:
                 return StreamableChannel(self._client, endpoint, self._tasks)
 
-            pool, listeners = Pool(config, route, connect, self._metrics, self._tasks), set()
+            pool, listeners, streams = Pool(config, route, connect, self._metrics, self._tasks), set(), set()
+            era = Era(route.path, endpoint, self._client, self._metrics, self._tasks)
         return Bridge(
             config=config,
             route=route,
@@ -85,6 +87,8 @@ class Routes:
             owner=self.owner,
             epoch=self.epoch,
             listeners=listeners,
+            era=era,
+            streams=streams,
         )
 
     def _retire(self, bridge: Bridge) -> None:
@@ -94,13 +98,15 @@ class Routes:
         it is over, and subscribes anew.
         """
         bridge.pool.retire()
-        end_subscriptions(bridge)
+        end_streams(bridge)
 
 
-def end_subscriptions(bridge: Bridge) -> None:
-    """End those that there are."""
+def end_streams(bridge: Bridge) -> None:
+    """End what would stay open for as long as nobody leaves."""
     for listener in list(bridge.listeners):
         listener.end()
+    for stream in list(bridge.streams):
+        stream.end()
 
 
 def _shape(route: Route) -> tuple[object, ...]:

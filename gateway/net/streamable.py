@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.core import jsonrpc, mcp, sse
-from gateway.errors import CallGone, CallLost, Refused, SessionLost, Unreachable, UpstreamError
+from gateway.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.net.client import FOREIGN, Client, Endpoint, Exchange, mapped
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers, Receive
@@ -100,7 +100,7 @@ class StreamableChannel(Channel):
             opened = jsonrpc.message(data)
             if isinstance(opened.error, Raw):
                 said = jsonrpc.error(opened.error).message
-                raise Unreachable(f"{self._endpoint.where} refused `initialize`: {said[:200]}")
+                raise NoHandshake(f"{self._endpoint.where} refused `initialize`: {said[:200]}")
             if isinstance(opened.result, Raw):
                 answers.append(opened.result)
             return bool(answers)
@@ -108,9 +108,9 @@ class StreamableChannel(Channel):
         try:
             refusal = await self._read(response, receive)
             if refusal is not None:
-                raise Unreachable(f"{self._endpoint.where} refused `initialize`: {refusal.message[:200]}")
+                raise NoHandshake(f"{self._endpoint.where} refused `initialize`: {refusal.message[:200]}")
         except SessionLost as exc:
-            raise Unreachable(
+            raise NoHandshake(
                 f"{self._endpoint.where} answered `initialize` with HTTP {response.status}; check the path of "
                 "upstream.url"
             ) from exc

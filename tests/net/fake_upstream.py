@@ -37,12 +37,21 @@ def _integer(digits: str) -> int | str:
     return int(digits) if len(digits) < 4300 else digits
 
 
+def _body(data: bytes) -> Any:
+    try:
+        return json.loads(data, parse_int=_integer)
+    except ValueError:
+        return None
+
+
 class Seen:
     """One recorded request."""
 
-    def __init__(self, http: web.BaseRequest, body: Any) -> None:
+    def __init__(self, http: web.BaseRequest, body: Any, data: bytes) -> None:
         self.http_method = http.method
         self.path = http.path
+        self.query = http.query_string
+        self.data = data
         self.headers = http.headers.copy()
         self.body = body
         self.cut = asyncio.Event()
@@ -50,9 +59,11 @@ class Seen:
 
     @property
     def word(self) -> str:
-        """What the request is: its JSON-RPC method, "answer", "resume", or its HTTP method."""
+        """What the request is: its JSON-RPC method, "answer", "resume", or its HTTP method ("raw": no JSON object)."""
         if self.http_method != "POST":
             return "resume" if "Last-Event-ID" in self.headers else self.http_method
+        if not isinstance(self.body, dict):
+            return "raw"
         return str(self.body.get("method", "answer"))
 
     @property
@@ -151,6 +162,8 @@ class FakeUpstream:
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
+        self.probes: list[Seen] = []
+        """What asked for the era; it is not among `seen`."""
         self.capabilities: dict[str, Any] = {"tools": {}}
         self.instructions: str | None = None
         self.has_sessions = True
@@ -245,9 +258,10 @@ class FakeUpstream:
             self._runner = None
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        body = json.loads(await http.read(), parse_int=_integer) if http.method == "POST" else None
-        seen = Seen(http, body)
-        self.seen.append(seen)
+        data = await http.read()
+        seen = Seen(http, _body(data) if http.method == "POST" else None, data)
+        # What every gateway asks once is not what most tests are about.
+        (self.probes if seen.word == "server/discover" else self.seen).append(seen)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -268,6 +282,9 @@ class FakeUpstream:
         seen = turn.seen
         if seen.word == "initialize":
             await self.initialize(turn)
+        elif seen.word == "server/discover":
+            message = "Bad Request: Unsupported protocol version: 2026-07-28"
+            turn.reply(400, {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": message}})
         elif self.has_sessions and seen.session not in self.known:
             turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
         elif seen.word == "GET":

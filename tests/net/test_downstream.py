@@ -69,8 +69,8 @@ def head(stand: Stand, headers: dict[str, str], body: bytes | None) -> bytes:
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"])
-async def test_only_post_is_served(upstream: FakeUpstream, stand: Stand, method: str) -> None:
-    async with stand.http.request(method, stand.url) as response:
+async def test_a_modern_client_may_only_post(upstream: FakeUpstream, stand: Stand, method: str) -> None:
+    async with stand.http.request(method, stand.url, headers={mcp.PROTOCOL_VERSION: mcp.MODERN}) as response:
         assert response.status == 405
         assert response.headers["Allow"] == "POST"
     assert upstream.seen == []
@@ -81,17 +81,6 @@ async def test_unknown_paths_are_404_and_the_operators_are_elsewhere(stand: Stan
     async with stand.http.post(f"http://{stand.gateway.listen}{path}", data=b"{}") as response:
         assert response.status == 404
         assert (await response.json())["error"]["code"] == -32601
-
-
-async def test_the_handshake_era_gets_a_clear_error(upstream: FakeUpstream, stand: Stand) -> None:
-    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-    body = {"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": params}
-    async with stand.http.post(stand.url, json=body) as response:
-        assert response.status == 400
-        message = await response.json()
-    assert (message["id"], message["error"]["code"]) == (7, -32022)
-    assert message["error"]["data"] == {"supported": [mcp.MODERN], "requested": "2025-06-18"}
-    assert upstream.seen == []
 
 
 @pytest.mark.parametrize("method", ["notifications/cancelled", "notifications/anything"])
@@ -123,7 +112,7 @@ async def test_removed_and_unknown_methods_are_404(client: Client, method: str) 
     ],
 )
 async def test_what_is_no_request_is_400(stand: Stand, body: bytes, code: int) -> None:
-    async with stand.http.post(stand.url, data=body) as response:
+    async with stand.http.post(stand.url, data=body, headers={mcp.PROTOCOL_VERSION: mcp.MODERN}) as response:
         assert (response.status, (await response.json(content_type=None))["error"]["code"]) == (400, code)
 
 
@@ -292,7 +281,7 @@ async def test_half_a_request_head_is_closed_by_the_deadline(begin: Start, part:
 async def test_a_second_head_on_a_kept_connection_has_the_same_deadline(begin: Start) -> None:
     stand = await begin(limits={"receive_seconds": 0.1})
     async with wire(stand) as raw:
-        await raw.send(b"GET /mcp HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await raw.send(b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nMCP-Protocol-Version: 2026-07-28\r\n\r\n")
         assert b" 405 " in await raw.line()
         await raw.send(b"GET /mcp HT")
         assert b" 405 " not in await raw.rest()
@@ -316,7 +305,7 @@ async def test_a_long_call_is_not_closed_by_the_heads_deadline(upstream: FakeUps
 async def test_connections_over_the_cap_are_closed_and_the_others_stay(begin: Start) -> None:
     stand = await begin(limits={"connections": 2})
     async with wire(stand) as one, wire(stand) as two:
-        request = b"GET /mcp HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        request = b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nMCP-Protocol-Version: 2026-07-28\r\n\r\n"
         await one.send(request)
         assert b"405" in await one._reader.readline()
         await two.send(request)

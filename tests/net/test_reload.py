@@ -659,7 +659,7 @@ async def test_connections_over_the_new_cap_are_refused_and_the_old_ones_served(
 ) -> None:
     host, _, port = stand.gateway.listen.rpartition(":")
     streams = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
-    probe = b"GET /mcp HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    probe = b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nMCP-Protocol-Version: 2026-07-28\r\n\r\n"
     for reader, writer in streams:
         writer.write(probe)
         assert b"405" in await reader.readline()

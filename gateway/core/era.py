@@ -1,0 +1,123 @@
+"""Which era a request, or an upstream, is of: the handshake's (2025-11-25 and before) or the per-request one.
+
+Source: specification 2026-07-28 basic/versioning and basic/transports/streamable-http (Backward Compatibility): a
+DiscoverResult or a recognised modern JSON-RPC error is a modern server's, any other answer of an MCP server a legacy
+one's. What no MCP server need have said (a proxy's error page, a refused credential) says nothing of the era.
+"""
+
+import re
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.core import jsonrpc, mcp, request, sse
+from gateway.errors import DownstreamError
+
+_MODERN_ERRORS: Final = frozenset({mcp.HEADER_MISMATCH, mcp.MISSING_CAPABILITY})
+_ORDINARY: Final = frozenset({mcp.PARSE_ERROR, mcp.INVALID_PARAMS})
+"""What a modern server answers with HTTP 400 to a request that is wrong in itself."""
+_MARKUP: Final = re.compile(rb"\s*<")
+_PASSING: Final = frozenset({408, 421, 425, 429})
+"""Refusals that a later or another request may not get."""
+_SAYS_NOTHING: Final = frozenset({401, 402, 403, 407}) | _PASSING
+
+REFUTING: Final = frozenset({400, 404, 405, 406})
+"""How old servers refuse a modern request."""
+
+
+class _Discovered(msgspec.Struct):
+    supportedVersions: list[str]  # noqa: N815  (the wire's spelling)
+
+
+class _Unsupported(msgspec.Struct):
+    supported: list[str] = []
+
+
+def is_modern(http_method: str, version_header: str | None, body: bytes, max_depth: int) -> bool:
+    """Whether a request is of the per-request era: its header or its `_meta` says so.
+
+    A body that is no single JSON-RPC request (a batch, an answer, no JSON at all) is not.
+    """
+    if request.names_modern(version_header):
+        return True
+    if http_method != "POST":
+        return False
+    try:
+        return request.is_modern(request.read(body, max_depth), version_header)
+    except DownstreamError:
+        return False
+
+
+def discover() -> bytes:
+    """The request that an upstream is probed with."""
+    meta = {
+        mcp.META_VERSION: mcp.MODERN,
+        mcp.META_CLIENT_INFO: {"name": "mrtr-gateway", "version": "1"},
+        mcp.META_CAPABILITIES: {},
+    }
+    return jsonrpc.request(b'"probe"', mcp.DISCOVER, {"_meta": meta})
+
+
+def verdict(status: int, content_type: str, body: bytes) -> bool | None:
+    """What the answer to `discover` says of the upstream: modern, legacy, or (None) nothing."""
+    if status in _SAYS_NOTHING or not 200 <= status < 500 or 300 <= status < 400:
+        return None
+    if not body.strip() or "html" in content_type or _MARKUP.match(body):
+        return None
+    opened = _final(content_type, body)
+    if opened is None:
+        # Some old servers refuse in plain text; only JSON-RPC can be a success.
+        return None if status < 300 else False
+    if isinstance(opened.result, Raw):
+        return _discovers(opened.result)
+    if isinstance(opened.error, Raw):
+        return _is_modern_error(jsonrpc.error(opened.error))
+    return None
+
+
+def refutes(status: int, body: bytes) -> bool:
+    """Whether an answer to a modern request, sent to a modern upstream, looks as if it were none any more."""
+    if status not in REFUTING:
+        return False
+    opened = _final("application/json", body)
+    if opened is None or not isinstance(opened.error, Raw):
+        return True
+    error = jsonrpc.error(opened.error)
+    return not (
+        _is_modern_error(error)
+        or (status == 400 and error.code in _ORDINARY)
+        or (status == 404 and error.code == mcp.METHOD_NOT_FOUND)
+    )
+
+
+def _final(content_type: str, body: bytes) -> jsonrpc.Message | None:
+    """The JSON-RPC response in a body, of JSON or of SSE."""
+    events = [body]
+    if content_type == "text/event-stream":
+        events = [event.data for event in sse.Parser(len(body) + 1).feed(body) if event.data]
+    for data in events:
+        try:
+            opened = jsonrpc.message(data)
+        except ValueError:
+            continue
+        if isinstance(opened.result, Raw) or isinstance(opened.error, Raw):
+            return opened
+    return None
+
+
+def _discovers(result: Raw) -> bool:
+    try:
+        return any(map(request.names_modern, msgspec.json.decode(result, type=_Discovered).supportedVersions))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_modern_error(error: jsonrpc.Error) -> bool:
+    if error.code != mcp.UNSUPPORTED_VERSION:
+        return error.code in _MODERN_ERRORS
+    try:
+        supported = msgspec.json.decode(error.data, type=_Unsupported) if isinstance(error.data, Raw) else None
+    except (ValueError, RecursionError):
+        supported = None
+    return supported is not None and any(map(request.names_modern, supported.supported))

@@ -1,0 +1,386 @@
+"""What is not bridged goes through as it is: old clients to their server, and modern ones to a modern server.
+
+Rule 1: nothing is remembered. Sessions, event ids and states are the upstream's, so any replica serves any request.
+Rule 2: the body of a reply is never held back and never changed; a reply that is cut short upstream is cut short here.
+Rule 3: headers are rebuilt, not copied: what belongs to one connection, or claims what only a proxy can know, stays.
+"""
+
+import asyncio
+import ipaddress
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from gateway import principal as principals
+from gateway.config import Config, Timeouts
+from gateway.core import era as eras
+from gateway.core import jsonrpc, mcp, request
+from gateway.errors import (
+    CallLost,
+    DownstreamError,
+    GatewayError,
+    InvalidRequest,
+    Stopping,
+    Unreachable,
+    UnsupportedVersion,
+    UpstreamError,
+)
+from gateway.net.bridge import Bridge
+from gateway.net.client import FOREIGN, Client, Endpoint, mapped
+from gateway.net.era import Era
+from gateway.net.upstream import Headers
+from gateway.net.wire import send
+from gateway.telemetry import Metrics, Passed, TrafficEra
+
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_ONE_CONNECTION: Final = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""RFC 9110 7.6.1, and the two that were invented beside it."""
+_REBUILT: Final = frozenset({"host", "origin", "content-length", "expect"})
+"""The upstream's own Host; an Origin was checked here and names a page that the upstream does not know."""
+_INFLATED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
+"""What aiohttp takes off a request's body as it reads it."""
+_PROXYS: Final = frozenset({"forwarded", "x-real-ip"})
+_PROXYS_PREFIX: Final = "x-forwarded-"
+_REFUTING_BYTES: Final = 65_536
+
+
+class _Cut(ConnectionResetError):
+    """The upstream broke off a reply whose beginning its client has."""
+
+
+class Lasting:
+    """A stream that is no reply to anything and would be open for hours: it does not keep a process from ending."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._response: aiohttp.ClientResponse | None = None
+
+    def begin(self, response: aiohttp.ClientResponse) -> None:
+        """The upstream has sent the head."""
+        self._response = response
+        if self.ended:
+            response.close()
+
+    def end(self) -> None:
+        """End it: its reader finds the upstream's connection closed."""
+        self.ended = True
+        if self._response is not None:
+            self._response.close()
+
+
+class Passthrough:
+    """Forwards the requests of one listener."""
+
+    def __init__(self, config: Config, client: Client, metrics: Metrics) -> None:
+        self.stopping = False
+        self.lasting = 0
+        """Streams that a drain does not wait for."""
+        self._client = client
+        self._metrics = metrics
+        self.change(config)
+
+    def change(self, config: Config) -> None:
+        """Forward new requests by this configuration."""
+        self._config = config
+        self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
+
+    def headers(self, http: web.BaseRequest) -> CIMultiDict[str]:
+        """The headers of this request as they go upstream; raises InvalidRequest."""
+        dropped = _ONE_CONNECTION | _REBUILT | _named(http.headers)
+        if http.headers.get("Content-Encoding", "").lower() in _INFLATED:
+            dropped |= {"content-encoding"}
+        is_trusted = principals.is_trusted(http.remote, self._networks)
+        claimed = (self._config.principal.header or "").lower()
+        kept: CIMultiDict[str] = CIMultiDict()
+        for name, value in http.headers.items():
+            lower = name.lower()
+            if lower in dropped:
+                continue
+            if not is_trusted and (lower in _PROXYS or lower.startswith(_PROXYS_PREFIX) or lower == claimed):
+                continue
+            if not _encodes(value):
+                raise InvalidRequest(f"The header {name} is not UTF-8")
+            kept.add(name, value)
+        return kept
+
+    async def legacy(self, http: web.BaseRequest, bridge: Bridge, body: bytes) -> web.StreamResponse:
+        """The upstream's reply to a request of the handshake era; raises GatewayError where there is none."""
+        if bridge.era is None:
+            raise _not_passable(http, bridge, body)
+        if self.stopping and http.method == "GET":
+            raise Stopping("The gateway is shutting down; open the stream again, another replica will serve it")
+        reply = await self._forward(http, bridge, bridge.era, body, TrafficEra.LEGACY)
+        assert reply is not None, "only a modern request can be bridged instead"
+        return reply
+
+    async def modern(self, http: web.BaseRequest, bridge: Bridge, body: bytes) -> web.StreamResponse | None:
+        """The modern upstream's reply to a modern request; None when it is not modern any more and took nothing."""
+        assert bridge.era is not None, "only a probe finds a modern upstream"
+        if self.stopping:
+            raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
+        return await self._forward(http, bridge, bridge.era, body, TrafficEra.MODERN)
+
+    async def _forward(
+        self, http: web.BaseRequest, bridge: Bridge, era: Era, body: bytes, kind: TrafficEra
+    ) -> web.StreamResponse | None:
+        if http.method not in _METHODS:
+            raise not_allowed(http.method, ", ".join(sorted(_METHODS)))
+        lasting = Lasting() if _lasts(http, kind) else None
+        outcome = Passed.LEFT
+        if lasting is not None:
+            bridge.streams.add(lasting)
+            self.lasting += 1
+        try:
+            reply, outcome = await self._exchange(http, bridge, era, body, kind, lasting)
+        except UpstreamError as exc:
+            outcome = Passed.UNREACHABLE
+            self._metrics.upstream_failed(bridge.route.path, exc.reason)
+            exc.request_id = _id(body, bridge.config.limits.json_depth)
+            raise
+        except _Cut:
+            outcome = Passed.ENDED if lasting is not None and lasting.ended else Passed.CUT
+            raise
+        finally:
+            if lasting is not None:
+                bridge.streams.discard(lasting)
+                self.lasting -= 1
+            self._metrics.passed(bridge.route.path, kind, outcome)
+        return reply
+
+    async def _exchange(  # noqa: PLR0913  (what one request is made of)
+        self,
+        http: web.BaseRequest,
+        bridge: Bridge,
+        era: Era,
+        body: bytes,
+        kind: TrafficEra,
+        lasting: Lasting | None,
+    ) -> tuple[web.StreamResponse | None, Passed]:
+        headers = self.headers(http)
+        response = await self._open(http, bridge, era.endpoint, headers, body)
+        try:
+            if kind is TrafficEra.MODERN and _may_refute(response):
+                said = await _read(response, era.endpoint)
+                if eras.refutes(response.status, said):
+                    era.doubt()
+                    if not await era.is_modern(probe_headers(headers)):
+                        return None, Passed.BRIDGED
+                return web.Response(body=said, status=response.status, headers=_kept(response)), Passed.REFUSED
+            if lasting is not None:
+                lasting.begin(response)
+            return await self._relay(http, bridge, response, lasting)
+        finally:
+            response.close()
+
+    async def _open(
+        self,
+        http: web.BaseRequest,
+        bridge: Bridge,
+        endpoint: Endpoint,
+        headers: CIMultiDict[str],
+        body: bytes,
+    ) -> aiohttp.ClientResponse:
+        """The head of the upstream's reply, after a redirect within its origin; raises Unreachable or CallLost."""
+        seconds = _head_seconds(http, bridge.config.timeouts)
+        try:
+            async with asyncio.timeout(seconds):
+                for _ in range(2):
+                    url = _with_query(endpoint.url, http.rel_url.raw_query_string)
+                    response = await self._client.open(http.method, url, headers, body or None)
+                    if response.status not in _REDIRECTS:
+                        return response
+                    response.close()
+                    endpoint.follow(response.headers.get("Location"))
+        except aiohttp.ConnectionTimeoutError as exc:
+            raise _with_status(mapped(exc, endpoint.where), 504) from exc
+        except TimeoutError as exc:
+            slow = f"{endpoint.where} did not begin its answer in {seconds:g} s; the request may have had effects"
+            raise _with_status(CallLost(slow), 504) from exc
+        except FOREIGN as exc:
+            raise _with_status(mapped(exc, endpoint.where), 502) from exc
+        except UpstreamError as exc:
+            raise _with_status(exc, 502) from exc
+        circle = f"{endpoint.where} redirects in a circle; set upstream.url to the final address"
+        raise _with_status(Unreachable(circle), 502)
+
+    async def _relay(
+        self, http: web.BaseRequest, bridge: Bridge, response: aiohttp.ClientResponse, lasting: Lasting | None
+    ) -> tuple[web.StreamResponse, Passed]:
+        """Write the reply as it comes; what the upstream cuts short ends here without its end, too."""
+        timeouts = bridge.config.timeouts
+        is_stream = response.content_type == "text/event-stream"
+        reply = web.StreamResponse(status=response.status, reason=response.reason, headers=_kept(response))
+        if is_stream:
+            reply.headers.setdefault("X-Accel-Buffering", "no")
+        if self.stopping:
+            reply.force_close()
+        await reply.prepare(http)
+        try:
+            # A stream waits for people; any other body was complete before it began.
+            while chunk := await _chunk(response, None if is_stream else timeouts.idle_seconds):
+                await send(http, reply, chunk, timeouts.send_seconds)
+        except _Cut:
+            # A side stream may end at any time; a reply that ends without its last message must not look complete.
+            if lasting is None or not lasting.ended or http.method != "GET":
+                _cut_short(http, timeouts.send_seconds)
+                raise
+            reply.force_close()  # the client's next request finds another replica
+            await reply.write_eof()
+            return reply, Passed.ENDED
+        except ConnectionError:
+            raise  # the client's side
+        except Exception:
+            _cut_short(http, timeouts.send_seconds)
+            raise
+        await reply.write_eof()
+        return reply, _outcome(response.status)
+
+
+async def _chunk(response: aiohttp.ClientResponse, seconds: float | None) -> bytes:
+    try:
+        async with asyncio.timeout(seconds):
+            return await response.content.readany()
+    except FOREIGN as exc:
+        raise _Cut("the upstream broke off its reply") from exc
+
+
+async def _read(response: aiohttp.ClientResponse, endpoint: Endpoint) -> bytes:
+    try:
+        return await response.read()
+    except FOREIGN as exc:
+        raise _with_status(mapped(exc, endpoint.where), 502) from exc
+
+
+def _cut_short(http: web.BaseRequest, seconds: float) -> None:
+    """Close the connection without the end that the client waits for; what was written before still goes out."""
+    transport = http.transport
+    if transport is not None:
+        transport.close()
+        _ = asyncio.get_running_loop().call_later(seconds, transport.abort)
+
+
+def probe_headers(headers: CIMultiDict[str]) -> Headers:
+    """Of a request's headers upstream those that are not about its message."""
+    own = {"accept", "content-type", "last-event-id"}
+    return {
+        name: value
+        for name, value in headers.items()
+        if name.lower() not in own and not name.lower().startswith("mcp-")
+    }
+
+
+def _kept(response: aiohttp.ClientResponse) -> CIMultiDict[str]:
+    """The reply's headers as they go to the client."""
+    dropped = _ONE_CONNECTION | _named(response.headers)
+    kept: CIMultiDict[str] = CIMultiDict()
+    for name, value in response.headers.items():
+        if name.lower() not in dropped and _encodes(value):
+            kept.add(name, value)
+    return kept
+
+
+def _named(headers: CIMultiDictProxy[str]) -> frozenset[str]:
+    """The headers that a Connection header makes part of one connection only."""
+    if "Connection" not in headers:
+        return frozenset()
+    return frozenset(name.strip().lower() for line in headers.getall("Connection") for name in line.split(","))
+
+
+def _encodes(value: str) -> bool:
+    """Whether a header value can be sent: bytes that are no UTF-8 came in as surrogates."""
+    try:
+        _ = value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _with_query(url: URL, query: str) -> URL:
+    """The upstream's URL with what the client asked for; a query of the configuration comes first."""
+    if not query:
+        return url
+    own = url.raw_query_string
+    return URL(f"{url.with_query(None)}?{own}&{query}" if own else f"{url}?{query}", encoded=True)
+
+
+def _lasts(http: web.BaseRequest, kind: TrafficEra) -> bool:
+    if kind is TrafficEra.LEGACY:
+        return http.method == "GET"
+    return http.headers.get(mcp.METHOD_HEADER) == mcp.LISTEN
+
+
+def _head_seconds(http: web.BaseRequest, timeouts: Timeouts) -> float:
+    """How long the upstream may take to begin its reply.
+
+    Some servers send JSON when the tool is done, a few send a stream's head with its first event. Without a session
+    no event will come: a client that only looks whether somebody is there must not wait for one.
+    """
+    waits = http.method == "POST" or (http.method == "GET" and mcp.SESSION_ID in http.headers)
+    return timeouts.idle_seconds if waits else timeouts.answer_seconds
+
+
+def _may_refute(response: aiohttp.ClientResponse) -> bool:
+    size = response.content_length
+    return response.status in eras.REFUTING and size is not None and size <= _REFUTING_BYTES
+
+
+def _outcome(status: int) -> Passed:
+    return Passed.ANSWERED if status < 400 else Passed.REFUSED if status < 500 else Passed.FAILED
+
+
+def _with_status(error: UpstreamError, status: int) -> UpstreamError:
+    """An old client looks at the HTTP status first, and would take a JSON-RPC error in HTTP 200 for its answer."""
+    error.status = status
+    return error
+
+
+def _id(body: bytes, max_depth: int) -> bytes | None:
+    """The id of a request; None for all else."""
+    try:
+        id_ = request.read(body, max_depth).id
+    except DownstreamError:
+        return None
+    return bytes(id_) if id_ is not None else None
+
+
+def not_allowed(method: str, allowed: str) -> GatewayError:
+    """The answer to an HTTP method that is not served."""
+    error = InvalidRequest(f"HTTP {method[:20]} is not served here: a modern endpoint takes POST only")
+    error.status = 405
+    error.headers["Allow"] = allowed
+    return error
+
+
+def _not_passable(http: web.BaseRequest, bridge: Bridge, body: bytes) -> GatewayError:
+    """The answer to an old client where the upstream cannot be given its bytes."""
+    if http.method != "POST":
+        return not_allowed(http.method, "POST")
+    try:
+        posted = request.read(body, bridge.config.limits.json_depth)
+    except DownstreamError as exc:
+        return exc
+    named = jsonrpc.text(posted.params.get("protocolVersion")) or http.headers.get(mcp.PROTOCOL_VERSION)
+    error = UnsupportedVersion(named or "none")
+    error.request_id = bytes(posted.id) if posted.id is not None else None
+    error.message += (
+        f"; this request is of the initialize era, and the server of route {bridge.route.path} is reached by other "
+        "means than streamable HTTP, so nothing can be passed through to it: use a client of 2026-07-28, or reach "
+        "the server directly"
+    )
+    return error

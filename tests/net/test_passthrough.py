@@ -1,0 +1,551 @@
+"""What is not bridged: old clients to an old server as if nothing stood between, modern ones to a modern server."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from multidict import CIMultiDict
+
+from gateway.config import parse
+from gateway.core import mcp
+from gateway.net import era
+from tests.net.conftest import Start
+from tests.net.fake_upstream import FakeUpstream, Turn, text
+from tests.net.workbench import Client, Stand, configuration, eventually
+
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 7,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+}
+OLD = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+CALL = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "tool"}}
+
+
+def passed(stand: Stand, outcome: str, kind: str = "legacy") -> float:
+    return stand.metric("mcp_gateway_passed_through_total", era=kind, outcome=outcome)
+
+
+def probes(stand: Stand, found: str) -> float:
+    return stand.metric("mcp_gateway_era_probes_total", era=found)
+
+
+async def error(response: aiohttp.ClientResponse) -> tuple[int, Any, int]:
+    message = await response.json(content_type=None)
+    return response.status, message.get("id"), message["error"]["code"]
+
+
+# -- old clients ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_goes_up_as_it_came_and_its_reply_comes_down_as_it_is(
+    upstream: FakeUpstream, stand: Stand
+) -> None:
+    odd = b' {"jsonrpc" : "2.0", "id":1e0, "method":"initialize","x\\u0000":[1,{}] ,"x":"\xc3\xa9"}\n'
+    sent = CIMultiDict(OLD)
+    kept = {
+        "Mcp-Session-Id": "abc",
+        "MCP-Protocol-Version": "2025-06-18",
+        "Authorization": "Bearer t",
+        "Last-Event-ID": "e1",
+        "X-Api-Key": "k",
+        "Cookie": "a=b",
+        "User-Agent": "old/1",
+    }
+    sent.update(kept)
+    dropped = {
+        "Origin": "http://localhost",
+        "Connection": "X-Hop, keep-alive",
+        "X-Hop": "1",
+        "TE": "trailers",
+        "Proxy-Authorization": "Basic x",
+        "X-Forwarded-For": "10.0.0.1",
+        "Forwarded": "for=10.0.0.1",
+    }
+    sent.update(dropped)
+    sent.add("X-Twice", "1")
+    sent.add("X-Twice", "2")
+
+    async def answer(turn: Turn) -> None:
+        headers = {
+            "Mcp-Session-Id": "s1",
+            "X-Own": "1",
+            "Connection": "X-Hop",
+            "X-Hop": "1",
+            "Keep-Alive": "timeout=5",
+        }
+        turn.reply(418, b"  teapot\n", headers | {"Content-Type": "text/x-tea; charset=utf-8"})
+
+    upstream.on("initialize", answer)
+    async with stand.http.post(f"{stand.url}?key=%2Fa&b", data=odd, headers=sent) as response:
+        assert (response.status, await response.read()) == (418, b"  teapot\n")
+        assert response.headers["Content-Type"] == "text/x-tea; charset=utf-8"
+        assert (response.headers["Mcp-Session-Id"], response.headers["X-Own"]) == ("s1", "1")
+        assert not {"X-Hop", "Keep-Alive"} & set(response.headers)
+    [seen] = upstream.seen
+    assert seen.data == odd
+    assert seen.query == "key=/a&b"
+    assert {name: seen.headers[name] for name in kept} == kept
+    assert seen.headers.getall("X-Twice") == ["1", "2"]
+    assert seen.headers["Host"] in upstream.url
+    assert not (dropped.keys() - {"Connection"}) & set(seen.headers)
+    assert upstream.probes == []
+    assert passed(stand, "refused") == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE", "OPTIONS", "PUT", "PATCH"])
+async def test_every_method_gets_the_upstreams_answer(upstream: FakeUpstream, stand: Stand, method: str) -> None:
+    async def answer(turn: Turn) -> None:
+        turn.reply(405, b"no", {"Allow": "POST"})
+
+    upstream.on(method, answer)
+    async with stand.http.request(method, stand.url) as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        assert await response.read() == (b"" if method == "HEAD" else b"no")
+    assert upstream.words == [method]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'[{"jsonrpc":"2.0","method":"x"}]', b"\xff"])
+async def test_what_is_no_single_request_is_the_upstreams_to_judge(
+    upstream: FakeUpstream, stand: Stand, body: bytes
+) -> None:
+    async def answer(turn: Turn) -> None:
+        turn.reply(400, b"bad")
+
+    upstream.on("raw", answer)
+    async with stand.http.post(stand.url, data=body, headers=OLD) as response:
+        assert (response.status, await response.read()) == (400, b"bad")
+    assert upstream.seen[0].data == body
+
+
+async def test_a_compressed_request_arrives_inflated(upstream: FakeUpstream, stand: Stand) -> None:
+    sent = OLD | {"Content-Encoding": "gzip"}
+    async with stand.http.post(stand.url, data=gzip.compress(json.dumps(INITIALIZE).encode()), headers=sent) as reply:
+        assert reply.status == 200
+    assert upstream.seen[0].body == INITIALIZE
+    assert "Content-Encoding" not in upstream.seen[0].headers
+
+
+async def test_a_stream_comes_event_by_event(upstream: FakeUpstream, stand: Stand) -> None:
+    steps: asyncio.Queue[None] = asyncio.Queue()
+
+    async def tool(turn: Turn) -> None:
+        for number in range(3):
+            await turn.raw(b"data: %d\n\n" % number)
+            await steps.get()
+
+    upstream.known.add("s")
+    upstream.on("tools/call", tool)
+    async with stand.http.post(stand.url, json=CALL, headers=OLD | {"Mcp-Session-Id": "s"}) as response:
+        assert response.content_type == "text/event-stream"
+        for number in range(3):
+            # Each is here before the next is written: nothing is gathered.
+            assert await response.content.readuntil(b"\n\n") == b"data: %d\n\n" % number
+            steps.put_nowait(None)
+        assert await response.content.read() == b""
+    assert passed(stand, "answered") == 1
+
+
+@pytest.mark.parametrize("word", ["tools/call", "GET", "initialize"])
+async def test_who_leaves_is_seen_to_leave(upstream: FakeUpstream, stand: Stand, word: str) -> None:
+    """With and without a head (`initialize`) that has come already."""
+
+    async def script(turn: Turn) -> None:
+        if word != "initialize":
+            await turn.raw(b": here\n\n")
+        await turn.for_ever()
+
+    upstream.on(word, script)
+    method, body = ("GET", None) if word == "GET" else ("POST", INITIALIZE | {"method": word})
+
+    async def client() -> None:
+        async with stand.http.request(method, stand.url, json=body) as response:
+            await response.content.read()
+
+    task = asyncio.get_running_loop().create_task(client())
+    [seen] = await upstream.saw(word)
+    task.cancel()
+    async with asyncio.timeout(3):
+        await seen.cut.wait()
+    await eventually(lambda: passed(stand, "left") == 1)
+
+
+@pytest.mark.parametrize("word", ["tools/call", "GET"])
+async def test_a_reply_that_is_cut_short_looks_cut_short(upstream: FakeUpstream, stand: Stand, word: str) -> None:
+    async def script(turn: Turn) -> None:
+        await turn.raw(b"data: 1\n\n")
+        await turn.reset()
+
+    upstream.on(word, script)
+    method, body = ("GET", None) if word == "GET" else ("POST", CALL)
+    async with stand.http.request(method, stand.url, json=body) as response:
+        assert await response.content.readuntil(b"\n\n") == b"data: 1\n\n"
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.content.read()
+    await eventually(lambda: passed(stand, "cut") == 1)
+
+
+async def test_a_redirect_within_the_origin_is_followed_and_remembered(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(url=upstream.url.removesuffix("/mcp") + "/old")
+
+    async def move(turn: Turn) -> None:
+        if turn.seen.path == "/old":
+            turn.reply(307, headers={"Location": "/mcp"})
+        else:
+            await upstream.initialize(turn)
+
+    upstream.on("initialize", move)
+    for _ in range(2):
+        async with stand.http.post(stand.url, json=INITIALIZE) as response:
+            assert response.status == 200
+    assert [(seen.path, seen.body["id"]) for seen in upstream.seen] == [("/old", 7), ("/mcp", 7), ("/mcp", 7)]
+
+
+async def test_a_redirect_to_another_origin_is_not(upstream: FakeUpstream, stand: Stand) -> None:
+    async def move(turn: Turn) -> None:
+        turn.reply(307, headers={"Location": "http://127.0.0.2:9/mcp"})
+
+    upstream.on("initialize", move)
+    async with stand.http.post(stand.url, json=INITIALIZE, headers={"Authorization": "Bearer t"}) as response:
+        assert await error(response) == (502, 7, -32603)
+    assert passed(stand, "unreachable") == 1
+
+
+async def test_an_upstream_that_is_not_there_is_502(upstream: FakeUpstream, stand: Stand) -> None:
+    await upstream.close()
+    async with stand.http.post(stand.url, json=INITIALIZE) as response:
+        assert await error(response) == (502, 7, -32603)
+    async with stand.http.get(stand.url) as response:
+        assert await error(response) == (502, None, -32603)
+    assert passed(stand, "unreachable") == 2
+
+
+async def test_an_upstream_that_breaks_off_before_its_head_is_502(upstream: FakeUpstream, stand: Stand) -> None:
+    async def script(turn: Turn) -> None:
+        await turn.reset()
+
+    upstream.on("initialize", script)
+    async with stand.http.post(stand.url, json=INITIALIZE) as response:
+        assert await error(response) == (502, 7, -32603)
+    assert upstream.words == ["initialize"], "it may have had effects: nobody sends it again"
+
+
+async def test_a_bare_get_never_hangs(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(timeouts={"answer_seconds": 0.1})
+    upstream.on("GET", Turn.for_ever)
+    async with stand.http.get(stand.url, headers={"Accept": "text/event-stream"}) as response:
+        assert await error(response) == (504, None, -32603)
+
+
+async def test_a_call_without_a_head_is_given_up_as_late_as_a_bridged_one(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(timeouts={"answer_seconds": 0.001, "idle_seconds": 0.2})
+    upstream.on("tools/call", Turn.for_ever)
+    async with stand.http.post(stand.url, json=CALL) as response:
+        assert await error(response) == (504, 3, -32603)
+
+
+async def test_host_origin_and_size_are_checked_for_old_clients_too(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(limits={"body_bytes": 1000})
+    for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+        for method in ("GET", "POST"):
+            async with stand.http.request(method, stand.url, headers=headers) as response:
+                assert response.status == 403
+    async with stand.http.post(stand.url, data=b"x" * 1001) as response:
+        assert response.status == 413
+    assert upstream.seen == []
+
+
+async def test_what_only_a_trusted_proxy_may_claim_goes_up_from_one(upstream: FakeUpstream, begin: Start) -> None:
+    principal = {"source": "header", "header": "X-User", "trusted_proxies": ["127.0.0.0/8"]}
+    claims = {"X-User": "ada", "X-Forwarded-For": "10.0.0.1"}
+    for trusted in (principal, principal | {"trusted_proxies": ["10.0.0.0/8"]}):
+        stand = await begin(principal=trusted)
+        async with stand.http.post(stand.url, json=INITIALIZE, headers=claims) as response:
+            assert response.status == 200
+    assert [set(claims) <= set(seen.headers) for seen in upstream.seen] == [True, False]
+    assert not set(claims) & set(upstream.seen[1].headers)
+
+
+async def test_where_no_bytes_can_go_an_old_client_is_told_so(upstream: FakeUpstream, stand: Stand) -> None:
+    bridges = stand.gateway.routes.bridges
+    bridges["/mcp"] = msgspec.structs.replace(bridges["/mcp"], era=None)
+    async with stand.http.post(stand.url, json=INITIALIZE) as response:
+        message = await response.json()
+        assert (response.status, message["id"]) == (400, 7)
+        assert message["error"]["data"] == {"supported": [mcp.MODERN], "requested": "2025-06-18"}
+    for method in ("GET", "DELETE"):
+        async with stand.http.request(method, stand.url) as response:
+            assert (response.status, response.headers["Allow"]) == (405, "POST")
+    assert upstream.seen == []
+    assert (await stand.client().call()).text == "done"
+
+
+# -- drain and reload -------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def side_stream(stand: Stand, upstream: FakeUpstream) -> AsyncIterator[aiohttp.ClientResponse]:
+    """The GET stream of an old client, heard once."""
+    upstream.known.add("s")
+    upstream.side("s").put_nowait(b"data: 1\n\n")
+    async with stand.http.get(stand.url, headers={"Mcp-Session-Id": "s"}) as response:
+        assert await response.content.readuntil(b"\n\n") == b"data: 1\n\n"
+        yield response
+
+
+async def test_a_drain_ends_side_streams_and_waits_for_calls(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(hold={"drain_seconds": 30})
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await turn.raw(b"data: asked\n\n")
+        await go.wait()
+        await turn.result(text("ok"))
+
+    upstream.tool(tool)
+    async with (
+        side_stream(stand, upstream) as side,
+        stand.http.post(stand.url, json=CALL, headers={"Mcp-Session-Id": "s"}) as call,
+    ):
+        drain = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
+        assert await side.content.read() == b"", "a clean end: the client opens it again, elsewhere"
+        async with stand.http.get(stand.url, headers={"Mcp-Session-Id": "s"}) as again:
+            assert (again.status, again.headers["Retry-After"]) == (503, "1")
+        # The answer to what the call asks has to get through.
+        answer = {"jsonrpc": "2.0", "id": 0, "result": {}}
+        async with stand.http.post(stand.url, json=answer, headers={"Mcp-Session-Id": "s"}) as accepted:
+            assert accepted.status == 202
+        assert not drain.done()
+        go.set()
+        assert b'"ok"' in await call.content.read()
+    async with asyncio.timeout(3):
+        await drain
+    assert passed(stand, "ended") == 1
+
+
+async def test_a_reload_ends_side_streams_of_an_upstream_that_is_none_any_more(
+    upstream: FakeUpstream, stand: Stand
+) -> None:
+    async with side_stream(stand, upstream) as side:
+        stand.gateway.change(parse(configuration(upstream.url), "same", {}))
+        upstream.side("s").put_nowait(b"data: 2\n\n")
+        assert await side.content.readuntil(b"\n\n") == b"data: 2\n\n"
+        stand.gateway.change(parse(configuration("http://127.0.0.1:9/mcp"), "other", {}))
+        assert await side.content.read() == b""
+
+
+# -- modern upstreams -------------------------------------------------------------------------------------------------
+
+
+async def discovered(turn: Turn) -> None:
+    await turn.result({"resultType": "complete", "supportedVersions": [mcp.MODERN], "capabilities": {}})
+
+
+async def modern_tool(turn: Turn) -> None:
+    await turn.result({"resultType": "complete", **text("modern")})
+
+
+async def modern_completion(turn: Turn) -> None:
+    await turn.result({"resultType": "complete", "completion": {"values": ["modern"]}})
+
+
+def make_modern(upstream: FakeUpstream) -> None:
+    upstream.has_sessions = False
+    upstream.on("server/discover", discovered)
+    upstream.on("tools/call", modern_tool)
+
+
+async def test_a_modern_upstream_is_probed_once_and_gets_requests_as_they_are(
+    upstream: FakeUpstream, stand: Stand
+) -> None:
+    make_modern(upstream)
+    gate = asyncio.Event()
+
+    async def slow(turn: Turn) -> None:
+        await gate.wait()
+        await discovered(turn)
+
+    upstream.on("server/discover", slow)
+    client = stand.client("Bearer t")
+    headers, body = client.build("tools/call", {"name": "tool", "requestState": "theirs"}, {"com.example/x": 1})
+    headers |= {"Mcp-Param-Region": "eu", "traceparent": "00-1-1-01"}
+
+    async def call() -> tuple[int, Any]:
+        async with stand.http.post(stand.url, headers=headers, data=body) as response:
+            return response.status, await response.json()
+
+    calls = [asyncio.get_running_loop().create_task(call()) for _ in range(5)]
+    await eventually(lambda: stand.gateway.downstream.in_flight == 5 and upstream.probes)
+    gate.set()
+    for status, message in await asyncio.gather(*calls):
+        assert (status, message["result"]["content"][0]["text"]) == (200, "modern")
+    [probe] = upstream.probes
+    assert probe.headers["Authorization"] == "Bearer t"
+    assert upstream.words == ["tools/call"] * 5
+    assert {seen.data for seen in upstream.seen} == {body}
+    for name, value in headers.items():
+        assert upstream.seen[0].headers[name] == value
+    assert passed(stand, "answered", "modern") == 5
+    assert probes(stand, "modern") == 1
+
+
+async def test_an_old_upstream_is_probed_once(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
+    await asyncio.gather(*(client.call() for _ in range(3)))
+    assert (await client.call()).text == "done"
+    assert len(upstream.probes) == 1
+    assert probes(stand, "legacy") == 1
+
+
+@pytest.mark.parametrize("status", [200, 401, 403, 503])
+async def test_a_probe_that_says_nothing_is_asked_again(
+    upstream: FakeUpstream, stand: Stand, client: Client, status: int
+) -> None:
+    async def nothing(turn: Turn) -> None:
+        turn.reply(status)
+
+    upstream.on("server/discover", nothing)
+    assert (await client.call()).text == "done"
+    make_modern(upstream)
+    assert (await client.call()).text == "modern"
+    assert probes(stand, "unknown") == probes(stand, "modern") == 1
+
+
+async def test_a_probe_that_hangs_is_given_up(
+    upstream: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(era, "_PROBE_SECONDS", 0.05)
+    upstream.on("server/discover", Turn.for_ever)
+    assert (await client.call()).text == "done"
+    async with asyncio.timeout(3):
+        await upstream.probes[0].cut.wait()
+
+
+async def test_nobodys_bad_credential_decides_for_others(upstream: FakeUpstream, stand: Stand) -> None:
+    make_modern(upstream)
+    gate = asyncio.Event()
+
+    async def checked(turn: Turn) -> None:
+        if turn.seen.headers["Authorization"] != "Bearer good":
+            await gate.wait()
+            turn.reply(401)
+        else:
+            await discovered(turn)
+
+    upstream.on("server/discover", checked)
+    upstream.on("initialize", lambda turn: _refuse(turn, 401))
+    bad, good = stand.client("Bearer bad"), stand.client("Bearer good")
+    first = asyncio.get_running_loop().create_task(bad.call())
+    await eventually(lambda: upstream.probes)
+    second = asyncio.get_running_loop().create_task(good.call())
+    await eventually(lambda: stand.gateway.downstream.in_flight == 2)
+    gate.set()
+    assert (await first).status == 401
+    assert (await second).text == "modern"
+
+
+async def _refuse(turn: Turn, status: int) -> None:
+    turn.reply(status, {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": "no"}})
+
+
+@pytest.fixture
+def _quick_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(era, "_DOUBT_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("_quick_doubt")
+@pytest.mark.parametrize("method", ["tools/call", "server/discover", "tools/list"])
+async def test_an_upstream_that_became_modern_is_found_out_by_the_request_it_refused(
+    upstream: FakeUpstream, begin: Start, method: str
+) -> None:
+    stand = await begin(sessions={"idle_seconds": 0})
+    client = stand.client()
+    assert (await client.call()).text == "done"
+    await upstream.saw("DELETE")
+    make_modern(upstream)
+    upstream.on("initialize", lambda turn: _refuse(turn, 400))
+    upstream.on("tools/list", modern_tool)
+    headers, body = stand.client(info={"name": "another", "version": "1"}).build(method, {"name": "tool"})
+    async with stand.http.post(stand.url, headers=headers, data=body) as response:
+        assert (response.status, (await response.json())["result"]["resultType"]) == (200, "complete")
+    assert probes(stand, "modern") == 1
+    assert (await client.call()).text == "modern"
+
+
+@pytest.mark.usefixtures("_quick_doubt")
+async def test_an_upstream_that_became_old_is_found_out_too(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    make_modern(upstream)
+    assert (await client.call()).text == "modern"
+
+    async def old(turn: Turn) -> None:
+        if "MCP-Protocol-Version" in turn.seen.headers and turn.seen.headers["MCP-Protocol-Version"] == mcp.MODERN:
+            await _refuse(turn, 400)
+        else:
+            await turn.result(text("old"))
+
+    upstream.on("server/discover", lambda turn: _refuse(turn, 400))
+    upstream.on("tools/call", old)
+    assert (await client.call()).text == "old"
+    assert passed(stand, "bridged", "modern") == 1
+    assert probes(stand, "legacy") == 1
+
+
+async def test_a_modern_servers_refusals_are_passed_on_and_probe_nothing(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    make_modern(upstream)
+    upstream.on("tools/call", lambda turn: turn.error(-32602, "Unknown tool"))
+    for _ in range(2):
+        assert (await client.call()).error["message"] == "Unknown tool"
+    assert len(upstream.probes) == 1
+    # Asked a moment ago: whatever this is, the client gets it.
+    upstream.on("tools/call", lambda turn: _refuse(turn, 404))
+    assert (await client.call()).status == 404
+    assert len(upstream.probes) == 1
+
+
+async def test_a_call_that_is_held_goes_on_when_the_upstream_turns_out_modern(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    async def nothing(turn: Turn) -> None:
+        turn.reply(503)
+
+    async def ask(turn: Turn) -> None:
+        await turn.elicit()
+        await turn.result(text("answered"))
+
+    upstream.on("server/discover", nothing)
+    upstream.tool(ask)
+    asked = await client.call()
+    upstream.on("server/discover", discovered)
+    upstream.on("completion/complete", modern_completion)
+    assert (await client.post("completion/complete")).result["completion"] == {"values": ["modern"]}
+    assert probes(stand, "modern") == 1
+    assert (await client.answer(asked)).text == "answered"
+
+
+async def test_a_modern_upstreams_subscription_does_not_hold_up_a_drain(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(hold={"drain_seconds": 30})
+    make_modern(upstream)
+
+    async def listen(turn: Turn) -> None:
+        await turn.notify(mcp.ACKNOWLEDGED, {"notifications": {}})
+        await turn.for_ever()
+
+    upstream.on("subscriptions/listen", listen)
+    async with stand.client().open("subscriptions/listen", {"notifications": {}}) as response:
+        assert b"acknowledged" in await response.content.readuntil(b"\n\n")
+        async with asyncio.timeout(3):
+            await stand.gateway.drain(delay_seconds=0)
+        with pytest.raises(aiohttp.ClientPayloadError):  # its last message never came
+            await response.content.read()
