@@ -22,6 +22,7 @@ from gateway.net.routes import Routes, end_subscriptions
 from gateway.net.server import Handler, Listener
 from gateway.net.succession import Succession
 from gateway.net.tasks import Tasks
+from gateway.net.wellknown import WellKnown
 from gateway.seal.envelope import Sealer
 from gateway.seal.hop import Hops
 from gateway.seal.keyring import Keyring
@@ -79,7 +80,8 @@ class Gateway:
             config, self._client, self.lot, self._sealer, self.metrics, self.tasks, self.members.own, self._epoch
         )
         succession = Succession(self.members, self._peers)
-        self.downstream = Downstream(config, self.routes, succession, self.metrics)
+        wellknown = WellKnown(self._client, config)
+        self.downstream = Downstream(config, self.routes, wellknown, succession, self.metrics)
         await self._open_door()
         await self.members.begin()
         self.listen = await self._open(self.downstream.handle, self.config.listen, shared=True)

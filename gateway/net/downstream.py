@@ -35,6 +35,7 @@ from gateway.net.routes import Routes
 from gateway.net.sessions import PoolKey
 from gateway.net.succession import Succession
 from gateway.net.upstream import NO_HEADERS, Headers
+from gateway.net.wellknown import WellKnown
 from gateway.net.wire import HttpWire, Incoming, Wire, read_body
 from gateway.seal.envelope import Envelope, bind
 from gateway.telemetry import Event, Metrics, Outcome, Step, get_logger
@@ -47,8 +48,11 @@ _TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
 class Downstream:
     """Serves the routes of one listener."""
 
-    def __init__(self, config: Config, routes: Routes, succession: Succession, metrics: Metrics) -> None:
+    def __init__(
+        self, config: Config, routes: Routes, wellknown: WellKnown, succession: Succession, metrics: Metrics
+    ) -> None:
         self._routes = routes
+        self._wellknown = wellknown
         self._succession = succession
         self._metrics = metrics
         self.change(config)
@@ -63,15 +67,19 @@ class Downstream:
     def change(self, config: Config) -> None:
         """Serve new requests by this configuration."""
         self._guard = Guard(config.security, config.listen)
+        self._wellknown.change(config)
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
         self._config = config
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """One HTTP request; never raises but for cancellation."""
         config = self._config
-        wire = HttpWire(http, config.timeouts.send_seconds)
+        wire = HttpWire(http, config.timeouts.send_seconds, self._wellknown.challenge)
         self.in_flight += 1
         try:
+            if http.path not in self._routes.bridges and self._wellknown.serves(http.path):
+                self._guard.check(http.headers.get("Host"), http.headers.get("Origin"))
+                return await self._wellknown.handle(http)
             self._admit(http)
             body = await read_body(http, config.limits.body_bytes, config.limits.receive_seconds)
             return await self._reply(Incoming(http.path, http.headers, http.remote, body), wire)
