@@ -14,6 +14,7 @@ from gateway.config.model import Config
 
 RELOADED: Final = frozenset(
     {
+        "public_url",
         "state.keys",
         "state.keys_file",
         "state.ttl_seconds",

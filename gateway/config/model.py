@@ -278,6 +278,13 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration of one mrtr-gateway process."""
 
     listen: Annotated[Address, Meta(description="host:port for clients; port 0 picks a free one.")] = "127.0.0.1:8080"
+    public_url: Annotated[
+        Origin | None,
+        Meta(
+            description="Origin at which clients reach this gateway, for what OAuth metadata names. Empty: what the "
+            "request's `Host` says."
+        ),
+    ] = None
     admin: Annotated[
         Address | None, Meta(description="host:port of /metrics /healthz /readyz /status. null: none.")
     ] = "127.0.0.1:9090"

@@ -23,6 +23,7 @@ from gateway.net.routes import Routes, end_streams
 from gateway.net.server import Handler, Listener
 from gateway.net.succession import Succession
 from gateway.net.tasks import Tasks
+from gateway.net.wellknown import WellKnown
 from gateway.seal.envelope import Sealer
 from gateway.seal.hop import Hops
 from gateway.seal.keyring import Keyring
@@ -80,8 +81,14 @@ class Gateway:
             config, self._client, self.lot, self._sealer, self.metrics, self.tasks, self.members.own, self._epoch
         )
         succession = Succession(self.members, self._peers)
-        passthrough = Passthrough(config, self._client, self.metrics)
-        self.downstream = Downstream(config, self.routes, succession, passthrough, self.metrics)
+        self.downstream = Downstream(
+            config,
+            self.routes,
+            succession,
+            Passthrough(config, self._client, self.metrics),
+            WellKnown(self._client, config),
+            self.metrics,
+        )
         await self._open_door()
         await self.members.begin()
         self.listen = await self._open(self.downstream.handle, self.config.listen, shared=True)

@@ -37,6 +37,7 @@ from gateway.net.routes import Routes
 from gateway.net.sessions import PoolKey
 from gateway.net.succession import Succession
 from gateway.net.upstream import NO_HEADERS, Headers
+from gateway.net.wellknown import WellKnown
 from gateway.net.wire import HttpWire, Incoming, Wire, read_body
 from gateway.seal.envelope import Envelope, bind
 from gateway.seal.keyring import PREFIX
@@ -51,10 +52,17 @@ _TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
 class Downstream:
     """Serves the routes of one listener."""
 
-    def __init__(
-        self, config: Config, routes: Routes, succession: Succession, passthrough: Passthrough, metrics: Metrics
+    def __init__(  # noqa: PLR0913  (what serves a listener)
+        self,
+        config: Config,
+        routes: Routes,
+        succession: Succession,
+        passthrough: Passthrough,
+        wellknown: WellKnown,
+        metrics: Metrics,
     ) -> None:
         self._routes = routes
+        self._wellknown = wellknown
         self._succession = succession
         self._passthrough = passthrough
         self._metrics = metrics
@@ -70,6 +78,7 @@ class Downstream:
     def change(self, config: Config) -> None:
         """Serve new requests by this configuration."""
         self._guard = Guard(config.security, config.listen)
+        self._wellknown.change(config)
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
         self._passthrough.change(config)
         self._config = config
@@ -86,12 +95,15 @@ class Downstream:
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """One HTTP request; never raises but for cancellation."""
         config = self._config
-        wire = HttpWire(http, config.timeouts.send_seconds)
+        wire = HttpWire(http, config.timeouts.send_seconds, self._wellknown.challenge)
         self.in_flight += 1
         try:
             self._guard.check(http.headers.get("Host"), http.headers.get("Origin"))
-            if http.path not in self._routes.bridges and http.method != "POST":
-                raise self._no_route(http.path)
+            if http.path not in self._routes.bridges:
+                if self._wellknown.serves(http.path):
+                    return await self._wellknown.handle(http)
+                if http.method != "POST":
+                    raise self._no_route(http.path)
             body = await read_body(http, config.limits.body_bytes, config.limits.receive_seconds)
             return await self._reply(Incoming(http.path, http.headers, http.remote, body), wire, http)
         except GatewayError as exc:

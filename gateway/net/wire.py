@@ -5,7 +5,7 @@ A reply is one whole body, or an SSE stream that ends with its final message; wh
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -69,13 +69,20 @@ class Wire(ABC):
 class HttpWire(Wire):
     """Straight to the client."""
 
-    def __init__(self, http: web.BaseRequest, send_seconds: float) -> None:
+    def __init__(
+        self, http: web.BaseRequest, send_seconds: float, challenge: Callable[[web.BaseRequest, str], str]
+    ) -> None:
+        """`challenge` puts an upstream's WWW-Authenticate as this request's client needs it."""
         self._http = http
         self._send_seconds = send_seconds
+        self._challenge = challenge
         self._stream: web.StreamResponse
 
     async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Outcome) -> web.StreamResponse:
         """One JSON body; aiohttp sends it."""
+        if "WWW-Authenticate" in headers:
+            named = self._challenge(self._http, headers["WWW-Authenticate"])
+            headers = {**headers, "WWW-Authenticate": named}
         return web.Response(body=body, status=status, headers=headers or None, content_type=_JSON)
 
     async def start(self) -> None:

@@ -62,6 +62,7 @@ def old_ts(*flags: str) -> Recipe:
 RECIPES: Mapping[str, Recipe] = {
     "py130": python("py130", "old_py.py"),
     "py130-store": python("py130", "old_py.py", "--event-store"),
+    "py130-auth": python("py130", "old_auth.py"),
     "py110": python("py110", "old_py.py"),
     "fm3": python("fm3", "old_fastmcp.py"),
     "ts132": old_ts(),

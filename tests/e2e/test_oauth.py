@@ -1,0 +1,60 @@
+"""A client that is given the gateway's URL signs in at the old server behind it."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway_process import gateway
+from tests.parts.launch import PARTS, old_server
+
+pytestmark = pytest.mark.real
+
+PYTHON = PARTS / "modern" / "bin" / "python"
+CLIENT = Path(__file__).parent.parent / "parts" / "clients" / "oauth_client.py"
+
+
+async def sign_in_and_call(url: str) -> dict[str, Any]:
+    process = await asyncio.create_subprocess_exec(
+        *(PYTHON, CLIENT, url), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(30):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, err.decode()[-3000:]
+    told: dict[str, Any] = json.loads(out)
+    return told
+
+
+async def test_a_client_signs_in_calls_and_refreshes_its_token_while_its_user_thinks() -> None:
+    if not PYTHON.exists():
+        pytest.skip("scripts/parts has not built it")
+    async with old_server("py130-auth") as server, gateway(server.url) as gw:
+        told = await sign_in_and_call(gw.url)
+
+        assert told["version"] == "2026-07-28"
+        assert told["asked"] == ["Your name?"]
+        assert told["text"] == "accept:Ada"
+        assert told["tokens"] == 2  # one for the code, one for the refresh token
+        assert len(server.ledger("run", "ask")) == 1
+        assert len(server.ledger("refreshed")) == 1
+        # The client never met the old server: it may stand where only the gateway reaches it.
+        assert {url.startswith(gw.base) for _, url, _ in told["requested"]} == {True}
+        paths = [url.removeprefix(gw.base).partition("?")[0] for _, url, _ in told["requested"]]
+        in_order = list(dict.fromkeys(path for path in paths if path != "/mcp"))
+        assert in_order == [
+            "/.well-known/oauth-protected-resource/mcp",
+            "/.well-known/oauth-authorization-server/mcp",
+            "/register/mcp",
+            "/authorize/mcp",
+            "/token/mcp",
+        ]
+        # The token is good for the old server because it was asked for under the name that server has for itself.
+        assert [line["resource"] for line in server.ledger("authorized")] == [server.url]
+        await gw.settled()

@@ -1,0 +1,285 @@
+"""OAuth's paths, with an authorization server that does on command what real ones do not."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gateway.core import oauth
+from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn
+from tests.net.workbench import Stand
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class FakeIssuer:
+    """A FAKE upstream origin with metadata; what has no handler is 404, and all that comes is recorded."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.handlers: dict[str, Handler] = {}
+        self.origin = ""
+
+    async def start(self) -> None:
+        self._server = web.Server(self._handle)
+        runner = self._runner = web.ServerRunner(self._server)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.origin = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self.says(oauth.RESOURCE + "/mcp", resource=f"{self.origin}/mcp", authorization_servers=[f"{self.origin}/"])
+        self.says(
+            oauth.SERVER,
+            issuer=f"{self.origin}/",
+            authorization_endpoint=f"{self.origin}/sso/authorize",
+            token_endpoint=f"{self.origin}/sso/token",
+        )
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        self.seen.append((http.method, http.path_qs, dict(http.headers), await http.read()))
+        handler = self.handlers.get(http.path)
+        return await handler(http) if handler is not None else web.Response(status=404)
+
+    def says(self, path: str, **document: Any) -> None:
+        async def say(_: web.BaseRequest) -> web.StreamResponse:
+            return web.json_response(document)
+
+        self.handlers[path] = say
+
+    def answers(self, path: str, **response: Any) -> None:
+        async def answer(_: web.BaseRequest) -> web.StreamResponse:
+            return web.Response(**response)
+
+        self.handlers[path] = answer
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for _, path, _, _ in self.seen]
+
+
+@pytest.fixture
+async def issuer() -> AsyncIterator[FakeIssuer]:
+    fake = FakeIssuer()
+    await fake.start()
+    yield fake
+    await fake.close()
+
+
+def route(path: str, origin: str) -> dict[str, Any]:
+    return {"path": path, "upstream": {"url": f"{origin}/mcp"}}
+
+
+class Browser:
+    """Speaks plain HTTP to a gateway."""
+
+    def __init__(self, stand: Stand) -> None:
+        self.stand = stand
+        self.base = f"http://{stand.gateway.listen}"
+
+    async def ask(self, path: str, method: str = "GET", **options: Any) -> tuple[aiohttp.ClientResponse, bytes]:
+        async with (
+            asyncio.timeout(DEADLINE),
+            self.stand.http.request(method, self.base + path, allow_redirects=False, **options) as response,
+        ):
+            return response, await response.read()
+
+    async def document(self, path: str, **options: Any) -> dict[str, Any]:
+        response, _ = await self.ask(path, **options)
+        assert response.status == 200
+        document: dict[str, Any] = await response.json()
+        return document
+
+    async def refusal(self, path: str, method: str = "GET", **options: Any) -> tuple[int, str]:
+        response, _ = await self.ask(path, method, **options)
+        return response.status, (await response.json())["error"]["message"]
+
+
+async def test_with_several_upstreams_the_path_of_the_route_decides(begin: Any, issuer: FakeIssuer) -> None:
+    other = FakeIssuer()
+    await other.start()
+    other.says(oauth.SERVER, issuer=other.origin, token_endpoint=f"{other.origin}/t")
+    other.answers("/t", text="from the other")
+    try:
+        browser = Browser(await begin(routes=[route("/a", issuer.origin), route("/b", other.origin)]))
+        described = await browser.document(oauth.SERVER + "/b")
+        assert described == {"issuer": f"{browser.base}/b", "token_endpoint": f"{browser.base}/token/b"}
+        _, body = await browser.ask("/token/b", "POST")
+        assert body == b"from the other"
+        assert issuer.seen == []
+
+        for path in (oauth.SERVER, oauth.RESOURCE, oauth.SERVER + "/c"):
+            status, said = await browser.refusal(path)
+            assert (status, "add the path of a route" in said) == (404, True)
+        assert issuer.seen == []
+    finally:
+        await other.close()
+
+
+async def test_a_bare_path_belongs_to_the_only_upstream(begin: Any, issuer: FakeIssuer) -> None:
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+    described = await browser.document(oauth.SERVER)
+    assert described["issuer"] == f"{browser.base}/"
+    assert described["token_endpoint"] == f"{browser.base}/token/mcp"
+    assert await browser.document("/mcp" + oauth.OPENID) == await browser.document(oauth.OPENID + "/mcp")
+
+
+async def test_nothing_is_reached_but_what_the_metadata_names(begin: Any, issuer: FakeIssuer) -> None:
+    for path in ("/register", "/revoke", "/admin", "/token", "/sso/token"):
+        issuer.answers(path, text="secret")
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+    for path in ("/register", "/register/mcp", "/revoke/mcp", "/admin", "/sso/token", "/token/mcp/../../admin"):
+        status, _ = await browser.refusal(path, "POST")
+        assert status == 404
+    assert (await browser.ask("/token/mcp", "GET"))[0].status == 405
+    assert set(issuer.paths) <= {oauth.RESOURCE + "/mcp", oauth.SERVER}
+    assert (await browser.ask("/token/mcp", "POST"))[1] == b"secret"
+    assert issuer.paths[-1] == "/sso/token"
+
+
+async def test_an_upstream_without_metadata_gets_no_oauth_request(begin: Any, issuer: FakeIssuer) -> None:
+    issuer.handlers = {}
+    issuer.answers("/token", text="a page of its own")
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+    assert (await browser.refusal("/token/mcp", "POST"))[0] == 404
+    assert (await browser.refusal(oauth.RESOURCE + "/mcp")) == (
+        404,
+        "The upstream of route /mcp publishes no oauth-protected-resource",
+    )
+    assert "/token" not in issuer.paths
+
+
+async def test_the_public_name_is_configured_or_a_trusted_proxys_or_the_requests(
+    begin: Any, issuer: FakeIssuer
+) -> None:
+    url = f"{issuer.origin}/mcp"
+    forwarded = {"X-Forwarded-Proto": "https, http", "X-Forwarded-Host": "mcp.example.com, inner"}
+    path = oauth.RESOURCE + "/mcp"
+    asked: list[tuple[dict[str, Any], str]] = [
+        ({}, ""),
+        ({"principal": {"trusted_proxies": ["127.0.0.0/8"]}}, "https://mcp.example.com"),
+        ({"principal": {"trusted_proxies": ["10.0.0.0/8"]}}, ""),
+        ({"public_url": "https://public.example.com"}, "https://public.example.com"),
+    ]
+    for sections, name in asked:
+        browser = Browser(await begin(url=url, **sections))
+        said = await browser.document(path, headers=forwarded)
+        assert said["resource"] == f"{name or browser.base}/mcp"
+    browser = Browser(await begin(url=url))
+    status, said = await browser.refusal(path, headers={"Host": 'localhost"x'})
+    assert status in {400, 403}
+
+
+async def test_credentials_go_to_the_token_endpoint_and_nowhere_else(begin: Any, issuer: FakeIssuer) -> None:
+    issuer.answers("/sso/token", text="{}", headers={"Set-Cookie": "a=b", "Cache-Control": "no-store"})
+    issuer.answers("/sso/authorize", text="<p>", headers={"X-Frame-Options": "DENY"})
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+    headers = {"Authorization": "Basic abc", "Cookie": "session=1", "X-Other": "1", "Content-Type": "text/plain"}
+    for method, path in (("GET", oauth.SERVER + "/mcp"), ("GET", "/authorize/mcp"), ("POST", "/token/mcp")):
+        response, _ = await browser.ask(path, method, headers=headers)
+        assert response.status == 200
+        assert "Set-Cookie" not in response.headers
+    assert response.headers["Cache-Control"] == "no-store"
+    assert [path for _, path, headers, _ in issuer.seen if "Authorization" in headers] == ["/sso/token"]
+    assert not any({"Cookie", "X-Other"} & set(headers) for _, _, headers, _ in issuer.seen)
+
+
+async def test_a_resource_is_asked_for_under_the_upstreams_name(begin: Any, issuer: FakeIssuer) -> None:
+    issuer.answers("/sso/token", text="{}")
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+    _ = await browser.ask("/token/mcp", "POST", data={"code": "a+b c", "resource": f"{browser.base}/mcp"})
+    assert issuer.seen[-1][3] == aiohttp.FormData({"code": "a+b c", "resource": f"{issuer.origin}/mcp"})()._value
+
+
+async def test_redirects_go_to_the_client_with_the_issuer_that_it_knows(begin: Any, issuer: FakeIssuer) -> None:
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+    back = "http://127.0.0.1:9/cb?code=1&iss="
+    for came, goes in (
+        (back + issuer.origin + "/&state=x", back + f"{browser.base}/mcp".replace(":", "%3A").replace("/", "%2F")),
+        (back + "https://elsewhere", back + "https://elsewhere"),
+        ("/login?next=1", f"{issuer.origin}/login?next=1"),
+        ("app.example:/done", "app.example:/done"),
+    ):
+        issuer.answers("/sso/authorize", status=302, headers={"Location": came})
+        response, _ = await browser.ask("/authorize/mcp?state=x")
+        assert response.status == 302
+        assert response.headers["Location"].removesuffix("&state=x") == goes
+
+
+async def test_a_page_of_an_allowed_origin_may_ask_and_no_other(begin: Any, issuer: FakeIssuer) -> None:
+    browser = Browser(
+        await begin(url=f"{issuer.origin}/mcp", security={"allowed_origins": ["https://app.example.com"]})
+    )
+    allowed, foreign = {"Origin": "https://app.example.com"}, {"Origin": "https://evil.example.com"}
+    asked = {"Access-Control-Request-Method": "POST"}
+    response, _ = await browser.ask("/token/mcp", "OPTIONS", headers=allowed | asked)
+    assert response.status == 204
+    assert response.headers["Access-Control-Allow-Origin"] == "https://app.example.com"
+    assert "POST" in response.headers["Access-Control-Allow-Methods"]
+    assert issuer.seen == []
+    response, _ = await browser.ask(oauth.SERVER + "/mcp", headers=allowed)
+    assert response.headers["Access-Control-Allow-Origin"] == "https://app.example.com"
+    response, _ = await browser.ask(oauth.SERVER + "/mcp", headers=foreign)
+    assert response.status == 403
+
+
+async def test_an_upstream_that_fails_is_a_bad_gateway_and_not_a_missing_document(
+    begin: Any, issuer: FakeIssuer
+) -> None:
+    """A client takes 404 for "there is none" and signs in another way."""
+    never = asyncio.Event()
+
+    async def stall(_: web.BaseRequest) -> web.StreamResponse:
+        await never.wait()
+        return web.Response()
+
+    async def drip(http: web.BaseRequest) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        await stream.prepare(http)
+        while True:
+            await stream.write(b" " * 65536)
+
+    good = issuer.handlers[oauth.SERVER]
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp", timeouts={"handshake_seconds": 0.5}))
+    issuer.handlers[oauth.SERVER] = stall
+    assert (await browser.refusal(oauth.SERVER + "/mcp"))[0] == 502
+    issuer.handlers[oauth.SERVER] = drip
+    assert (await browser.refusal(oauth.SERVER + "/mcp"))[0] == 502
+    for response in ({"status": 500}, {"status": 429}, {"text": "<html>"}, {"text": "[]"}, {"text": "[" * 9999}):
+        issuer.answers(oauth.SERVER, **response)
+        assert (await browser.refusal(oauth.SERVER + "/mcp"))[0] == 502
+    issuer.handlers[oauth.SERVER] = good  # a failure is not remembered
+    assert (await browser.document(oauth.SERVER + "/mcp"))["issuer"] == f"{browser.base}/mcp"
+    never.set()
+
+
+async def test_what_was_published_is_asked_for_again_after_a_reload_only(begin: Any, issuer: FakeIssuer) -> None:
+    stand = await begin(url=f"{issuer.origin}/mcp")
+    browser = Browser(stand)
+    for _ in range(3):
+        _ = await browser.document(oauth.RESOURCE + "/mcp")
+    assert issuer.paths.count(oauth.RESOURCE + "/mcp") == 1
+    stand.gateway.downstream.change(stand.gateway.config)
+    _ = await browser.document(oauth.RESOURCE + "/mcp")
+    assert issuer.paths.count(oauth.RESOURCE + "/mcp") == 2
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_call_leads_its_client_to_the_gateways_metadata(
+    upstream: FakeUpstream, stand: Stand, status: int
+) -> None:
+    own = upstream.url.removesuffix("/mcp")
+    value = f'Bearer scope="a", resource_metadata="{own}/.well-known/oauth-protected-resource/mcp"'
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(status, b"", {"WWW-Authenticate": value})
+
+    upstream.on("tools/call", refuse)
+    reply = await stand.client("Bearer t").call()
+    assert reply.status == status
+    assert reply.headers["WWW-Authenticate"] == value.replace(own, f"http://{stand.gateway.listen}")
