@@ -63,6 +63,7 @@ RELOADED: Final = frozenset(
         "routes[].ephemeral",
         "routes[].undeclared",
         "routes[].forward_headers",
+        "routes[].sessions.affinity",
         "routes[].cache.ttl_ms",
         "routes[].cache.scope",
     }

@@ -242,6 +242,18 @@ class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scope: Annotated[Literal["private", "public"], Meta(description="`cacheScope` of the same results.")] = "private"
 
 
+class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How calls share the upstream sessions of one route."""
+
+    affinity: Annotated[
+        Literal["none", "principal"],
+        Meta(
+            description="`none`: a call takes any session of its principal; `principal`: all calls of a principal, "
+            "with the same client and capabilities, go to one session while it lives, one after the other."
+        ),
+    ] = "none"
+
+
 class Route(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One public path and its upstream."""
 
@@ -271,6 +283,9 @@ class Route(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     forward_headers: Annotated[
         tuple[Header, ...], Meta(description="Client headers that go upstream, beside `Authorization`.")
     ] = ()
+    sessions: Annotated[RouteSessions, Meta(description="How calls share this route's upstream sessions.")] = (
+        RouteSessions()
+    )
     cache: Annotated[Cache, Meta(description="Freshness of this route's lists and resources.")] = Cache()
 
 

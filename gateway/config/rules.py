@@ -19,6 +19,7 @@ def broken_rules(config: Config) -> Iterator[Problem]:
     yield from _addresses(config)
     yield from _principal(config)
     yield from _routes(config.routes)
+    yield from _affinity(config)
     yield from _not_yet(config)
 
 
@@ -104,6 +105,15 @@ def _route(path: str, route: Route) -> Iterator[Problem]:
     for name, times in Counter(route.forward_headers).items():
         if times > 1:
             yield Problem(f"{path}.forward_headers", f'lists "{name}" {times} times; keep one')
+
+
+def _affinity(config: Config) -> Iterator[Problem]:
+    for place, route in enumerate(config.routes):
+        if route.sessions.affinity == "principal" and config.sessions.idle_seconds == 0:
+            yield Problem(
+                f"routes[{place}].sessions.affinity",
+                "is principal, but sessions.idle_seconds is 0 and no session is kept; raise sessions.idle_seconds",
+            )
 
 
 _PER_ROUTE: tuple[tuple[str, Callable[[Route], bool], str], ...] = (

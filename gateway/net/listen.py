@@ -57,7 +57,7 @@ async def subscription(
     """The stream of one listen request: it starts with the acknowledgement and ends when the gateway stops."""
     chosen = wanted(request)
     await bridge.pool.authorise(key, headers)
-    session = await bridge.pool.acquire(key, headers)
+    session = await bridge.pool.acquire(key, headers, apart=True)
     outbox = Outbox(Leg(request.id), bridge.alarms.silence)
     try:
         honoured = await _subscribe(session, chosen, headers, timeout_seconds)

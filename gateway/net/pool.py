@@ -18,6 +18,7 @@ from gateway.core import jsonrpc, mcp, negotiate
 from gateway.core.negotiate import Handshake
 from gateway.core.toolparams import Tool  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.errors import Busy, CallLost, Refused, Unreachable
+from gateway.net import affinity
 from gateway.net.sessions import PoolKey, Session
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers
@@ -36,6 +37,8 @@ class Group:
         self.idle: deque[Session] = deque()
         self.waiting: deque[asyncio.Future[Session | None]] = deque()
         self.count = 0
+        self.main: Session | None = None
+        """With affinity: the session of all calls, from when it is being opened until it is dropped."""
         self.shaken: Handshake | None = None
         self.tools: dict[str, Tool] | None = None
         """The tools by name, as the last complete tools/list said; None when unknown."""
@@ -68,6 +71,7 @@ class Pool:
         tasks: Tasks,
     ) -> None:
         self.route = route
+        self._affine = route.sessions.affinity == "principal"
         self._config = config
         self._connect = connect
         self._metrics = metrics
@@ -114,7 +118,7 @@ class Pool:
         """
         if "Authorization" not in headers or self.group(key).accepts(headers):
             return
-        session = await self.acquire(key, headers)
+        session = self._guest_to_ask(self.group(key)) or await self.acquire(key, headers)
         clean = False
         try:
             if not self.group(key).accepts(headers):
@@ -135,23 +139,26 @@ class Pool:
             return session.shaken
         return group.shaken
 
-    async def acquire(self, key: PoolKey, headers: Headers) -> Session:
+    async def acquire(self, key: PoolKey, headers: Headers, *, apart: bool = False) -> Session:
         """A session for exclusive use: an idle one, a new one, or the next that comes free.
 
+        With affinity it is the one that there is, but for what is to be kept `apart` from calls: subscriptions.
         Raises Busy when none came free in `timeouts.session_wait_seconds`, and what opening one raises.
         """
         group = self.group(key)
         deadline = 0.0
         while True:
-            session = self._idle(group)
+            session = None if apart and self._affine else self._idle(group) or self._guest(group)
             if session is not None:
                 return session
-            if self._has_room(key):
-                return await self._open(key, group, headers)
+            if (apart or self._lacks_main(group)) and self._has_room(key):
+                return await self._open(key, group, headers, main=self._affine and not apart)
             deadline = deadline or time.monotonic() + self._config.timeouts.session_wait_seconds
             session = await self._wait(group, deadline - time.monotonic())
-            if session is not None:
+            if session is not None and not (apart and self._affine):
                 return session
+            if session is not None:
+                self.release(session, clean=True)  # meant for a call
 
     async def adopt(self, key: PoolKey, session_id: str, version: str, server_info: Raw, headers: Headers) -> Session:
         """A session that another process opened, to pick up its call; it counts as one opened here.
@@ -180,6 +187,55 @@ class Pool:
         """An idle session, if there is one and nobody waits for it."""
         return self._idle(self.group(key))
 
+    # -- affinity: see `net.affinity` -----------------------------------------------------------------------------
+
+    def _lacks_main(self, group: Group) -> bool:
+        """Whether another session may be opened for calls."""
+        return not self._affine or group.main is None or group.main.lost
+
+    def _guest(self, group: Group) -> Session | None:
+        """A session object beside calls that are parked in the main session."""
+        if group.main is None or not affinity.has_room(group.main):
+            return None
+        guest = self._join(group.main, group)
+        group.main.guests.add(guest)
+        return guest
+
+    def _guest_to_ask(self, group: Group) -> Session | None:
+        """One for what asks nobody anything, so it may go beside any call: who continues one must not wait for it."""
+        if group.main is None or group.idle or not affinity.can_join(group.main):
+            return None
+        return self._join(group.main, group)
+
+    def _join(self, host: Session, group: Group) -> Session:
+        guest = Session(host.key, self._connect(), self.route.path, self._metrics, self._tasks, group.accept)
+        affinity.join(host, guest)
+        return guest
+
+    def rest(self, session: Session, *, resting: bool) -> None:
+        """The call of a session was parked, or is not any more."""
+        session.resting = resting
+        if resting and self._affine:
+            self._next(self.group(session.key))
+
+    def _next(self, group: Group) -> None:
+        """Let the first one who waits try again."""
+        while group.waiting:
+            future = group.waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
+
+    async def _depart(self, guest: Session) -> None:
+        """See a guest off, when its call has ended or was given up for good."""
+        await guest.settled(self._config.sessions.quarantine_seconds)
+        guest.abandon()
+        affinity.part(guest)
+        self._next(self.group(guest.key))
+        await guest.channel.close(end_session=False)
+
+    # -- all sessions -------------------------------------------------------------------------------------------
+
     def _idle(self, group: Group) -> Session | None:
         while group.idle:
             session = group.idle.pop()
@@ -200,7 +256,7 @@ class Pool:
         candidates = [
             group.idle[0]
             for key, group in self._groups.items()
-            if group.idle and (principal is None or key.principal == principal)
+            if group.idle and not group.idle[0].guests and (principal is None or key.principal == principal)
         ]
         if not candidates:
             return False
@@ -227,19 +283,30 @@ class Pool:
                 group.waiting.remove(future)
         if future.done():
             return future.result()
+        if self._affine:
+            raise Busy(
+                f"Another call of the same principal has the one session of route {self.route.path} "
+                "(sessions.affinity: principal), and it did not come free in timeouts.session_wait_seconds; answer or "
+                "end that call, or call later",
+                status=503,
+            )
         raise Busy(
             f"No session to the upstream of route {self.route.path} came free in timeouts.session_wait_seconds; "
             "raise sessions.max or sessions.max_per_principal, or call later",
             status=503,
         )
 
-    async def _open(self, key: PoolKey, group: Group, headers: Headers) -> Session:
-        session = await self._begin(key, group, lambda session: session.open(headers))
+    async def _open(self, key: PoolKey, group: Group, headers: Headers, *, main: bool) -> Session:
+        session = await self._begin(key, group, lambda session: session.open(headers), main=main)
         group.shaken = session.shaken
         return session
 
-    async def _begin(self, key: PoolKey, group: Group, begin: Callable[[Session], Awaitable[None]]) -> Session:
+    async def _begin(
+        self, key: PoolKey, group: Group, begin: Callable[[Session], Awaitable[None]], *, main: bool = False
+    ) -> Session:
         session = Session(key, self._connect(), self.route.path, self._metrics, self._tasks, group.accept)
+        if main:
+            group.main = session  # before anything is awaited: whoever comes now waits for it
         self._enter(session, group)
         try:
             async with asyncio.timeout(self._config.timeouts.handshake_seconds):
@@ -282,13 +349,23 @@ class Pool:
 
     def release(self, session: Session, *, clean: bool) -> None:
         """Take a session back: into the pool after a clean end, into quarantine under a pending call, else away."""
-        if session.pending:
+        session.resting = False
+        if session.host is not None:
+            self._tasks.spawn(self._depart(session), "quarantine")
+        elif session.pending:
             session.move(SessionState.QUARANTINED)
             self._tasks.spawn(self._quarantine(session), "quarantine")
-        elif not clean or not self._may_pool(session):
+        elif not (clean or self._is_orderly(session)) or not self._may_pool(session):
             self._drop(session, end=session.may_end)
         else:
             self._give_back(session)
+
+    def _is_orderly(self, session: Session) -> bool:
+        """Whether a session is kept though a call left questions open in it: they named it, so nobody else gets them.
+
+        To drop it would be to lose all that affinity is for.
+        """
+        return self._groups[session.key].main is session and affinity.names_calls(session)
 
     def _may_pool(self, session: Session) -> bool:
         return not (session.lost or session.adopted or self.closed or self._config.sessions.idle_seconds == 0)
@@ -309,6 +386,10 @@ class Pool:
     async def _quarantine(self, session: Session) -> None:
         """Wait for the end of a call that was given up; only then may its session be ended."""
         await session.settled(self._config.sessions.quarantine_seconds)
+        if not session.pending and self._groups[session.key].main is session and self._may_pool(session):
+            session.move(SessionState.BUSY)
+            self._give_back(session)
+            return
         self._drop(session, end=session.may_end)
         session.abandon()
 
@@ -318,6 +399,9 @@ class Pool:
             return
         session.move(None)
         group = self._groups[session.key]
+        if group.main is session:
+            group.main = None
+        end = end and not session.guests
         group.count -= 1
         self._count -= 1
         left = self._principals[session.key.principal] - 1
@@ -350,7 +434,7 @@ class Pool:
             idle_seconds = self._config.sessions.idle_seconds
             now = time.monotonic()
             for key, group in list(self._groups.items()):
-                while group.idle and (group.idle[0].lost or now - group.idle[0].idle_since > idle_seconds):
+                while group.idle and _is_stale(group.idle[0], now - idle_seconds):
                     session = group.idle.popleft()
                     self._drop(session, end=not session.lost)
                 if not group.count and not group.waiting and now - group.used > idle_seconds:
@@ -367,3 +451,8 @@ class Pool:
         for group in self._groups.values():
             while group.idle:
                 self._drop(group.idle.popleft(), end=True)
+
+
+def _is_stale(session: Session, before: float) -> bool:
+    """Whether an idle session is of no use any more."""
+    return session.lost or (session.idle_since < before and not session.guests)

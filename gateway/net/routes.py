@@ -111,7 +111,7 @@ def end_streams(bridge: Bridge) -> None:
 
 def _shape(route: Route) -> tuple[object, ...]:
     """What a session of this route depends on."""
-    return route.upstream, route.forward_headers
+    return route.upstream, route.forward_headers, route.sessions
 
 
 def _endpoint(route: Route) -> Endpoint:

@@ -89,6 +89,16 @@ class Session:
         """The upstream forgot the session, or its side stream ended for good."""
         self.adopted = False
         """Whether another process opened it, for a call that it sent."""
+        self.opened = False
+        """Whether its handshake is done."""
+        self.resting = False
+        """Whether its call is parked."""
+        self.asked_in_call = self.asked_aside = False
+        """Where the server has asked: on the stream of the call, which names it, or on the side stream."""
+        self.guests: set[Session] = set()
+        """Others that speak in this session too (`net.affinity`), each with a call of its own."""
+        self.host: Session | None = None
+        """Whose guest it is."""
         self.idle_since = 0.0
         self.on_change: Callable[[str, bytes], None] | None = None
         """Hears list_changed and resource updates: method and message."""
@@ -137,6 +147,7 @@ class Session:
         await self.channel.listen(self.shaken.version, headers, self._hear_side, self._side_lost)
         await self.channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)
         self._accept(headers)
+        self.opened = True
         self._metrics.session_opened(self._route)
 
     async def adopt(self, session_id: str, shaken: Handshake, headers: Headers) -> None:
@@ -276,20 +287,30 @@ class Session:
         except (ValueError, msgspec.MsgspecError):
             self._metrics.upstream_failed(self._route, "malformed")
             return False
+        speaker = next((guest for guest in self.guests if guest.awaits(message)), self)
+        return speaker.hear_aside(message, data)
+
+    def awaits(self, message: jsonrpc.Message) -> bool:
+        """Whether a message answers the call in flight."""
         call = self._call
-        answered = self._hear(call, message, data)
+        return call is not None and message.method is None and message.id == Raw(call.id)
+
+    def hear_aside(self, message: jsonrpc.Message, data: bytes) -> bool:
+        """Take one message of the side stream; whether it answers the call."""
+        call = self._call
+        answered = self._hear(call, message, data, aside=True)
         if answered and call is not None:
             call.leave()
         return answered
 
-    def _hear(self, call: Call | None, message: jsonrpc.Message, data: bytes) -> bool:
+    def _hear(self, call: Call | None, message: jsonrpc.Message, data: bytes, *, aside: bool = False) -> bool:
         """Sort one message; whether it answers the call."""
         if call is not None:
             call.heard = time.monotonic()
         if message.method is None:
             return self._hear_response(call, message)
         if isinstance(message.id, Raw):
-            self._hear_request(call, message, message.id)
+            self._hear_request(call, message, message.id, aside=aside)
         else:
             self._hear_notification(call, message, data)
         return False
@@ -305,10 +326,17 @@ class Session:
         call.listener.hear(event)
         return True
 
-    def _hear_request(self, call: Call | None, message: jsonrpc.Message, id_: Raw) -> None:
+    def _hear_request(self, call: Call | None, message: jsonrpc.Message, id_: Raw, *, aside: bool) -> None:
         method = message.method or ""
         if method == mcp.PING:
             self._answer_later(id_, Raw(b"{}"))
+        elif aside and self.guests:
+            self.asked_aside = True
+            self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
+            error = jsonrpc.Error(
+                mcp.INVALID_PARAMS, "Several calls are in flight, and the request names none of them"
+            )
+            self._answer_later(id_, error)
         elif call is None or isinstance(call.listener, _Answer):
             # SEP-2260: a request that belongs to no call of a client never reaches one.
             self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
@@ -317,6 +345,8 @@ class Session:
         elif method in inputs.KINDS and not self.channel.can_ask:
             call.listener.hear(on.Stopped(_cannot_ask(self._route)))
         else:
+            self.asked_aside |= aside
+            self.asked_in_call |= not aside
             self._accept(self._headers)
             call.listener.hear(on.Nested(id_, method, message.params))
 
