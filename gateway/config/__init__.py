@@ -1,6 +1,7 @@
 """The configuration: one strict YAML file, the environment's overrides, errors that name their fix."""
 
 from gateway.config.changes import changes, refused
+from gateway.config.effective import on_route
 from gateway.config.forms import split_address
 from gateway.config.keys import decode_key
 from gateway.config.load import digest, for_upstream, load, parse
@@ -45,6 +46,7 @@ __all__ = [
     "for_upstream",
     "json_schema",
     "load",
+    "on_route",
     "parse",
     "refused",
     "split_address",

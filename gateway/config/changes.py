@@ -10,9 +10,10 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import fields
 
+from gateway.config.effective import OWN_SECTIONS
 from gateway.config.model import Config
 
-RELOADED: Final = frozenset(
+_SHARED: Final = frozenset(
     {
         "state.keys",
         "state.keys_file",
@@ -66,7 +67,13 @@ RELOADED: Final = frozenset(
         "routes[].cache.scope",
     }
 )
-"""Keys that a reload changes; `routes[]` is any route."""
+RELOADED: Final = _SHARED | {
+    f"routes[].{section}.{field.name}"
+    for section, own in OWN_SECTIONS.items()
+    for field in fields(own)
+    if f"{section}.{field.name}" in _SHARED
+}
+"""Keys that a reload changes; `routes[]` is any route. What a route has for itself is as its key in common."""
 
 
 class Change(NamedTuple):

@@ -242,6 +242,56 @@ class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scope: Annotated[Literal["private", "public"], Meta(description="`cacheScope` of the same results.")] = "private"
 
 
+class RouteHold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one route has of `hold` for itself; a key that is not given is that of `hold`."""
+
+    ttl_seconds: Annotated[SomeSeconds | None, Meta(description="As `hold.ttl_seconds`.")] = None
+    quiet_seconds: Annotated[
+        Annotated[float, Meta(ge=0, le=5)] | None, Meta(description="As `hold.quiet_seconds`.")
+    ] = None
+    grace_seconds: Annotated[Seconds | None, Meta(description="As `hold.grace_seconds`.")] = None
+    linger_seconds: Annotated[Seconds | None, Meta(description="As `hold.linger_seconds`.")] = None
+
+
+class RouteLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one route has of `limits` for itself; a key that is not given is that of `limits`."""
+
+    body_bytes: Annotated[Bytes | None, Meta(description="As `limits.body_bytes`.")] = None
+    event_bytes: Annotated[Bytes | None, Meta(description="As `limits.event_bytes`.")] = None
+    json_depth: Annotated[Annotated[int, Meta(ge=8, le=512)] | None, Meta(description="As `limits.json_depth`.")] = (
+        None
+    )
+
+
+class RouteTimeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one route has of `timeouts` for itself; a key that is not given is that of `timeouts`."""
+
+    connect_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.connect_seconds`.")] = None
+    handshake_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.handshake_seconds`.")] = None
+    answer_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.answer_seconds`.")] = None
+    idle_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.idle_seconds`.")] = None
+    session_wait_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.session_wait_seconds`.")] = None
+    keepalive_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.keepalive_seconds`.")] = None
+    cancel_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.cancel_seconds`.")] = None
+    send_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.send_seconds`.")] = None
+
+
+class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one route has of `sessions` for itself; a key that is not given is that of `sessions`."""
+
+    max: Annotated[Count | None, Meta(description="As `sessions.max`.")] = None
+    max_per_principal: Annotated[Count | None, Meta(description="As `sessions.max_per_principal`.")] = None
+    idle_seconds: Annotated[Seconds | None, Meta(description="As `sessions.idle_seconds`.")] = None
+    quarantine_seconds: Annotated[Seconds | None, Meta(description="As `sessions.quarantine_seconds`.")] = None
+
+
+class RouteLegs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one route has of `legs` for itself; a key that is not given is that of `legs`."""
+
+    limit_seconds: Annotated[SomeSeconds | None, Meta(description="As `legs.limit_seconds`.")] = None
+    rounds: Annotated[Annotated[int, Meta(ge=0, le=9)] | None, Meta(description="As `legs.rounds`.")] = None
+
+
 class Route(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One public path and its upstream."""
 
@@ -272,6 +322,11 @@ class Route(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tuple[Header, ...], Meta(description="Client headers that go upstream, beside `Authorization`.")
     ] = ()
     cache: Annotated[Cache, Meta(description="Freshness of this route's lists and resources.")] = Cache()
+    hold: Annotated[RouteHold, Meta(description="This route's own times of a wait.")] = RouteHold()
+    limits: Annotated[RouteLimits, Meta(description="This route's own sizes.")] = RouteLimits()
+    timeouts: Annotated[RouteTimeouts, Meta(description="This route's own waiting times.")] = RouteTimeouts()
+    sessions: Annotated[RouteSessions, Meta(description="This route's own pool of sessions.")] = RouteSessions()
+    legs: Annotated[RouteLegs, Meta(description="This route's own early ends.")] = RouteLegs()
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

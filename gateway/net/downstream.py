@@ -68,7 +68,9 @@ class Downstream:
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """One HTTP request; never raises but for cancellation."""
-        config = self._config
+        # What comes before the body can only be known of the route that there is now.
+        bridge = self._routes.bridges.get(http.path)
+        config = self._config if bridge is None else bridge.config
         wire = HttpWire(http, config.timeouts.send_seconds)
         self.in_flight += 1
         try:
@@ -95,7 +97,7 @@ class Downstream:
             bridge = self._routes.bridges.get(incoming.path)
             if bridge is None:
                 return await self._serve_former(incoming, wire)
-            posted = modern.read(incoming.body, self._config.limits.json_depth)
+            posted = modern.read(incoming.body, bridge.config.limits.json_depth)
             id_ = bytes(posted.id) if posted.id is not None else None
             return await self._serve(incoming, wire, bridge, posted)
         except GatewayError as exc:
@@ -195,7 +197,7 @@ class Downstream:
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         if request.method == mcp.LISTEN:
-            deadline = self._config.timeouts.handshake_seconds
+            deadline = bridge.config.timeouts.handshake_seconds
             async with listen.subscription(bridge, request, key, headers, deadline) as stream:
                 return await _converse(wire, stream)
         if request.method in mcp.ASKING:

@@ -5,10 +5,10 @@ the settings it knows, in the lot that all bridges share, and the old bridge goe
 handed on as long as what shapes its sessions is the same.
 """
 
-from gateway.config import Config, Route
+from gateway.config import Config, Route, on_route
 from gateway.core import mcp
 from gateway.core.exchange import Policy
-from gateway.net.alarms import Alarms
+from gateway.net.alarms import Alarms, lengths
 from gateway.net.bridge import Bridge
 from gateway.net.client import Client, Endpoint
 from gateway.net.driver import Driver
@@ -43,17 +43,19 @@ class Routes:
         self._client = client
         self._metrics = metrics
         self._tasks = tasks
-        self._alarms = Alarms(config, tasks)
+        self._alarms: dict[tuple[float, ...], Alarms] = {}
         self.change(config)
 
     def change(self, config: Config) -> None:
         """Serve the routes of this configuration from now on."""
         endpoints = {route.path: _endpoint(route) for route in config.routes}
-        if not self._alarms.fit(config):
-            self._alarms = Alarms(config, self._tasks)
+        there = {route.path: on_route(config, route) for route in config.routes}
+        self._alarms = {
+            lengths(each): self._alarms.get(lengths(each)) or Alarms(each, self._tasks) for each in there.values()
+        }
         before = self.bridges
         self.bridges = {
-            route.path: self._bridge(config, route, endpoints[route.path], before.get(route.path))
+            route.path: self._bridge(there[route.path], route, endpoints[route.path], before.get(route.path))
             for route in config.routes
         }
         for path, bridge in before.items():
@@ -62,25 +64,29 @@ class Routes:
                 self._retire(bridge)
 
     def _bridge(self, config: Config, route: Route, endpoint: Endpoint, before: Bridge | None) -> Bridge:
+        """`config` is as it holds on this route."""
         self._metrics.show_zeroes(route.path)
         if before is not None and _shape(before.route) == _shape(route):
-            pool, listeners = before.pool, before.listeners
+            client, pool, listeners = before.client, before.pool, before.listeners
+            client.change(config.limits, config.timeouts)
             pool.change(config, route)
         else:
+            client = self._client.sibling(config.limits, config.timeouts)
 
             def connect() -> StreamableChannel:
-                return StreamableChannel(self._client, endpoint, self._tasks)
+                return StreamableChannel(client, endpoint, self._tasks)
 
             pool, listeners = Pool(config, route, connect, self._metrics, self._tasks), set()
         return Bridge(
             config=config,
             route=route,
+            client=client,
             pool=pool,
             lot=self.lot,
             sealer=self.sealer,
             metrics=self._metrics,
             tasks=self._tasks,
-            alarms=self._alarms,
+            alarms=self._alarms[lengths(config)],
             policies=_policies(config, route),
             owner=self.owner,
             epoch=self.epoch,
