@@ -53,6 +53,7 @@ class Event(StrEnum):
     PEER_REJECTED = "peer.rejected"
     PEER_FAILED = "peer.failed"
     CALL_TAKEN_OVER = "call.taken_over"
+    KEYS_FAILED = "keys.failed"
     TASK_FAILED = "task.failed"
 
 
@@ -165,6 +166,7 @@ class Rejection(StrEnum):
     VERSION = "unsupported_version"
     METHOD = "method_not_found"
     CAPABILITY = "missing_capability"
+    UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
     TOO_LARGE = "too_large"
     TOO_SLOW = "too_slow"

@@ -63,7 +63,7 @@ REFUSED = [
     (
         "cache: {}\n",
         (
-            "cache: unknown key; remove it, or use one of: listen, admin, workers, state, replica, hold, "
+            "cache: unknown key; remove it, or use one of: listen, admin, workers, tls, state, replica, hold, "
             "limits, timeouts, sessions, legs, principal, security, log, routes"
         ),
     ),

@@ -75,7 +75,7 @@ class Alarms:
     """
 
     def __init__(self, config: Config, tasks: Tasks) -> None:
-        idle, silence, leg, ttl, linger = lengths(config)
+        self.lengths = idle, silence, leg, ttl, linger = lengths(config)
         self.idle = Alarm(idle, tasks, "idle")
         self.silence = Alarm(silence, tasks, "keep-alive")
         self.shared = {

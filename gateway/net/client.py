@@ -163,7 +163,9 @@ def mapped(exc: BaseException, where: str) -> UpstreamError:
 class Endpoint:
     """One upstream URL and what was learnt about it; shared by all its channels."""
 
-    def __init__(self, route: str, url: str) -> None:
+    def __init__(self, route: str, url: str, *, as_client: bool = True) -> None:
+        """`as_client`: the client's own credential goes there."""
+        self.as_client = as_client
         self.url = URL(url)
         self.where = f"The upstream {url} of route {route}"
 

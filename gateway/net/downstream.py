@@ -1,14 +1,12 @@
 """The client's side: one HTTP request in, one reply out; the only place where an exception becomes a response."""
 
 import asyncio
-import ipaddress
 import re
 import time
 from typing import Final
 
 from aiohttp import web
 
-from gateway import principal as principals
 from gateway.config import Config
 from gateway.core import jsonrpc, mcp, negotiate, sse
 from gateway.core import request as modern
@@ -27,8 +25,10 @@ from gateway.errors import (
 )
 from gateway.net import catalog, listen
 from gateway.net.bridge import Bridge
+from gateway.net.callers import Callers
 from gateway.net.driver import Driver
 from gateway.net.guard import Guard
+from gateway.net.headers import asks_as_client, for_call
 from gateway.net.outbox import Last, Outbox
 from gateway.net.peers import PeerFailed, Replied
 from gateway.net.routes import Routes
@@ -47,8 +47,11 @@ _TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
 class Downstream:
     """Serves the routes of one listener."""
 
-    def __init__(self, config: Config, routes: Routes, succession: Succession, metrics: Metrics) -> None:
+    def __init__(
+        self, config: Config, routes: Routes, callers: Callers, succession: Succession, metrics: Metrics
+    ) -> None:
         self._routes = routes
+        self._callers = callers
         self._succession = succession
         self._metrics = metrics
         self.change(config)
@@ -63,7 +66,6 @@ class Downstream:
     def change(self, config: Config) -> None:
         """Serve new requests by this configuration."""
         self._guard = Guard(config.security, config.listen)
-        self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
         self._config = config
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
@@ -130,8 +132,7 @@ class Downstream:
                 raise no_route
             no_route.request_id = bytes(posted.id)
             request = modern.check(posted, lambda name: incoming.headers.getall(name, ()))
-            binding = bind(incoming.path, request, self._principal(incoming))
-            envelope = self._routes.sealer.open(request.request_state or "", binding, time.time())
+            envelope = await self._open_former(incoming, request)
         except DownstreamError as exc:
             raise no_route from exc
         try:
@@ -154,6 +155,16 @@ class Downstream:
             self._metrics.operation_finished(incoming.path, request.method, request.version, outcome, seconds)
         return response
 
+    async def _open_former(self, incoming: Incoming, request: Request) -> Envelope:
+        """Open a state of a path without a route: whether its upstream saw the credential is not known any more."""
+        sealed = request.request_state or ""
+        try:
+            principal = await self._callers.principal(incoming, is_checked=True)
+            return self._routes.sealer.open(sealed, bind(incoming.path, request, principal), time.time())
+        except InvalidState:
+            principal = await self._callers.principal(incoming, is_checked=False)
+            return self._routes.sealer.open(sealed, bind(incoming.path, request, principal), time.time())
+
     async def _serve(
         self, incoming: Incoming, wire: Wire, bridge: Bridge, posted: modern.Posted
     ) -> web.StreamResponse:
@@ -166,7 +177,8 @@ class Downstream:
         started = time.monotonic()
         request = modern.check(posted, lambda name: incoming.headers.getall(name, ()))
         headers = self._upstream_headers(incoming, bridge, request)
-        key = _pool_key(bridge, request, self._principal(incoming), headers)
+        principal = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
+        key = _pool_key(bridge, request, principal, headers)
         outcome = Outcome.ERROR
         try:
             response, outcome = await self._dispatch(incoming, wire, bridge, request, key, headers)
@@ -257,26 +269,15 @@ class Downstream:
         finally:
             waiting.discard(driver)
 
-    def _principal(self, incoming: Incoming) -> bytes:
-        config = self._config.principal
-        if config.source == "header" and config.header is not None:
-            is_trusted = principals.is_trusted(incoming.remote, self._networks)
-            return principals.of_header(incoming.headers.get(config.header) if is_trusted else None)
-        return principals.of_authorization(incoming.headers.get("Authorization"))
-
     def _upstream_headers(self, incoming: Incoming, bridge: Bridge, request: Request) -> Headers:
         """What of this request's headers goes upstream; everything else stays here."""
-        headers: dict[str, str] = {}
-        for name in ("Authorization", *bridge.route.forward_headers):
-            value = incoming.headers.get(name)
-            if value is not None:
-                headers[name] = _sendable(name, value)
+        sent = for_call(bridge.route, incoming.headers)
         meta = request.user_meta
         for name in mcp.TRACE_KEYS:
             value = (jsonrpc.text(meta.get(name)) if meta else None) or incoming.headers.get(name)
             if value is not None and _TRACE_VALUE.fullmatch(value):
-                headers[name] = value
-        return headers
+                sent[name] = value
+        return sent
 
     async def _refuse(self, wire: Wire, error: GatewayError, id_: bytes | None) -> web.StreamResponse:
         if isinstance(error, InvalidState):
@@ -317,15 +318,6 @@ async def _converse(wire: Wire, outbox: Outbox) -> Replied:
         await wire.write(sse.KEEP_ALIVE if item is None else sse.encode(item))
         item = await outbox.take()
     return await wire.whole(item.body, item.status, item.headers, item.outcome), item.outcome
-
-
-def _sendable(name: str, value: str) -> str:
-    """A header value that can go upstream: bytes that are no UTF-8 came in as surrogates."""
-    try:
-        _ = value.encode()
-    except UnicodeEncodeError as exc:
-        raise InvalidRequest(f"The header {name} is not UTF-8") from exc
-    return value
 
 
 def _not_allowed(method: str) -> GatewayError:

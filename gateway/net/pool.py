@@ -18,6 +18,7 @@ from gateway.core import jsonrpc, mcp, negotiate
 from gateway.core.negotiate import Handshake
 from gateway.core.toolparams import Tool  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.errors import Busy, CallLost, Refused, Unreachable
+from gateway.net.headers import asks_as_client
 from gateway.net.sessions import PoolKey, Session
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers
@@ -110,9 +111,10 @@ class Pool:
         """Have the upstream see this credential, unless it just has; raises Refused.
 
         A principal is read from a token whose signature nobody here checks. What the gateway answers from memory (a
-        handshake, a kept result, a change on somebody's session) must not go out on a forged one.
+        handshake, a kept result, a change on somebody's session) must not go out on a forged one. Where the upstream
+        sees no credential of the client's, no claim of an unverified token makes a principal (`net.callers`).
         """
-        if "Authorization" not in headers or self.group(key).accepts(headers):
+        if not asks_as_client(self.route) or "Authorization" not in headers or self.group(key).accepts(headers):
             return
         session = await self.acquire(key, headers)
         clean = False
