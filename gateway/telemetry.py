@@ -39,6 +39,7 @@ class Event(StrEnum):
 
     CONFIG_LOADED = "config.loaded"
     CONFIG_REJECTED = "config.rejected"
+    CONFIG_CAUTION = "config.caution"
     SERVER_STARTED = "server.started"
     SERVER_DRAINING = "server.draining"
     SERVER_PARTED = "server.parted"

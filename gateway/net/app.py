@@ -213,7 +213,7 @@ class Gateway:
 
 def _caution(config: Config) -> None:
     for sentence in cautions(config):
-        log.warning(Event.CONFIG_LOADED, note=sentence)
+        log.warning(Event.CONFIG_CAUTION, note=sentence)
 
 
 def _raise_open_files() -> None:

@@ -264,10 +264,16 @@ class Pool:
                 "MCP server"
             )
         if isinstance(exc, CallLost):
-            return Unreachable(exc.message.partition(";")[0])
+            return Unreachable(exc.message.partition(";")[0] + self._hint())
         if isinstance(exc, ValueError | RecursionError):
             return Unreachable(f"The upstream {upstream} of route {self.route.path} is no MCP server: {exc}")
         return exc
+
+    def _hint(self) -> str:
+        """A server that misses a client's certificate says so only after its handshake, or hangs up (TLS 1.3)."""
+        upstream = self.route.upstream
+        may_miss = (upstream.url or "").startswith("https") and upstream.tls.cert_file is None
+        return "; if it asks for client certificates, give upstream.tls.cert_file" if may_miss else ""
 
     def _changed(self, group: Group) -> Callable[[str, bytes], None]:
         def forget(method: str, _: bytes) -> None:
