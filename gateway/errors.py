@@ -10,6 +10,7 @@ GatewayError                  what a client can be told: JSON-RPC `code`, HTTP `
 │   ├── MissingCapability     -32021  400  the call needs what the client did not declare
 │   ├── UnsupportedVersion    -32022  400
 │   ├── MethodNotFound        -32601  404
+│   ├── Unauthorized          -32600  401  no token, or one that is not accepted; carries WWW-Authenticate
 │   ├── Forbidden             -32600  403  Host or Origin
 │   ├── TooLarge              -32600  413
 │   └── Busy                  -32603  429/503  a cap; carries Retry-After
@@ -21,6 +22,7 @@ GatewayError                  what a client can be told: JSON-RPC `code`, HTTP `
 │   │   └── CallGone          its session is gone, and the call with it
 │   ├── CannotAsk             the upstream's mode cannot carry its own question
 │   └── Refused               an HTTP status of the upstream that the client must see (401, 403)
+├── NoKeys                    -32603  503  the issuer's keys cannot be had, so that no token can be verified
 ├── OwnerStalled              -32603  503  the replica that holds the call does not react; try again
 └── Stopping                  -32603  503  this replica is going away
 LocalProtocolError            our own bug: an event that the exchange's table forbids
@@ -128,6 +130,18 @@ class MethodNotFound(DownstreamError):
     status = 404
 
 
+class Unauthorized(DownstreamError):
+    """The caller is not known: `why` is one sentence without quotes, nothing of the token is in it (RFC 6750)."""
+
+    rejection = "unauthorized"
+    status = 401
+
+    def __init__(self, why: str, *, has_token: bool) -> None:
+        super().__init__(why, data={"reason": "unauthorized"})
+        error = f' error="invalid_token", error_description="{why}"' if has_token else ""
+        self.headers["WWW-Authenticate"] = f"Bearer{error}"
+
+
 class Forbidden(DownstreamError):
     """Host or Origin is not one that this listener serves (DNS rebinding)."""
 
@@ -198,15 +212,31 @@ class CannotAsk(UpstreamError):
 
 
 class Refused(UpstreamError):
-    """The upstream refused this request's credentials; its status and challenge go to the client."""
+    """The upstream refused this request's credentials.
+
+    Its status and challenge go to the client, unless the credentials are not the client's: then there is nothing that
+    it could do about them.
+    """
 
     reason = "upstream_refused"
 
-    def __init__(self, message: str, *, status: int, challenge: str | None = None) -> None:
+    def __init__(self, message: str, *, status: int, challenge: str | None = None, is_clients: bool = True) -> None:
         super().__init__(message, data={"status": status})
+        if not is_clients:
+            return
         self.status = status
         if challenge is not None:
             self.headers["WWW-Authenticate"] = challenge
+
+
+class NoKeys(GatewayError):
+    """The keys that tokens are verified with cannot be had: nobody's token is good or bad until they can."""
+
+    status = 503
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, data={"reason": "no_keys"})
+        self.headers["Retry-After"] = "10"
 
 
 class OwnerStalled(GatewayError):

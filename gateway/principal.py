@@ -1,9 +1,10 @@
 """Who is calling, from the request's headers; pure.
 
 The principal is what sessions are pooled by and what states are bound to. For a JWT it is (iss, sub, client), not the
-token's bytes: access tokens are refreshed while people think. The signature is not checked here: the token goes
-upstream with every leg, and the upstream authorises it. An opaque token is its digest; no credential is one
-principal, "anonymous".
+token's bytes: access tokens are refreshed while people think. The signature is not checked here (`gateway.bearer`
+does, where the configuration says so): the token goes upstream with every leg, and the upstream authorises it. Where
+it does not go upstream, nobody would check it, and a JWT is as opaque as any other token. An opaque token is its
+digest: who has it is that principal. No credential is one principal, "anonymous".
 """
 
 import base64
@@ -25,16 +26,26 @@ class _Claims(msgspec.Struct):
     azp: str = ""
 
 
-def of_authorization(authorization: str | None) -> bytes:
-    """The principal of an `Authorization` header value."""
+def of_authorization(authorization: str | None, *, is_checked: bool = True) -> bytes:
+    """The principal of an `Authorization` header value; `is_checked`: the upstream sees it, and checks it."""
     if authorization is None:
         return ANONYMOUS
+    if not is_checked:
+        return _of_opaque(authorization)
     scheme, _, credentials = authorization.strip().partition(" ")
     claims = _claims(credentials.strip()) if scheme.lower() == "bearer" else None
     if claims is None or not (claims.iss and claims.sub):
-        return hashlib.sha256(b"opaque\0" + _bytes(authorization)).digest()
-    parts = (claims.iss, claims.sub, claims.client_id or claims.azp)
-    return hashlib.sha256(b"jwt\0" + msgspec.json.encode(parts)).digest()
+        return _of_opaque(authorization)
+    return of_claims(claims.iss, claims.sub, claims.client_id or claims.azp)
+
+
+def of_claims(issuer: str, subject: str, client: str) -> bytes:
+    """The principal of a token's claims."""
+    return hashlib.sha256(b"jwt\0" + msgspec.json.encode((issuer, subject, client))).digest()
+
+
+def _of_opaque(authorization: str) -> bytes:
+    return hashlib.sha256(b"opaque\0" + _bytes(authorization)).digest()
 
 
 def of_header(value: str | None) -> bytes:

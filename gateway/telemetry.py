@@ -39,6 +39,7 @@ class Event(StrEnum):
 
     CONFIG_LOADED = "config.loaded"
     CONFIG_REJECTED = "config.rejected"
+    CONFIG_CAUTION = "config.caution"
     SERVER_STARTED = "server.started"
     SERVER_DRAINING = "server.draining"
     SERVER_PARTED = "server.parted"
@@ -54,6 +55,7 @@ class Event(StrEnum):
     PEER_REJECTED = "peer.rejected"
     PEER_FAILED = "peer.failed"
     CALL_TAKEN_OVER = "call.taken_over"
+    KEYS_FAILED = "keys.failed"
     TASK_FAILED = "task.failed"
 
 
@@ -194,6 +196,7 @@ class Rejection(StrEnum):
     VERSION = "unsupported_version"
     METHOD = "method_not_found"
     CAPABILITY = "missing_capability"
+    UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
     TOO_LARGE = "too_large"
     TOO_SLOW = "too_slow"

@@ -63,8 +63,8 @@ REFUSED = [
     (
         "cache: {}\n",
         (
-            "cache: unknown key; remove it, or use one of: listen, public_url, admin, workers, state, replica, hold, "
-            "limits, timeouts, sessions, legs, principal, security, log, routes"
+            "cache: unknown key; remove it, or use one of: listen, public_url, admin, workers, tls, state, replica, "
+            "hold, limits, timeouts, sessions, legs, principal, security, log, routes"
         ),
     ),
     ("hold: 5\n", "hold: 5 is a number where a section is expected; write key: value"),

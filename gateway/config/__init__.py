@@ -1,12 +1,16 @@
 """The configuration: one strict YAML file, the environment's overrides, errors that name their fix."""
 
+from gateway.config.cautions import cautions
 from gateway.config.changes import changes, refused
-from gateway.config.forms import split_address
+from gateway.config.effective import on_route
+from gateway.config.files import contents
+from gateway.config.forms import HOP_BY_HOP, split_address
 from gateway.config.keys import decode_key
 from gateway.config.load import digest, for_upstream, load, parse
 from gateway.config.model import (
     Cache,
     Config,
+    Credentials,
     Hold,
     Legs,
     Limits,
@@ -18,15 +22,21 @@ from gateway.config.model import (
     Sessions,
     State,
     Timeouts,
+    Tls,
     Upstream,
+    UpstreamTls,
 )
 from gateway.config.problems import ConfigError
 from gateway.config.schema import json_schema
+from gateway.config.tls import Contexts, contexts
 
 __all__ = [
+    "HOP_BY_HOP",
     "Cache",
     "Config",
     "ConfigError",
+    "Contexts",
+    "Credentials",
     "Hold",
     "Legs",
     "Limits",
@@ -38,13 +48,19 @@ __all__ = [
     "Sessions",
     "State",
     "Timeouts",
+    "Tls",
     "Upstream",
+    "UpstreamTls",
+    "cautions",
     "changes",
+    "contents",
+    "contexts",
     "decode_key",
     "digest",
     "for_upstream",
     "json_schema",
     "load",
+    "on_route",
     "parse",
     "refused",
     "split_address",

@@ -10,11 +10,15 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import fields
 
+from gateway.config.effective import OWN_SECTIONS
 from gateway.config.model import Config
 
-RELOADED: Final = frozenset(
+_SHARED: Final = frozenset(
     {
         "public_url",
+        "tls.cert_file",
+        "tls.key_file",
+        "tls.client_ca_file",
         "state.keys",
         "state.keys_file",
         "state.ttl_seconds",
@@ -53,22 +57,46 @@ RELOADED: Final = frozenset(
         "principal.source",
         "principal.header",
         "principal.trusted_proxies",
+        "principal.issuer",
+        "principal.jwks_url",
+        "principal.jwks_file",
+        "principal.jwks_ca_file",
+        "principal.jwks_stale_seconds",
+        "principal.audience",
+        "principal.algorithms",
         "security.allowed_hosts",
         "security.allowed_origins",
         "routes[].path",
         "routes[].upstream.url",
         "routes[].upstream.command",
         "routes[].upstream.transport",
+        "routes[].upstream.tls.ca_file",
+        "routes[].upstream.tls.cert_file",
+        "routes[].upstream.tls.key_file",
+        "routes[].upstream.tls.server_name",
+        "routes[].upstream.tls.verify",
         "routes[].continuation",
         "routes[].ephemeral",
         "routes[].undeclared",
+        "routes[].credentials.mode",
+        "routes[].credentials.token",
+        "routes[].credentials.token_file",
+        "routes[].credentials.header",
         "routes[].forward_headers",
         "routes[].sessions.affinity",
+        "routes[].drop_headers",
+        "routes[].set_headers",
         "routes[].cache.ttl_ms",
         "routes[].cache.scope",
     }
 )
-"""Keys that a reload changes; `routes[]` is any route."""
+RELOADED: Final = _SHARED | {
+    f"routes[].{section}.{field.name}"
+    for section, own in OWN_SECTIONS.items()
+    for field in fields(own)
+    if f"{section}.{field.name}" in _SHARED
+}
+"""Keys that a reload changes; `routes[]` is any route. What a route has for itself is as its key in common."""
 
 
 class Change(NamedTuple):

@@ -11,6 +11,7 @@ _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?", re.
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _PATH = re.compile(r"/|(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+", re.ASCII)
 _URL_TEXT = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+", re.ASCII)
+_HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
 _REPLICA_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 # RFC 9110 section 7.6.1: these speak of one connection, and never go on.
@@ -41,6 +42,7 @@ _OWN = frozenset(
         "via",
     }
 )
+_HEADER_VALUE_CHARACTERS = 8_192
 _OWN_PREFIXES = ("mcp-", "content-", "sec-", "access-control-")
 
 
@@ -135,6 +137,10 @@ def _header(text: str) -> str | None:
     return name
 
 
+def _header_value(text: str) -> str | None:
+    return text if len(text) <= _HEADER_VALUE_CHARACTERS and _HEADER_VALUE.fullmatch(text) else None
+
+
 def _network(text: str) -> str | None:
     try:
         return str(ip_network(text))
@@ -149,6 +155,7 @@ def _replica_id(text: str) -> str | None:
 FORMS = {
     "address": Form("host:port", "127.0.0.1:8080", _address),
     "header": Form("a header name", "x-tenant", _header),
+    "header value": Form("one line of plain text for a header", "acme", _header_value),
     "host": Form("a host name", "gateway.example.com", _host),
     "network": Form("an IP network", "10.0.0.0/8", _network),
     "origin": Form("an origin", "https://app.example.com", _origin),

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 
 from gateway.config.environment import override
-from gateway.config.keys import read_key_lines
+from gateway.config.files import with_files
 from gateway.config.model import Config
 from gateway.config.problems import ConfigError, Given, Problem, touches
 from gateway.config.rules import broken_rules
@@ -52,34 +51,21 @@ def _finish(tree: object, problems: list[Problem], source: str, env: Mapping[str
     """Build and check; a broken rule is left out where a refused value explains it."""
     problems += override(tree, config_shape(), env)
     walker = Walker(env)
-    config, unreadable = _with_keys_file(walker.read_config(tree), Path(source).parent)
+    config, unreadable = with_files(walker.read_config(tree), Path(source).parent)
     problems += walker.problems + unreadable
-    spoilt = [*walker.spoilt, *("state.keys" for _ in unreadable)]
+    # A file that says nothing leaves the key empty that it stands for.
+    spoilt = [*walker.spoilt, *(problem.path.removesuffix("_file") for problem in unreadable)]
     problems += [rule for rule in broken_rules(config) if not any(touches(rule.path, path) for path in spoilt)]
     if problems:
         raise ConfigError((str(problem) for problem in problems), source)
     return config
 
 
-def _with_keys_file(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
-    state = config.state
-    if state.keys_file is None:
-        return config, []
-    if state.keys:
-        return config, [Problem("state.keys_file", "stands beside state.keys; keep one of them")]
-    try:
-        keys = read_key_lines((folder / state.keys_file).read_text("utf-8"))
-    except OSError as exc:
-        return config, [Problem("state.keys_file", f"cannot be read ({exc.strerror}); check path and rights")]
-    except UnicodeDecodeError:
-        return config, [Problem("state.keys_file", "is not UTF-8 text; write one key per line")]
-    if not keys:
-        return config, [Problem("state.keys_file", "has no key in it; add one with `mrtr-gateway keygen`")]
-    return replace(config, state=replace(state, keys=keys)), []
-
-
 def digest(config: Config) -> str:
-    """Return 12 hex digits of SHA-256 over the configuration without its keys (their number counts)."""
+    """Return 12 hex digits of SHA-256 over the configuration without its secrets (which there are counts)."""
     plain = msgspec.to_builtins(config)
     plain["state"]["keys"] = len(config.state.keys)
+    for route in plain["routes"]:
+        route["credentials"]["token"] = route["credentials"]["token"] is not None
+        route["set_headers"] = list(route["set_headers"])
     return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()[:12]

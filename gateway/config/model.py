@@ -5,9 +5,10 @@ Schema all walk them, so a new key is one new line here, and one in `config/full
 `extra={"form": ...}` names the text form of `gateway/config/forms.py` that a value must have.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from gateway.config.keys import decode_key
 
@@ -23,10 +24,56 @@ Network = Annotated[str, Meta(extra={"form": "network"})]
 Host = Annotated[str, Meta(extra={"form": "host"})]
 Origin = Annotated[str, Meta(extra={"form": "origin"})]
 Text = Annotated[str, Meta(min_length=1)]
+HeaderValue = Annotated[str, Meta(extra={"form": "header value", "secret": True})]
+Algorithm = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]  # none with a shared secret: a public key must not pass for one
 
 
-class State(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Discreet(Struct, frozen=True, kw_only=True):
+    """A section that never prints its secrets: what is a secret to a field's eye is only counted."""
+
+    _secrets: ClassVar[frozenset[str]] = frozenset()
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"{type(self).__name__}({shown})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Return the fields with the secrets hidden; rich's printer asks this, and not `repr`."""
+        fields = structs.asdict(self).items()
+        return [(name, _hidden(value) if name in self._secrets else value) for name, value in fields]
+
+
+def _hidden(value: object) -> str | None:
+    """What can be told of a secret: how many there are, or by which names."""
+    if isinstance(value, tuple):
+        return f"<{len(value)} hidden>"
+    if isinstance(value, Mapping):
+        return f"<{', '.join(value)} hidden>" if value else "{}"
+    return None if value is None else "<hidden>"
+
+
+class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """TLS of the listener for clients; without `cert_file` there is none."""
+
+    cert_file: Annotated[
+        Text | None,
+        Meta(description="Certificate (PEM), with those that link it to its authority. null: plain HTTP."),
+    ] = None
+    key_file: Annotated[
+        Text | None, Meta(description="Its private key (PEM), without a password. null: it stands in `cert_file`.")
+    ] = None
+    client_ca_file: Annotated[
+        Text | None,
+        Meta(description="Authorities (PEM) of clients: only who shows a certificate of theirs is let in. null: all."),
+    ] = None
+
+
+class State(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How `requestState` is sealed."""
+
+    _secrets = frozenset({"keys"})
 
     keys: Annotated[
         tuple[str, ...],
@@ -48,18 +95,6 @@ class State(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def raw_keys(self) -> tuple[bytes, ...]:
         """Return the keys as bytes, in order; ValueError where a text is no key (never after `load`)."""
         return tuple(decode_key(text) for text in self.keys)
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
-        return f"State({shown})"
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Return the fields with the keys hidden; rich's printer asks this, and not `repr`."""
-        return [
-            ("keys", f"<{len(self.keys)} hidden>"),
-            ("keys_file", self.keys_file),
-            ("ttl_seconds", self.ttl_seconds),
-        ]
 
 
 class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,13 +220,35 @@ class Principal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who is calling."""
 
     source: Annotated[
-        Literal["authorization", "header"],
-        Meta(description="`authorization`: the bearer token; `header`: a header that a trusted proxy sets."),
+        Literal["authorization", "header", "jwt"],
+        Meta(
+            description="`authorization`: the bearer token, not verified; `header`: a header that a trusted proxy "
+            "sets; `jwt`: the bearer token, verified with the keys of its issuer."
+        ),
     ] = "authorization"
     header: Annotated[Header | None, Meta(description="With source `header`: its name.")] = None
     trusted_proxies: Annotated[
         tuple[Network, ...], Meta(description="Networks (CIDR) whose forwarded headers are believed.")
     ] = ()
+    issuer: Annotated[Text | None, Meta(description="With source `jwt`: what `iss` must be, to the letter.")] = None
+    jwks_url: Annotated[
+        str | None, Meta(description="With source `jwt`: where the issuer's keys are.", extra={"form": "url"})
+    ] = None
+    jwks_file: Annotated[Text | None, Meta(description="Instead of `jwks_url`: a file with the keys (JWKS).")] = None
+    jwks_ca_file: Annotated[
+        Text | None, Meta(description="The authority (PEM) of `jwks_url`. null: those of the system.")
+    ] = None
+    jwks_stale_seconds: Annotated[
+        Annotated[float, Meta(ge=0, le=604_800)],
+        Meta(description="How long the keys are used after the last time that they could be fetched."),
+    ] = 86_400.0
+    audience: Annotated[
+        tuple[Text, ...], Meta(description="With source `jwt`: `aud` must name one of these. Empty: not looked at.")
+    ] = ()
+    algorithms: Annotated[
+        tuple[Algorithm, ...],
+        Meta(description="With source `jwt`: the signatures that are accepted.", min_length=1),
+    ] = ("RS256", "ES256")
 
 
 class Security(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -218,6 +275,27 @@ class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "auto"
 
 
+class UpstreamTls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """TLS towards one upstream."""
+
+    ca_file: Annotated[
+        Text | None,
+        Meta(description="The authorities (PEM) that are trusted, and no others. null: those of the system."),
+    ] = None
+    cert_file: Annotated[
+        Text | None, Meta(description="The certificate (PEM) that is shown to the server. null: none.")
+    ] = None
+    key_file: Annotated[
+        Text | None, Meta(description="Its private key (PEM), without a password. null: it stands in `cert_file`.")
+    ] = None
+    server_name: Annotated[
+        Host | None, Meta(description="The name that the server's certificate must be for. null: that of `url`.")
+    ] = None
+    verify: Annotated[
+        bool, Meta(description="false: the server may be anybody; a warning is logged at every start and reload.")
+    ] = True
+
+
 class Upstream(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One old server: `url` or `command`."""
 
@@ -230,6 +308,31 @@ class Upstream(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["auto", "streamable-http", "sse", "stdio"],
         Meta(description="How to talk to it; `auto` finds out."),
     ] = "auto"
+    tls: Annotated[UpstreamTls, Meta(description="TLS towards it, where the url is https.")] = UpstreamTls()
+
+
+class Credentials(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What goes upstream in place of, or as, the client's `Authorization`."""
+
+    _secrets = frozenset({"token"})
+
+    mode: Annotated[
+        Literal["forward", "drop", "replace"],
+        Meta(
+            description="The client's `Authorization`: `forward` sends it upstream, `drop` does not, `replace` sends "
+            "the gateway's own instead."
+        ),
+    ] = "forward"
+    token: Annotated[HeaderValue | None, Meta(description="With `replace`: the secret.", extra={"secret": True})] = (
+        None
+    )
+    token_file: Annotated[
+        Text | None, Meta(description="Instead of `token`: a file with the secret in its only line.")
+    ] = None
+    header: Annotated[
+        Header | None,
+        Meta(description="With `replace`: the header that carries it as it is. null: `Authorization: Bearer`."),
+    ] = None
 
 
 class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -242,8 +345,42 @@ class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scope: Annotated[Literal["private", "public"], Meta(description="`cacheScope` of the same results.")] = "private"
 
 
+class RouteHold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one route has of `hold` for itself; a key that is not given is that of `hold`."""
+
+    ttl_seconds: Annotated[SomeSeconds | None, Meta(description="As `hold.ttl_seconds`.")] = None
+    quiet_seconds: Annotated[
+        Annotated[float, Meta(ge=0, le=5)] | None, Meta(description="As `hold.quiet_seconds`.")
+    ] = None
+    grace_seconds: Annotated[Seconds | None, Meta(description="As `hold.grace_seconds`.")] = None
+    linger_seconds: Annotated[Seconds | None, Meta(description="As `hold.linger_seconds`.")] = None
+
+
+class RouteLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one route has of `limits` for itself; a key that is not given is that of `limits`."""
+
+    body_bytes: Annotated[Bytes | None, Meta(description="As `limits.body_bytes`.")] = None
+    event_bytes: Annotated[Bytes | None, Meta(description="As `limits.event_bytes`.")] = None
+    json_depth: Annotated[Annotated[int, Meta(ge=8, le=512)] | None, Meta(description="As `limits.json_depth`.")] = (
+        None
+    )
+
+
+class RouteTimeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one route has of `timeouts` for itself; a key that is not given is that of `timeouts`."""
+
+    connect_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.connect_seconds`.")] = None
+    handshake_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.handshake_seconds`.")] = None
+    answer_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.answer_seconds`.")] = None
+    idle_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.idle_seconds`.")] = None
+    session_wait_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.session_wait_seconds`.")] = None
+    keepalive_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.keepalive_seconds`.")] = None
+    cancel_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.cancel_seconds`.")] = None
+    send_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.send_seconds`.")] = None
+
+
 class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How calls share the upstream sessions of one route."""
+    """What one route has of `sessions` for itself, beside how its calls share them."""
 
     affinity: Annotated[
         Literal["none", "principal"],
@@ -252,10 +389,23 @@ class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "with the same client and capabilities, go to one session while it lives, one after the other."
         ),
     ] = "none"
+    max: Annotated[Count | None, Meta(description="As `sessions.max`.")] = None
+    max_per_principal: Annotated[Count | None, Meta(description="As `sessions.max_per_principal`.")] = None
+    idle_seconds: Annotated[Seconds | None, Meta(description="As `sessions.idle_seconds`.")] = None
+    quarantine_seconds: Annotated[Seconds | None, Meta(description="As `sessions.quarantine_seconds`.")] = None
 
 
-class Route(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RouteLegs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one route has of `legs` for itself; a key that is not given is that of `legs`."""
+
+    limit_seconds: Annotated[SomeSeconds | None, Meta(description="As `legs.limit_seconds`.")] = None
+    rounds: Annotated[Annotated[int, Meta(ge=0, le=9)] | None, Meta(description="As `legs.rounds`.")] = None
+
+
+class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One public path and its upstream."""
+
+    _secrets = frozenset({"set_headers"})
 
     path: Annotated[str, Meta(description="The public path.", extra={"form": "path"})] = "/mcp"
     upstream: Annotated[Upstream, Meta(description="Where its requests go.")]
@@ -280,13 +430,24 @@ class Route(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "`refuse` answers it with an error and lets the tool fall back."
         ),
     ] = "abort"
+    credentials: Annotated[Credentials, Meta(description="Who the upstream is told is calling.")] = Credentials()
     forward_headers: Annotated[
         tuple[Header, ...], Meta(description="Client headers that go upstream, beside `Authorization`.")
     ] = ()
-    sessions: Annotated[RouteSessions, Meta(description="How calls share this route's upstream sessions.")] = (
-        RouteSessions()
-    )
+    drop_headers: Annotated[
+        tuple[Header, ...],
+        Meta(description="Client headers that do not go upstream where all others do: with clients of the old era."),
+    ] = ()
+    set_headers: Annotated[
+        dict[Header, HeaderValue],
+        Meta(description="Headers that every request upstream has, in place of the client's; taken for secrets."),
+    ] = {}
     cache: Annotated[Cache, Meta(description="Freshness of this route's lists and resources.")] = Cache()
+    hold: Annotated[RouteHold, Meta(description="This route's own times of a wait.")] = RouteHold()
+    limits: Annotated[RouteLimits, Meta(description="This route's own sizes.")] = RouteLimits()
+    timeouts: Annotated[RouteTimeouts, Meta(description="This route's own waiting times.")] = RouteTimeouts()
+    sessions: Annotated[RouteSessions, Meta(description="This route's own pool of sessions.")] = RouteSessions()
+    legs: Annotated[RouteLegs, Meta(description="This route's own early ends.")] = RouteLegs()
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -307,6 +468,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1, le=1024)],
         Meta(description="Processes that share `listen`; each has the caps of hold, limits and sessions for itself."),
     ] = 1
+    tls: Annotated[Tls, Meta(description="TLS of `listen`.")] = Tls()
     state: Annotated[State, Meta(description="How `requestState` is sealed.")] = State()
     replica: Annotated[Replica, Meta(description="This process among its peers.")] = Replica()
     hold: Annotated[Hold, Meta(description="Calls that wait between two rounds.")] = Hold()

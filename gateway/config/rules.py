@@ -2,13 +2,16 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
 
+from gateway.config.effective import on_route
 from gateway.config.forms import split_address
 from gateway.config.keys import decode_key
-from gateway.config.model import Config, Route, State
+from gateway.config.model import Config, Credentials, Principal, Route, State, Upstream, UpstreamTls
 from gateway.config.problems import Problem
 
 _KEYGEN = "make one with `mrtr-gateway keygen`"
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - compared, not bound
 
 
@@ -17,6 +20,7 @@ def broken_rules(config: Config) -> Iterator[Problem]:
     yield from _keys(config.state)
     yield from _replica(config)
     yield from _addresses(config)
+    yield from _tls(config)
     yield from _principal(config)
     yield from _routes(config.routes)
     yield from _affinity(config)
@@ -70,11 +74,25 @@ def _collide(one: str, other: str) -> bool:
     return port == other_port != 0 and (host == other_host or bool({host, other_host} & _WILDCARDS))
 
 
+def _tls(config: Config) -> Iterator[Problem]:
+    tls = config.tls
+    if tls.cert_file is None:
+        for key in ("key_file", "client_ca_file"):
+            if getattr(tls, key) is not None:
+                yield Problem(f"tls.{key}", "stands without tls.cert_file; give the certificate too, or remove it")
+
+
 def _principal(config: Config) -> Iterator[Problem]:
     principal = config.principal
-    if principal.source == "authorization":
-        if principal.header:
-            yield Problem("principal.header", "is only read with principal.source: header; set that, or remove it")
+    if principal.source != "header" and principal.header:
+        yield Problem("principal.header", "is only read with principal.source: header; set that, or remove it")
+    if principal.source != "jwt":
+        for key in ("issuer", "jwks_url", "jwks_file", "jwks_ca_file", "audience"):
+            if getattr(principal, key):
+                yield Problem(f"principal.{key}", "is only read with principal.source: jwt; set that, or remove it")
+    if principal.source == "jwt":
+        yield from _jwt(principal)
+    if principal.source != "header":
         return
     if principal.header is None:
         yield Problem("principal.header", "is missing with principal.source: header; name the proxy's header")
@@ -82,6 +100,22 @@ def _principal(config: Config) -> Iterator[Problem]:
         yield Problem(
             "principal.trusted_proxies", "is empty, so anyone could set the header; list the proxy's network"
         )
+
+
+def _jwt(principal: Principal) -> Iterator[Problem]:
+    if principal.issuer is None:
+        yield Problem("principal.issuer", "is missing with principal.source: jwt; write the `iss` of the tokens")
+    if (principal.jwks_url is None) == (principal.jwks_file is None):
+        count = "neither" if principal.jwks_url is None else "both"
+        yield Problem("principal.jwks_url", f"there is {count} of jwks_url and jwks_file; give exactly one")
+    if principal.jwks_url is not None:
+        parts = urlsplit(principal.jwks_url)
+        if parts.scheme == "http" and parts.hostname not in LOOPBACK:
+            yield Problem(
+                "principal.jwks_url", "is http: who is in between could put in keys of his own; give the https url"
+            )
+    if principal.jwks_ca_file is not None and not (principal.jwks_url or "").startswith("https"):
+        yield Problem("principal.jwks_ca_file", "is only read with an https jwks_url; remove it")
 
 
 def _routes(routes: tuple[Route, ...]) -> Iterator[Problem]:
@@ -102,14 +136,50 @@ def _route(path: str, route: Route) -> Iterator[Problem]:
         yield Problem(f"{path}.upstream", f"has {count} of url and command; give exactly one")
     if upstream.url and upstream.transport == "stdio":
         yield Problem(f"{path}.upstream.transport", "stdio has no url; give upstream.command, or another transport")
-    for name, times in Counter(route.forward_headers).items():
+    yield from _upstream_tls(f"{path}.upstream.tls", upstream)
+    yield from _credentials(f"{path}.credentials", route.credentials)
+    yield from _headers(path, route)
+
+
+def _upstream_tls(path: str, upstream: Upstream) -> Iterator[Problem]:
+    tls = upstream.tls
+    if tls != UpstreamTls() and not (upstream.url or "").startswith("https"):
+        yield Problem(path, "stands beside an upstream without https; write https into upstream.url, or remove it")
+    if tls.key_file is not None and tls.cert_file is None:
+        yield Problem(f"{path}.key_file", "stands without cert_file; give the certificate too, or remove it")
+    if not tls.verify and (tls.ca_file or tls.server_name):
+        yield Problem(f"{path}.verify", "is false, so that ca_file and server_name are not looked at; remove one")
+
+
+def _credentials(path: str, credentials: Credentials) -> Iterator[Problem]:
+    if credentials.mode == "replace":
+        if credentials.token is None:
+            yield Problem(f"{path}.token", "is missing with mode: replace; give token or token_file")
+        return
+    for key in ("token", "token_file", "header"):
+        if getattr(credentials, key) is not None:
+            yield Problem(f"{path}.{key}", "is only read with mode: replace; set that, or remove it")
+
+
+def _headers(path: str, route: Route) -> Iterator[Problem]:
+    """A header of the client goes upstream, or does not, or is replaced: one list each."""
+    listed = [(name, "forward_headers") for name in route.forward_headers]
+    listed += [(name, "drop_headers") for name in route.drop_headers]
+    listed += [(name, "set_headers") for name in route.set_headers]
+    if route.credentials.header is not None:
+        listed.append((route.credentials.header, "credentials.header"))
+    first: dict[str, str] = {}
+    for (name, key), times in Counter(listed).items():
         if times > 1:
-            yield Problem(f"{path}.forward_headers", f'lists "{name}" {times} times; keep one')
+            yield Problem(f"{path}.{key}", f'lists "{name}" {times} times; keep one')
+        other = first.setdefault(name, key)
+        if other != key:
+            yield Problem(f"{path}.{key}", f'has "{name}", which is in {other} too; keep one')
 
 
 def _affinity(config: Config) -> Iterator[Problem]:
     for place, route in enumerate(config.routes):
-        if route.sessions.affinity == "principal" and config.sessions.idle_seconds == 0:
+        if route.sessions.affinity == "principal" and on_route(config, route).sessions.idle_seconds == 0:
             yield Problem(
                 f"routes[{place}].sessions.affinity",
                 "is principal, but sessions.idle_seconds is 0 and no session is kept; raise sessions.idle_seconds",

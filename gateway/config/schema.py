@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.config.model import Config
 
-_NUMBERS = {"integer", "number"}
+_PLAIN = {"boolean", "integer", "number"}
 _LIMITS = ("type", "minimum", "maximum")
 
 
@@ -23,10 +23,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def _or_variable(item: dict[str, Any]) -> dict[str, Any]:
-    """Let a number or a choice also be `${VAR}`, as the loader does."""
+    """Let a number, a truth or a choice also be `${VAR}`, as the loader does."""
     if "enum" in item:
         limits = {"enum": item["enum"]}
-    elif item.get("type") in _NUMBERS:
+    elif item.get("type") in _PLAIN:
         limits = {name: item[name] for name in _LIMITS if name in item}
     else:
         return item

@@ -81,6 +81,8 @@ class Walker:
                 found = self._optional(kind, value, path, extra)
             case inspect.LiteralType():
                 found = self._choice(kind, value, path)
+            case inspect.BoolType():
+                found = self._truth(value, path)
             case inspect.IntType() | inspect.FloatType():
                 found = self._number(kind, value, path)
             case inspect.StrType():
@@ -146,6 +148,11 @@ class Walker:
         hint = f'did you mean "{meant}"?' if meant else "write " + " or ".join(map(str, kind.values))
         return self._refuse(path, f"{shown(value)} is not a choice; {hint}")
 
+    def _truth(self, value: object, path: str) -> object:
+        if isinstance(value, Given):
+            value = {"true": True, "false": False}.get(value, value)
+        return value if isinstance(value, bool) else self._refuse(path, f"{_as_read(value)}; write true or false")
+
     def _number(self, kind: inspect.IntType | inspect.FloatType, value: object, path: str) -> object:
         if isinstance(value, Given):
             found = number(value)
@@ -174,14 +181,15 @@ class Walker:
             return self._refuse(path, _not_text(value, form, extra))
         if len(value) < (kind.min_length or 0):
             return self._refuse(path, "is empty; give a text, or remove it")
-        return self._formed(form, value, path) if form else str(value)
+        return self._formed(form, value, path, extra) if form else str(value)
 
-    def _formed(self, form: Form, value: str, path: str) -> object:
+    def _formed(self, form: Form, value: str, path: str, extra: _Extra) -> object:
+        told = "a secret" if extra.get("secret") else shown(value)
         try:
             normal = form.parse(str(value))  # a `Given` must not outlive the reading
         except ValueError as exc:
-            return self._refuse(path, f"{shown(value)} {exc}")
-        return normal or self._refuse(path, f'{shown(value)} is not {form.name}; write "{form.example}"')
+            return self._refuse(path, f"{told} {exc}")
+        return normal or self._refuse(path, f'{told} is not {form.name}; write "{form.example}"')
 
 
 def _empty(kind: inspect.Type) -> object:
@@ -197,7 +205,7 @@ def _surprise(value: Surprise, extra: _Extra) -> str:
 
 
 def _not_text(value: object, form: Form | None, extra: _Extra) -> str:
-    if form:
+    if form and not extra.get("secret"):
         return f'{shown(value)} is not {form.name}; write "{form.example}"'
     return f"{_as_read(value, extra)} where a text is expected; put it in quotes"
 

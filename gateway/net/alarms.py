@@ -70,12 +70,12 @@ def wait_seconds(config: Config) -> float:
 class Alarms:
     """The deadlines that all exchanges of a process share; QUIET and GRACE are short and have timers of their own.
 
-    An alarm has one length for its life. Where a reload brings others, new bridges get new alarms, and the old ones
-    tick until the last exchange has left them.
+    An alarm has one length for its life. Routes of other lengths have alarms of their own; where a reload brings
+    others, new bridges get new alarms, and the old ones tick until the last exchange has left them.
     """
 
     def __init__(self, config: Config, tasks: Tasks) -> None:
-        self.lengths = idle, silence, leg, ttl, linger = _lengths(config)
+        self.lengths = idle, silence, leg, ttl, linger = lengths(config)
         self.idle = Alarm(idle, tasks, "idle")
         self.silence = Alarm(silence, tasks, "keep-alive")
         self.shared = {
@@ -84,12 +84,9 @@ class Alarms:
             Timer.LINGER: Alarm(linger, tasks, Timer.LINGER),
         }
 
-    def fit(self, config: Config) -> bool:
-        """Whether these are the alarms of that configuration too."""
-        return self.lengths == _lengths(config)
 
-
-def _lengths(config: Config) -> tuple[float, float, float, float, float]:
+def lengths(config: Config) -> tuple[float, float, float, float, float]:
+    """What the alarms of two configurations must have in common to be the same: seconds."""
     timeouts = config.timeouts
     return (
         timeouts.idle_seconds,

@@ -5,12 +5,14 @@ import gc
 import resource
 import secrets
 import signal
+import ssl
 from typing import Final
 
 from gateway import __version__
-from gateway.config import Config, digest
+from gateway.config import Config, cautions, contexts, digest
 from gateway.errors import Stopping
 from gateway.net.admin import Admin
+from gateway.net.callers import Callers
 from gateway.net.client import Client
 from gateway.net.downstream import Downstream
 from gateway.net.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
@@ -59,6 +61,8 @@ class Gateway:
         self._client: Client
         self.routes: Routes
         self._door: PeerDoor
+        self._callers: Callers
+        self._front: Listener
         self._listeners: list[Listener] = []
         self.listen = ""
         """The address that clients can reach; known after `start`."""
@@ -75,23 +79,27 @@ class Gateway:
 
     async def start(self) -> None:
         """Open the listeners; raises OSError when an address is taken."""
-        config = self.config
+        config, tls = self.config, contexts(self.config)
         self._client = Client(config.limits, config.timeouts)
         self.routes = Routes(
-            config, self._client, self.lot, self._sealer, self.metrics, self.tasks, self.members.own, self._epoch
+            config, self._client, self.lot, self._sealer, self.metrics, self.tasks, self.members.own, self._epoch, tls
         )
+        self._callers = Callers(config)
         succession = Succession(self.members, self._peers)
+        wellknown = WellKnown(config, self.routes)
         self.downstream = Downstream(
             config,
             self.routes,
+            self._callers,
             succession,
-            Passthrough(config, self._client, self.metrics),
-            WellKnown(self._client, config),
+            Passthrough(config, wellknown.challenge, self.metrics),
+            wellknown,
             self.metrics,
         )
         await self._open_door()
         await self.members.begin()
-        self.listen = await self._open(self.downstream.handle, self.config.listen, shared=True)
+        self.listen = await self._open(self.downstream.handle, self.config.listen, shared=True, tls=tls.listener)
+        self._front = self._listeners[-1]
         admin = Admin(self.metrics, lambda: self.ready)
         if self._worker is not None:
             self.admin = await self._open(admin.handle, self._worker.socket("admin"))
@@ -109,6 +117,7 @@ class Gateway:
             configuration=digest(self.config),
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
+        _caution(config)
         self.reload.begin()
 
     async def _open_door(self) -> None:
@@ -119,23 +128,30 @@ class Gateway:
         if self._worker is not None:
             _ = await self._open(door.handle_local, self._worker.socket("peer"))
 
-    async def _open(self, handler: Handler, address: str, *, shared: bool = False) -> str:
+    async def _open(
+        self, handler: Handler, address: str, *, shared: bool = False, tls: ssl.SSLContext | None = None
+    ) -> str:
         """Listen; `shared` for an address that all workers have."""
         reuse = shared and self._worker is not None
-        listener = Listener(handler, address, self.config.limits, reuse_port=reuse)
+        listener = Listener(handler, address, self.config.limits, reuse_port=reuse, tls=tls)
         taken = await listener.start()
         self._listeners.append(listener)
         return taken
 
     def change(self, config: Config) -> None:
-        """Serve by another configuration from now on; what runs or waits ends by the one that it began with."""
+        """Serve by another configuration from now on; what runs or waits ends by the one that it began with.
+
+        Raises ConfigError, with nothing changed, when a file cannot be used any more.
+        """
+        tls = contexts(config)
         ring = self._ring(config)
         if ring != self._keys:
             # Replies that are on their way between replicas keep the rings they began with.
             self._keyring, self._hops.keyring = Keyring(ring, "state"), Keyring(ring, "peer")
             self._keys = ring
         self._client.change(config.limits, config.timeouts)
-        self.routes.change(config)
+        self.routes.change(config, tls)
+        self._callers.change(config)
         self.downstream.change(config)
         self._sealer.change(self._keyring, config.limits.state_bytes)
         self._survives = self._worker is not None or bool(config.state.keys)
@@ -145,8 +161,11 @@ class Gateway:
         self._door.config = config
         for listener in self._listeners:
             listener.change(config.limits)
+        if tls.listener is not None or self._front.is_secure:
+            self.tasks.spawn(self._front.secure(tls.listener), "change the certificate")
         self.metrics.set_held_limit(config.hold.max_calls)
         self.config = config
+        _caution(config)
 
     def _ring(self, config: Config) -> tuple[bytes, ...]:
         """The state keys; last the one that seals where there are none, for it may have sealed what still waits."""
@@ -201,6 +220,11 @@ class Gateway:
         await self._client.close()
         await self._peers.close()
         log.info(Event.SERVER_STOPPED)
+
+
+def _caution(config: Config) -> None:
+    for sentence in cautions(config):
+        log.warning(Event.CONFIG_CAUTION, note=sentence)
 
 
 def _raise_open_files() -> None:

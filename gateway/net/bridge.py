@@ -7,6 +7,7 @@ import msgspec
 from gateway.config import Config, Route
 from gateway.core.exchange import Policy
 from gateway.net.alarms import Alarms
+from gateway.net.client import Client
 from gateway.net.era import Era
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
@@ -24,7 +25,10 @@ class Bridge(msgspec.Struct, frozen=True, eq=False):
     """One route at work, under one configuration."""
 
     config: Config
+    """As it holds on this route."""
     route: Route
+    client: Client
+    """Towards this route's upstream."""
     pool: Pool
     lot: Lot["Driver"]
     sealer: Sealer

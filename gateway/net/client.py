@@ -1,11 +1,16 @@
-"""HTTP towards upstreams: one client for the process, its bounds, and what the errors of its library mean."""
+"""HTTP towards upstreams: one client for each route, its bounds, and what the errors of its library mean.
 
+All clients of a process share its connections (aiohttp keeps those of different TLS contexts apart).
+"""
+
+import ssl
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final
 
 import aiohttp
+from aiohttp.client import _RequestContextManager  # what `request` returns: to be awaited or entered
 from yarl import URL
 
 from gateway.config import Limits, Timeouts
@@ -20,45 +25,67 @@ FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
 
 
 class Client:
-    """The process's one HTTP client towards upstreams, and the bounds of all that comes through it."""
+    """An HTTP client towards upstreams, and the bounds of all that comes through it."""
 
-    def __init__(self, limits: Limits, timeouts: Timeouts) -> None:
+    def __init__(self, limits: Limits, timeouts: Timeouts, http: aiohttp.ClientSession | None = None) -> None:
+        """`http` is what another client has made and closes."""
         self.change(limits, timeouts)
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-            read_bufsize=_READ_BYTES,
-            headers={"Accept-Encoding": "identity", "User-Agent": "mrtr-gateway"},
-            skip_auto_headers=("Content-Type",),
-        )
+        self._http = http or _session()
 
-    def change(self, limits: Limits, timeouts: Timeouts) -> None:
-        """Bound what begins from now on by these."""
+    def sibling(self, limits: Limits, timeouts: Timeouts) -> "Client":
+        """A client of other bounds that shares the connections of this one, which closes them."""
+        return Client(limits, timeouts, self._http)
+
+    def change(
+        self, limits: Limits, timeouts: Timeouts, tls: ssl.SSLContext | None = None, server_name: str | None = None
+    ) -> None:
+        """Bound what begins from now on by these; without `tls` the system's authorities are trusted."""
         self.limits = limits
         self.timeouts = timeouts
         # Upstream streams live as long as a person thinks; every wait has its own deadline instead.
         self._wait = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds, sock_read=None)
+        self._tls: ssl.SSLContext | bool = True if tls is None else tls
+        self._server_name = server_name
 
     def exchange(self, method: str, url: URL, headers: dict[str, str], body: bytes | None, where: str) -> "Exchange":
         """One HTTP request, to be entered for its response."""
-        context = self._http.request(
-            method, url, data=body, headers=headers, allow_redirects=False, timeout=self._wait
-        )
-        return Exchange(context, where)
+        return Exchange(self._request(method, url, headers, body), where)
 
     async def open(
         self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None
     ) -> aiohttp.ClientResponse:
         """One HTTP request, whose response the caller releases; raises one of FOREIGN."""
-        return await self._http.request(
-            method, url, data=body, headers=headers, allow_redirects=False, timeout=self._wait
+        return await self._request(method, url, headers, body)
+
+    def _request(
+        self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None
+    ) -> _RequestContextManager:
+        return self._http.request(
+            method,
+            url,
+            data=body,
+            headers=headers,
+            allow_redirects=False,
+            timeout=self._wait,
+            ssl=self._tls,
+            server_hostname=self._server_name,
         )
 
     async def close(self) -> None:
         """Close all connections."""
         await self._http.close()
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+        read_bufsize=_READ_BYTES,
+        headers={"Accept-Encoding": "identity", "User-Agent": "mrtr-gateway"},
+        skip_auto_headers=("Content-Type",),
+    )
 
 
 class Exchange:
@@ -87,8 +114,45 @@ class Exchange:
             raise mapped(exc, self._where) from exc
 
 
+_CERTIFICATE_CAUSES: Final = {
+    9: "its certificate is not valid yet; check the clocks",
+    10: "its certificate has expired; renew it there",
+    18: "its certificate is self-signed; put it into upstream.tls.ca_file if it is the right one",
+    19: "its certificate is of an unknown authority; give that authority's in upstream.tls.ca_file",
+    20: "its certificate is of an unknown authority; give that authority's in upstream.tls.ca_file, and check that "
+    "the server sends its intermediate certificates",
+    21: "its certificate is of an unknown authority; give that authority's in upstream.tls.ca_file",
+    62: "its certificate is for another name; correct upstream.url, or give the name in upstream.tls.server_name",
+    64: "its certificate is for another address; give the name that it is for in upstream.tls.server_name",
+}
+"""By the X509_V_ERR number that OpenSSL gives."""
+
+
+def tls_cause(exc: BaseException) -> str | None:
+    """What went wrong with TLS before anything was sent, in an operator's words; None where it is no such error."""
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+        failure = exc.certificate_error
+        code = getattr(failure, "verify_code", 0)
+        said = getattr(failure, "verify_message", "") or "it is not accepted"
+        return _CERTIFICATE_CAUSES.get(code, f"its certificate is refused ({said})")
+    if isinstance(exc, aiohttp.ClientConnectorSSLError):
+        return _handshake_cause(getattr(exc.os_error, "reason", None) or str(exc.os_error))
+    return None
+
+
+def _handshake_cause(reason: str) -> str:
+    if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER" in reason:
+        return f"it does not speak TLS there ({reason}); check https and the port of upstream.url"
+    if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason or "HANDSHAKE_FAILURE" in reason:
+        return f"it refused the handshake ({reason}); check upstream.tls.cert_file, if it asks for client certificates"
+    return f"the handshake failed ({reason}); check what the server demands"
+
+
 def mapped(exc: BaseException, where: str) -> UpstreamError:
     """What a foreign exception means to the caller."""
+    cause = tls_cause(exc)
+    if cause is not None:
+        return Unreachable(f"{where} cannot be reached over TLS: {cause}")
     if isinstance(exc, aiohttp.ClientConnectorError):
         return Unreachable(
             f"{where} cannot be reached ({exc.strerror or exc.os_error}); check that the server runs and "
@@ -104,7 +168,9 @@ def mapped(exc: BaseException, where: str) -> UpstreamError:
 class Endpoint:
     """One upstream URL and what was learnt about it; shared by all its channels."""
 
-    def __init__(self, route: str, url: str) -> None:
+    def __init__(self, route: str, url: str, *, as_client: bool = True) -> None:
+        """`as_client`: the client's own credential goes there."""
+        self.as_client = as_client
         self.url = URL(url)
         self.where = f"The upstream {url} of route {route}"
 

@@ -1,14 +1,12 @@
 """The client's side: one HTTP request in, one reply out; the only place where an exception becomes a response."""
 
 import asyncio
-import ipaddress
 import re
 import time
 from typing import Final
 
 from aiohttp import web
 
-from gateway import principal as principals
 from gateway.config import Config
 from gateway.core import era as eras
 from gateway.core import jsonrpc, mcp, negotiate, sse
@@ -19,7 +17,6 @@ from gateway.core.request import Request
 from gateway.errors import (
     DownstreamError,
     GatewayError,
-    InvalidRequest,
     InvalidState,
     MethodNotFound,
     NoHandshake,
@@ -28,8 +25,10 @@ from gateway.errors import (
 )
 from gateway.net import catalog, listen
 from gateway.net.bridge import Bridge
+from gateway.net.callers import Callers
 from gateway.net.driver import Driver
 from gateway.net.guard import Guard
+from gateway.net.headers import asks_as_client, for_call
 from gateway.net.outbox import Last, Outbox
 from gateway.net.passthrough import Passthrough, not_allowed, probe_headers
 from gateway.net.peers import PeerFailed, Replied
@@ -56,12 +55,14 @@ class Downstream:
         self,
         config: Config,
         routes: Routes,
+        callers: Callers,
         succession: Succession,
         passthrough: Passthrough,
         wellknown: WellKnown,
         metrics: Metrics,
     ) -> None:
         self._routes = routes
+        self._callers = callers
         self._wellknown = wellknown
         self._succession = succession
         self._passthrough = passthrough
@@ -79,7 +80,6 @@ class Downstream:
         """Serve new requests by this configuration."""
         self._guard = Guard(config.security, config.listen)
         self._wellknown.change(config)
-        self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
         self._passthrough.change(config)
         self._config = config
 
@@ -94,7 +94,9 @@ class Downstream:
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """One HTTP request; never raises but for cancellation."""
-        config = self._config
+        # What comes before the body can only be known of the route that there is now.
+        bridge = self._routes.bridges.get(http.path)
+        config = self._config if bridge is None else bridge.config
         wire = HttpWire(http, config.timeouts.send_seconds, self._wellknown.challenge)
         self.in_flight += 1
         try:
@@ -129,7 +131,7 @@ class Downstream:
                 return await self._serve_former(incoming, wire)
             if http is not None and (passed := await self._pass(http, incoming, bridge)) is not None:
                 return passed
-            posted = modern.read(incoming.body, self._config.limits.json_depth)
+            posted = modern.read(incoming.body, bridge.config.limits.json_depth)
             id_ = bytes(posted.id) if posted.id is not None else None
             try:
                 return await self._serve(incoming, wire, bridge, posted)
@@ -152,7 +154,7 @@ class Downstream:
     async def _pass(self, http: web.BaseRequest, incoming: Incoming, bridge: Bridge) -> web.StreamResponse | None:
         """The reply to what is not bridged; None to what is."""
         header = incoming.headers.get(mcp.PROTOCOL_VERSION)
-        if not eras.is_modern(http.method, header, incoming.body, self._config.limits.json_depth):
+        if not eras.is_modern(http.method, header, incoming.body, bridge.config.limits.json_depth):
             return await self._passthrough.legacy(http, bridge, incoming.body)
         if http.method != "POST":
             raise not_allowed(http.method, "POST")
@@ -163,20 +165,21 @@ class Downstream:
     ) -> web.StreamResponse | None:
         """A modern upstream's reply to a modern request; None where it must be bridged."""
         era = bridge.era
-        if era is None or era.known is False or self._is_ours(incoming, bridge):
+        if era is None or era.known is False or await self._is_ours(incoming, bridge):
             return None
-        if not (era.known or await era.is_modern(probe_headers(self._passthrough.headers(http)))):
+        if not (era.known or await era.is_modern(probe_headers(self._passthrough.headers(http, bridge)))):
             return None
         return await self._passthrough.modern(http, bridge, incoming.body)
 
-    def _is_ours(self, incoming: Incoming, bridge: Bridge) -> bool:
+    async def _is_ours(self, incoming: Incoming, bridge: Bridge) -> bool:
         """Whether this is a round of a call that the gateway holds, of a time when the upstream seemed to be old."""
         if _OUR_STATE not in incoming.body:
             return False
         try:
             posted = modern.read(incoming.body, self._config.limits.json_depth)
             request = modern.check(posted, lambda name: incoming.headers.getall(name, ()))
-            binding = bind(bridge.route.path, request, self._principal(incoming))
+            principal = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
+            binding = bind(bridge.route.path, request, principal)
             _ = bridge.sealer.open(request.request_state or "", binding, time.time())
         except DownstreamError:
             return False
@@ -197,8 +200,7 @@ class Downstream:
                 raise no_route
             no_route.request_id = bytes(posted.id)
             request = modern.check(posted, lambda name: incoming.headers.getall(name, ()))
-            binding = bind(incoming.path, request, self._principal(incoming))
-            envelope = self._routes.sealer.open(request.request_state or "", binding, time.time())
+            envelope = await self._open_former(incoming, request)
         except DownstreamError as exc:
             raise no_route from exc
         try:
@@ -221,6 +223,16 @@ class Downstream:
             self._metrics.operation_finished(incoming.path, request.method, request.version, outcome, seconds)
         return response
 
+    async def _open_former(self, incoming: Incoming, request: Request) -> Envelope:
+        """Open a state of a path without a route: whether its upstream saw the credential is not known any more."""
+        sealed = request.request_state or ""
+        try:
+            principal = await self._callers.principal(incoming, is_checked=True)
+            return self._routes.sealer.open(sealed, bind(incoming.path, request, principal), time.time())
+        except InvalidState:
+            principal = await self._callers.principal(incoming, is_checked=False)
+            return self._routes.sealer.open(sealed, bind(incoming.path, request, principal), time.time())
+
     async def _serve(
         self, incoming: Incoming, wire: Wire, bridge: Bridge, posted: modern.Posted
     ) -> web.StreamResponse:
@@ -230,7 +242,8 @@ class Downstream:
         started = time.monotonic()
         request = modern.check(posted, lambda name: incoming.headers.getall(name, ()))
         headers = self._upstream_headers(incoming, bridge, request)
-        key = _pool_key(bridge, request, self._principal(incoming), headers)
+        principal = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
+        key = _pool_key(bridge, request, principal, headers)
         outcome = Outcome.ERROR
         try:
             response, outcome = await self._dispatch(incoming, wire, bridge, request, key, headers)
@@ -261,7 +274,7 @@ class Downstream:
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         if request.method == mcp.LISTEN:
-            deadline = self._config.timeouts.handshake_seconds
+            deadline = bridge.config.timeouts.handshake_seconds
             async with listen.subscription(bridge, request, key, headers, deadline) as stream:
                 return await _converse(wire, stream)
         if request.method in mcp.ASKING:
@@ -321,26 +334,15 @@ class Downstream:
         finally:
             waiting.discard(driver)
 
-    def _principal(self, incoming: Incoming) -> bytes:
-        config = self._config.principal
-        if config.source == "header" and config.header is not None:
-            is_trusted = principals.is_trusted(incoming.remote, self._networks)
-            return principals.of_header(incoming.headers.get(config.header) if is_trusted else None)
-        return principals.of_authorization(incoming.headers.get("Authorization"))
-
     def _upstream_headers(self, incoming: Incoming, bridge: Bridge, request: Request) -> Headers:
         """What of this request's headers goes upstream; everything else stays here."""
-        headers: dict[str, str] = {}
-        for name in ("Authorization", *bridge.route.forward_headers):
-            value = incoming.headers.get(name)
-            if value is not None:
-                headers[name] = _sendable(name, value)
+        sent = for_call(bridge.route, incoming.headers)
         meta = request.user_meta
         for name in mcp.TRACE_KEYS:
             value = (jsonrpc.text(meta.get(name)) if meta else None) or incoming.headers.get(name)
             if value is not None and _TRACE_VALUE.fullmatch(value):
-                headers[name] = value
-        return headers
+                sent[name] = value
+        return sent
 
     async def _refuse(self, wire: Wire, error: GatewayError, id_: bytes | None) -> web.StreamResponse:
         if isinstance(error, InvalidState):
@@ -383,12 +385,3 @@ async def _converse(wire: Wire, outbox: Outbox) -> Replied:
     if isinstance(item.cause, NoHandshake) and not wire.started:
         raise item.cause  # the upstream may be modern, and answer this very request
     return await wire.whole(item.body, item.status, item.headers, item.outcome), item.outcome
-
-
-def _sendable(name: str, value: str) -> str:
-    """A header value that can go upstream: bytes that are no UTF-8 came in as surrogates."""
-    try:
-        _ = value.encode()
-    except UnicodeEncodeError as exc:
-        raise InvalidRequest(f"The header {name} is not UTF-8") from exc
-    return value

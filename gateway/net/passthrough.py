@@ -11,7 +11,7 @@ from typing import Final
 
 import aiohttp
 from aiohttp import web
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 from yarl import URL
 
 from gateway import principal as principals
@@ -29,34 +29,20 @@ from gateway.errors import (
     UpstreamError,
 )
 from gateway.net.bridge import Bridge
-from gateway.net.client import FOREIGN, Client, Endpoint, mapped
+from gateway.net.client import FOREIGN, Endpoint, mapped
 from gateway.net.era import Era
+from gateway.net.headers import for_passing, passed_back
 from gateway.net.upstream import Headers
-from gateway.net.wire import send
+from gateway.net.wire import Challenge, send
 from gateway.telemetry import Metrics, Passed, TrafficEra
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_ONE_CONNECTION: Final = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-"""RFC 9110 7.6.1, and the two that were invented beside it."""
-_REBUILT: Final = frozenset({"host", "origin", "content-length", "expect"})
-"""The upstream's own Host; an Origin was checked here and names a page that the upstream does not know."""
+_REBUILT: Final = frozenset({"origin", "proxy-connection"})
+"""An Origin was checked here and names a page that the upstream does not know."""
 _INFLATED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
 """What aiohttp takes off a request's body as it reads it."""
-_PROXYS: Final = frozenset({"forwarded", "x-real-ip"})
-_PROXYS_PREFIX: Final = "x-forwarded-"
+_PROXYS: Final = ("forwarded", "x-real-ip", "x-forwarded-")
 _REFUTING_BYTES: Final = 65_536
 
 
@@ -87,11 +73,11 @@ class Lasting:
 class Passthrough:
     """Forwards the requests of one listener."""
 
-    def __init__(self, config: Config, client: Client, metrics: Metrics) -> None:
+    def __init__(self, config: Config, challenge: Challenge, metrics: Metrics) -> None:
         self.stopping = False
         self.lasting = 0
         """Streams that a drain does not wait for."""
-        self._client = client
+        self._challenge = challenge
         self._metrics = metrics
         self.change(config)
 
@@ -100,24 +86,15 @@ class Passthrough:
         self._config = config
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
 
-    def headers(self, http: web.BaseRequest) -> CIMultiDict[str]:
+    def headers(self, http: web.BaseRequest, bridge: Bridge) -> CIMultiDict[str]:
         """The headers of this request as they go upstream; raises InvalidRequest."""
-        dropped = _ONE_CONNECTION | _REBUILT | _named(http.headers)
+        dropped = set(_REBUILT)
         if http.headers.get("Content-Encoding", "").lower() in _INFLATED:
-            dropped |= {"content-encoding"}
-        is_trusted = principals.is_trusted(http.remote, self._networks)
-        claimed = (self._config.principal.header or "").lower()
-        kept: CIMultiDict[str] = CIMultiDict()
-        for name, value in http.headers.items():
-            lower = name.lower()
-            if lower in dropped:
-                continue
-            if not is_trusted and (lower in _PROXYS or lower.startswith(_PROXYS_PREFIX) or lower == claimed):
-                continue
-            if not _encodes(value):
-                raise InvalidRequest(f"The header {name} is not UTF-8")
-            kept.add(name, value)
-        return kept
+            dropped.add("content-encoding")
+        if not principals.is_trusted(http.remote, self._networks):
+            dropped |= {name for name in map(str.lower, http.headers) if name.startswith(_PROXYS)}
+            dropped.add((self._config.principal.header or "").lower())
+        return for_passing(bridge.route, http.headers, dropped)
 
     async def legacy(self, http: web.BaseRequest, bridge: Bridge, body: bytes) -> web.StreamResponse:
         """The upstream's reply to a request of the handshake era; raises GatewayError where there is none."""
@@ -172,7 +149,7 @@ class Passthrough:
         kind: TrafficEra,
         lasting: Lasting | None,
     ) -> tuple[web.StreamResponse | None, Passed]:
-        headers = self.headers(http)
+        headers = self.headers(http, bridge)
         response = await self._open(http, bridge, era.endpoint, headers, body)
         try:
             if kind is TrafficEra.MODERN and _may_refute(response):
@@ -181,7 +158,9 @@ class Passthrough:
                     era.doubt()
                     if not await era.is_modern(probe_headers(headers)):
                         return None, Passed.BRIDGED
-                return web.Response(body=said, status=response.status, headers=_kept(response)), Passed.REFUSED
+                return web.Response(
+                    body=said, status=response.status, headers=self._head(http, response)
+                ), Passed.REFUSED
             if lasting is not None:
                 lasting.begin(response)
             return await self._relay(http, bridge, response, lasting)
@@ -202,7 +181,7 @@ class Passthrough:
             async with asyncio.timeout(seconds):
                 for _ in range(2):
                     url = _with_query(endpoint.url, http.rel_url.raw_query_string)
-                    response = await self._client.open(http.method, url, headers, body or None)
+                    response = await bridge.client.open(http.method, url, headers, body or None)
                     if response.status not in _REDIRECTS:
                         return response
                     response.close()
@@ -225,7 +204,7 @@ class Passthrough:
         """Write the reply as it comes; what the upstream cuts short ends here without its end, too."""
         timeouts = bridge.config.timeouts
         is_stream = response.content_type == "text/event-stream"
-        reply = web.StreamResponse(status=response.status, reason=response.reason, headers=_kept(response))
+        reply = web.StreamResponse(status=response.status, reason=response.reason, headers=self._head(http, response))
         if is_stream:
             reply.headers.setdefault("X-Accel-Buffering", "no")
         if self.stopping:
@@ -250,6 +229,13 @@ class Passthrough:
             raise
         await reply.write_eof()
         return reply, _outcome(response.status)
+
+    def _head(self, http: web.BaseRequest, response: aiohttp.ClientResponse) -> CIMultiDict[str]:
+        """The reply's headers as they go to the client, who must not be sent to the upstream to sign in."""
+        headers = passed_back(response.headers)
+        challenges = headers.popall("WWW-Authenticate", ())
+        headers.extend([("WWW-Authenticate", self._challenge(http, value)) for value in challenges])
+        return headers
 
 
 async def _chunk(response: aiohttp.ClientResponse, seconds: float | None) -> bytes:
@@ -283,32 +269,6 @@ def probe_headers(headers: CIMultiDict[str]) -> Headers:
         for name, value in headers.items()
         if name.lower() not in own and not name.lower().startswith("mcp-")
     }
-
-
-def _kept(response: aiohttp.ClientResponse) -> CIMultiDict[str]:
-    """The reply's headers as they go to the client."""
-    dropped = _ONE_CONNECTION | _named(response.headers)
-    kept: CIMultiDict[str] = CIMultiDict()
-    for name, value in response.headers.items():
-        if name.lower() not in dropped and _encodes(value):
-            kept.add(name, value)
-    return kept
-
-
-def _named(headers: CIMultiDictProxy[str]) -> frozenset[str]:
-    """The headers that a Connection header makes part of one connection only."""
-    if "Connection" not in headers:
-        return frozenset()
-    return frozenset(name.strip().lower() for line in headers.getall("Connection") for name in line.split(","))
-
-
-def _encodes(value: str) -> bool:
-    """Whether a header value can be sent: bytes that are no UTF-8 came in as surrogates."""
-    try:
-        _ = value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _with_query(url: URL, query: str) -> URL:

@@ -19,6 +19,7 @@ from gateway.core.negotiate import Handshake
 from gateway.core.toolparams import Tool  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.errors import Busy, CallLost, Refused, Unreachable
 from gateway.net import affinity
+from gateway.net.headers import asks_as_client
 from gateway.net.sessions import PoolKey, Session
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers
@@ -114,9 +115,10 @@ class Pool:
         """Have the upstream see this credential, unless it just has; raises Refused.
 
         A principal is read from a token whose signature nobody here checks. What the gateway answers from memory (a
-        handshake, a kept result, a change on somebody's session) must not go out on a forged one.
+        handshake, a kept result, a change on somebody's session) must not go out on a forged one. Where the upstream
+        sees no credential of the client's, no claim of an unverified token makes a principal (`net.callers`).
         """
-        if "Authorization" not in headers or self.group(key).accepts(headers):
+        if not asks_as_client(self.route) or "Authorization" not in headers or self.group(key).accepts(headers):
             return
         session = self._guest_to_ask(self.group(key)) or await self.acquire(key, headers)
         clean = False
@@ -329,10 +331,16 @@ class Pool:
                 "MCP server"
             )
         if isinstance(exc, CallLost):
-            return Unreachable(exc.message.partition(";")[0])
+            return Unreachable(exc.message.partition(";")[0] + self._hint())
         if isinstance(exc, ValueError | RecursionError):
             return Unreachable(f"The upstream {upstream} of route {self.route.path} is no MCP server: {exc}")
         return exc
+
+    def _hint(self) -> str:
+        """A server that misses a client's certificate says so only after its handshake, or hangs up (TLS 1.3)."""
+        upstream = self.route.upstream
+        may_miss = (upstream.url or "").startswith("https") and upstream.tls.cert_file is None
+        return "; if it asks for client certificates, give upstream.tls.cert_file" if may_miss else ""
 
     def _changed(self, group: Group) -> Callable[[str, bytes], None]:
         def forget(method: str, _: bytes) -> None:

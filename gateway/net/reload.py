@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from gateway.config import Config, ConfigError, changes, digest, refused
+from gateway.config import Config, ConfigError, changes, contents, digest, refused
 from gateway.net.tasks import Tasks
 from gateway.telemetry import Event, get_logger
 
@@ -30,6 +30,7 @@ class Reload:
         """Set when the process drains: then its settings stay."""
         self._read = read
         self._config = config
+        self._contents = contents(config)
         self._apply = apply
         self._tasks = tasks
         self._count = count
@@ -74,6 +75,7 @@ class Reload:
         try:
             # In a thread: a long file must not keep calls waiting.
             new = await asyncio.to_thread(self._read)
+            files = await asyncio.to_thread(contents, new)
         except ConfigError as exc:
             return self._reject(exc.problems)
         if self.closed:
@@ -81,9 +83,17 @@ class Reload:
         found = changes(self._config, new)
         if stuck := refused(found):
             return self._reject([f"{', '.join(stuck)}: cannot change while the process runs; restart to change"])
-        self._apply(new)
-        self._config = new
+        try:
+            self._apply(new)
+        except ConfigError as exc:  # a file was taken away since it was read
+            return self._reject(exc.problems)
         changed = [change.text for change in found]
+        changed += [
+            f"{key} (content)"
+            for key, content in files.items()
+            if key not in changed and self._contents.get(key, content) != content
+        ]
+        self._config, self._contents = new, files
         note = "reloaded" if changed else "nothing changed"
         log.info(Event.CONFIG_LOADED, note=note, configuration=digest(new), changed=changed, **self._name)
         return True

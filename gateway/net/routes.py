@@ -5,14 +5,17 @@ the settings it knows, in the lot that all bridges share, and the old bridge goe
 handed on as long as what shapes its sessions is the same.
 """
 
-from gateway.config import Config, Route
+import ssl
+
+from gateway.config import Config, Contexts, Route, on_route
 from gateway.core import mcp
 from gateway.core.exchange import Policy
-from gateway.net.alarms import Alarms
+from gateway.net.alarms import Alarms, lengths
 from gateway.net.bridge import Bridge
 from gateway.net.client import Client, Endpoint
 from gateway.net.driver import Driver
 from gateway.net.era import Era
+from gateway.net.headers import asks_as_client
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
 from gateway.net.streamable import StreamableChannel
@@ -34,6 +37,7 @@ class Routes:
         tasks: Tasks,
         owner: str,
         epoch: str,
+        tls: Contexts,
     ) -> None:
         self.bridges: dict[str, Bridge] = {}
         """Where new requests go; another dict after every reload."""
@@ -44,17 +48,21 @@ class Routes:
         self._client = client
         self._metrics = metrics
         self._tasks = tasks
-        self._alarms = Alarms(config, tasks)
-        self.change(config)
+        self._alarms: dict[tuple[float, ...], Alarms] = {}
+        self.change(config, tls)
 
-    def change(self, config: Config) -> None:
+    def change(self, config: Config, tls: Contexts) -> None:
         """Serve the routes of this configuration from now on."""
         endpoints = {route.path: _endpoint(route) for route in config.routes}
-        if not self._alarms.fit(config):
-            self._alarms = Alarms(config, self._tasks)
+        there = {route.path: on_route(config, route) for route in config.routes}
+        self._alarms = {
+            lengths(each): self._alarms.get(lengths(each)) or Alarms(each, self._tasks) for each in there.values()
+        }
         before = self.bridges
         self.bridges = {
-            route.path: self._bridge(config, route, endpoints[route.path], before.get(route.path))
+            route.path: self._bridge(
+                there[route.path], route, endpoints[route.path], tls.upstreams[route.path], before.get(route.path)
+            )
             for route in config.routes
         }
         for path, bridge in before.items():
@@ -62,27 +70,34 @@ class Routes:
             if now is None or now.pool is not bridge.pool:
                 self._retire(bridge)
 
-    def _bridge(self, config: Config, route: Route, endpoint: Endpoint, before: Bridge | None) -> Bridge:
+    def _bridge(
+        self, config: Config, route: Route, endpoint: Endpoint, tls: ssl.SSLContext | None, before: Bridge | None
+    ) -> Bridge:
+        """`config` is as it holds on this route."""
         self._metrics.show_zeroes(route.path)
         if before is not None and _shape(before.route) == _shape(route):
-            pool, listeners, era, streams = before.pool, before.listeners, before.era, before.streams
+            client, pool, listeners = before.client, before.pool, before.listeners
+            era, streams = before.era, before.streams
             pool.change(config, route)
         else:
+            client = self._client.sibling(config.limits, config.timeouts)
 
             def connect() -> StreamableChannel:
-                return StreamableChannel(self._client, endpoint, self._tasks)
+                return StreamableChannel(client, endpoint, self._tasks)
 
             pool, listeners, streams = Pool(config, route, connect, self._metrics, self._tasks), set(), set()
-            era = Era(route.path, endpoint, self._client, self._metrics, self._tasks)
+            era = Era(route.path, endpoint, client, self._metrics, self._tasks)
+        client.change(config.limits, config.timeouts, tls, route.upstream.tls.server_name)
         return Bridge(
             config=config,
             route=route,
+            client=client,
             pool=pool,
             lot=self.lot,
             sealer=self.sealer,
             metrics=self._metrics,
             tasks=self._tasks,
-            alarms=self._alarms,
+            alarms=self._alarms[lengths(config)],
             policies=_policies(config, route),
             owner=self.owner,
             epoch=self.epoch,
@@ -111,12 +126,15 @@ def end_streams(bridge: Bridge) -> None:
 
 def _shape(route: Route) -> tuple[object, ...]:
     """What a session of this route depends on."""
-    return route.upstream, route.forward_headers, route.sessions
+    # Not the token: a new one is the same caller's, and a call that waits goes on with it.
+    credentials = route.credentials
+    lists = route.forward_headers, route.set_headers
+    return route.upstream, *lists, credentials.mode, credentials.header, route.sessions.affinity
 
 
 def _endpoint(route: Route) -> Endpoint:
     assert route.upstream.url is not None, "the configuration admits streamable HTTP only"
-    return Endpoint(route.path, route.upstream.url)
+    return Endpoint(route.path, route.upstream.url, as_client=asks_as_client(route))
 
 
 def _policies(config: Config, route: Route) -> dict[str, Policy]:

@@ -5,12 +5,16 @@ aiohttp keeps a connection open for ever that sends half a request head, and tak
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_runner import BaseSite
 
 from gateway.config import Limits, split_address
 
@@ -20,6 +24,7 @@ UNIX: Final = "unix:"
 """What the address of a unix socket begins with; its path follows."""
 _KEEP_ALIVE_SECONDS = 75.0
 _BACKLOG: Final = 1024
+_HANDSHAKE_SECONDS: Final = 10.0
 
 
 class _BoundedHandler(RequestHandler):
@@ -99,17 +104,56 @@ class _Refuser(RequestHandler):
         pass
 
 
+class _Site(BaseSite):
+    """What one listener accepts connections at: an address, or a socket that listens already."""
+
+    __slots__ = ("_options",)
+
+    def __init__(self, runner: web.ServerRunner, tls: ssl.SSLContext | None, **options: Any) -> None:
+        super().__init__(runner, ssl_context=tls, backlog=_BACKLOG)
+        if tls is not None:
+            # Who does not finish a handshake is no connection yet, and must not stay for ever either.
+            options["ssl_handshake_timeout"] = _HANDSHAKE_SECONDS
+        self._options = options
+
+    @property
+    def name(self) -> str:
+        return "clients"
+
+    @property
+    def sockets(self) -> Sequence[Any]:
+        return cast("asyncio.Server", self._server).sockets
+
+    async def start(self) -> None:
+        await super().start()
+        assert self._runner.server is not None
+        self._server = await asyncio.get_running_loop().create_server(
+            self._runner.server, ssl=self._ssl_context, backlog=_BACKLOG, **self._options
+        )
+
+
 class Listener:
     """One address that is served: `host:port`, or `unix:` and the path of a socket that only this user may open.
 
     With `reuse_port` other processes may listen at the same port, and the kernel spreads the connections.
     """
 
-    def __init__(self, handler: Handler, address: str, limits: Limits, *, reuse_port: bool = False) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        address: str,
+        limits: Limits,
+        *,
+        reuse_port: bool = False,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._address = address
         self._path = Path(address.removeprefix(UNIX)) if address.startswith(UNIX) else None
         self._made: Path | None = None
         self._reuse_port = reuse_port
+        self._tls = tls
+        self._sites: list[_Site] = []
+        self._securing = asyncio.Lock()
         self._server = _BoundedServer(
             handler, limits, handler_cancellation=True, keepalive_timeout=_KEEP_ALIVE_SECONDS, access_log=None
         )
@@ -125,10 +169,34 @@ class Listener:
         if self._path is not None:
             return await self._start_unix(self._path)
         host, port = split_address(self._address)
-        site = web.TCPSite(self._runner, host, port, backlog=_BACKLOG, reuse_port=self._reuse_port or None)
+        site = _Site(self._runner, self._tls, host=host, port=port, reuse_port=self._reuse_port or None)
         await site.start()
+        self._sites = [site]
         host, port = self._runner.addresses[0][:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether it speaks TLS."""
+        return self._tls is not None
+
+    async def secure(self, tls: ssl.SSLContext | None) -> None:
+        """Serve the connections that come from now on with these certificates, or in the clear; the others stay.
+
+        A context cannot be changed as a whole, nor can that of a server. So a second server accepts from the same
+        socket before the first one stops, and no connection finds the door closed.
+        """
+        async with self._securing:
+            before = self._sites
+            self._tls, self._sites = tls, []
+            for site in before:
+                for listening in site.sockets:
+                    shared = socket.socket(fileno=os.dup(listening.fileno()))
+                    self._sites.append(_Site(self._runner, tls, sock=shared))
+            for site in self._sites:
+                await site.start()
+            for site in before:
+                await site.stop()
 
     async def _start_unix(self, path: Path) -> str:
         # The event loop removes a socket that is there, be it stale or somebody's who still listens.

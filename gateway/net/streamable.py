@@ -432,10 +432,12 @@ class StreamableChannel(Channel):
         status, where = response.status, self._endpoint.where
         body = await self._body(response, _ERROR_BODY_BYTES)
         if status in (401, 403):
+            whose = "the credentials" if self._endpoint.as_client else "what routes[].credentials has it sent"
             raise Refused(
-                f"{where} refused the credentials (HTTP {status})",
+                f"{where} refused {whose} (HTTP {status})",
                 status=status,
                 challenge=response.headers.get("WWW-Authenticate"),
+                is_clients=self._endpoint.as_client,
             )
         if status == 404 or (status == 400 and _SESSION_WORDING.search(body)):
             raise SessionLost(f"{where} does not know its session any more (HTTP {status})")

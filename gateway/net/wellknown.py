@@ -24,6 +24,7 @@ from gateway.core import jsonrpc, oauth
 from gateway.core.oauth import Document, Place
 from gateway.errors import Busy, GatewayError, InvalidRequest, MethodNotFound, Unreachable, UpstreamError
 from gateway.net.client import FOREIGN, Client, mapped
+from gateway.net.routes import Routes
 from gateway.net.wire import read_body
 
 _FORM: Final = "application/x-www-form-urlencoded"
@@ -70,8 +71,8 @@ class _Kept(NamedTuple):
 class WellKnown:
     """OAuth's paths on the listener of the routes."""
 
-    def __init__(self, client: Client, config: Config) -> None:
-        self._client = client
+    def __init__(self, config: Config, routes: Routes) -> None:
+        self._bridges = routes
         self._kept: dict[tuple[str, str], _Kept] = {}
         """By URL and path: all of them come from the configuration or from an upstream's own metadata."""
         self._at_once = 0
@@ -150,6 +151,13 @@ class WellKnown:
         raise MethodNotFound(
             f"{asked.kind}{asked.suffix[:80]} belongs to no route: add the path of a route ({paths or 'none has one'})"
         )
+
+    def _client(self, route: Route) -> Client:
+        """The one that knows the route's authorities; a reload may have come since the route was found."""
+        bridge = self._bridges.bridges.get(route.path)
+        if bridge is None:
+            raise MethodNotFound(f"The route {route.path} is gone")
+        return bridge.client
 
     # -- where the gateway is -----------------------------------------------------------------------------------
 
@@ -253,7 +261,7 @@ class WellKnown:
         """One request to the upstream's origin, redirects not followed; raises UpstreamError."""
         url = URL(f"{oauth.origin(route.upstream.url)}{target}", encoded=True)
         try:
-            response = await self._client.open(method, url, dict(headers), body)
+            response = await self._client(route).open(method, url, dict(headers), body)
             try:
                 yield response
             finally:

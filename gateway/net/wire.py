@@ -18,6 +18,8 @@ from gateway.seal.hop import Hop
 from gateway.telemetry import Outcome
 
 _JSON: Final = "application/json"
+Challenge = Callable[[web.BaseRequest, str], str]
+"""Puts an upstream's WWW-Authenticate as the client of a request needs it."""
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -69,10 +71,7 @@ class Wire(ABC):
 class HttpWire(Wire):
     """Straight to the client."""
 
-    def __init__(
-        self, http: web.BaseRequest, send_seconds: float, challenge: Callable[[web.BaseRequest, str], str]
-    ) -> None:
-        """`challenge` puts an upstream's WWW-Authenticate as this request's client needs it."""
+    def __init__(self, http: web.BaseRequest, send_seconds: float, challenge: Challenge) -> None:
         self._http = http
         self._send_seconds = send_seconds
         self._challenge = challenge

@@ -9,6 +9,7 @@ Scripts wait on events that the test sets, never on time.
 import asyncio
 import itertools
 import json
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -244,13 +245,13 @@ class FakeUpstream:
 
     # -- the server ---------------------------------------------------------------------------------------------
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         server = web.Server(self._handle, handler_cancellation=True, access_log=None)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        await web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=tls).start()
         host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}/mcp"
+        self.url = f"{'http' if tls is None else 'https'}://{host}:{port}/mcp"
 
     async def close(self) -> None:
         if self._runner is not None:

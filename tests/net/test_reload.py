@@ -82,6 +82,7 @@ EVERY_SECTION: dict[str, Any] = {
     "principal": {"source": "authorization"},
     "security": {"allowed_hosts": ["127.0.0.1"]},
     "log": {"level": "info"},
+    "tls": {},
     "route": {"cache": {"ttl_ms": 1}},
 }
 """Sections that the file does not have are the same objects in every configuration."""
@@ -544,13 +545,13 @@ async def test_a_call_that_waits_keeps_its_time_and_a_new_one_has_the_new(
     stand = await begin(hold={"linger_seconds": 0.05})
     client = stand.client()
     before = await client.call()
-    old = stand.gateway.routes._alarms
+    old = stand.gateway.routes.bridges["/mcp"].alarms
     stand.gateway.change(reconfigured(upstream.url, hold={"ttl_seconds": 0.2, "linger_seconds": 0.05}))
     after = await client.call()
     await eventually(lambda: stand.held == 1, "the new one expires")
     assert (await client.answer(after)).outcome == LOST
     assert (await client.answer(before)).text
-    assert stand.gateway.routes._alarms is not old
+    assert stand.gateway.routes.bridges["/mcp"].alarms is not old
     every = (old.idle, old.silence, *old.shared.values())
     await eventually(lambda: all(alarm._timer is None for alarm in every), "the old alarms tick no more")
 
@@ -736,7 +737,9 @@ async def test_fifty_reloads_leave_nothing_behind(upstream: FakeUpstream, second
     waiting = await client.call()
     for number in range(50):
         url = (second, upstream)[number % 2].url
-        used += [weakref.ref(stand.gateway.routes.bridges["/mcp"].pool), weakref.ref(stand.gateway.routes._alarms)]
+        bridge = stand.gateway.routes.bridges["/mcp"]
+        used += [weakref.ref(bridge.pool), weakref.ref(bridge.alarms)]
+        del bridge
         stand.gateway.change(
             reconfigured(
                 url,

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import socket
+import ssl
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -38,6 +39,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="JSON bodies instead of SSE streams")
     parser.add_argument("--page-size", type=int, default=0, help="tools on one page of tools/list; 0 for all")
     parser.add_argument("--nagle", action="store_true", help="small messages wait for acknowledgements")
+    parser.add_argument("--tls", type=Path, help="serve TLS with the certificate and the key in FILE")
+    parser.add_argument("--tls-clients", type=Path, help="only clients with a certificate of the authority in FILE")
     parser.add_argument("--ledger", type=Path, help="append to FILE what the tools did")
     return parser.parse_args()
 
@@ -185,10 +188,17 @@ def serve(application: Application, options: argparse.Namespace) -> None:
     """Serve until SIGTERM. Open streams would keep uvicorn waiting for ever, so it waits a second only."""
     listener = listen(options.host, options.port, nagle=options.nagle)
     config = uvicorn.Config(
-        application, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=1
+        application,
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=1,
+        ssl_certfile=options.tls,
+        ssl_ca_certs=options.tls_clients and str(options.tls_clients),
+        ssl_cert_reqs=ssl.CERT_REQUIRED if options.tls_clients else ssl.CERT_NONE,
     )
     server = AnnouncingServer(config)
-    server.url = f"http://{options.host}:{listener.getsockname()[1]}/mcp"
+    server.url = f"{'https' if options.tls else 'http'}://{options.host}:{listener.getsockname()[1]}/mcp"
     server.run(sockets=[listener])
 
 

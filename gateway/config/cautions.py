@@ -1,0 +1,24 @@
+"""What is allowed and should not go unnoticed: sentences for the log at every start and reload; pure."""
+
+from collections.abc import Iterator
+
+from gateway.config.forms import split_address
+from gateway.config.model import Config
+from gateway.config.rules import LOOPBACK
+
+
+def cautions(config: Config) -> Iterator[str]:
+    """Yield them, each with the path of its key."""
+    local = split_address(config.listen)[0] in LOOPBACK
+    for route in config.routes:
+        path = f"routes[{route.path}]"
+        if not route.upstream.tls.verify:
+            yield (
+                f"{path}.upstream.tls.verify is false: whoever is in between can be the upstream; "
+                "give its authority in ca_file instead"
+            )
+        if route.credentials.mode == "replace" and config.principal.source == "authorization" and not local:
+            yield (
+                f"{path}.credentials.mode is replace and nobody verifies the callers: who reaches {config.listen} "
+                "acts with the gateway's credential; set principal.source to jwt or header"
+            )

@@ -1,0 +1,116 @@
+"""The files that a configuration names: secrets are read, paths are made to start in its folder.
+
+Rule: what a file holds is in an error only as far as it is no secret.
+"""
+
+import hashlib
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from gateway.config.forms import FORMS
+from gateway.config.keys import read_key_lines
+from gateway.config.model import Config, Route, State
+from gateway.config.problems import ConfigError, Problem
+from gateway.config.tls import contexts
+
+_MAX_FILE_BYTES = 1_048_576
+_Section = TypeVar("_Section", bound=Struct)
+
+
+def with_files(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
+    """Return the configuration with its files' secrets in it and paths that can be opened, and what is wrong."""
+    problems: list[Problem] = []
+    config = replace(
+        config,
+        state=_with_keys(config.state, folder, problems),
+        tls=_placed(config.tls, folder, "cert_file", "key_file", "client_ca_file"),
+        principal=_placed(config.principal, folder, "jwks_file", "jwks_ca_file"),
+        routes=tuple(
+            _with_secrets(route, folder, f"routes[{place}]", problems) for place, route in enumerate(config.routes)
+        ),
+    )
+    return config, problems + _unusable(config)
+
+
+def _placed(section: _Section, folder: Path, *keys: str) -> _Section:
+    given = {key: getattr(section, key) for key in keys}
+    paths = {key: str(folder / path) for key, path in given.items() if path is not None}
+    return replace(section, **paths) if paths else section
+
+
+def _with_keys(state: State, folder: Path, problems: list[Problem]) -> State:
+    path = "state.keys_file"
+    if state.keys_file is None:
+        return state
+    if state.keys:
+        problems.append(Problem(path, "stands beside state.keys; keep one of them"))
+        return state
+    text = _read(folder / state.keys_file, path, "write one key per line", problems)
+    if text is None:
+        return state
+    keys = read_key_lines(text)
+    if not keys:
+        problems.append(Problem(path, "has no key in it; add one with `mrtr-gateway keygen`"))
+    return replace(state, keys=keys)
+
+
+def _with_secrets(route: Route, folder: Path, path: str, problems: list[Problem]) -> Route:
+    tls = _placed(route.upstream.tls, folder, "ca_file", "cert_file", "key_file")
+    route = replace(route, upstream=replace(route.upstream, tls=tls))
+    credentials = route.credentials
+    if credentials.token_file is None:
+        return route
+    path = f"{path}.credentials.token_file"
+    if credentials.token is not None:
+        problems.append(Problem(path, "stands beside token; keep one of them"))
+        return route
+    text = _read(folder / credentials.token_file, path, "write the secret in one line", problems)
+    if text is None:
+        return route
+    if FORMS["header value"].parse(text.strip()) is None:
+        problems.append(Problem(path, "is not one line of plain text; write the secret and nothing else"))
+        return route
+    return replace(route, credentials=replace(credentials, token=text.strip()))
+
+
+def _read(file: Path, path: str, fix: str, problems: list[Problem]) -> str | None:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(_MAX_FILE_BYTES).decode()
+    except OSError as exc:
+        problems.append(Problem(path, f"cannot be read ({exc.strerror}); check path and rights"))
+    except UnicodeDecodeError:
+        problems.append(Problem(path, f"is not UTF-8 text; {fix}"))
+    return None
+
+
+def _unusable(config: Config) -> list[Problem]:
+    """Return what cannot be made of the certificates and keys: contexts are made here once, to see it."""
+    try:
+        _ = contexts(config)
+    except ConfigError as exc:
+        return [Problem(*text.split(": ", 1)) for text in exc.problems]
+    return []
+
+
+def contents(config: Config) -> dict[str, bytes]:
+    """Return a digest of each file that is read anew at every reload, by its key; without those that are not there.
+
+    A renewed certificate comes under the old path.
+    """
+    named = {f"tls.{key}": path for key, path in asdict(config.tls).items()}
+    named |= {f"principal.{key}": getattr(config.principal, key) for key in ("jwks_file", "jwks_ca_file")}
+    for route in config.routes:
+        tls = route.upstream.tls
+        for key in ("ca_file", "cert_file", "key_file"):
+            named[f"routes[{route.path}].upstream.tls.{key}"] = getattr(tls, key)
+    found = {}
+    for key, path in named.items():
+        with suppress(OSError):
+            if path is not None:
+                found[key] = hashlib.sha256(Path(path).read_bytes()).digest()
+    return found

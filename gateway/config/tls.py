@@ -1,0 +1,116 @@
+"""TLS contexts, made of the files that the configuration names; the only place that knows `ssl`."""
+
+import ssl
+from typing import Final, NamedTuple
+
+from gateway.config.model import Config, Tls, UpstreamTls
+from gateway.config.problems import ConfigError, Problem
+
+_ENCRYPTED: Final = "has a password; write the key without one"
+
+
+class BadFile(ValueError):
+    """A file cannot be used; `key` is the configuration's key that names it."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+class Contexts(NamedTuple):
+    """The contexts of one configuration."""
+
+    listener: ssl.SSLContext | None
+    """None: plain HTTP."""
+    upstreams: dict[str, ssl.SSLContext | None]
+    """By the route's path; None: the system's authorities, and nothing special."""
+
+
+def contexts(config: Config) -> Contexts:
+    """Return all contexts of a configuration. Raises ConfigError with every file that cannot be used."""
+    problems: list[Problem] = []
+    listener: ssl.SSLContext | None = None
+    try:
+        listener = listener_context(config.tls)
+    except BadFile as exc:
+        problems.append(Problem(f"tls.{exc.key}", str(exc)))
+    upstreams: dict[str, ssl.SSLContext | None] = {}
+    for place, route in enumerate(config.routes):
+        try:
+            upstreams[route.path] = upstream_context(route.upstream.tls)
+        except BadFile as exc:
+            problems.append(Problem(f"routes[{place}].upstream.tls.{exc.key}", str(exc)))
+    if problems:
+        raise ConfigError(map(str, problems))
+    return Contexts(listener, upstreams)
+
+
+def listener_context(tls: Tls) -> ssl.SSLContext | None:
+    """Return what the listener serves with; None for plain HTTP. Raises BadFile."""
+    if tls.cert_file is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    _show(context, tls.cert_file, tls.key_file)
+    if tls.client_ca_file is not None:
+        _trust(context, "client_ca_file", tls.client_ca_file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def upstream_context(tls: UpstreamTls) -> ssl.SSLContext | None:
+    """Return what an upstream is reached with; None where the usual will do. Raises BadFile."""
+    if tls == UpstreamTls(server_name=tls.server_name):
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    if tls.ca_file is not None:
+        _trust(context, "ca_file", tls.ca_file)
+    else:
+        context.load_default_certs()
+    if tls.cert_file is not None:
+        _show(context, tls.cert_file, tls.key_file)
+    if not tls.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _trust(context: ssl.SSLContext, key: str, path: str) -> None:
+    try:
+        context.load_verify_locations(cafile=_readable(key, path))
+    except ssl.SSLError as exc:
+        raise BadFile(key, "has no certificate in it that can be read; give them as PEM") from exc
+
+
+def _show(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
+    """Load a certificate and its key; OpenSSL does not say which of both it cannot read."""
+    cert = _readable("cert_file", cert_file)
+    key = None if key_file is None else _readable("key_file", key_file)
+    key_name = "cert_file" if key is None else "key_file"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=cert)
+    except ssl.SSLError as exc:
+        raise BadFile("cert_file", "has no certificate in it that can be read; give it as PEM") from exc
+
+    def refuse() -> str:
+        raise BadFile(key_name, _ENCRYPTED)  # without this, OpenSSL would ask at the terminal
+
+    try:
+        context.load_cert_chain(cert, key, password=refuse)
+    except ssl.SSLError as exc:
+        if exc.reason == "KEY_VALUES_MISMATCH":
+            raise BadFile(key_name, "is not the key of the certificate in cert_file; give both of one pair") from exc
+        raise BadFile(key_name, "has no private key in it that can be read; give it as PEM") from exc
+
+
+def _readable(key: str, path: str) -> str:
+    """Return the path; OpenSSL's own errors name no file."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - the path is a text
+            _ = file.read(1)
+    except OSError as exc:
+        raise BadFile(key, f"cannot be read ({exc.strerror}); check path and rights") from exc
+    return path

@@ -1,0 +1,238 @@
+"""Several routes in one process: each has its own limits, times, credentials and headers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.config import Credentials, Route, Upstream, parse
+from gateway.core import mcp
+from gateway.errors import InvalidRequest
+from gateway.net.headers import for_call, for_passing
+from tests.net.conftest import Start
+from tests.net.fake_upstream import FakeUpstream, Turn, text
+from tests.net.test_faults import challenge
+from tests.net.workbench import Client, Stand, configuration, jwt
+
+SECRET = "s3cret-of-the-gateway"
+REPLACE = {"mode": "replace", "token": SECRET}
+
+
+def route(**keys: Any) -> Route:
+    return Route(upstream=Upstream(url="http://127.0.0.1:1/mcp"), **keys)
+
+
+def sent(**headers: str) -> CIMultiDictProxy[str]:
+    return CIMultiDictProxy(CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()}))
+
+
+CLIENTS = sent(Authorization="Bearer mine", X_Tenant="a", Cookie="c", Host="gw", Connection="close, X-Hop", X_Hop="1")
+POLICIES: list[tuple[dict[str, Any], dict[str, str], dict[str, str]]] = [
+    # (keys of the route, what a call takes along, what is passed through)
+    ({}, {"Authorization": "Bearer mine"}, {"Authorization": "Bearer mine", "X-Tenant": "a", "Cookie": "c"}),
+    (
+        {"credentials": Credentials(mode="drop"), "forward_headers": ("x-tenant",)},
+        {"x-tenant": "a"},
+        {"X-Tenant": "a", "Cookie": "c"},
+    ),
+    (
+        {"credentials": Credentials(mode="replace", token="own"), "drop_headers": ("cookie",)},
+        {"Authorization": "Bearer own"},
+        {"X-Tenant": "a", "Authorization": "Bearer own"},
+    ),
+    (
+        {"credentials": Credentials(mode="replace", token="own", header="x-api-key")},
+        {"x-api-key": "own"},
+        {"X-Tenant": "a", "Cookie": "c", "x-api-key": "own"},
+    ),
+    (
+        {"set_headers": {"x-tenant": "fixed"}},
+        {"Authorization": "Bearer mine", "x-tenant": "fixed"},
+        {"Authorization": "Bearer mine", "Cookie": "c", "x-tenant": "fixed"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "called", "passed"), POLICIES)
+def test_what_goes_upstream(keys: dict[str, Any], called: dict[str, str], passed: dict[str, str]) -> None:
+    assert for_call(route(**keys), CLIENTS) == called
+    assert for_passing(route(**keys), CLIENTS) == CIMultiDict(passed)
+
+
+def test_a_client_cannot_send_the_header_of_the_gateways_own_credential() -> None:
+    policy = route(credentials=Credentials(mode="replace", token="own", header="x-api-key"))
+    assert for_passing(policy, sent(X_API_KEY="forged")).getall("x-api-key") == ["own"]
+
+
+def test_repeated_headers_are_passed_as_they_came() -> None:
+    twice = CIMultiDictProxy(CIMultiDict([("X-A", "1"), ("X-B", "2"), ("X-A", "3")]))
+    assert list(for_passing(route(), twice).items()) == [("X-A", "1"), ("X-B", "2"), ("X-A", "3")]
+
+
+@pytest.mark.parametrize("policy", [for_call, for_passing])
+def test_a_value_that_is_no_text_is_refused(policy: Any) -> None:
+    with pytest.raises(InvalidRequest, match="Authorization is not UTF-8"):
+        policy(route(), sent(Authorization="Bearer \udce4"))
+
+
+def test_no_secret_is_shown() -> None:
+    loaded = parse(
+        configuration("http://127.0.0.1:1/mcp", route={"credentials": REPLACE, "set_headers": {"x-k": SECRET}}),
+        "t",
+        {},
+    )
+    assert loaded.routes[0].credentials.token == SECRET
+    assert SECRET not in repr(loaded)
+    assert "<x-k hidden>" in repr(loaded)
+
+
+# -- in front of upstreams ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[FakeUpstream]:
+    """To be asked for before `begin`, whose gateway comes to rest first."""
+    fake = FakeUpstream()
+    await fake.start()
+    yield fake
+    await fake.close()
+
+
+def routes(one: FakeUpstream, other: FakeUpstream, over: Any = (), **keys: Any) -> list[dict[str, Any]]:
+    return [
+        {"path": "/mcp", "upstream": {"url": one.url}},
+        {"path": "/other", "upstream": {"url": other.url}, **dict(over), **keys},
+    ]
+
+
+def at_other(stand: Stand, authorization: str | None = None, **options: Any) -> Client:
+    return Client(stand.http, f"http://{stand.gateway.listen}/other", authorization, **options)
+
+
+async def test_a_route_has_bounds_of_its_own(upstream: FakeUpstream, other: FakeUpstream, begin: Start) -> None:
+    stand = await begin(routes=routes(upstream, other, limits={"body_bytes": 700}))
+    for fake in (upstream, other):
+        fake.tool(lambda turn: turn.result(text("done")))
+    large = {"text": "x" * 700}
+    assert (await stand.client().call(arguments=large)).text == "done"
+    assert (await at_other(stand).call(arguments=large)).status == 413
+    assert (await at_other(stand).call()).text == "done"
+
+
+async def test_a_route_has_times_of_its_own(upstream: FakeUpstream, other: FakeUpstream, begin: Start) -> None:
+    """The first route's call waits for as long as the second's is refused early and its person times out."""
+    go = asyncio.Event()
+
+    async def ask(turn: Turn) -> None:
+        await turn.elicit()
+        await turn.result(text("answered"))
+
+    async def silent(_: Turn) -> None:
+        await go.wait()
+
+    over = {"hold": {"ttl_seconds": 0.1}, "timeouts": {"handshake_seconds": 0.2}}
+    stand = await begin(routes=routes(upstream, other, over))
+    for fake in (upstream, other):
+        fake.tool(ask)
+    kept, lost = await stand.client().call(), await at_other(stand).call()
+    await other.saw("answer")  # the gateway's own, when the time was over
+    assert (await stand.client().answer(kept)).text == "answered"
+    assert (await at_other(stand).answer(lost)).outcome == (400, -32602, "invalid_request_state")
+
+    other.on("initialize", silent)
+    late = await at_other(stand, info={"name": "new", "version": "1"}).call()
+    assert "did not finish its handshake in 0.2 s" in late.error["message"]
+    go.set()
+
+
+async def test_a_route_has_a_pool_of_its_own_size(upstream: FakeUpstream, other: FakeUpstream, begin: Start) -> None:
+    go = asyncio.Event()
+
+    async def wait(turn: Turn) -> None:
+        await go.wait()
+        await turn.result(text("done"))
+
+    over = {"sessions": {"max": 1}, "timeouts": {"session_wait_seconds": 0.05}}
+    stand = await begin(routes=routes(upstream, other, over))
+    for fake in (upstream, other):
+        fake.tool(wait)
+    first = [asyncio.create_task(at_other(stand).call())]  # noqa: TID251 - a test's own client
+    await other.saw("tools/call")
+    assert (await at_other(stand).call()).status == 503
+    first += [asyncio.create_task(stand.client().call()) for _ in range(2)]  # noqa: TID251
+    await upstream.saw("tools/call", 2)
+    go.set()
+    assert [(await each).text for each in first] == ["done"] * 3
+
+
+# -- credentials ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_gateways_credential_goes_with_everything_and_the_clients_with_nothing(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    async def ask(turn: Turn) -> None:
+        await turn.elicit()
+        await turn.result(text("answered"))
+
+    stand = await begin(route={"credentials": REPLACE, "set_headers": {"x-tenant": "acme"}})
+    upstream.tool(ask)
+    client = stand.client("Bearer the-clients")
+    assert (await client.answer(await client.call())).text == "answered"
+    await stand.gateway.routes.bridges["/mcp"].pool.close()
+    await upstream.saw("DELETE")
+    words = {seen.word for seen in upstream.seen}
+    assert words >= {"initialize", "GET", "notifications/initialized", "tools/call", "answer", "DELETE"}
+    for seen in upstream.seen:
+        assert seen.headers.getall("Authorization") == [f"Bearer {SECRET}"], seen.word
+        assert seen.headers["x-tenant"] == "acme", seen.word
+
+
+@pytest.mark.parametrize("mode", [REPLACE, {"mode": "drop"}])
+async def test_a_refusal_of_the_gateways_credential_is_not_the_clients_business(
+    mode: dict[str, str], upstream: FakeUpstream, begin: Start
+) -> None:
+    upstream.on("initialize", challenge(401, only="nobody's"))
+    stand = await begin(route={"credentials": mode})
+    refused = await stand.client("Bearer mine").call()
+    assert (refused.status, refused.error["data"]["reason"]) == (200, "upstream_refused")
+    assert "routes[].credentials" in refused.error["message"]
+    assert "WWW-Authenticate" not in refused.headers
+    assert SECRET not in refused.data.decode()
+
+
+@pytest.mark.parametrize("mode", [REPLACE, {"mode": "drop"}])
+async def test_claims_make_no_principal_where_nobody_checks_them(
+    mode: dict[str, str], upstream: FakeUpstream, begin: Start
+) -> None:
+    async def ask(turn: Turn) -> None:
+        await turn.elicit()
+        await turn.result(text("answered"))
+
+    upstream.tool(ask)
+    real, forged = (jwt(iss="i", sub="ada", client_id="c", jti=name) for name in ("real", "forged"))
+    stand = await begin(route={"credentials": mode})
+    asked = await stand.client(real).call()
+    stolen = await stand.client(forged).call(state=asked.state, answers={})
+    assert stolen.outcome == (400, -32602, "invalid_request_state")
+    assert (await stand.client(real).answer(asked)).text == "answered"
+    assert (await stand.client(forged).post(mcp.DISCOVER)).status == 200
+    assert len(upstream.of("initialize")) == 2, "the forged one has a session of its own"
+    assert not upstream.of(mcp.PING), "nobody's credential could be asked about"
+
+
+async def test_a_new_secret_keeps_sessions_and_calls(upstream: FakeUpstream, begin: Start) -> None:
+    async def ask(turn: Turn) -> None:
+        await turn.elicit()
+        await turn.result(text("answered"))
+
+    upstream.tool(ask)
+    stand = await begin(route={"credentials": REPLACE})
+    asked = await stand.client().call()
+    renewed = configuration(upstream.url, route={"credentials": {**REPLACE, "token": "renewed"}})
+    stand.gateway.change(parse(renewed, "test", {}))
+    assert (await stand.client().answer(asked)).text == "answered"
+    assert [seen.headers["Authorization"] for seen in upstream.of("answer")] == ["Bearer renewed"]
+    assert len(upstream.of("initialize")) == 1
