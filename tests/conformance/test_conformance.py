@@ -49,6 +49,16 @@ async def test_an_old_server_behind_the_gateway_conforms_to_2026_07_28(
     assert code == 0
 
 
+async def test_old_clients_find_the_old_server_as_it_is() -> None:
+    """The scenarios of 2025-11-25 pass through the gateway exactly as they do without it."""
+    async with old_server("conformance") as direct, old_server("conformance") as server, gateway(server.url) as gw:
+        old = ("--spec", "2025-11-25")
+        without, through = await asyncio.gather(run_suite(direct.url, *old), run_suite(gw.url, *old))
+    print("\n".join(through[1]))
+    assert through == without
+    assert without[1][-1] == "33 of 33 scenarios passed"
+
+
 async def test_the_same_server_without_the_gateway_does_not() -> None:
     """The counter-check: the runner can fail."""
     async with old_server("conformance") as server:

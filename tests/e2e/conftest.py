@@ -15,6 +15,8 @@ Found = dict[tuple[str, str], dict[str, str]]
 """By (case, server): by client, `ok`, `FAILED` or the reason why it is not applicable."""
 
 FOUND: Final = pytest.StashKey[Found]()
+ERAS: Final = pytest.StashKey[Found]()
+"""The same by (client, server)."""
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -29,15 +31,16 @@ async def drivers() -> AsyncIterator[Drivers]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[FOUND] = {}
+    config.stash[ERAS] = {}
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    found = config.stash[FOUND]
-    if not found:
-        return
-    terminalreporter.section("servers behind the gateway")
-    for line in table(found):
-        terminalreporter.write_line(line)
+    titles = {"servers behind the gateway": FOUND, "clients and servers of both eras": ERAS}
+    for title, key in titles.items():
+        if config.stash[key]:
+            terminalreporter.section(title)
+            for line in table(config.stash[key]):
+                terminalreporter.write_line(line)
 
 
 def table(found: Found) -> Iterator[str]:
@@ -57,7 +60,7 @@ def cell(by_client: dict[str, str], reasons: list[str]) -> str:
     """Say `ok` when all clients agree, else each client's word."""
     words = {}
     for client, outcome in by_client.items():
-        if outcome in {"ok", "FAILED"}:
+        if outcome in {"ok", "ok, bridged", "FAILED"}:
             words[client] = outcome
             continue
         if outcome not in reasons:

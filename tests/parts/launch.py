@@ -52,9 +52,9 @@ def python(environment: str, script: str, *flags: str) -> Recipe:
     return Recipe(lambda port: [program, SERVERS / script, "--port", str(port), *flags])
 
 
-def old_ts(*flags: str) -> Recipe:
+def typescript(script: str, *flags: str) -> Recipe:
     return Recipe(
-        lambda port: [NODE, SERVERS / "old_ts.mjs", "--port", str(port), *flags],
+        lambda port: [NODE, SERVERS / script, "--port", str(port), *flags],
         lambda _port: {"MRTR_NODE_MODULES": str(NODE_MODULES)},
     )
 
@@ -65,8 +65,11 @@ RECIPES: Mapping[str, Recipe] = {
     "py130-auth": python("py130", "old_auth.py"),
     "py110": python("py110", "old_py.py"),
     "fm3": python("fm3", "old_fastmcp.py"),
-    "ts132": old_ts(),
-    "ts132-store": old_ts("--event-store"),
+    "ts132": typescript("old_ts.mjs"),
+    "ts132-store": typescript("old_ts.mjs", "--event-store"),
+    "modern-py": python("modern", "modern_py.py"),
+    "modern-ts": typescript("modern_ts.mjs"),
+    "modern-ts-both": typescript("modern_ts.mjs", "--legacy"),
     "conformance": python("py130", "conformance.py"),
     "everything": Recipe(
         lambda _port: [

@@ -71,6 +71,7 @@ class Connection(ABC):
     def __init__(self, command: Json) -> None:
         self.url: str = command["url"]
         self.headers: dict[str, str] = command.get("headers") or {}
+        self.era: str = command.get("era", "auto")
         self.capabilities = frozenset(command.get("capabilities", ALL_CAPABILITIES))
         self.roots: list[Any] = command.get("roots") or DEFAULT_ROOTS
         self.calls: list[Call] = []

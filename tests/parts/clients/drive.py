@@ -129,9 +129,13 @@ class ModernClient(asyncio.SubprocessProtocol):
         capabilities: Sequence[str] = CAPABILITIES,
         headers: Mapping[str, str] | None = None,
         roots: Sequence[Json | str] | None = None,
+        era: Literal["auto", "legacy"] = "auto",
         deadline_seconds: float = DEADLINE_SECONDS,
     ) -> Reply:
-        """Connect, or connect anew. Result: protocolVersion, era, serverInfo, capabilities, instructions."""
+        """Connect, or connect anew. Result: protocolVersion, era, serverInfo, capabilities, instructions.
+
+        With the era `legacy` the client is an old one (not fm).
+        """
         return await self.command(
             "connect",
             deadline_seconds,
@@ -139,6 +143,7 @@ class ModernClient(asyncio.SubprocessProtocol):
             capabilities=list(capabilities),
             headers=dict(headers or {}),
             roots=None if roots is None else list(roots),
+            era=era,
         )
 
     async def call_tool(

@@ -36,6 +36,7 @@ class PyConnection(Connection):
             Client(
                 streamable_http_client(self.url, http_client=http),
                 client_info=types.Implementation(name="py-client", version="2.3.0"),
+                mode=self.era,
                 elicitation_callback=self.elicit if "form" in wants else None,
                 sampling_callback=self.sample if "sampling" in wants else None,
                 sampling_capabilities=sampling_capability(wants),

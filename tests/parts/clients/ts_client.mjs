@@ -106,7 +106,7 @@ async function connect(command) {
         ...(wants.has('sampling') && { sampling: wants.has('sampling.tools') ? { tools: {} } : {} }),
         ...(wants.has('roots') && { roots: {} })
     };
-    client = new Client({ name: 'ts-client', version: '2.4.0' }, { capabilities, versionNegotiation: { mode: 'auto' } });
+    client = new Client({ name: 'ts-client', version: '2.4.0' }, { capabilities, versionNegotiation: { mode: command.era ?? 'auto' } });
     client.onerror = error => console.error('onerror', error);
     const handle = (method, kind) => client.setRequestHandler(method, (request, context) => answer(kind, context, request.params));
     if (capabilities.elicitation) handle('elicitation/create', 'elicit');

@@ -1,0 +1,250 @@
+"""Real clients of both eras with real servers of both eras, through one URL; a table is printed at the end.
+
+An old client must find what it finds without the gateway, questions on both of its streams among it, and also where no
+two of its requests reach the same replica. A modern server's own rounds go through unchanged.
+"""
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.cluster import cluster, installed
+from tests.e2e.cases import Drivers
+from tests.e2e.conftest import ERAS
+from tests.e2e.matrix import KINDS
+from tests.gateway_process import gateway
+from tests.parts.clients.drive import HERE, Kind, available
+from tests.parts.launch import NODE, NODE_MODULES, PARTS, old_server
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.skipif(not all(map(available, KINDS)), reason="scripts/parts has not been run"),
+]
+
+Calls = list[tuple[str, dict[str, Any]]]
+ANN: Final = 'accept:{"name":"Ann"}'
+ECHO: Final = ("echo", {"text": "hi"})
+ASK: Final = ("ask", {"question": "Who?"})
+ASK_GET: Final = ("ask_get", {"question": "Who?"})
+DEADLINE_SECONDS: Final = 20.0
+PASSED: Final = "mcp_gateway_passed_through_total"
+PROBES: Final = "mcp_gateway_era_probes_total"
+SESSIONS: Final = "mcp_gateway_sessions_opened_total"
+
+
+# --- the clients: each plays calls in one connection, answers Ann, and gives the texts ---
+
+
+async def driven(drivers: Drivers, kind: Kind, era: str, url: str, calls: Calls) -> list[str]:
+    client = drivers.clients[kind]
+    drivers.connected.pop(kind, None)
+    connected = await client.connect(url, era=era)  # type: ignore[arg-type]
+    assert connected.ok, connected
+    try:
+        return [(await client.call_tool(name, arguments)).text for name, arguments in calls]
+    finally:
+        await client.close()
+
+
+async def program(*command: str | Path, stdin: bytes = b"", environment: dict[str, str] | None = None) -> bytes:
+    """What a program prints; it must end well."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | (environment or {}),
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            out, err = await process.communicate(stdin)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, out + err
+    return out
+
+
+async def mcp_1(_: Drivers, url: str, calls: Calls) -> list[str]:
+    script = HERE / "old_py_client.py"
+    texts: list[str] = json.loads(
+        await program(PARTS / "py130" / "bin" / "python", script, url, stdin=json.dumps(calls).encode())
+    )
+    return texts
+
+
+async def inspector(_: Drivers, url: str, calls: Calls) -> list[str]:
+    """The CLI answers no questions: it plays the calls that ask none."""
+    cli = NODE_MODULES / ".bin" / "mcp-inspector"
+    texts = []
+    with tempfile.TemporaryDirectory(prefix="mrtr-inspector-") as home:
+        for name, arguments in calls:
+            given = [f"{key}={value}" for key, value in arguments.items()]
+            command = ("--cli", url, "--transport", "http", "--method", "tools/call", "--tool-name", name)
+            out = await program(NODE, cli, *command, "--tool-arg", *given, environment={"HOME": home})
+            texts.append(json.loads(out)["content"][0]["text"])
+    return texts
+
+
+async def mcp_remote(_: Drivers, url: str, calls: Calls) -> list[str]:
+    """A proxy from stdio: this is the stdio side."""
+    with tempfile.TemporaryDirectory(prefix="mrtr-remote-") as home:
+        process = await asyncio.create_subprocess_exec(
+            *(NODE, NODE_MODULES / ".bin" / "mcp-remote", url, "--allow-http"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=os.environ | {"MCP_REMOTE_CONFIG_DIR": home},
+        )
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                return await _speak(process, calls)
+        finally:
+            process.kill()
+            await process.wait()
+
+
+async def _speak(process: asyncio.subprocess.Process, calls: Calls) -> list[str]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    reading, writing = process.stdout, process.stdin
+
+    def write(**message: Any) -> None:
+        writing.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+
+    async def answer_to(id_: int) -> dict[str, Any]:
+        while True:
+            message = json.loads(await reading.readline())
+            if message.get("method") == "elicitation/create":
+                write(id=message["id"], result={"action": "accept", "content": {"name": "Ann"}})
+            elif message.get("id") == id_ and "method" not in message:
+                assert "result" in message, message
+                result: dict[str, Any] = message["result"]
+                return result
+
+    info = {"name": "host", "version": "1"}
+    params = {"protocolVersion": "2025-11-25", "capabilities": {"elicitation": {"form": {}}}, "clientInfo": info}
+    write(id=0, method="initialize", params=params)
+    _ = await answer_to(0)
+    write(method="notifications/initialized")
+    texts = []
+    for number, (name, arguments) in enumerate(calls, 1):
+        write(id=number, method="tools/call", params={"name": name, "arguments": arguments})
+        texts.append((await answer_to(number))["content"][0]["text"])
+    return texts
+
+
+def of_kind(kind: Kind, era: str) -> Callable[[Drivers, str, Calls], Awaitable[list[str]]]:
+    async def play(drivers: Drivers, url: str, calls: Calls) -> list[str]:
+        return await driven(drivers, kind, era, url, calls)
+
+    return play
+
+
+OLD_CLIENTS: Final = {
+    "mcp 1.30": mcp_1,
+    "mcp 2.3, legacy": of_kind("py", "legacy"),
+    "client 2.4, legacy": of_kind("ts", "legacy"),
+    "mcp-remote 0.15": mcp_remote,
+    "inspector 2.12 --cli": inspector,
+}
+MODERN_CLIENTS: Final = {
+    "mcp 2.3": of_kind("py", "auto"),
+    "fastmcp 4.0": of_kind("fm", "auto"),
+    "client 2.4": of_kind("ts", "auto"),
+}
+OLD_SERVERS: Final = {
+    "py130-store": tuple(OLD_CLIENTS),
+    "py110": ("mcp 2.3, legacy", "client 2.4, legacy"),
+    "ts132": ("mcp 2.3, legacy", "client 2.4, legacy", "mcp-remote 0.15"),
+}
+"""Which old clients are run with it: starting a program costs seconds."""
+MODERN_SERVERS: Final = {
+    "modern-py": ("mcp 2.3, legacy", "client 2.4, legacy", "mcp-remote 0.15"),
+    "modern-ts-both": ("mcp 2.3, legacy", "client 2.4, legacy"),
+    "modern-ts": (),
+}
+SILENT: Final = "inspector 2.12 --cli"
+PLAIN: Final = "plain calls: the client answers no questions by itself"
+NO_SESSION: Final = "plain calls: the server has no session in which to ask an old client"
+STRICT: Final = "refused, by the server itself: it knows 2026-07-28 only"
+
+
+# --- one gateway before each server ---
+
+
+async def all_of(*plays: Awaitable[list[str]]) -> list[list[str]]:
+    async with asyncio.timeout(2 * DEADLINE_SECONDS):
+        return list(await asyncio.gather(*plays))
+
+
+@pytest.mark.parametrize("name", OLD_SERVERS)
+async def test_an_old_server(name: str, drivers: Drivers, request: pytest.FixtureRequest) -> None:
+    """Old clients get its questions on both streams; the first modern one finds out that it is old."""
+    clients = OLD_SERVERS[name]
+    async with old_server(name) as server, gateway(server.url) as gw:
+        calls = {client: [ECHO] if client == SILENT else [ECHO, ASK, ASK_GET] for client in clients}
+        texts = await all_of(*(OLD_CLIENTS[client](drivers, gw.url, calls[client]) for client in clients))
+        assert texts == [["hi"] if client == SILENT else ["hi", ANN, ANN] for client in clients]
+        assert await gw.metric(PASSED, era="legacy", outcome="answered") > 0
+        assert await gw.metric(SESSIONS) == await gw.metric(PROBES) == 0, "nothing of it was bridged"
+        passed = await gw.metric(PASSED)
+        assert await MODERN_CLIENTS["client 2.4"](drivers, gw.url, [ECHO, ASK]) == ["hi", ANN]
+        assert await gw.metric(PROBES, era="legacy") == await gw.metric(PROBES) == 1
+        assert await gw.metric(PASSED) == passed, "nothing of it was passed through"
+    note(request, name, {client: PLAIN if client == SILENT else "ok" for client in clients})
+    note(request, name, {"client 2.4": "ok, bridged"})
+
+
+@pytest.mark.parametrize("name", MODERN_SERVERS)
+async def test_a_modern_server(name: str, drivers: Drivers, request: pytest.FixtureRequest) -> None:
+    """Modern clients play its rounds with it; old ones get what it has for them."""
+    clients = MODERN_SERVERS[name]
+    async with old_server(name) as server, gateway(server.url) as gw:
+        texts = await all_of(*(OLD_CLIENTS[client](drivers, gw.url, [ECHO]) for client in clients))
+        assert texts == [["hi"] for _ in clients]
+        if not clients:
+            reply = await drivers.clients["ts"].connect(gw.url, era="legacy")
+            drivers.connected.pop("ts", None)
+            assert reply.error is not None
+            assert "2026-07-28" in reply.error.message
+        texts = await all_of(*(play(drivers, gw.url, [ECHO, ASK]) for play in MODERN_CLIENTS.values()))
+        assert texts == [["hi", ANN] for _ in MODERN_CLIENTS]
+        assert len(server.ledger("run", "ask")) == 2 * len(MODERN_CLIENTS), "it runs once for each of its own rounds"
+        assert await gw.metric(PROBES, era="modern") == await gw.metric(PROBES) == 1
+        assert await gw.metric(PASSED, era="modern", outcome="answered") >= 4 * len(MODERN_CLIENTS)
+        assert await gw.metric(SESSIONS) == 0, "nothing was bridged"
+    note(request, name, dict.fromkeys(clients, NO_SESSION) or {"client 2.4, legacy": STRICT})
+    note(request, name, dict.fromkeys(MODERN_CLIENTS, "ok"))
+
+
+def note(request: pytest.FixtureRequest, server: str, outcomes: dict[str, str]) -> None:
+    """For the table."""
+    for client, outcome in outcomes.items():
+        request.config.stash[ERAS].setdefault((client, server), {})["*"] = outcome
+
+
+# --- three replicas ---
+
+
+@pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
+@pytest.mark.parametrize("name", ["py130-store", "modern-py"])
+async def test_no_two_requests_of_a_session_need_the_same_replica(name: str, drivers: Drivers) -> None:
+    async with old_server(name) as server, cluster(server.url) as front:
+        if name == "modern-py":
+            plays = [play(drivers, front.url, [ECHO, ASK]) for play in MODERN_CLIENTS.values()]
+            assert await all_of(*plays) == [["hi", ANN] for _ in MODERN_CLIENTS]
+        else:
+            clients = OLD_SERVERS["ts132"]
+            plays = [OLD_CLIENTS[client](drivers, front.url, [ECHO, ASK, ASK_GET]) for client in clients]
+            assert await all_of(*plays) == [["hi", ANN, ANN] for _ in clients]
+        for replica in front.replicas:
+            assert await replica.metric(PASSED, outcome="answered") > 0
