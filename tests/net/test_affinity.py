@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core import mcp
 from tests.net.conftest import Start
-from tests.net.fake_upstream import FORM, FakeUpstream, Turn, text
+from tests.net.fake_upstream import FORM, URL, FakeUpstream, Turn, text
 from tests.net.workbench import Client, Reply, Stand, eventually, jwt
 
 BUSY = (503, -32603, "busy")
@@ -22,6 +22,7 @@ class Tool:
         self.go = asyncio.Event()
         self.refused: list[Any] = []
         self.running = self.most = 0
+        self.visited = False
         upstream.tool(self.tool)
 
     async def tool(self, turn: Turn) -> None:
@@ -34,14 +35,21 @@ class Tool:
             said = await self.run(turn, turn.body["params"]["arguments"].get("do", "nothing"))
         finally:
             self.running -= 1
-        await turn.result(text(said))
+        if said is not None:
+            await turn.result(text(said))
 
-    async def run(self, turn: Turn, do: str) -> str:
+    async def run(self, turn: Turn, do: str) -> str | None:
         if do == "wait":
             await self.go.wait()
         elif do == "ask":
             return str((await turn.elicit())["action"])
-        elif do == "ask aside":
+        elif do == "want a page visited" and not self.visited:
+            self.visited = True
+            await turn.error(-32042, "Visit", {"elicitations": [URL]})
+            return None
+        elif do.startswith("ask aside"):
+            if do == "ask aside when told":
+                await self.go.wait()
             answer = await turn.ask("elicitation/create", FORM, side=True)
             if "error" in answer:
                 self.refused.append(answer["error"]["code"])
@@ -131,10 +139,13 @@ async def test_no_call_goes_beside_one_that_runs(upstream: FakeUpstream, tool: T
     guest = begun(do(client, "wait"))
     await upstream.saw("tools/call", 2)
     assert (await do(client, "nothing")).outcome == BUSY
+    assert await answer(client, asked) == "accept"
+    assert (await do(client, "nothing")).outcome == BUSY, "the guest runs still"
+    waiting = begun(do(client, "nothing"))
     tool.go.set()
     assert (await guest).text == "done"
-    assert (await do(client, "nothing")).text == "done"
-    assert await answer(client, asked) == "accept"
+    assert (await waiting).text == "done"
+    assert set(sessions(upstream)) == {"s1"}
 
 
 async def test_who_waits_goes_on_when_the_call_before_is_parked(
@@ -171,6 +182,34 @@ async def test_a_question_that_could_be_anybodys_reaches_nobody(
     assert tool.refused == [mcp.INVALID_PARAMS]
     assert (await do(client, "nothing")).outcome == BUSY, "from now on it is known that not all questions name calls"
     assert await answer(client, asked) == "accept"
+
+
+async def test_a_question_aside_belongs_to_the_only_call_that_there_is(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin)
+    client = stand.client("Bearer ada")
+    host = await ask(client)
+    guest = begun(do(client, "ask aside when told"))
+    await upstream.saw("tools/call", 2)
+    assert await answer(client, host) == "accept"
+    tool.go.set()
+    asked = await guest
+    assert asked.questions
+    assert await answer(client, asked, "ask aside when told") == "accept"
+    assert set(sessions(upstream)) == {"s1"}
+
+
+async def test_a_call_goes_beside_one_whose_user_visits_a_page(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    """The call has ended with -32042; its session is kept for when it is sent again."""
+    stand = await stand_with(begin)
+    client = stand.client("Bearer ada")
+    asked = await ask(client, "want a page visited")
+    assert (await do(client, "nothing")).text == "done"
+    assert await answer(client, asked, "want a page visited") == "done"
+    assert set(sessions(upstream)) == {"s1"}
 
 
 async def test_a_cancelled_call_gives_the_session_back_when_it_has_ended(
