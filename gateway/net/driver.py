@@ -253,8 +253,8 @@ class Driver:
     def _moved(self, before: State, after: State) -> None:
         """Keep gauge and parking lot true to the state."""
         bridge = self._bridge
-        if self._session is not None and State.PARKED in {before, after}:
-            bridge.pool.rest(self._session, resting=after is State.PARKED)
+        if self._session is not None and (before in _HELD or after in _HELD):
+            bridge.pool.rest(self._session, resting=after in _HELD)
         if after in _HELD and before not in _HELD:
             self._parked_at = time.monotonic()
             bridge.metrics.call_parked(bridge.route.path)

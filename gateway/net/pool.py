@@ -239,7 +239,7 @@ class Pool:
     # -- all sessions -------------------------------------------------------------------------------------------
 
     def _idle(self, group: Group) -> Session | None:
-        while group.idle:
+        while group.idle and affinity.may_begin(group.idle[-1]):
             session = group.idle.pop()
             if not session.lost:
                 session.move(SessionState.BUSY)
@@ -381,7 +381,7 @@ class Pool:
     def _give_back(self, session: Session) -> None:
         group = self._groups[session.key]
         group.used = time.monotonic()
-        while group.waiting:
+        while group.waiting and affinity.may_begin(session):
             future = group.waiting.popleft()
             if not future.done():
                 future.set_result(session)

@@ -287,17 +287,30 @@ class Session:
         except (ValueError, msgspec.MsgspecError):
             self._metrics.upstream_failed(self._route, "malformed")
             return False
-        speaker = next((guest for guest in self.guests if guest.awaits(message)), self)
-        return speaker.hear_aside(message, data)
+        speaker, alone = self._speaker(message)
+        return speaker.hear_aside(message, data, alone=alone)
+
+    def _speaker(self, message: jsonrpc.Message) -> "tuple[Session, bool]":
+        """Whose call a message of the side stream is about, and whether it can be nobody else's."""
+        if not self.guests:
+            return self, True
+        speaking = [each for each in (self, *self.guests) if each.pending]
+        for each in speaking:
+            if each.awaits(message):
+                return each, True
+        return (speaking[0], True) if len(speaking) == 1 else (self, not speaking)
 
     def awaits(self, message: jsonrpc.Message) -> bool:
         """Whether a message answers the call in flight."""
         call = self._call
         return call is not None and message.method is None and message.id == Raw(call.id)
 
-    def hear_aside(self, message: jsonrpc.Message, data: bytes) -> bool:
-        """Take one message of the side stream; whether it answers the call."""
+    def hear_aside(self, message: jsonrpc.Message, data: bytes, *, alone: bool) -> bool:
+        """Take one message of the side stream; whether it answers the call. A request needs a call that is `alone`."""
         call = self._call
+        if not alone and isinstance(message.id, Raw) and message.method not in {None, mcp.PING}:
+            self._refuse_nameless(message.method or "", message.id)
+            return False
         answered = self._hear(call, message, data, aside=True)
         if answered and call is not None:
             call.leave()
@@ -330,13 +343,6 @@ class Session:
         method = message.method or ""
         if method == mcp.PING:
             self._answer_later(id_, Raw(b"{}"))
-        elif aside and self.guests:
-            self.asked_aside = True
-            self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
-            error = jsonrpc.Error(
-                mcp.INVALID_PARAMS, "Several calls are in flight, and the request names none of them"
-            )
-            self._answer_later(id_, error)
         elif call is None or isinstance(call.listener, _Answer):
             # SEP-2260: a request that belongs to no call of a client never reaches one.
             self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
@@ -349,6 +355,13 @@ class Session:
             self.asked_in_call |= not aside
             self._accept(self._headers)
             call.listener.hear(on.Nested(id_, method, message.params))
+
+    def _refuse_nameless(self, method: str, id_: Raw) -> None:
+        """Answer a question that may be any call's: it is nobody's."""
+        self.asked_aside = True
+        self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
+        error = jsonrpc.Error(mcp.INVALID_PARAMS, "Several calls are in flight, and the request names none of them")
+        self._answer_later(id_, error)
 
     def _answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
         async def answer() -> None:

@@ -1,0 +1,307 @@
+"""`sessions.affinity: principal`: one session for all calls of a principal."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from gateway.core import mcp
+from tests.net.conftest import Start
+from tests.net.fake_upstream import FORM, URL, FakeUpstream, Turn, text
+from tests.net.workbench import Client, Reply, Stand, eventually, jwt
+
+BUSY = (503, -32603, "busy")
+ROUTE: dict[str, Any] = {"sessions": {"affinity": "principal"}}
+
+
+class Tool:
+    """Does what its arguments say, and watches who runs beside whom."""
+
+    def __init__(self, upstream: FakeUpstream) -> None:
+        self.go = asyncio.Event()
+        self.refused: list[Any] = []
+        self.running = self.most = 0
+        self.visited = False
+        upstream.tool(self.tool)
+
+    async def tool(self, turn: Turn) -> None:
+        if turn.session not in turn.upstream.known:
+            turn.reply(404)
+            return
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            said = await self.run(turn, turn.body["params"]["arguments"].get("do", "nothing"))
+        finally:
+            self.running -= 1
+        if said is not None:
+            await turn.result(text(said))
+
+    async def run(self, turn: Turn, do: str) -> str | None:
+        if do == "wait":
+            await self.go.wait()
+        elif do == "ask":
+            return str((await turn.elicit())["action"])
+        elif do == "want a page visited" and not self.visited:
+            self.visited = True
+            await turn.error(-32042, "Visit", {"elicitations": [URL]})
+            return None
+        elif do.startswith("ask aside"):
+            if do == "ask aside when told":
+                await self.go.wait()
+            answer = await turn.ask("elicitation/create", FORM, side=True)
+            if "error" in answer:
+                self.refused.append(answer["error"]["code"])
+                return "refused"
+            return "accept"
+        elif do == "end with its question open":
+            asked = asyncio.get_running_loop().create_task(turn.elicit())
+            await self.go.wait()
+            asked.cancel()
+        elif do == "answer aside":
+            await turn.raw(b"")
+            await turn.result(text("aside"), side=True)
+            await turn.for_ever()
+        elif do == "hang":
+            await turn.for_ever()
+        return "done"
+
+
+@pytest.fixture
+def tool(upstream: FakeUpstream) -> Tool:
+    return Tool(upstream)
+
+
+async def stand_with(begin: Start, wait_seconds: float = 5, **sections: Any) -> Stand:
+    return await begin(route=ROUTE, timeouts={"session_wait_seconds": wait_seconds}, **sections)
+
+
+async def do(client: Client, what: str) -> Reply:
+    return await client.call(arguments={"do": what})
+
+
+async def ask(client: Client, what: str = "ask") -> Reply:
+    """A call that is parked now."""
+    asked = await do(client, what)
+    assert asked.questions
+    return asked
+
+
+async def answer(client: Client, asked: Reply, what: str = "ask") -> str:
+    return (await client.answer(asked, arguments={"do": what})).text
+
+
+def begun(call: Coroutine[Any, Any, Reply]) -> "asyncio.Task[Reply]":
+    return asyncio.get_running_loop().create_task(call)
+
+
+def sessions(upstream: FakeUpstream) -> list[str | None]:
+    return [seen.session for seen in upstream.of("tools/call")]
+
+
+async def test_calls_of_a_principal_take_turns_in_one_session(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin)
+    ada, bob = stand.client("Bearer ada"), stand.client("Bearer bob")
+    await asyncio.gather(*(do(ada, "nothing") for _ in range(5)))
+    assert tool.most == 1
+    assert set(sessions(upstream)) == {"s1"}
+    await do(bob, "nothing")
+    assert sessions(upstream)[-1] == "s2"
+    assert (await do(ada, "nothing")).text == "done"
+    assert len(upstream.of("initialize")) == 2
+    assert not upstream.of("DELETE")
+
+
+async def test_a_call_goes_beside_one_that_is_parked_by_a_question_that_named_it(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin)
+    client = stand.client("Bearer ada")
+    first, second = await ask(client), await ask(client)
+    assert (await do(client, "nothing")).text == "done"
+    assert await answer(client, second) == "accept"
+    assert (await do(client, "answer aside")).text == "aside"
+    assert await answer(client, first) == "accept"
+    assert (await do(client, "nothing")).text == "done"
+    assert set(sessions(upstream)) == {"s1"}
+    assert len(upstream.of("initialize")) == 1
+    assert not upstream.of("DELETE")
+    assert len(upstream.of("GET")) == 1, "guests open no side stream"
+
+
+async def test_no_call_goes_beside_one_that_runs(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:
+    stand = await stand_with(begin, wait_seconds=0.2)
+    client = stand.client("Bearer ada")
+    asked = await ask(client)
+    guest = begun(do(client, "wait"))
+    await upstream.saw("tools/call", 2)
+    assert (await do(client, "nothing")).outcome == BUSY
+    assert await answer(client, asked) == "accept"
+    assert (await do(client, "nothing")).outcome == BUSY, "the guest runs still"
+    waiting = begun(do(client, "nothing"))
+    tool.go.set()
+    assert (await guest).text == "done"
+    assert (await waiting).text == "done"
+    assert set(sessions(upstream)) == {"s1"}
+
+
+async def test_who_waits_goes_on_when_the_call_before_is_parked(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin)
+    client = stand.client("Bearer ada")
+    first, second = await asyncio.gather(ask(client), ask(client))
+    assert [await answer(client, asked) for asked in (first, second)] == ["accept", "accept"]
+    assert len(upstream.of("initialize")) == 1
+
+
+async def test_a_call_that_was_asked_aside_keeps_the_session_for_itself(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin, wait_seconds=0.1)
+    client = stand.client("Bearer ada")
+    asked = await ask(client, "ask aside")
+    busy = await do(client, "nothing")
+    assert busy.outcome == BUSY
+    assert "sessions.affinity: principal" in busy.error["message"]
+    assert (await do(stand.client("Bearer bob"), "nothing")).text == "done"
+    assert await answer(client, asked, "ask aside") == "accept"
+    assert (await do(client, "nothing")).text == "done"
+
+
+async def test_a_question_that_could_be_anybodys_reaches_nobody(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin, wait_seconds=0.1)
+    client = stand.client("Bearer ada")
+    asked = await ask(client)
+    assert (await do(client, "ask aside")).text == "refused"
+    assert tool.refused == [mcp.INVALID_PARAMS]
+    assert (await do(client, "nothing")).outcome == BUSY, "from now on it is known that not all questions name calls"
+    assert await answer(client, asked) == "accept"
+
+
+async def test_a_question_aside_belongs_to_the_only_call_that_there_is(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin)
+    client = stand.client("Bearer ada")
+    host = await ask(client)
+    guest = begun(do(client, "ask aside when told"))
+    await upstream.saw("tools/call", 2)
+    assert await answer(client, host) == "accept"
+    tool.go.set()
+    asked = await guest
+    assert asked.questions
+    assert await answer(client, asked, "ask aside when told") == "accept"
+    assert set(sessions(upstream)) == {"s1"}
+
+
+async def test_a_call_goes_beside_one_whose_user_visits_a_page(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    """The call has ended with -32042; its session is kept for when it is sent again."""
+    stand = await stand_with(begin)
+    client = stand.client("Bearer ada")
+    asked = await ask(client, "want a page visited")
+    assert (await do(client, "nothing")).text == "done"
+    assert await answer(client, asked, "want a page visited") == "done"
+    assert set(sessions(upstream)) == {"s1"}
+
+
+async def test_a_cancelled_call_gives_the_session_back_when_it_has_ended(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin, hold={"grace_seconds": 0, "quiet_seconds": 0.02})
+    client = stand.client("Bearer ada")
+    task = begun(do(client, "wait"))
+    await upstream.saw("tools/call")
+    task.cancel()
+    await upstream.saw(mcp.CANCELLED)
+    tool.go.set()
+    assert (await do(client, "nothing")).text == "done"
+    assert set(sessions(upstream)) == {"s1"}
+
+
+async def test_a_call_that_never_ends_costs_the_session_after_a_while(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin, hold={"grace_seconds": 0, "quiet_seconds": 0.02})
+    client = stand.client("Bearer ada")
+    task = begun(do(client, "hang"))
+    await upstream.saw("tools/call")
+    task.cancel()
+    await upstream.saw(mcp.CANCELLED)
+    assert (await do(client, "nothing")).text == "done"
+    assert sessions(upstream) == ["s1", "s2"]
+
+
+async def test_a_question_that_its_tool_gave_up_does_not_cost_the_session(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin)
+    client = stand.client("Bearer ada")
+    asked = await ask(client, "end with its question open")
+    tool.go.set()
+    await eventually(lambda: not tool.running, "the tool has ended")
+    assert (await do(client, "nothing")).text == "done"
+    assert await answer(client, asked, "end with its question open") == "done"
+    assert set(sessions(upstream)) == {"s1"}
+
+
+async def test_a_refreshed_token_is_checked_beside_the_call_that_has_the_session(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin)
+    old, new = (stand.client(jwt(iss="i", sub="ada", client_id="c", jti=jti)) for jti in ("old", "new"))
+    call = begun(do(old, "wait"))
+    await upstream.saw("tools/call")
+    assert (await new.post(mcp.DISCOVER)).status == 200
+    assert [seen.session for seen in upstream.of(mcp.PING)] == ["s1"]
+    tool.go.set()
+    assert (await call).text == "done"
+    assert not upstream.of("DELETE")
+
+
+async def test_a_subscription_has_a_session_of_its_own(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:
+    stand = await stand_with(begin, wait_seconds=0.1)
+    client = stand.client("Bearer ada")
+    await do(client, "nothing")
+    async with client.open(mcp.LISTEN, {"notifications": {"toolsListChanged": True}}) as stream:
+        _ = await stream.content.readany()
+        assert (await do(client, "nothing")).text == "done"
+    await upstream.saw("DELETE")
+    assert (await do(client, "nothing")).text == "done"
+    assert set(sessions(upstream)) == {"s1"}
+    assert upstream.of("DELETE")[0].session == "s2"
+
+
+async def test_an_idle_session_is_not_ended_under_its_guests(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:
+    stand = await stand_with(begin, sessions={"idle_seconds": 0.05})
+    client = stand.client("Bearer ada")
+    host, guest = await ask(client), await ask(client)
+    assert await answer(client, host) == "accept"
+    swept = asyncio.get_running_loop().time() + 0.2
+    await eventually(lambda: asyncio.get_running_loop().time() > swept, "some sweeps have been")
+    assert not upstream.of("DELETE")
+    assert await answer(client, guest) == "accept"
+    await upstream.saw("DELETE")
+    assert len(upstream.of("initialize")) == 1
+
+
+async def test_a_session_that_the_upstream_forgot_is_opened_anew_for_all(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin)
+    client = stand.client("Bearer ada")
+    parked = await ask(client)
+    upstream.known.clear()
+    assert (await do(client, "nothing")).text == "done"
+    assert (await do(client, "nothing")).text == "done"
+    assert sessions(upstream) == ["s1", "s1", "s2", "s2"]
+    assert (await client.answer(parked, arguments={"do": "ask"})).outcome == (200, -32603, "call_lost")
+    assert (await do(client, "nothing")).text == "done"
+    assert len(upstream.of("initialize")) == 2
