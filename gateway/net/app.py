@@ -82,7 +82,7 @@ class Gateway:
         self.routes = Routes(
             config, self._client, self.lot, self._sealer, self.metrics, self.tasks, self.members.own, self._epoch, tls
         )
-        self._callers = Callers(config)
+        self._callers = Callers(config, self._client, self.tasks)
         succession = Succession(self.members, self._peers)
         self.downstream = Downstream(config, self.routes, self._callers, succession, self.metrics)
         await self._open_door()
@@ -133,6 +133,7 @@ class Gateway:
         Raises ConfigError, with nothing changed, when a file cannot be used any more.
         """
         tls = contexts(config)
+        self._callers.change(config)
         ring = self._ring(config)
         if ring != self._keys:
             # Replies that are on their way between replicas keep the rings they began with.
@@ -140,7 +141,6 @@ class Gateway:
             self._keys = ring
         self._client.change(config.limits, config.timeouts)
         self.routes.change(config, tls)
-        self._callers.change(config)
         self.downstream.change(config)
         self._sealer.change(self._keyring, config.limits.state_bytes)
         self._survives = self._worker is not None or bool(config.state.keys)
