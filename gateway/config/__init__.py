@@ -28,7 +28,7 @@ from gateway.config.model import (
 )
 from gateway.config.problems import ConfigError
 from gateway.config.schema import json_schema
-from gateway.config.tls import Contexts, contexts
+from gateway.config.tls import Contexts, contexts, jwks_context
 
 __all__ = [
     "HOP_BY_HOP",
@@ -59,6 +59,7 @@ __all__ = [
     "digest",
     "for_upstream",
     "json_schema",
+    "jwks_context",
     "load",
     "on_route",
     "parse",

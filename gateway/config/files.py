@@ -11,11 +11,12 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from gateway.bearer import read_keys
 from gateway.config.forms import FORMS
 from gateway.config.keys import read_key_lines
-from gateway.config.model import Config, Route, State
+from gateway.config.model import Config, Principal, Route, State
 from gateway.config.problems import ConfigError, Problem
-from gateway.config.tls import contexts
+from gateway.config.tls import contexts, jwks_context
 
 _MAX_FILE_BYTES = 1_048_576
 _Section = TypeVar("_Section", bound=Struct)
@@ -90,11 +91,25 @@ def _read(file: Path, path: str, fix: str, problems: list[Problem]) -> str | Non
 
 def _unusable(config: Config) -> list[Problem]:
     """Return what cannot be made of the certificates and keys: contexts are made here once, to see it."""
+    problems: list[Problem] = []
+    for make in (lambda: contexts(config), lambda: jwks_context(config.principal), lambda: _jwks(config.principal)):
+        try:
+            _ = make()
+        except ConfigError as exc:
+            problems += [Problem(*text.split(": ", 1)) for text in exc.problems]
+    return problems
+
+
+def _jwks(principal: Principal) -> None:
+    if principal.jwks_file is None:
+        return
+    path = "principal.jwks_file"
     try:
-        _ = contexts(config)
-    except ConfigError as exc:
-        return [Problem(*text.split(": ", 1)) for text in exc.problems]
-    return []
+        _ = read_keys(Path(principal.jwks_file).read_bytes())
+    except OSError as exc:
+        raise ConfigError((f"{path}: cannot be read ({exc.strerror}); check path and rights",)) from exc
+    except ValueError as exc:
+        raise ConfigError((f"{path}: {exc}; get it anew from the issuer",)) from exc
 
 
 def contents(config: Config) -> dict[str, bytes]:

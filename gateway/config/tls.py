@@ -3,7 +3,7 @@
 import ssl
 from typing import Final, NamedTuple
 
-from gateway.config.model import Config, Tls, UpstreamTls
+from gateway.config.model import Config, Principal, Tls, UpstreamTls
 from gateway.config.problems import ConfigError, Problem
 
 _ENCRYPTED: Final = "has a password; write the key without one"
@@ -76,6 +76,14 @@ def upstream_context(tls: UpstreamTls) -> ssl.SSLContext | None:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def jwks_context(principal: Principal) -> ssl.SSLContext | None:
+    """Return what the issuer's keys are fetched with; None for the system's authorities. Raises ConfigError."""
+    try:
+        return upstream_context(UpstreamTls(ca_file=principal.jwks_ca_file))
+    except BadFile as exc:
+        raise ConfigError((f"principal.jwks_ca_file: {exc}",)) from exc
 
 
 def _trust(context: ssl.SSLContext, key: str, path: str) -> None:

@@ -84,7 +84,7 @@ class Gateway:
         self.routes = Routes(
             config, self._client, self.lot, self._sealer, self.metrics, self.tasks, self.members.own, self._epoch, tls
         )
-        self._callers = Callers(config)
+        self._callers = Callers(config, self._client, self.tasks)
         succession = Succession(self.members, self._peers)
         wellknown = WellKnown(config, self.routes)
         self.downstream = Downstream(
@@ -144,6 +144,7 @@ class Gateway:
         Raises ConfigError, with nothing changed, when a file cannot be used any more.
         """
         tls = contexts(config)
+        self._callers.change(config)
         ring = self._ring(config)
         if ring != self._keys:
             # Replies that are on their way between replicas keep the rings they began with.
@@ -151,7 +152,6 @@ class Gateway:
             self._keys = ring
         self._client.change(config.limits, config.timeouts)
         self.routes.change(config, tls)
-        self._callers.change(config)
         self.downstream.change(config)
         self._sealer.change(self._keyring, config.limits.state_bytes)
         self._survives = self._worker is not None or bool(config.state.keys)

@@ -3,25 +3,52 @@
 import ipaddress
 
 from gateway import principal as principals
-from gateway.config import Config
+from gateway.config import Config, ConfigError, contents, jwks_context
+from gateway.net.client import Client
+from gateway.net.issuer import Issuer
+from gateway.net.tasks import Tasks
 from gateway.net.wire import Incoming
 
 
 class Callers:
     """The principals of one listener's requests."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, client: Client, tasks: Tasks) -> None:
+        """Raises ConfigError where the issuer's files cannot be used."""
+        self._client = client
+        self._tasks = tasks
+        self._issuer: Issuer | None = None
+        self._made_of: object = None
         self.change(config)
 
     def change(self, config: Config) -> None:
-        """Tell new requests' callers by this configuration."""
-        self._config = config.principal
-        self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
+        """Tell new requests' callers by this configuration; raises ConfigError, with nothing changed."""
+        principal = config.principal
+        # A reload of something else must not forget keys and tokens.
+        made_of = (principal, [digest for key, digest in contents(config).items() if key.startswith("principal.")])
+        if made_of != self._made_of:
+            self._issuer = self._new_issuer(config) if principal.source == "jwt" else None
+            self._made_of = made_of
+        self._config = principal
+        self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
+
+    def _new_issuer(self, config: Config) -> Issuer:
+        client = self._client.sibling(config.limits, config.timeouts)
+        client.change(config.limits, config.timeouts, jwks_context(config.principal))
+        try:
+            return Issuer(config.principal, client, self._tasks)
+        except (OSError, ValueError) as exc:
+            raise ConfigError((f"principal.jwks_file: {exc}",)) from exc
 
     async def principal(self, incoming: Incoming, *, is_checked: bool) -> bytes:
-        """The caller of one request; `is_checked`: the upstream sees and checks its credential."""
-        config = self._config
+        """The caller of one request; `is_checked`: the upstream sees and checks its credential.
+
+        Raises Unauthorized or NoKeys where callers must be verified.
+        """
+        config, authorization = self._config, incoming.headers.get("Authorization")
+        if self._issuer is not None:
+            return await self._issuer.caller(authorization)
         if config.source == "header" and config.header is not None:
             is_trusted = principals.is_trusted(incoming.remote, self._networks)
             return principals.of_header(incoming.headers.get(config.header) if is_trusted else None)
-        return principals.of_authorization(incoming.headers.get("Authorization"), is_checked=is_checked)
+        return principals.of_authorization(authorization, is_checked=is_checked)

@@ -1,0 +1,150 @@
+"""Verified callers: the keys of the tokens' issuer, fetched and kept, and the tokens that they have verified.
+
+Rule 1: a request waits for keys only where none are there, or where its token names one that is not; and never longer
+than one fetch may take. There is one fetch at a time, and a pause after each, whatever tokens come.
+Rule 2: keys that could not be fetched anew are used for principal.jwks_stale_seconds, and not a second longer.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+from yarl import URL
+
+from gateway.bearer import LEEWAY_SECONDS, BadToken, Key, UnknownKey, Verified, read_keys, verify
+from gateway.config import Principal
+from gateway.errors import NoKeys, Unauthorized
+from gateway.net.client import FOREIGN, Client, tls_cause
+from gateway.net.tasks import Tasks
+from gateway.telemetry import Event, get_logger
+
+log = get_logger()
+
+_FRESH_SECONDS: Final = 300.0
+"""Keys of this age are fetched anew, beside the requests that they still serve."""
+_PAUSE_SECONDS: Final = 10.0
+_FETCH_SECONDS: Final = 5.0
+_MAX_BYTES: Final = 262_144
+_TOKENS_KEPT: Final = 10_000
+
+
+class Issuer:
+    """One issuer of tokens under one configuration."""
+
+    def __init__(self, principal: Principal, client: Client, tasks: Tasks) -> None:
+        """Raises ValueError where `jwks_file` has no keys, OSError where it cannot be read."""
+        self._principal = principal
+        self._client = client
+        self._tasks = tasks
+        self._keys: tuple[Key, ...] = ()
+        self._fetched = self._tried = float("-inf")
+        self._fetching: asyncio.Task[None] | None = None
+        self._verified: OrderedDict[bytes, Verified] = OrderedDict()
+        """By the token's digest; those that were used last are at the end."""
+        if principal.jwks_file is not None:
+            self._keys = read_keys(Path(principal.jwks_file).read_bytes())
+        else:
+            self._fetch_soon()
+
+    async def caller(self, authorization: str | None) -> bytes:
+        """The principal of an `Authorization` header value; raises Unauthorized or NoKeys."""
+        scheme, _, token = (authorization or "").strip().partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            raise Unauthorized("A bearer token is needed here", has_token=False)
+        await self._have_keys()
+        digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+        known = self._verified.get(digest)
+        if known is not None and time.time() < known.expires + LEEWAY_SECONDS:
+            self._verified.move_to_end(digest)
+            return known.principal
+        try:
+            verified = await self._verify(token)
+        except BadToken as exc:
+            raise Unauthorized(str(exc), has_token=True) from exc
+        self._verified[digest] = verified
+        if len(self._verified) > _TOKENS_KEPT:
+            _ = self._verified.popitem(last=False)
+        return verified.principal
+
+    async def _verify(self, token: str) -> Verified:
+        try:
+            return self._with_keys(token)
+        except UnknownKey:
+            if not await self._fetch():
+                raise
+        return self._with_keys(token)
+
+    def _with_keys(self, token: str) -> Verified:
+        principal = self._principal
+        assert principal.issuer is not None, "a rule of the configuration"
+        return verify(token, self._keys, principal.algorithms, principal.issuer, principal.audience)
+
+    async def _have_keys(self) -> None:
+        """See to it that there are keys that may be used; raises NoKeys."""
+        if self._principal.jwks_file is not None:
+            return
+        age = time.monotonic() - self._fetched
+        if age < _FRESH_SECONDS:
+            return
+        if age < self._principal.jwks_stale_seconds:
+            self._fetch_soon()
+            return
+        if not await self._fetch() and time.monotonic() - self._fetched >= _FRESH_SECONDS:
+            raise NoKeys("The keys of the tokens' issuer cannot be had, so nobody can be known; call again later")
+
+    def _fetch_soon(self) -> None:
+        """Begin a fetch, unless one is under way or was a short while ago."""
+        now = time.monotonic()
+        if self._fetching is None and now - self._tried >= _PAUSE_SECONDS:
+            self._tried = now
+            self._fetching = self._tasks.start(self._renew(), "fetch keys")
+
+    async def _fetch(self) -> bool:
+        """Wait for a fetch, if one is under way or may begin; whether it brought keys."""
+        if self._principal.jwks_file is not None:
+            return False
+        self._fetch_soon()
+        if self._fetching is None:
+            return False
+        before = self._fetched
+        # `wait` leaves the fetch alone when a client that waits for it leaves.
+        _ = await asyncio.wait((self._fetching,))
+        return self._fetched > before
+
+    async def _renew(self) -> None:
+        """Fetch once; whatever comes of it, it is over in `_FETCH_SECONDS`."""
+        url = self._principal.jwks_url
+        assert url is not None, "a rule of the configuration"
+        try:
+            async with asyncio.timeout(_FETCH_SECONDS):
+                keys = read_keys(await self._get(URL(url)))
+        except (*FOREIGN, OSError, ValueError) as exc:
+            cause = tls_cause(exc) or (str(exc) if isinstance(exc, ValueError) else type(exc).__name__)
+            log.warning(Event.KEYS_FAILED, url=url, cause=cause, note=f"{len(self._keys)} old ones stay in use")
+        else:
+            if keys != self._keys:
+                # A key that is gone must not speak for a token any more.
+                self._keys = keys
+                self._verified.clear()
+            self._fetched = time.monotonic()
+        finally:
+            self._fetching = None
+
+    async def _get(self, url: URL) -> bytes:
+        """The body at that address; raises one of FOREIGN, or ValueError."""
+        response = await self._client.open("GET", url, {"Accept": "application/json"}, None)
+        try:
+            if response.status != 200:
+                raise ValueError(f"answered HTTP {response.status}")
+            body = bytearray()
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > _MAX_BYTES:
+                    raise ValueError(f"is larger than {_MAX_BYTES} bytes")
+            return bytes(body)
+        finally:
+            response.close()

@@ -1,0 +1,131 @@
+"""Two routes of one real gateway with two real old servers, and TLS on both sides with real clients."""
+
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.e2e.wire import ACCEPT, NAMED, Wire, wire
+from tests.gateway_process import Gateway, gateway
+from tests.net.authority import Authority
+from tests.parts.clients.drive import Kind, available, modern_client
+from tests.parts.launch import PARTS, old_server
+
+KINDS: tuple[Kind, ...] = ("py", "ts")
+SECRET = "s3cret-of-the-gateway"
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not (PARTS / "py130").exists(), reason="scripts/parts has not been run"),
+    pytest.mark.skipif(not all(map(available, KINDS)), reason="scripts/parts has not been run"),
+]
+
+
+async def told(by: Wire) -> dict[str, Any]:
+    """The headers that the server got."""
+    headers: dict[str, Any] = json.loads((await by.call("whoami")).text)["headers"]
+    return headers
+
+
+async def test_two_servers_get_what_their_routes_say_and_nothing_else(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(f"{SECRET}\n")
+    async with old_server("py130") as python, old_server("ts132") as node:
+        routes = [
+            {
+                "path": "/python",
+                "upstream": {"url": python.url},
+                "credentials": {"mode": "replace", "token_file": str(secret)},
+                "set_headers": {"x-tenant": "acme"},
+            },
+            {
+                "path": "/node",
+                "upstream": {"url": node.url},
+                "credentials": {"mode": "drop"},
+                "forward_headers": ["x-tenant"],
+                "hold": {"ttl_seconds": 0.5},
+            },
+            {"path": "/plain", "upstream": {"url": node.url}},
+        ]
+        async with gateway(python.url, routes=routes, log={"level": "debug"}) as gw, wire(gw.url) as client:
+            mine = {"Authorization": "Bearer of-ann", "X-Tenant": "red"}
+            at = {route["path"]: client.on(gw.base + str(route["path"]), **mine) for route in routes}
+            seen = {path: await told(by) for path, by in at.items()}
+            assert (seen["/python"]["authorization"], seen["/python"]["x-tenant"]) == (f"Bearer {SECRET}", "acme")
+            assert ("authorization" in seen["/node"], seen["/node"]["x-tenant"]) == (False, "red")
+            assert (seen["/plain"]["authorization"], "x-tenant" in seen["/plain"]) == ("Bearer of-ann", False)
+
+            waiting = {path: await by.call("ask", {"question": "Who?"}) for path, by in at.items()}
+            stolen = await at["/plain"].call("ask", {"question": "Who?"}, state=waiting["/python"].state, answers={})
+            assert stolen.refusal == (400, -32602), "a state is of its route"
+            await node.wait_for("answered", "ask")  # by the gateway: on /node the time is over
+            for path, asked in waiting.items():
+                answers = dict.fromkeys(asked.asks, ACCEPT)
+                again = await at[path].call("ask", {"question": "Who?"}, state=asked.state, answers=answers)
+                if path == "/node":
+                    assert again.refusal == (400, -32602)
+                else:
+                    assert again.text == NAMED
+
+            secret.write_text("renewed")
+            (said,) = await gw.reload()
+            assert said["changed"] == ["routes[/python].credentials.token"]
+            assert (await told(at["/python"]))["authorization"] == "Bearer renewed"
+            assert SECRET not in gw.stderr
+            assert "renewed" not in gw.stderr
+            assert "acme" not in gw.stderr
+
+
+@asynccontextmanager
+async def secure_gateway(ca: Authority, *, workers: int = 1) -> AsyncIterator[tuple[Gateway, str]]:
+    """Client - TLS - gateway - TLS with certificates of both - py130; the gateway, and its url for clients."""
+    files = {name: str(ca.sign(name)) for name in ("server", "gateway", "front")}
+    async with old_server("py130", "--tls", files["server"], "--tls-clients", str(ca.file)) as server:
+        url = server.url.replace("http:", "https:")
+        tls = {"ca_file": str(ca.file), "cert_file": files["gateway"]}
+        sections: dict[str, Any] = {"workers": workers} if workers > 1 else {}
+        route = {"upstream": {"url": url, "tls": tls}}
+        async with gateway(url, route=route, tls={"cert_file": files["front"]}, **sections) as gw:
+            yield gw, gw.url.replace("http:", "https:")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_real_client_speaks_tls_to_a_gateway_that_speaks_tls_to_a_real_server(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(ca.file))
+    monkeypatch.setenv("NODE_EXTRA_CA_CERTS", str(ca.file))
+    async with secure_gateway(ca) as (_, url), modern_client(kind) as client:
+        connected = await client.connect(url)
+        assert connected.error is None, connected
+        reply = await client.call_tool("echo", {"text": "over TLS"})
+        assert reply.text == "over TLS"
+
+
+async def test_workers_serve_a_renewed_certificate_and_drop_nothing(tmp_path: Path) -> None:
+    ca = Authority(tmp_path)
+    async with secure_gateway(ca, workers=2) as (gw, url):
+        old = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(ca.file)))
+        )
+        async with old:
+            asked = await Wire(old, url).call("ask", {"question": "Who?"})
+            renewed = Authority(tmp_path, "renewed")
+            renewed.sign("front")
+            said = await gw.reload()
+            assert [line["changed"] for line in said] == [["tls.cert_file (content)"]] * 3
+            new = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(renewed.file)), force_close=True)
+            async with aiohttp.ClientSession(connector=new) as http:
+                answers = dict.fromkeys(asked.asks, ACCEPT)
+                for text in "abcdef":  # whichever worker it is
+                    assert (await Wire(http, url).call("echo", {"text": text})).text == text
+                final = await Wire(http, url).call("ask", {"question": "Who?"}, state=asked.state, answers=answers)
+                assert final.text == NAMED
+            # The connection from before: the client believes the old authority only.
+            assert (await Wire(old, url).call("echo", {"text": "still"})).text == "still"

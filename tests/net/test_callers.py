@@ -1,0 +1,329 @@
+"""Callers that are verified: by keys of a real HTTP endpoint, which may rotate them, stall, lie or be gone."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gateway.config import ConfigError, parse
+from gateway.core import mcp
+from gateway.net import issuer
+from tests.net.authority import Authority
+from tests.net.conftest import Start
+from tests.net.fake_upstream import FakeUpstream, Turn, text
+from tests.net.test_tls import server_context
+from tests.net.workbench import Client, Stand, configuration, eventually
+from tests.signer import ISSUER, jwks, private, public_jwk, token
+
+KEY, NEXT = private("ES256"), private("ES256")
+ONE, OTHER = jwks(public_jwk(KEY)), jwks(public_jwk(NEXT, "k2"))
+UNAUTHORIZED = (401, -32600, "unauthorized")
+NO_KEYS = (503, -32603, "no_keys")
+
+Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Endpoint:
+    """The issuer's JWKS, over HTTP; `answer` may be changed at any time."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.serve(ONE)
+
+    def serve(self, body: str, status: int = 200) -> None:
+        async def answer(_: web.BaseRequest) -> web.StreamResponse:
+            return web.Response(text=body, status=status)
+
+        self.answer: Answer = answer
+
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        self.asked += 1
+        return await self.answer(http)
+
+    async def start(self, tls: Any = None) -> None:
+        self.runner = web.ServerRunner(
+            web.Server(self.handle, handler_cancellation=True, access_log=None), shutdown_timeout=0.1
+        )
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0, ssl_context=tls).start()
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.runner.addresses[0][1]}/jwks"
+
+    async def close(self) -> None:
+        await self.runner.cleanup()
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[Endpoint]:
+    served = Endpoint()
+    await served.start()
+    yield served
+    await served.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(issuer, "_PAUSE_SECONDS", 0.0)
+
+
+def verified(endpoint: Endpoint, **more: Any) -> dict[str, Any]:
+    return {"source": "jwt", "issuer": ISSUER, "jwks_url": endpoint.url, **more}
+
+
+def bearer(key: Any = KEY, **options: Any) -> str:
+    return f"Bearer {token(key, **options)}"
+
+
+def by_next(**claims: Any) -> str:
+    return bearer(NEXT, headers={"kid": "k2"}, **claims)
+
+
+@pytest.fixture
+async def stand(endpoint: Endpoint, upstream: FakeUpstream, begin: Start) -> Stand:
+    upstream.tool(lambda turn: turn.result(text("done")))
+    return await begin(principal=verified(endpoint))
+
+
+def keys_of(stand: Stand) -> issuer.Issuer:
+    found = stand.gateway._callers._issuer
+    assert found is not None
+    return found
+
+
+async def test_a_verified_caller_is_served_and_its_token_goes_upstream(
+    upstream: FakeUpstream, endpoint: Endpoint, stand: Stand
+) -> None:
+    sent = bearer()
+    for _ in range(3):
+        assert (await stand.client(sent).call()).text == "done"
+    assert upstream.of("tools/call")[0].headers["Authorization"] == sent
+    assert endpoint.asked == 1
+
+
+NOBODY = [
+    None,
+    "",
+    "Bearer",
+    "Basic YTpi",
+    bearer(private("ES256")),
+    bearer(exp=1),
+    bearer(iss="https://evil.example"),
+]
+
+
+@pytest.mark.parametrize("authorization", NOBODY)
+async def test_who_is_not_verified_gets_a_401_and_reaches_nothing(
+    authorization: str | None, upstream: FakeUpstream, stand: Stand
+) -> None:
+    client = stand.client(authorization)
+    for reply in (await client.call(), await client.post(mcp.DISCOVER)):
+        assert reply.outcome == UNAUTHORIZED
+        assert reply.final["id"]
+        challenge = reply.headers["WWW-Authenticate"]
+        has_token = (authorization or "").startswith("Bearer ")
+        assert challenge.startswith(
+            'Bearer error="invalid_token", error_description="The token' if has_token else "Bearer"
+        )
+        assert ("error=" in challenge) == has_token, "RFC 6750 section 3.1: no error without a token"
+    assert not upstream.seen
+
+
+async def test_a_state_is_its_callers_whatever_the_token(upstream: FakeUpstream, stand: Stand) -> None:
+    async def ask(turn: Turn) -> None:
+        await turn.elicit()
+        await turn.result(text("answered"))
+
+    upstream.tool(ask)
+    asked = await stand.client(bearer(jti="first")).call()
+    stolen = await stand.client(bearer(sub="eve")).answer(asked)
+    assert stolen.outcome == (400, -32602, "invalid_request_state")
+    assert (await stand.client(bearer(jti="refreshed")).answer(asked)).text == "answered"
+
+
+async def test_a_token_that_was_verified_is_refused_when_it_expires(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = stand.client(bearer(exp=int(time.time()) + 100))
+    assert (await client.call()).text == "done"
+    now = time.time() + 131
+    monkeypatch.setattr(issuer.time, "time", lambda: now)
+    monkeypatch.setattr("gateway.bearer.LEEWAY_SECONDS", -100)  # PyJWT's clock is not the one above
+    assert (await client.call()).outcome == UNAUTHORIZED
+
+
+async def test_tokens_that_are_kept_are_bounded(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(issuer, "_TOKENS_KEPT", 3)
+    for number in range(5):
+        assert (await stand.client(bearer(jti=str(number))).call()).text == "done"
+    assert len(keys_of(stand)._verified) == 3
+
+
+# -- the keys -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_key_is_fetched_when_a_token_names_it_and_the_old_one_is_gone(
+    endpoint: Endpoint, stand: Stand
+) -> None:
+    old = stand.client(bearer())
+    assert (await old.call()).text == "done"
+    endpoint.serve(OTHER)
+    assert (await old.call()).text == "done", "its key is still thought to be good"
+    assert (await stand.client(by_next()).call()).text == "done"
+    assert (await old.call()).outcome == UNAUTHORIZED, "what a key that is gone has verified is forgotten"
+
+
+async def test_unknown_keys_have_them_fetched_once_at_a_time_and_after_a_pause(
+    endpoint: Endpoint, stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await stand.client(bearer()).call()).text == "done"
+    go = asyncio.Event()
+
+    async def slow(_: web.BaseRequest) -> web.StreamResponse:
+        await go.wait()
+        return web.Response(text=OTHER)
+
+    endpoint.answer = slow
+    flood = [
+        asyncio.ensure_future(stand.client(bearer(headers={"kid": f"x{number}"})).call())  # noqa: TID251 - the test's
+        for number in range(20)
+    ]
+    await eventually(lambda: stand.gateway.downstream.in_flight == 20)
+    assert (await stand.client(bearer()).call()).text == "done", "who is known does not wait"
+    monkeypatch.setattr(issuer, "_PAUSE_SECONDS", 3600.0)
+    go.set()
+    assert {(await reply).outcome for reply in flood} == {UNAUTHORIZED}
+    assert endpoint.asked == 2
+    assert (await stand.client(bearer(headers={"kid": "again"})).call()).outcome == UNAUTHORIZED
+    assert endpoint.asked == 2
+
+
+@pytest.mark.parametrize(
+    "body", [json.dumps({"keys": []}), "no json", jwks(public_jwk(KEY), {"k": "x" * 300_000})], ids=len
+)
+async def test_keys_that_cannot_be_used_change_nothing(
+    body: str, endpoint: Endpoint, stand: Stand, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (await stand.client(bearer()).call()).text == "done"
+    endpoint.serve(body)
+    assert (await stand.client(by_next()).call()).outcome == UNAUTHORIZED
+    assert (await stand.client(bearer()).call()).text == "done"
+    assert "keys.failed" in capsys.readouterr().out
+
+
+async def test_keys_grow_old_beside_requests_and_are_not_used_for_ever(
+    endpoint: Endpoint, stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = stand.client(bearer())
+    assert (await client.call()).text == "done"
+    endpoint.serve("gone", status=500)
+    monkeypatch.setattr(issuer, "_FRESH_SECONDS", 0.0)
+    assert (await client.call()).text == "done"
+    await eventually(lambda: endpoint.asked == 2, "they were asked for")
+    keys_of(stand)._fetched -= 86_400
+    refused = await client.call()
+    assert refused.outcome == NO_KEYS
+    assert refused.headers["Retry-After"] == "10"
+    monkeypatch.setattr(issuer, "_FRESH_SECONDS", 300.0)
+    endpoint.serve(ONE)
+    assert (await client.call()).text == "done"
+
+
+async def test_an_endpoint_that_stalls_lets_nobody_hang(
+    upstream: FakeUpstream, endpoint: Endpoint, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(issuer, "_FETCH_SECONDS", 0.1)
+
+    async def never(http: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(http)
+        await asyncio.Event().wait()
+        return response
+
+    endpoint.answer = never
+    stand = await begin(principal=verified(endpoint))
+    assert (await stand.client(bearer()).call()).outcome == NO_KEYS
+    endpoint.serve(ONE)
+    assert (await stand.client(bearer()).call()).status == 200
+
+
+async def test_an_endpoint_that_is_gone_lets_nobody_in(endpoint: Endpoint, begin: Start) -> None:
+    await endpoint.close()
+    stand = await begin(principal=verified(endpoint))
+    assert (await stand.client(bearer()).call()).outcome == NO_KEYS
+
+
+async def test_a_client_that_leaves_takes_no_fetch_with_it(
+    upstream: FakeUpstream, endpoint: Endpoint, begin: Start
+) -> None:
+    go = asyncio.Event()
+
+    async def slow(_: web.BaseRequest) -> web.StreamResponse:
+        await go.wait()
+        return web.Response(text=ONE)
+
+    endpoint.answer = slow
+    upstream.tool(lambda turn: turn.result(text("done")))
+    stand = await begin(principal=verified(endpoint))
+    one, other = (asyncio.ensure_future(stand.client(bearer()).call()) for _ in range(2))  # noqa: TID251
+    await eventually(lambda: stand.gateway.downstream.in_flight == 2)
+    one.cancel()
+    await eventually(lambda: stand.gateway.downstream.in_flight == 1)
+    go.set()
+    assert (await other).text == "done"
+    assert endpoint.asked == 1
+
+
+async def test_the_endpoint_may_have_an_authority_of_its_own(
+    upstream: FakeUpstream, tmp_path: Path, begin: Start
+) -> None:
+    upstream.tool(lambda turn: turn.result(text("done")))
+    ca, endpoint = Authority(tmp_path), Endpoint()
+    await endpoint.start(server_context(ca.sign("issuer")))
+    try:
+        stand = await begin(principal=verified(endpoint, jwks_ca_file=str(ca.file)))
+        assert (await stand.client(bearer()).call()).text == "done"
+        stranger = await begin(principal=verified(endpoint))
+        assert (await stranger.client(bearer()).call()).outcome == NO_KEYS
+    finally:
+        await endpoint.close()
+
+
+async def test_keys_in_a_file_are_read_at_start_and_at_reload(
+    upstream: FakeUpstream, tmp_path: Path, begin: Start
+) -> None:
+    upstream.tool(lambda turn: turn.result(text("done")))
+    file = tmp_path / "jwks.json"
+    file.write_text(ONE)
+    sections = {"principal": {"source": "jwt", "issuer": ISSUER, "jwks_file": str(file)}}
+    stand = await begin(**sections)
+    assert (await stand.client(bearer()).call()).text == "done"
+    file.write_text(OTHER)
+    new = parse(configuration(upstream.url, **sections), "test", {})
+    stand.gateway.change(new)
+    assert (await stand.client(by_next()).call()).text == "done"
+    assert (await stand.client(bearer()).call()).outcome == UNAUTHORIZED
+    file.write_text("{}")
+    with pytest.raises(ConfigError, match=r"principal\.jwks_file: is no JWKS"):
+        parse(configuration(upstream.url, **sections), "test", {})
+    with pytest.raises(ConfigError, match=r"principal\.jwks_file: is no JWKS"):
+        stand.gateway.change(new)
+    assert (await stand.client(by_next()).call()).text == "done"
+
+
+async def test_a_reload_of_something_else_keeps_keys_and_tokens(
+    upstream: FakeUpstream, endpoint: Endpoint, stand: Stand
+) -> None:
+    client: Client = stand.client(bearer())
+    assert (await client.call()).text == "done"
+    before = keys_of(stand)
+    new = configuration(upstream.url, principal=verified(endpoint), limits={"body_bytes": 10_000})
+    stand.gateway.change(parse(new, "test", {}))
+    assert keys_of(stand) is before
+    stand.gateway.change(parse(configuration(upstream.url, principal=verified(endpoint, audience=["us"])), "test", {}))
+    assert (await client.call()).outcome == UNAUTHORIZED, "the new rule holds for a token that was verified before"
+    stand.gateway.change(parse(configuration(upstream.url), "test", {}))
+    assert (await client.call()).text == "done"
