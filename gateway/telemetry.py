@@ -49,6 +49,7 @@ class Event(StrEnum):
     EXCHANGE_FINISHED = "exchange.finished"
     STATE_REJECTED = "state.rejected"
     SESSION_LOST = "session.lost"
+    SUBSCRIPTION_LOST = "subscription.lost"
     UPSTREAM_FAILED = "upstream.failed"
     PEER_REJECTED = "peer.rejected"
     PEER_FAILED = "peer.failed"
@@ -412,6 +413,13 @@ class Metrics:
         self._session_counts: Counts[tuple[str, ...]] = Counts()
         self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route")
         self._lost = self._counter("sessions_lost_total", "Sessions that their upstream forgot.", "route")
+        self._subscriptions = self._gauge("subscriptions", "Open subscriptions/listen streams.", "route")
+        self._subscriptions_lost = self._counter(
+            "subscriptions_lost_total",
+            "Subscriptions whose session was lost, by what became of them.",
+            "route",
+            "outcome",
+        )
         self._failures = self._counter("upstream_errors_total", "Failures of upstreams.", "route", "kind")
 
     def _declare_process(self, version: str) -> None:
@@ -500,6 +508,14 @@ class Metrics:
     def session_lost(self, route: str) -> None:
         """Count a session that its upstream no longer knows."""
         self._lost[route,].inc()
+
+    def subscribed(self, route: str, change: int) -> None:
+        """Count a subscription in (1) or out (-1)."""
+        self._subscriptions[route,].inc(change)
+
+    def subscription_lost(self, route: str, *, opened_again: bool) -> None:
+        """Count a subscription that lost its session; not opened again, it ended."""
+        self._subscriptions_lost[route, "reopened" if opened_again else "ended"].inc()
 
     def session_moved(self, route: str, old: SessionState | None, new: SessionState | None) -> None:
         """Move a session between states; None is before its opening and after its end."""

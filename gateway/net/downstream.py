@@ -195,8 +195,7 @@ class Downstream:
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         if request.method == mcp.LISTEN:
-            deadline = self._config.timeouts.handshake_seconds
-            async with listen.subscription(bridge, request, key, headers, deadline) as stream:
+            async with listen.subscription(bridge, request, key, headers) as stream:
                 return await _converse(wire, stream)
         if request.method in mcp.ASKING:
             bridge.lot.check(key.principal)

@@ -50,6 +50,18 @@ class Group:
         if len(self._accepted) > _CREDENTIALS_KEPT:
             _ = self._accepted.popitem(last=False)
 
+    def changed(self, method: str, data: bytes) -> None:  # noqa: ARG002  (a Watcher of its sessions)
+        """Forget what a change made wrong."""
+        if method == mcp.TOOLS_CHANGED:
+            self.tools = None
+
+    def missed(self) -> None:
+        """Forget what a change that nobody heard may have made wrong."""
+        self.tools = None
+
+    def deaf(self) -> None:
+        """Nothing changes by that: other sessions may hear, and age bounds the rest."""
+
     def accepts(self, headers: Headers) -> bool:
         """Whether the upstream served this credential a short while ago."""
         accepted = self._accepted.get(headers.get("Authorization"))
@@ -158,14 +170,26 @@ class Pool:
 
         The upstream is not asked whether it knows the session. Raises as `acquire` does.
         """
+        group = await self._make_room(key)
+        shaken = negotiate.recalled(version, server_info)
+        return await self._begin(key, group, lambda session: session.adopt(session_id, shaken, headers))
+
+    async def open(self, key: PoolKey, headers: Headers) -> Session:
+        """A session that nobody had before: no subscription, log level or lost stream of another's is on it.
+
+        Raises as `acquire` does.
+        """
+        return await self._open(key, await self._make_room(key), headers)
+
+    async def _make_room(self, key: PoolKey) -> Group:
+        """Wait until one more session of this key may be opened."""
         group = self.group(key)
         deadline = time.monotonic() + self._config.timeouts.session_wait_seconds
         while not self._has_room(key):
             session = await self._wait(group, deadline - time.monotonic())
             if session is not None:
                 self.release(session, clean=True)  # the next in line has it, or it makes room
-        shaken = negotiate.recalled(version, server_info)
-        return await self._begin(key, group, lambda session: session.adopt(session_id, shaken, headers))
+        return group
 
     async def cancel_orphan(self, session_id: str, version: str, call: Raw, reason: str, headers: Headers) -> None:
         """Cancel a call of a session that another process opened, without taking the session over."""
@@ -240,6 +264,7 @@ class Pool:
 
     async def _begin(self, key: PoolKey, group: Group, begin: Callable[[Session], Awaitable[None]]) -> Session:
         session = Session(key, self._connect(), self.route.path, self._metrics, self._tasks, group.accept)
+        session.watchers.append(group)
         self._enter(session, group)
         try:
             async with asyncio.timeout(self._config.timeouts.handshake_seconds):
@@ -250,7 +275,6 @@ class Pool:
             if explained is exc:
                 raise
             raise explained from exc
-        session.on_change = self._changed(group)
         return session
 
     def _explain(self, exc: BaseException) -> BaseException:
@@ -266,13 +290,6 @@ class Pool:
         if isinstance(exc, ValueError | RecursionError):
             return Unreachable(f"The upstream {upstream} of route {self.route.path} is no MCP server: {exc}")
         return exc
-
-    def _changed(self, group: Group) -> Callable[[str, bytes], None]:
-        def forget(method: str, _: bytes) -> None:
-            if method == mcp.TOOLS_CHANGED:
-                group.tools = None
-
-        return forget
 
     def _enter(self, session: Session, group: Group) -> None:
         group.count += 1
