@@ -50,6 +50,7 @@ class Event(StrEnum):
     STATE_REJECTED = "state.rejected"
     SESSION_LOST = "session.lost"
     SUBSCRIPTION_LOST = "subscription.lost"
+    TOOL_LEFT_OUT = "tool.left_out"
     UPSTREAM_FAILED = "upstream.failed"
     PEER_REJECTED = "peer.rejected"
     PEER_FAILED = "peer.failed"
@@ -413,6 +414,9 @@ class Metrics:
         self._session_counts: Counts[tuple[str, ...]] = Counts()
         self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route")
         self._lost = self._counter("sessions_lost_total", "Sessions that their upstream forgot.", "route")
+        self._left_out = self._counter(
+            "tools_left_out_total", "Tools left out of a list because clients would refuse the whole of it.", "route"
+        )
         self._subscriptions = self._gauge("subscriptions", "Open subscriptions/listen streams.", "route")
         self._subscriptions_lost = self._counter(
             "subscriptions_lost_total",
@@ -439,7 +443,7 @@ class Metrics:
 
     def show_zeroes(self, route: str) -> None:
         """Let a rate start from zero: an alert cannot see a counter's first step otherwise."""
-        _ = self._held[route,], self._opened[route,], self._lost[route,]
+        _ = self._held[route,], self._opened[route,], self._lost[route,], self._left_out[route,]
         _ = [self._continuations[route, step] for step in Step]
         _ = [self._peer_requests[outcome,] for outcome in PeerOutcome]
         _ = [self._sessions[route, state] for state in SessionState]
@@ -508,6 +512,10 @@ class Metrics:
     def session_lost(self, route: str) -> None:
         """Count a session that its upstream no longer knows."""
         self._lost[route,].inc()
+
+    def tool_left_out(self, route: str) -> None:
+        """Count a tool that was left out of one list."""
+        self._left_out[route,].inc()
 
     def subscribed(self, route: str, change: int) -> None:
         """Count a subscription in (1) or out (-1)."""

@@ -300,6 +300,7 @@ def exercised() -> Metrics:
     metrics.session_opened("/mcp")
     metrics.session_lost("/mcp")
     metrics.subscribed("/mcp", 1)
+    metrics.tool_left_out("/mcp")
     metrics.subscription_lost("/mcp", opened_again=True)
     metrics.session_moved("/mcp", None, SessionState.BUSY)
     metrics.session_moved("/mcp", SessionState.BUSY, SessionState.IDLE)
@@ -395,7 +396,7 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     families = [
         family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
     ]
-    assert len(families) == 23
+    assert len(families) == 24
     for family in families:
         assert re.fullmatch(r"mcp_(gateway|server)(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")

@@ -206,6 +206,8 @@ class Driver:
         request, cache = self._request, self._bridge.route.cache
         assert self._server_info is not None, "a result comes from a session"
         try:
+            if request.method == mcp.TOOLS_LIST:
+                result = catalog.usable(self._bridge.pool, result)
             body = results.modern(
                 request.method,
                 result,

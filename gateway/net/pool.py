@@ -16,17 +16,22 @@ from msgspec import Raw
 from gateway.config import Config, Route
 from gateway.core import jsonrpc, mcp, negotiate
 from gateway.core.negotiate import Handshake
+from gateway.core.toolcheck import LeftOut
 from gateway.core.toolparams import Tool  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.errors import Busy, CallLost, Refused, Unreachable
 from gateway.net.sessions import PoolKey, Session
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers
-from gateway.telemetry import Metrics, SessionState
+from gateway.telemetry import Event, Metrics, SessionState, get_logger
+
+log = get_logger()
 
 _ACCEPTED_SECONDS: Final = 60.0
 """How long a credential counts as checked for what is answered from memory."""
 _CREDENTIALS_KEPT: Final = 64
 _SWEEP_SECONDS: Final = 1.0
+_LEFT_OUT_KEPT: Final = 1000
+"""Tools that were warned of; a server that makes up more of them fills no log."""
 
 
 class Group:
@@ -87,6 +92,7 @@ class Pool:
         self._groups: dict[PoolKey, Group] = {}
         self._principals: dict[bytes, int] = {}
         self._count = 0
+        self._left_out: set[LeftOut] = set()
         self.closed = False
         self._sweeper = tasks.start(self._sweep(), f"session sweeper of {route.path}")
 
@@ -103,6 +109,13 @@ class Pool:
     def handshake_seconds(self) -> float:
         """The deadline of everything the gateway asks on its own account."""
         return self._config.timeouts.handshake_seconds
+
+    def leave_out(self, tool: LeftOut) -> None:
+        """Count a tool that clients do not get to see, and warn of it once."""
+        self._metrics.tool_left_out(self.route.path)
+        if tool not in self._left_out and len(self._left_out) < _LEFT_OUT_KEPT:
+            self._left_out.add(tool)
+            log.warning(Event.TOOL_LEFT_OUT, route=self.route.path, tool=tool.name, reason=tool.reason)
 
     def forget_idle(self, key: PoolKey) -> None:
         """The upstream forgot one session of this key (it was restarted): the idle ones are as good as lost."""
