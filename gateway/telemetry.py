@@ -414,6 +414,12 @@ class Metrics:
         self._session_counts: Counts[tuple[str, ...]] = Counts()
         self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route")
         self._lost = self._counter("sessions_lost_total", "Sessions that their upstream forgot.", "route")
+        self._lists = self._counter(
+            "lists_answered_total",
+            "Lists on routes with cache.lists_seconds, by where they came from.",
+            "route",
+            "source",
+        )
         self._left_out = self._counter(
             "tools_left_out_total", "Tools left out of a list because clients would refuse the whole of it.", "route"
         )
@@ -512,6 +518,10 @@ class Metrics:
     def session_lost(self, route: str) -> None:
         """Count a session that its upstream no longer knows."""
         self._lost[route,].inc()
+
+    def list_answered(self, route: str, *, from_memory: bool) -> None:
+        """Count a list that might have been answered from memory."""
+        self._lists[route, "memory" if from_memory else "upstream"].inc()
 
     def tool_left_out(self, route: str) -> None:
         """Count a tool that was left out of one list."""

@@ -64,6 +64,8 @@ RELOADED: Final = frozenset(
         "routes[].forward_headers",
         "routes[].cache.ttl_ms",
         "routes[].cache.scope",
+        "routes[].cache.methods",
+        "routes[].cache.lists_seconds",
     }
 )
 """Keys that a reload changes; `routes[]` is any route."""

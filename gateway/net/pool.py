@@ -6,6 +6,7 @@ quarantined until its call ends. Rule 3: a session that another process opened s
 """
 
 import asyncio
+import itertools
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
@@ -16,9 +17,11 @@ from msgspec import Raw
 from gateway.config import Config, Route
 from gateway.core import jsonrpc, mcp, negotiate
 from gateway.core.negotiate import Handshake
+from gateway.core.request import Request
 from gateway.core.toolcheck import LeftOut
 from gateway.core.toolparams import Tool  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.errors import Busy, CallLost, Refused, Unreachable
+from gateway.net.lists import Lists, Ticket, place, seconds_kept
 from gateway.net.sessions import PoolKey, Session
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers
@@ -30,6 +33,7 @@ _ACCEPTED_SECONDS: Final = 60.0
 """How long a credential counts as checked for what is answered from memory."""
 _CREDENTIALS_KEPT: Final = 64
 _SWEEP_SECONDS: Final = 1.0
+_GENERATIONS: Final = itertools.count()
 _LEFT_OUT_KEPT: Final = 1000
 """Tools that were warned of; a server that makes up more of them fills no log."""
 
@@ -45,6 +49,8 @@ class Group:
         self.tools: dict[str, Tool] | None = None
         """The tools by name, as the last complete tools/list said; None when unknown."""
         self.used = time.monotonic()
+        self.generation = next(_GENERATIONS)
+        """Another one after everything that may have changed a list; never that of another group."""
         self._accepted: OrderedDict[str | None, float] = OrderedDict()
 
     def accept(self, headers: Headers) -> None:
@@ -59,10 +65,13 @@ class Group:
         """Forget what a change made wrong."""
         if method == mcp.TOOLS_CHANGED:
             self.tools = None
+        if method != mcp.RESOURCE_UPDATED:
+            self.generation = next(_GENERATIONS)
 
     def missed(self) -> None:
         """Forget what a change that nobody heard may have made wrong."""
         self.tools = None
+        self.generation = next(_GENERATIONS)
 
     def deaf(self) -> None:
         """Nothing changes by that: other sessions may hear, and age bounds the rest."""
@@ -92,6 +101,7 @@ class Pool:
         self._groups: dict[PoolKey, Group] = {}
         self._principals: dict[bytes, int] = {}
         self._count = 0
+        self.lists = Lists()
         self._left_out: set[LeftOut] = set()
         self.closed = False
         self._sweeper = tasks.start(self._sweep(), f"session sweeper of {route.path}")
@@ -99,6 +109,7 @@ class Pool:
     def change(self, config: Config, route: Route) -> None:
         """Go on under other caps and deadlines; of the route nothing that shapes a session may differ."""
         self._config, self.route = config, route
+        self.lists.clear()
         for group in self._groups.values():
             waiting, group.waiting = group.waiting, deque()
             for future in waiting:
@@ -212,6 +223,25 @@ class Pool:
             await channel.send(jsonrpc.notification(mcp.CANCELLED, {"requestId": call, "reason": reason}), headers)
         finally:
             await channel.close(end_session=False)
+
+    def ticket(self, key: PoolKey, request: Request) -> Ticket | None:
+        """With what a list may be kept or found; None when the route or the request does not allow it."""
+        found = place(key, request) if self.route.cache.lists_seconds else None
+        return Ticket(found, self.group(key).generation) if found is not None else None
+
+    async def kept(self, ticket: Ticket, headers: Headers) -> bytes | None:
+        """A list from memory, for a credential that the upstream accepts; raises as `authorise` does."""
+        if self.lists.find(ticket) is None:
+            return None
+        key = ticket.place.key
+        await self.authorise(key, headers)
+        # It may have changed while the upstream was asked.
+        return self.lists.find(ticket._replace(generation=self.group(key).generation))
+
+    def keep(self, ticket: Ticket, result: Raw, body: bytes) -> None:
+        """Keep the modern form of a list, unless it may have changed while it was on its way."""
+        if self.group(ticket.place.key).generation == ticket.generation:
+            self.lists.keep(ticket, body, seconds_kept(result, self.route.cache.lists_seconds))
 
     def take(self, key: PoolKey) -> Session | None:
         """An idle session, if there is one and nobody waits for it."""
