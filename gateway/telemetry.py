@@ -50,6 +50,8 @@ class Event(StrEnum):
     EXCHANGE_FINISHED = "exchange.finished"
     STATE_REJECTED = "state.rejected"
     SESSION_LOST = "session.lost"
+    SUBSCRIPTION_LOST = "subscription.lost"
+    TOOL_LEFT_OUT = "tool.left_out"
     UPSTREAM_FAILED = "upstream.failed"
     ERA_FOUND = "era.found"
     PEER_REJECTED = "peer.rejected"
@@ -452,6 +454,22 @@ class Metrics:
         self._session_counts: Counts[tuple[str, ...]] = Counts()
         self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route")
         self._lost = self._counter("sessions_lost_total", "Sessions that their upstream forgot.", "route")
+        self._lists = self._counter(
+            "lists_answered_total",
+            "Lists on routes with cache.lists_seconds, by where they came from.",
+            "route",
+            "source",
+        )
+        self._left_out = self._counter(
+            "tools_left_out_total", "Tools left out of a list because clients would refuse the whole of it.", "route"
+        )
+        self._subscriptions = self._gauge("subscriptions", "Open subscriptions/listen streams.", "route")
+        self._subscriptions_lost = self._counter(
+            "subscriptions_lost_total",
+            "Subscriptions whose session was lost, by what became of them.",
+            "route",
+            "outcome",
+        )
         self._failures = self._counter("upstream_errors_total", "Failures of upstreams.", "route", "kind")
         self._probes = self._counter(
             "era_probes_total", "Probes of upstreams, by the era that they found.", "route", "era"
@@ -474,7 +492,7 @@ class Metrics:
 
     def show_zeroes(self, route: str) -> None:
         """Let a rate start from zero: an alert cannot see a counter's first step otherwise."""
-        _ = self._held[route,], self._opened[route,], self._lost[route,]
+        _ = self._held[route,], self._opened[route,], self._lost[route,], self._left_out[route,]
         _ = [self._continuations[route, step] for step in Step]
         _ = [self._peer_requests[outcome,] for outcome in PeerOutcome]
         _ = [self._passed[route, era, outcome] for era in TrafficEra for outcome in Passed]
@@ -553,6 +571,22 @@ class Metrics:
     def session_lost(self, route: str) -> None:
         """Count a session that its upstream no longer knows."""
         self._lost[route,].inc()
+
+    def list_answered(self, route: str, *, from_memory: bool) -> None:
+        """Count a list that might have been answered from memory."""
+        self._lists[route, "memory" if from_memory else "upstream"].inc()
+
+    def tool_left_out(self, route: str) -> None:
+        """Count a tool that was left out of one list."""
+        self._left_out[route,].inc()
+
+    def subscribed(self, route: str, change: int) -> None:
+        """Count a subscription in (1) or out (-1)."""
+        self._subscriptions[route,].inc(change)
+
+    def subscription_lost(self, route: str, *, opened_again: bool) -> None:
+        """Count a subscription that lost its session; not opened again, it ended."""
+        self._subscriptions_lost[route, "reopened" if opened_again else "ended"].inc()
 
     def session_moved(self, route: str, old: SessionState | None, new: SessionState | None) -> None:
         """Move a session between states; None is before its opening and after its end."""

@@ -304,6 +304,10 @@ def exercised() -> Metrics:
     metrics.sealed()
     metrics.session_opened("/mcp")
     metrics.session_lost("/mcp")
+    metrics.subscribed("/mcp", 1)
+    metrics.tool_left_out("/mcp")
+    metrics.list_answered("/mcp", from_memory=True)
+    metrics.subscription_lost("/mcp", opened_again=True)
     metrics.session_moved("/mcp", None, SessionState.BUSY)
     metrics.session_moved("/mcp", SessionState.BUSY, SessionState.IDLE)
     metrics.upstream_failed("/mcp", UpstreamFailure.TIMEOUT)
@@ -400,7 +404,7 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     families = [
         family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
     ]
-    assert len(families) == 23
+    assert len(families) == 27
     for family in families:
         assert re.fullmatch(r"mcp_(gateway|server)(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")

@@ -88,6 +88,8 @@ _SHARED: Final = frozenset(
         "routes[].set_headers",
         "routes[].cache.ttl_ms",
         "routes[].cache.scope",
+        "routes[].cache.methods",
+        "routes[].cache.lists_seconds",
     }
 )
 RELOADED: Final = _SHARED | {

@@ -28,6 +28,11 @@ HeaderValue = Annotated[str, Meta(extra={"form": "header value", "secret": True}
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]  # none with a shared secret: a public key must not pass for one
+TtlMs = Annotated[int, Meta(ge=0, le=86_400_000)]
+CacheScope = Literal["private", "public"]
+Cacheable = Literal[
+    "server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read"
+]
 
 
 class Discreet(Struct, frozen=True, kw_only=True):
@@ -335,14 +340,41 @@ class Credentials(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
 
 
+class Freshness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What differs for one method; what is left out is as for all."""
+
+    ttl_ms: Annotated[TtlMs | None, Meta(description="`ttlMs` of this method's results, in milliseconds.")] = None
+    scope: Annotated[CacheScope | None, Meta(description="`cacheScope` of this method's results.")] = None
+
+
+_AS_FOR_ALL = Freshness()
+
+
 class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Freshness that modern results must state and old servers cannot."""
 
     ttl_ms: Annotated[
-        Annotated[int, Meta(ge=0, le=86_400_000)],
-        Meta(description="`ttlMs` of lists and resources, in milliseconds."),
+        TtlMs, Meta(description="`ttlMs` of lists and resources, in milliseconds; a server's own wins.")
     ] = 0
-    scope: Annotated[Literal["private", "public"], Meta(description="`cacheScope` of the same results.")] = "private"
+    scope: Annotated[
+        CacheScope, Meta(description="`cacheScope` of the same results; `public` lets caches mix callers.")
+    ] = "private"
+    methods: Annotated[
+        dict[Cacheable, Freshness],
+        Meta(description="Other values for single methods, e.g. `tools/list: {ttl_ms: 60000, scope: public}`."),
+    ] = {}
+    lists_seconds: Annotated[
+        Seconds,
+        Meta(
+            description="How long the gateway itself keeps a caller's lists and answers from them; 0: not. "
+            "A list_changed that it hears ends that early."
+        ),
+    ] = 0.0
+
+    def of(self, method: str) -> tuple[int, str]:
+        """Return `ttlMs` and `cacheScope` of a method's results."""
+        own = next((own for name, own in self.methods.items() if name == method), _AS_FOR_ALL)
+        return (self.ttl_ms if own.ttl_ms is None else own.ttl_ms, self.scope if own.scope is None else own.scope)
 
 
 class RouteHold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

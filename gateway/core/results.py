@@ -14,6 +14,8 @@ from gateway.core import jsonrpc, mcp
 
 _LISTED: Final = ("content", "contents", "messages", "tools", "prompts", "resources", "resourceTemplates")
 _NESTED: Final = ("annotations", "content", "resource", "execution")
+_TTL: Final = re.compile(rb"[0-9]{1,15}")
+_SCOPES: Final = (b'"private"', b'"public"')
 _NOT_FOUND: Final = re.compile(r"unknown resource|resource[^.]*not found|not found", re.IGNORECASE)
 _RESERVED_CODES: Final = range(-32099, -32019)
 """Codes only the specification may give a meaning (basic/index); an old server's own use of one would mislead."""
@@ -39,12 +41,21 @@ def modern(  # noqa: PLR0913  (all of it decides the few bytes that are added)
     if method == mcp.TOOLS_CALL and "content" not in parts:
         parts["content"] = b"[]"
     if method in mcp.CACHEABLE:
+        if stated_ttl_ms(opened.get("ttlMs")) is None:
+            parts.pop("ttlMs", None)  # the server's own word counts, if it is one
+        if bytes(opened.get("cacheScope", b"")) not in _SCOPES:
+            parts.pop("cacheScope", None)
         if retried:
             parts |= {"ttlMs": b"0", "cacheScope": b'"private"'}
         parts.setdefault("ttlMs", b"%d" % ttl_ms)
         parts.setdefault("cacheScope", jsonrpc.encode(scope))
     parts["_meta"] = _meta(opened.get("_meta"), server_info)
     return jsonrpc.merge(parts.items())
+
+
+def stated_ttl_ms(raw: Raw | None) -> int | None:
+    """A server's own `ttlMs`; None when it states none that a client would take."""
+    return int(bytes(raw)) if raw is not None and _TTL.fullmatch(bytes(raw)) else None
 
 
 class _Plain(msgspec.Struct):

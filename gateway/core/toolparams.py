@@ -16,6 +16,22 @@ from gateway.core.request import HeaderValues, decode_value
 from gateway.errors import HeaderMismatch, InvalidParams
 
 _ANNOTATION: Final = "x-mcp-header"
+ANNOTATION: Final = _ANNOTATION.encode()
+_OF_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose value has a schema under each name."""
+_OF_LISTED: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_OF_ONE: Final = (
+    "items",
+    "contains",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "propertyNames",
+    "not",
+    "if",
+    "then",
+    "else",
+)
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,400}(?:\.[0-9]{1,400})?(?:[eE][+-]?[0-9]{1,3})?")
 _PRIMITIVE: Final = frozenset({"string", "integer", "boolean"})
@@ -69,7 +85,7 @@ def _is_ephemeral(annotations: Raw) -> bool:
 
 
 def _of_schema(schema: Raw) -> tuple[Mirrored, ...]:
-    if _ANNOTATION.encode() not in bytes(schema):
+    if ANNOTATION not in bytes(schema):
         return ()
     return tuple(_walk(jsonrpc.decode(schema), ()))
 
@@ -86,6 +102,46 @@ def _walk(schema: Any, path: tuple[str, ...]) -> Iterator[Mirrored]:
         if isinstance(header, str) and _TOKEN.fullmatch(header) and isinstance(type_, str) and type_ in _PRIMITIVE:
             yield Mirrored((*path, name), mcp.PARAM_HEADER + header)
         yield from _walk(property_, (*path, name))
+
+
+def flaw(schema: Any) -> str | None:
+    """Which rule for annotations an input schema breaks, in words; a client must drop its tool then."""
+    seen: set[str] = set()
+    for where, annotated, is_reachable in _annotated(schema, "inputSchema", is_reachable=False):
+        header = annotated[_ANNOTATION]
+        if not is_reachable:
+            return f"{where} has {_ANNOTATION}, and is not reached from the root by properties alone"
+        if not isinstance(header, str) or not _TOKEN.fullmatch(header):
+            return f"{where} has an {_ANNOTATION} that is no header name"
+        if not isinstance(annotated.get("type"), str) or annotated["type"] not in _PRIMITIVE:
+            return f"{where} has {_ANNOTATION} and a type other than string, integer and boolean"
+        if header.lower() in seen:
+            return f"{where} repeats the {_ANNOTATION} of another property"
+        seen.add(header.lower())
+    return None
+
+
+def _annotated(schema: Any, where: str, *, is_reachable: bool) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Every annotated schema in a schema: its place, itself, and whether the place may be annotated.
+
+    Only where a schema can stand: a property may be called like the annotation, and a default value may hold it.
+    """
+    if not isinstance(schema, dict):
+        return
+    if _ANNOTATION in schema:
+        yield where, schema, is_reachable
+    is_root = where == "inputSchema"
+    for keyword in _OF_NAMED:
+        inner = schema.get(keyword)
+        for name, each in inner.items() if isinstance(inner, dict) else ():
+            reached = keyword == "properties" and (is_root or is_reachable)
+            yield from _annotated(each, f"{where}.{name[:40]}", is_reachable=reached)
+    for keyword in _OF_LISTED:
+        inner = schema.get(keyword)
+        for each in inner if isinstance(inner, list) else ():
+            yield from _annotated(each, f"{where}.{keyword}", is_reachable=False)
+    for keyword in _OF_ONE:
+        yield from _annotated(schema.get(keyword), f"{where}.{keyword}", is_reachable=False)
 
 
 def check(mirrored: tuple[Mirrored, ...], arguments: Raw | None, headers: HeaderValues) -> None:

@@ -1,12 +1,14 @@
 """What is known of a pool's tools: learnt from tools/list; which may run twice, what they repeat in `Mcp-Param-*`.
 
+Those that would cost a client its whole list are left out.
+
 A server that processes the body must refuse a call whose headers differ from it (basic/transports/streamable-http,
 Server Validation), so the first tools/call of a group lists the tools once if the client has not.
 """
 
 from msgspec import Raw
 
-from gateway.core import jsonrpc, mcp, toolparams
+from gateway.core import jsonrpc, mcp, toolcheck, toolparams
 from gateway.core.request import HeaderValues, Request
 from gateway.core.toolparams import Tool
 from gateway.errors import SessionLost
@@ -16,6 +18,17 @@ from gateway.net.upstream import Headers
 
 _MAX_PAGES = 50
 _UNKNOWN = Tool()
+
+
+def usable(pool: Pool, result: Raw) -> Raw:
+    """A tools/list result without the tools that clients would choke on; each is reported once.
+
+    Raises ValueError when the result is no object.
+    """
+    kept, left_out = toolcheck.usable(result)
+    for tool in left_out:
+        pool.leave_out(tool)
+    return kept
 
 
 def learn(group: Group, params: jsonrpc.Fields, result: Raw) -> None:
@@ -85,8 +98,9 @@ async def _list(pool: Pool, session: Session, headers: Headers) -> dict[str, Too
         if isinstance(page, jsonrpc.Error):
             break
         try:
-            found |= toolparams.of_tools(bytes(page))
-            cursor = jsonrpc.text(jsonrpc.fields(page).get("nextCursor"))
+            kept = usable(pool, page)
+            found |= toolparams.of_tools(bytes(kept))
+            cursor = jsonrpc.text(jsonrpc.fields(kept).get("nextCursor"))
         except ValueError:
             break
         if cursor is None:

@@ -265,23 +265,27 @@ class Downstream:
         if request.method == mcp.DISCOVER:
             await bridge.pool.authorise(key, headers)
             shaken = await bridge.pool.handshake(key, headers)
-            cache = bridge.route.cache
-            result = negotiate.discover_result(shaken, cache.ttl_ms, cache.scope)
-            body = jsonrpc.result(request.id, result)
-            return await wire.whole(body, 200, NO_HEADERS, Outcome.COMPLETE), Outcome.COMPLETE
+            result = negotiate.discover_result(shaken, *bridge.route.cache.of(mcp.DISCOVER))
+            return await _answer(wire, request, result)
         if request.request_state is not None:
             return await self._continue(incoming, wire, bridge, request, key, headers)
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         if request.method == mcp.LISTEN:
-            deadline = bridge.config.timeouts.handshake_seconds
-            async with listen.subscription(bridge, request, key, headers, deadline) as stream:
+            async with listen.subscription(bridge, request, key, headers) as stream:
                 return await _converse(wire, stream)
         if request.method in mcp.ASKING:
             bridge.lot.check(key.principal)
         if request.method == mcp.TOOLS_CALL and not catalog.mirrors_nothing(bridge.pool, key, request):
             await catalog.check(bridge.pool, key, request, lambda name: incoming.headers.getall(name, ()), headers)
+        ticket = bridge.pool.ticket(key, request)
+        if ticket is not None:
+            kept = await bridge.pool.kept(ticket, headers)
+            bridge.metrics.list_answered(bridge.route.path, from_memory=kept is not None)
+            if kept is not None:
+                return await _answer(wire, request, kept)
         driver = Driver(bridge, request, key, headers)
+        driver.ticket = ticket
         outbox = _outbox(bridge, request)
         driver.begin(outbox)
         return await self._run(driver, outbox, wire, self.running)
@@ -372,6 +376,12 @@ def _goes_upstream(driver: Driver | None, envelope: Envelope, request: Request) 
 
 def _outbox(bridge: Bridge, request: Request) -> Outbox:
     return Outbox(Leg(request.id, request.progress_token, request.log_level), bridge.alarms.silence)
+
+
+async def _answer(wire: Wire, request: Request, result: bytes) -> Replied:
+    """A result that nothing was asked for."""
+    body = jsonrpc.result(request.id, result)
+    return await wire.whole(body, 200, NO_HEADERS, Outcome.COMPLETE), Outcome.COMPLETE
 
 
 async def _converse(wire: Wire, outbox: Outbox) -> Replied:

@@ -20,6 +20,7 @@ from gateway.errors import CallLost, GatewayError, Refused, SessionLost, Unreach
 from gateway.net import catalog
 from gateway.net.alarms import wait_seconds
 from gateway.net.bridge import Bridge
+from gateway.net.lists import Ticket  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.outbox import Last, Outbox
 from gateway.net.sessions import Call, PoolKey, Session
 from gateway.net.upstream import Headers
@@ -54,6 +55,8 @@ class Driver:
         self.id = ""
         """Drawn when the exchange is first parked; most never are."""
         self.principal = key.principal
+        self.ticket: Ticket | None = None
+        """Set for a list that may be kept."""
         self._bridge = bridge
         self._request = request
         self._key = key
@@ -203,15 +206,18 @@ class Driver:
         return event
 
     def _modern_result(self, result: Raw) -> on.Event:
-        request, cache = self._request, self._bridge.route.cache
+        request = self._request
+        ttl_ms, scope = self._bridge.route.cache.of(request.method)
         assert self._server_info is not None, "a result comes from a session"
         try:
+            if request.method == mcp.TOOLS_LIST:
+                result = catalog.usable(self._bridge.pool, result)
             body = results.modern(
                 request.method,
                 result,
                 self._server_info,
-                cache.ttl_ms,
-                cache.scope,
+                ttl_ms,
+                scope,
                 retried=self._exchange.round > 0 or request.input_responses is not None,
             )
         except ValueError:
@@ -223,6 +229,8 @@ class Driver:
             )
         if request.method == mcp.TOOLS_LIST:
             catalog.learn(self._bridge.pool.group(self._key), request.params, result)
+        if self.ticket is not None:
+            self._bridge.pool.keep(self.ticket, result, body)
         return on.Resulted(body)
 
     # -- the machine --------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class Outbox:
 
     async def take(self) -> bytes | Last | None:
         """The next message; None when the client heard nothing for too long."""
-        if not self._messages and self._last is None:
+        if self._pending() is None:
             self._waiter = asyncio.get_running_loop().create_future()
             self._silence.arm(self, self._wake)
             try:
@@ -80,6 +80,13 @@ class Outbox:
             finally:
                 self._silence.disarm(self)
                 self._waiter = None
+        return self._next()
+
+    def _pending(self) -> object:
+        """What could be taken; None when there is nothing."""
+        return self._messages or self._last
+
+    def _next(self) -> bytes | Last | None:
         return self._messages.popleft() if self._messages else self._last
 
     def _wake(self) -> None:

@@ -6,6 +6,7 @@ quarantined until its call ends. Rule 3: a session that another process opened s
 """
 
 import asyncio
+import itertools
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
@@ -16,19 +17,27 @@ from msgspec import Raw
 from gateway.config import Config, Route
 from gateway.core import jsonrpc, mcp, negotiate
 from gateway.core.negotiate import Handshake
+from gateway.core.request import Request
+from gateway.core.toolcheck import LeftOut
 from gateway.core.toolparams import Tool  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.errors import Busy, CallLost, Refused, Unreachable
 from gateway.net import affinity
 from gateway.net.headers import asks_as_client
+from gateway.net.lists import Lists, Ticket, place, seconds_kept
 from gateway.net.sessions import PoolKey, Session
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers
-from gateway.telemetry import Metrics, SessionState
+from gateway.telemetry import Event, Metrics, SessionState, get_logger
+
+log = get_logger()
 
 _ACCEPTED_SECONDS: Final = 60.0
 """How long a credential counts as checked for what is answered from memory."""
 _CREDENTIALS_KEPT: Final = 64
 _SWEEP_SECONDS: Final = 1.0
+_GENERATIONS: Final = itertools.count()
+_LEFT_OUT_KEPT: Final = 1000
+"""Tools that were warned of; a server that makes up more of them fills no log."""
 
 
 class Group:
@@ -44,6 +53,8 @@ class Group:
         self.tools: dict[str, Tool] | None = None
         """The tools by name, as the last complete tools/list said; None when unknown."""
         self.used = time.monotonic()
+        self.generation = next(_GENERATIONS)
+        """Another one after everything that may have changed a list; never that of another group."""
         self._accepted: OrderedDict[str | None, float] = OrderedDict()
 
     def accept(self, headers: Headers) -> None:
@@ -53,6 +64,21 @@ class Group:
         self._accepted[credential] = time.monotonic()
         if len(self._accepted) > _CREDENTIALS_KEPT:
             _ = self._accepted.popitem(last=False)
+
+    def changed(self, method: str, data: bytes) -> None:  # noqa: ARG002  (a Watcher of its sessions)
+        """Forget what a change made wrong."""
+        if method == mcp.TOOLS_CHANGED:
+            self.tools = None
+        if method != mcp.RESOURCE_UPDATED:
+            self.generation = next(_GENERATIONS)
+
+    def missed(self) -> None:
+        """Forget what a change that nobody heard may have made wrong."""
+        self.tools = None
+        self.generation = next(_GENERATIONS)
+
+    def deaf(self) -> None:
+        """Nothing changes by that: other sessions may hear, and age bounds the rest."""
 
     def accepts(self, headers: Headers) -> bool:
         """Whether the upstream served this credential a short while ago."""
@@ -80,12 +106,15 @@ class Pool:
         self._groups: dict[PoolKey, Group] = {}
         self._principals: dict[bytes, int] = {}
         self._count = 0
+        self.lists = Lists()
+        self._left_out: set[LeftOut] = set()
         self.closed = False
         self._sweeper = tasks.start(self._sweep(), f"session sweeper of {route.path}")
 
     def change(self, config: Config, route: Route) -> None:
         """Go on under other caps and deadlines; of the route nothing that shapes a session may differ."""
         self._config, self.route = config, route
+        self.lists.clear()
         for group in self._groups.values():
             waiting, group.waiting = group.waiting, deque()
             for future in waiting:
@@ -96,6 +125,13 @@ class Pool:
     def handshake_seconds(self) -> float:
         """The deadline of everything the gateway asks on its own account."""
         return self._config.timeouts.handshake_seconds
+
+    def leave_out(self, tool: LeftOut) -> None:
+        """Count a tool that clients do not get to see, and warn of it once."""
+        self._metrics.tool_left_out(self.route.path)
+        if tool not in self._left_out and len(self._left_out) < _LEFT_OUT_KEPT:
+            self._left_out.add(tool)
+            log.warning(Event.TOOL_LEFT_OUT, route=self.route.path, tool=tool.name, reason=tool.reason)
 
     def forget_idle(self, key: PoolKey) -> None:
         """The upstream forgot one session of this key (it was restarted): the idle ones are as good as lost."""
@@ -141,40 +177,50 @@ class Pool:
             return session.shaken
         return group.shaken
 
-    async def acquire(self, key: PoolKey, headers: Headers, *, apart: bool = False) -> Session:
+    async def acquire(self, key: PoolKey, headers: Headers) -> Session:
         """A session for exclusive use: an idle one, a new one, or the next that comes free.
 
-        With affinity it is the one that there is, but for what is to be kept `apart` from calls: subscriptions.
+        With affinity it is the one that there is.
         Raises Busy when none came free in `timeouts.session_wait_seconds`, and what opening one raises.
         """
         group = self.group(key)
         deadline = 0.0
         while True:
-            session = None if apart and self._affine else self._idle(group) or self._guest(group)
+            session = self._idle(group) or self._guest(group)
             if session is not None:
                 return session
-            if (apart or self._lacks_main(group)) and self._has_room(key):
-                return await self._open(key, group, headers, main=self._affine and not apart)
+            if self._lacks_main(group) and self._has_room(key):
+                return await self._open(key, group, headers, main=self._affine)
             deadline = deadline or time.monotonic() + self._config.timeouts.session_wait_seconds
             session = await self._wait(group, deadline - time.monotonic())
-            if session is not None and not (apart and self._affine):
-                return session
             if session is not None:
-                self.release(session, clean=True)  # meant for a call
+                return session
 
     async def adopt(self, key: PoolKey, session_id: str, version: str, server_info: Raw, headers: Headers) -> Session:
         """A session that another process opened, to pick up its call; it counts as one opened here.
 
         The upstream is not asked whether it knows the session. Raises as `acquire` does.
         """
+        group = await self._make_room(key)
+        shaken = negotiate.recalled(version, server_info)
+        return await self._begin(key, group, lambda session: session.adopt(session_id, shaken, headers))
+
+    async def open(self, key: PoolKey, headers: Headers) -> Session:
+        """A session that nobody had before: no subscription, log level or lost stream of another's is on it.
+
+        Raises as `acquire` does.
+        """
+        return await self._open(key, await self._make_room(key), headers, main=False)
+
+    async def _make_room(self, key: PoolKey) -> Group:
+        """Wait until one more session of this key may be opened."""
         group = self.group(key)
         deadline = time.monotonic() + self._config.timeouts.session_wait_seconds
         while not self._has_room(key):
             session = await self._wait(group, deadline - time.monotonic())
             if session is not None:
                 self.release(session, clean=True)  # the next in line has it, or it makes room
-        shaken = negotiate.recalled(version, server_info)
-        return await self._begin(key, group, lambda session: session.adopt(session_id, shaken, headers))
+        return group
 
     async def cancel_orphan(self, session_id: str, version: str, call: Raw, reason: str, headers: Headers) -> None:
         """Cancel a call of a session that another process opened, without taking the session over."""
@@ -184,6 +230,25 @@ class Pool:
             await channel.send(jsonrpc.notification(mcp.CANCELLED, {"requestId": call, "reason": reason}), headers)
         finally:
             await channel.close(end_session=False)
+
+    def ticket(self, key: PoolKey, request: Request) -> Ticket | None:
+        """With what a list may be kept or found; None when the route or the request does not allow it."""
+        found = place(key, request) if self.route.cache.lists_seconds else None
+        return Ticket(found, self.group(key).generation) if found is not None else None
+
+    async def kept(self, ticket: Ticket, headers: Headers) -> bytes | None:
+        """A list from memory, for a credential that the upstream accepts; raises as `authorise` does."""
+        if self.lists.find(ticket) is None:
+            return None
+        key = ticket.place.key
+        await self.authorise(key, headers)
+        # It may have changed while the upstream was asked.
+        return self.lists.find(ticket._replace(generation=self.group(key).generation))
+
+    def keep(self, ticket: Ticket, result: Raw, body: bytes) -> None:
+        """Keep the modern form of a list, unless it may have changed while it was on its way."""
+        if self.group(ticket.place.key).generation == ticket.generation:
+            self.lists.keep(ticket, body, seconds_kept(result, self.route.cache.lists_seconds))
 
     def take(self, key: PoolKey) -> Session | None:
         """An idle session, if there is one and nobody waits for it."""
@@ -307,6 +372,7 @@ class Pool:
         self, key: PoolKey, group: Group, begin: Callable[[Session], Awaitable[None]], *, main: bool = False
     ) -> Session:
         session = Session(key, self._connect(), self.route.path, self._metrics, self._tasks, group.accept)
+        session.watchers.append(group)
         if main:
             group.main = session  # before anything is awaited: whoever comes now waits for it
         self._enter(session, group)
@@ -319,7 +385,6 @@ class Pool:
             if explained is exc:
                 raise
             raise explained from exc
-        session.on_change = self._changed(group)
         return session
 
     def _explain(self, exc: BaseException) -> BaseException:
@@ -341,13 +406,6 @@ class Pool:
         upstream = self.route.upstream
         may_miss = (upstream.url or "").startswith("https") and upstream.tls.cert_file is None
         return "; if it asks for client certificates, give upstream.tls.cert_file" if may_miss else ""
-
-    def _changed(self, group: Group) -> Callable[[str, bytes], None]:
-        def forget(method: str, _: bytes) -> None:
-            if method == mcp.TOOLS_CHANGED:
-                group.tools = None
-
-        return forget
 
     def _enter(self, session: Session, group: Group) -> None:
         group.count += 1

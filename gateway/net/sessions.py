@@ -44,6 +44,19 @@ class Listener(Protocol):
         """Take one event of the call."""
 
 
+class Watcher(Protocol):
+    """Who hears what changes at the upstream, and whether all of it is heard."""
+
+    def changed(self, method: str, data: bytes) -> None:
+        """Take a list_changed or resources/updated: method and message."""
+
+    def missed(self) -> None:
+        """The side stream is open again after it was not: a change may not have been heard."""
+
+    def deaf(self) -> None:
+        """The side stream will not be opened again. May be said twice."""
+
+
 class Call(msgspec.Struct, eq=False):
     """One upstream request: its id (JSON), its message, and who hears about it."""
 
@@ -100,10 +113,8 @@ class Session:
         self.host: Session | None = None
         """Whose guest it is."""
         self.idle_since = 0.0
-        self.on_change: Callable[[str, bytes], None] | None = None
-        """Hears list_changed and resource updates: method and message."""
-        self.on_deaf: Callable[[], None] | None = None
-        """Hears that the side stream ended for good."""
+        self.watchers: list[Watcher] = []
+        channel.side_changed = self._side_changed
         self._route = route
         self._metrics = metrics
         self._tasks = tasks
@@ -375,8 +386,8 @@ class Session:
     def _hear_notification(self, call: Call | None, message: jsonrpc.Message, data: bytes) -> None:
         method = message.method
         if method in _CHANGES:
-            if self.on_change is not None:
-                self.on_change(method, data)
+            for watcher in self.watchers:
+                watcher.changed(method, data)
             return
         event = _notified(call, method, message.params) if call is not None else None
         if call is None or event is None:
@@ -387,8 +398,14 @@ class Session:
     def _side_lost(self) -> None:
         """The side stream ended for good: what the server says on it from now on would be lost."""
         self.lost = True
-        if self.on_deaf is not None:
-            self.on_deaf()
+        self._side_changed(opened=False)
+
+    def _side_changed(self, opened: bool) -> None:  # noqa: FBT001  (the channel's callback)
+        for watcher in list(self.watchers):
+            if opened:
+                watcher.missed()
+            else:
+                watcher.deaf()
 
 
 _CHANGES: Final = frozenset({mcp.TOOLS_CHANGED, mcp.PROMPTS_CHANGED, mcp.RESOURCES_CHANGED, mcp.RESOURCE_UPDATED})

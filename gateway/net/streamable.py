@@ -146,13 +146,14 @@ class StreamableChannel(Channel):
         self, headers: Headers, receive: Receive, lost: Callable[[], None], ready: asyncio.Future[None]
     ) -> None:
         """Hold the GET stream; open it again when it ends, never with a cursor (it may carry another's events)."""
-        failures, was_open = 0, False
+        failures, was_open, attempts = 0, False, 0
         try:
             while failures < len(_REOPEN_SECONDS):
                 await asyncio.sleep(_REOPEN_SECONDS[failures])
                 started = time.monotonic()
                 try:
-                    if not await self._hear_side(headers, receive, ready):
+                    attempts += 1
+                    if not await self._hear_side(headers, receive, ready, again=attempts > 1):
                         return  # a server without this stream lives well without it
                     was_open = True
                 except _NotYet:
@@ -169,10 +170,18 @@ class StreamableChannel(Channel):
         finally:
             if not ready.done():
                 ready.set_result(None)
-            if was_open and not self._closed:
-                lost()
+            if not self._closed:
+                if was_open:
+                    lost()
+                self._tell(opened=False)
 
-    async def _hear_side(self, headers: Headers, receive: Receive, ready: asyncio.Future[None]) -> bool:
+    def _tell(self, *, opened: bool) -> None:
+        if self.side_changed is not None:
+            self.side_changed(opened)
+
+    async def _hear_side(
+        self, headers: Headers, receive: Receive, ready: asyncio.Future[None], *, again: bool
+    ) -> bool:
         """One GET stream until it ends; whether another may be opened."""
         endpoint = self._endpoint
         newest = self._get_headers(headers)
@@ -189,6 +198,8 @@ class StreamableChannel(Channel):
             self.hears_side = True
             if not ready.done():
                 ready.set_result(None)
+            if again:
+                self._tell(opened=True)
             parser = sse.Parser(self._client.limits.event_bytes)
             async for chunk in response.content.iter_any():
                 for event in parser.feed(chunk):

@@ -9,7 +9,7 @@ from gateway.telemetry import Event, Metrics, get_logger
 log = get_logger()
 
 
-_SHORT = frozenset({"send upstream", "close session", "answer without a client"})
+_SHORT = frozenset({"send upstream", "close session", "close subscription", "answer without a client"})
 
 
 class Tasks:
@@ -53,9 +53,14 @@ class Tasks:
 
     async def settle(self, seconds: float) -> None:
         """Give what was just started (cancellations, ends of sessions) this long to finish."""
-        short = [task for task in self._running if task.get_name() in _SHORT]
-        if short:
-            _ = await asyncio.wait(short, timeout=seconds)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        # One may start another: a subscription's end that of its session.
+        while short := [task for task in self._running if task.get_name() in _SHORT]:
+            left = deadline - loop.time()
+            if left <= 0:
+                return
+            _ = await asyncio.wait(short, timeout=left)
 
     async def close(self) -> None:
         """Cancel what still runs and wait for it."""

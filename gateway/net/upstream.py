@@ -30,6 +30,9 @@ class Channel(ABC):
     hears_side: bool = False
     """Whether a side stream is open, on which the server speaks outside of requests."""
 
+    side_changed: Callable[[bool], None] | None = None
+    """Called when the side stream was opened again (True: what was said meanwhile is lost) or will not be (False)."""
+
     session_id: str | None = None
     cursor: str | None = None
     """The last event id on the stream of the current request: always the place after what was handed over."""

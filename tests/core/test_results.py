@@ -88,6 +88,12 @@ def test_caching_hints_of_the_server_are_kept() -> None:
     assert (found["ttlMs"], found["cacheScope"]) == (1, "private")
 
 
+@pytest.mark.parametrize("ttl", [-1, 1.5, "5", True, None, 10**15])
+def test_what_no_client_takes_for_freshness_is_replaced(ttl: Any) -> None:
+    found = modern(mcp.TOOLS_LIST, {"tools": [], "ttlMs": ttl, "cacheScope": "shared"})
+    assert (found["ttlMs"], found["cacheScope"]) == (5000, "public")
+
+
 def test_a_result_cannot_call_itself_anything_but_complete() -> None:
     modern(mcp.TOOLS_CALL, {"resultType": "input_required", "content": []})
 

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.net import app, pool, streamable
+from gateway.net import app, listen, pool, streamable
 from gateway.telemetry import SessionState
 from tests.net import workbench
 from tests.net.fake_upstream import FakeUpstream
@@ -23,6 +23,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamable, "_DRAIN_SECONDS", 0.1)
     monkeypatch.setattr(streamable, "_SIDE_HEAD_SECONDS", 0.1)
     monkeypatch.setattr(streamable, "_REOPEN_SECONDS", (0.0, 0.01, 0.01, 0.01))
+    monkeypatch.setattr(listen, "_PAUSES", (0.0, 0.01))
     monkeypatch.setattr(app, "_POLL_SECONDS", 0.005)
 
 

@@ -9,8 +9,9 @@ import aiohttp
 import pytest
 
 from gateway.core import mcp, sse
+from gateway.net import listen
 from tests.net.conftest import Start
-from tests.net.fake_upstream import FakeUpstream, event
+from tests.net.fake_upstream import FakeUpstream, Turn, event
 from tests.net.workbench import Client, Stand, eventually
 from tests.schema import assert_modern_message
 
@@ -109,12 +110,40 @@ async def test_damaged_changes_harm_nothing(upstream: FakeUpstream, client: Clie
 
 
 async def test_closing_the_stream_frees_the_session(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
-    async with listening(client, {}) as stream:
+    upstream.capabilities = OFFERED
+    async with listening(client, EVERYTHING) as stream:
         await stream.next()
         assert stand.sessions("busy") == 1
+        assert stand.metric("mcp_gateway_subscriptions") == 1
     assert (await upstream.saw("DELETE"))[0].session == "s1"
     await eventually(lambda: stand.sessions("busy") == 0)
     assert not stand.gateway.routes.bridges["/mcp"].listeners
+    assert stand.metric("mcp_gateway_subscriptions") == 0
+    taken_back = [seen.body["params"]["uri"] for seen in upstream.of(mcp.UNSUBSCRIBE)]
+    assert taken_back == EVERYTHING["resourceSubscriptions"]
+    assert upstream.words.index("DELETE") > upstream.words.index(mcp.UNSUBSCRIBE)
+
+
+async def test_a_server_that_does_not_take_subscriptions_back_holds_nothing_up(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    upstream.capabilities = OFFERED
+    upstream.on(mcp.UNSUBSCRIBE, Turn.for_ever)
+    async with listening(client, EVERYTHING) as stream:
+        await stream.next()
+    await upstream.saw(mcp.UNSUBSCRIBE)
+    await eventually(lambda: stand.sessions("busy") == 0)
+    assert "DELETE" not in upstream.words, "not under a request that may still run"
+
+
+async def test_a_subscription_to_nothing_holds_no_session(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    async with listening(client, EVERYTHING) as stream:
+        await stream.next()
+        assert (stand.sessions("busy"), stand.sessions("idle")) == (0, 1)
+        await client.call()
+        assert upstream.words.count("initialize") == 1, "it serves calls"
 
 
 async def test_a_drain_ends_subscriptions_gracefully(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
@@ -130,18 +159,152 @@ async def test_a_drain_ends_subscriptions_gracefully(upstream: FakeUpstream, sta
     assert last["result"]["_meta"] == {mcp.META_SUBSCRIPTION: "c1"}
 
 
-async def test_a_side_stream_lost_for_good_ends_the_subscription(upstream: FakeUpstream, client: Client) -> None:
+async def test_a_drain_ends_a_subscription_that_is_just_opening(upstream: FakeUpstream, stand: Stand) -> None:
+    upstream.capabilities = OFFERED
+    go_on = asyncio.Event()
+
+    async def subscribe(turn: Turn) -> None:
+        await go_on.wait()
+        await turn.result()
+
+    upstream.on(mcp.SUBSCRIBE, subscribe)
+    loop = asyncio.get_running_loop()
+    listen = loop.create_task(stand.client().post(mcp.LISTEN, {"notifications": EVERYTHING}))
+    await upstream.saw(mcp.SUBSCRIBE)
+    drain = loop.create_task(stand.gateway.drain(delay_seconds=0))
+    await eventually(lambda: stand.gateway.downstream.stopping)
+    go_on.set()
+    reply = await listen
+    await asyncio.wait_for(drain, 2)
+    assert [message["method"] for message in reply.notifications] == [mcp.ACKNOWLEDGED]
+    assert reply.result["resultType"] == "complete"
+    assert len(upstream.of(mcp.SUBSCRIBE)) == 1, "it does not go on subscribing"
+
+
+# -- the upstream's stream is lost ---------------------------------------------------------------------------------
+
+EVERY_CHANGE = {
+    (mcp.TOOLS_CHANGED, None),
+    (mcp.PROMPTS_CHANGED, None),
+    (mcp.RESOURCES_CHANGED, None),
+    (mcp.RESOURCE_UPDATED, "file:///a"),
+    (mcp.RESOURCE_UPDATED, "file:///b"),
+}
+
+
+async def everything_once(stream: Stream) -> None:
+    """The next messages say of everything, once, that it may have changed."""
+    heard = [await stream.next() for _ in EVERY_CHANGE]
+    assert {(one["method"], one["params"].get("uri")) for one in heard} == EVERY_CHANGE
+    assert all(one["params"]["_meta"] == {mcp.META_SUBSCRIPTION: "c1"} for one in heard)
+
+
+async def refuse(turn: Turn) -> None:
+    turn.reply(405)
+
+
+async def test_a_stream_opened_again_in_the_same_session_announces_what_may_be_missed(
+    upstream: FakeUpstream, client: Client
+) -> None:
     upstream.capabilities = OFFERED
     async with listening(client, EVERYTHING) as stream:
         await stream.next()
+        upstream.side("s1").put_nowait(None)
+        await everything_once(stream)
+        upstream.side("s1").put_nowait(change("tools/list_changed"))
+        assert (await stream.next())["method"] == mcp.TOOLS_CHANGED
+    assert upstream.words.count("initialize") == 1
+    assert len(upstream.of(mcp.SUBSCRIBE)) == 2
 
-        async def refuse(turn: Any) -> None:
-            turn.reply(405)
 
-        upstream.on("GET", refuse)
+async def test_a_server_that_was_restarted_is_subscribed_to_anew(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    upstream.capabilities = OFFERED
+    failing = [503, 503]
+
+    async def start_slowly(turn: Turn) -> None:
+        if failing:
+            turn.reply(failing.pop())
+        else:
+            await upstream.initialize(turn)
+
+    async with listening(client, EVERYTHING) as stream:
+        await stream.next()
+        upstream.on("initialize", start_slowly)
+        upstream.forget()
+        upstream.side("s1").put_nowait(None)
+        await everything_once(stream)
+        assert not failing
+        assert [seen.session for seen in upstream.of(mcp.SUBSCRIBE)] == ["s1", "s1", "s2", "s2"]
+        upstream.side("s2").put_nowait(change("resources/updated", uri="file:///b"))
+        assert (await stream.next())["params"]["uri"] == "file:///b"
+        assert stand.sessions("busy") == 1
+        assert stand.metric("mcp_gateway_subscriptions_lost_total", outcome="reopened") == 1
+    assert (await upstream.saw("DELETE"))[0].session == "s2", "the one that the server does not know is not ended"
+
+
+@pytest.mark.parametrize("word", ["401", "less", "gone", "no stream"])
+async def test_what_cannot_be_kept_ends_the_subscription(
+    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    upstream.capabilities = OFFERED
+
+    async def answer(turn: Turn) -> None:
+        turn.reply(401 if word == "401" else 503)
+
+    async with listening(client, EVERYTHING) as stream:
+        await stream.next()
+        if word == "less":
+            upstream.capabilities = {**OFFERED, "tools": {}}
+        elif word == "no stream":
+            upstream.on("GET", refuse)
+        else:
+            monkeypatch.setattr(listen, "_GIVE_UP_SECONDS", 0.05)
+            upstream.on("initialize", answer)
+        upstream.forget()
         upstream.side("s1").put_nowait(None)
         last = await stream.next()
+    assert last["id"] == "c1"
     assert last["result"]["resultType"] == "complete", "rather an end than changes that are missed"
+    assert stand.metric("mcp_gateway_subscriptions_lost_total", outcome="ended") == 1
+    await eventually(lambda: stand.sessions("busy") == 0)
+
+
+async def test_a_client_that_leaves_while_the_server_is_away_stops_the_attempts(
+    upstream: FakeUpstream, client: Client
+) -> None:
+    upstream.capabilities = OFFERED
+
+    async def fail(turn: Turn) -> None:
+        turn.reply(503)
+
+    async with listening(client, EVERYTHING) as stream:
+        await stream.next()
+        upstream.on("initialize", fail)
+        upstream.forget()
+        upstream.side("s1").put_nowait(None)
+        await upstream.saw("initialize", 3)
+    # That no attempt and no session is left is seen by the fixture.
+
+
+async def test_a_flood_costs_one_message_for_each_thing(upstream: FakeUpstream, stand: Stand) -> None:
+    upstream.capabilities = OFFERED
+    async with listening(stand.client(), EVERYTHING) as stream:
+        await stream.next()
+        (listener,) = stand.gateway.routes.bridges["/mcp"].listeners
+        assert listener._session is not None
+        for number in range(3000):  # all in one go: the client cannot read meanwhile
+            for sent in (
+                change("tools/list_changed", _meta={"x/n": number}),
+                change("resources/updated", uri="file:///a", blob="x" * 20_000),
+                change("resources/updated", uri=f"file:///{number}"),
+            ):
+                listener._session._hear_side(sse.Parser(1 << 20).feed(sent)[0].data)
+        assert len(listener.stream._changes) == 2
+        one, two = await stream.next(), await stream.next()
+    assert one["params"]["_meta"] == {mcp.META_SUBSCRIPTION: "c1", "x/n": 2999}
+    assert two["params"] == {"uri": "file:///a", "_meta": {mcp.META_SUBSCRIPTION: "c1"}}, "without what is too large"
 
 
 async def test_a_subscription_is_kept_alive_by_comments(upstream: FakeUpstream, begin: Start) -> None:
@@ -163,10 +326,6 @@ async def test_a_bad_filter_opens_no_session(upstream: FakeUpstream, client: Cli
 
 async def test_without_a_side_stream_nothing_is_promised(upstream: FakeUpstream, client: Client) -> None:
     upstream.capabilities = OFFERED
-
-    async def refuse(turn: Any) -> None:
-        turn.reply(405)
-
     upstream.on("GET", refuse)
     async with listening(client, EVERYTHING) as stream:
         assert (await stream.next())["params"]["notifications"] == {}

@@ -269,9 +269,12 @@ async def test_empty_groups_are_forgotten(upstream: FakeUpstream, begin: Start) 
 
 
 async def test_subscriptions_are_sessions_too(upstream: FakeUpstream, begin: Start) -> None:
+    upstream.capabilities = {"tools": {"listChanged": True}}
     stand = await begin(sessions={"max": 1}, timeouts={"session_wait_seconds": 0.05})
-    async with stand.client().open(mcp.LISTEN, {"notifications": {}}) as response:
+    chosen = {"notifications": {"toolsListChanged": True}}
+    async with stand.client().open(mcp.LISTEN, chosen) as response:
         await response.content.readany()
         assert (await stand.client().call()).status == 503
+        assert (await stand.client().post(mcp.LISTEN, chosen)).status == 503
     await upstream.saw("DELETE")
     assert (await stand.client().call()).text == "done"

@@ -1,0 +1,122 @@
+"""Which tools of a list a modern client can take: one that it cannot take would cost it the whole list.
+
+What is asked of a tool is what `mcp` 2.3, fastmcp 4.0 and `@modelcontextprotocol/client` 2.4 were measured to refuse a
+list for, and the rules for `x-mcp-header`, by which each of them drops the tool itself. Nothing beyond: names with
+spaces or 200 characters, odd schemas inside `properties` and unknown members pass all three.
+"""
+
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from gateway.core import jsonrpc, toolparams
+
+_MAX_NAME: Final = 200
+
+
+class LeftOut(NamedTuple):
+    """One tool that no client shall see; its name is empty where it has none."""
+
+    name: str
+    reason: str
+
+
+class _Schema(msgspec.Struct):
+    dialect: str = msgspec.field(name="$schema", default="")
+
+
+class _InputSchema(_Schema, kw_only=True):
+    type: Literal["object"]
+
+
+# Null members of a tool, its annotations and its execution are removed elsewhere (`core.results`), those of icons and
+# schemas are not.
+class _Hints(msgspec.Struct):
+    title: str | None = None
+    readOnlyHint: bool | None = None  # noqa: N815  (the wire's spelling)
+    destructiveHint: bool | None = None  # noqa: N815
+    idempotentHint: bool | None = None  # noqa: N815
+    openWorldHint: bool | None = None  # noqa: N815
+
+
+class _Icon(msgspec.Struct):
+    src: str
+    mimeType: str = ""  # noqa: N815
+    sizes: list[str] = []
+    theme: Literal["light", "dark"] = "light"
+
+
+class _Execution(msgspec.Struct):
+    taskSupport: Literal["forbidden", "optional", "required"] | None = None  # noqa: N815
+
+
+class _Tool(msgspec.Struct):
+    name: str
+    inputSchema: _InputSchema  # noqa: N815
+    title: str | None = None
+    description: str | None = None
+    outputSchema: _Schema | None = None  # noqa: N815
+    annotations: _Hints | None = None
+    icons: list[_Icon] | None = None
+    execution: _Execution | None = None
+    meta: dict[str, Raw] | None = msgspec.field(name="_meta", default=None)
+
+
+class _Named(msgspec.Struct):
+    name: str
+    inputSchema: Raw = Raw(b"{}")  # noqa: N815
+
+
+_decode_all = msgspec.json.Decoder(list[_Tool]).decode
+_decode_tool = msgspec.json.Decoder(_Tool).decode
+_decode_named = msgspec.json.Decoder(_Named).decode
+
+
+def usable(result: Raw) -> tuple[Raw, tuple[LeftOut, ...]]:
+    """A ListToolsResult without the tools that a client cannot take; the bytes of the others stay as they are.
+
+    A result without a list of tools comes back unchanged. Raises ValueError when it is no object.
+    """
+    opened = jsonrpc.fields(result)
+    tools = opened.get("tools")
+    if tools is None or (toolparams.ANNOTATION not in bytes(tools) and _all_good(tools)):
+        return result, ()
+    try:
+        items = jsonrpc.decode(tools, type=list[Raw])
+    except (ValueError, RecursionError):
+        return result, ()
+    found = [(item, _flaw(item)) for item in items]
+    left_out = tuple(LeftOut(_name(item), flaw) for item, flaw in found if flaw is not None)
+    if not left_out:
+        return result, ()
+    kept = b"[%b]" % b",".join(bytes(item) for item, flaw in found if flaw is None)
+    return Raw(jsonrpc.merge((opened | {"tools": Raw(kept)}).items())), left_out
+
+
+def _all_good(tools: Raw) -> bool:
+    try:
+        _ = _decode_all(tools)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _flaw(tool: Raw) -> str | None:
+    """Why a client would refuse this tool."""
+    try:
+        _ = _decode_tool(tool)
+        if toolparams.ANNOTATION not in bytes(tool):
+            return None
+        return toolparams.flaw(jsonrpc.decode(_decode_named(tool).inputSchema))
+    except ValueError as exc:
+        return str(exc)[:_MAX_NAME]
+    except RecursionError:
+        return "it is nested too deeply"
+
+
+def _name(tool: Raw) -> str:
+    try:
+        return _decode_named(tool).name[:_MAX_NAME]
+    except (ValueError, RecursionError):
+        return ""

@@ -1,0 +1,32 @@
+"""What one subscription still has to tell its client: each thing once, however often it was said meanwhile.
+
+A client that does not read, or an upstream that floods, costs one message per thing that was subscribed to.
+"""
+
+from gateway.core.events import Leg
+from gateway.net.alarms import Alarm
+from gateway.net.outbox import Last, Outbox
+
+Topic = tuple[str, str]
+"""What a change is about: its method, and the URI of a resource or nothing."""
+
+
+class Changes(Outbox):
+    """The acknowledgement, then changes, then the end."""
+
+    def __init__(self, leg: Leg, silence: Alarm) -> None:
+        super().__init__(leg, silence)
+        self._changes: dict[Topic, bytes] = {}
+
+    def tell(self, topic: Topic, message: bytes) -> None:
+        """Queue a change, in place of an older one about the same that has not gone out."""
+        self._changes[topic] = message
+        self._wake()
+
+    def _pending(self) -> object:
+        return self._changes or super()._pending()
+
+    def _next(self) -> bytes | Last | None:
+        if self._changes and not self._messages:
+            return self._changes.pop(next(iter(self._changes)))
+        return super()._next()

@@ -1,0 +1,159 @@
+"""Tools that modern clients cannot take: the rows of both tables were measured with all three SDKs."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gateway.core import toolcheck
+from tests.core.playbook import raw
+
+OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+def odd(**fields: Any) -> dict[str, Any]:
+    return {"name": "odd", "inputSchema": OBJECT, **fields}
+
+
+def having(**properties: Any) -> dict[str, Any]:
+    return odd(inputSchema={"type": "object", "properties": properties})
+
+
+def schema(**keywords: Any) -> dict[str, Any]:
+    return odd(inputSchema={"type": "object", **keywords})
+
+
+A: dict[str, Any] = {"type": "string", "x-mcp-header": "A"}
+
+KEPT: dict[str, Any] = {
+    "plain": odd(),
+    "an empty name": odd(name=""),
+    "a name with a space": odd(name="a b"),
+    "a long name": odd(name="a" * 200),
+    "a member unknown": odd(foo=1),
+    "properties that are a list": schema(properties=[]),
+    "a property that is a number": having(a=5),
+    "required that is a string": schema(required="a"),
+    "a dialect unknown": schema(**{"$schema": "urn:x"}),
+    "a reference to nothing": having(a={"$ref": "#/$defs/none"}),
+    "a type unknown": having(a={"type": "nonsense"}),
+    "any output": odd(outputSchema={}),
+    "output that is a string": odd(outputSchema={"type": "string"}),
+    "nulls that are taken off": odd(
+        title=None,
+        description=None,
+        outputSchema=None,
+        icons=None,
+        annotations={"readOnlyHint": None},
+        _meta=None,
+        execution={"taskSupport": None},
+    ),
+    "everything": odd(
+        title="t",
+        description="d",
+        annotations={"title": "t", "readOnlyHint": True, "x": 1},
+        icons=[{"src": "b.png", "mimeType": "image/png", "sizes": ["48x48"], "theme": "dark"}],
+        execution={"taskSupport": "optional"},
+        _meta={"a/b": 1},
+    ),
+    "an annotation": having(a=A),
+    "an annotation below": having(o={"type": "object", "properties": {"a": A}}),
+    "a property called so": having(**{"x-mcp-header": {"type": "string"}}),
+    "an annotation in a default": schema(default={"x-mcp-header": "A"}),
+    "an annotation in an unknown keyword": schema(**{"x-foo": A}),
+    "an annotation in the output": odd(outputSchema={"type": "array", "items": A}),
+}
+LEFT_OUT: dict[str, tuple[Any, str]] = {
+    "a number": (5, "got `int`"),
+    "null": (None, "got `null`"),
+    "a list": ([], "got `array`"),
+    "no name": ({"inputSchema": OBJECT}, "`name`"),
+    "a name that is a number": (odd(name=5), "$.name"),
+    "no schema": ({"name": "odd"}, "`inputSchema`"),
+    "schema null": (odd(inputSchema=None), "$.inputSchema"),
+    "schema true": (odd(inputSchema=True), "$.inputSchema"),
+    "schema list": (odd(inputSchema=[]), "$.inputSchema"),
+    "schema without type": (odd(inputSchema={}), "`type`"),
+    "schema of a string": (odd(inputSchema={"type": "string"}), "'string'"),
+    "schema of types": (odd(inputSchema={"type": ["object", "null"]}), "$.inputSchema.type"),
+    "schema of a choice": (odd(inputSchema={"anyOf": [OBJECT]}), "`type`"),
+    "a dialect that is a number": (schema(**{"$schema": 5}), "$.inputSchema.$schema"),
+    "description": (odd(description=5), "$.description"),
+    "title": (odd(title=5), "$.title"),
+    "output list": (odd(outputSchema=[]), "$.outputSchema"),
+    "output true": (odd(outputSchema=True), "$.outputSchema"),
+    "annotations": (odd(annotations=[]), "$.annotations"),
+    "hint": (odd(annotations={"readOnlyHint": "yes"}), "$.annotations.readOnlyHint"),
+    "hint's title": (odd(annotations={"title": 5}), "$.annotations.title"),
+    "icons": (odd(icons={}), "$.icons"),
+    "icon without src": (odd(icons=[{}]), "`src`"),
+    "icon's sizes": (odd(icons=[{"src": "a", "sizes": "48x48"}]), "sizes"),
+    "icon's theme": (odd(icons=[{"src": "a", "theme": "x"}]), "'x'"),
+    "meta": (odd(_meta=5), "$._meta"),
+    "execution": (odd(execution=5), "$.execution"),
+    "task support": (odd(execution={"taskSupport": "nope"}), "'nope'"),
+    "header empty": (having(a=A | {"x-mcp-header": ""}), "no header name"),
+    "header with a space": (having(a=A | {"x-mcp-header": "a b"}), "no header name"),
+    "header with a line": (having(a=A | {"x-mcp-header": "a\r\nb"}), "no header name"),
+    "header number": (having(a=A | {"x-mcp-header": 5}), "no header name"),
+    "header null": (having(a=A | {"x-mcp-header": None}), "no header name"),
+    "header of a number": (having(a=A | {"type": "number"}), "inputSchema.a has x-mcp-header and a type"),
+    "header of no type": (having(a={"x-mcp-header": "A"}), "a type other"),
+    "header of types": (having(a=A | {"type": ["string", "null"]}), "a type other"),
+    "header of an object": (having(a=A | {"type": "object"}), "a type other"),
+    "header twice": (having(a=A, b=A | {"x-mcp-header": "a"}), "inputSchema.b repeats"),
+    "header in items": (having(o={"type": "array", "items": A}), "inputSchema.o.items has"),
+    "header in a choice": (schema(anyOf=[{"properties": {"a": A}}]), "not reached"),
+    "header in a definition": (schema(**{"$defs": {"a": A}}), "not reached"),
+    "header at the root": (schema(**{"x-mcp-header": "A"}), "not reached"),
+    "header of any property": (schema(additionalProperties=A), "not reached"),
+}
+
+
+def listed(*tools: Any) -> Raw:
+    return raw({"tools": list(tools), "nextCursor": "n"})
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_what_clients_take_is_not_touched(case: str) -> None:
+    result = listed(odd(name="good"), KEPT[case])
+    assert toolcheck.usable(result) == (result, ())
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_what_would_cost_the_list_is_left_out_and_said(case: str) -> None:
+    tool, reason = LEFT_OUT[case]
+    kept, left_out = toolcheck.usable(listed(odd(name="good"), tool, odd(name="last")))
+    assert json.loads(bytes(kept)) == {"tools": [odd(name="good"), odd(name="last")], "nextCursor": "n"}
+    ((name, why),) = left_out
+    assert reason in why
+    assert name in {"odd", ""}
+
+
+def test_the_bytes_of_the_others_stay_as_they_are() -> None:
+    good = b'{ "name":"\\u0061", "inputSchema":{"type" : "object","x":1.50e3}, "name2": 1 }'
+    kept, left_out = toolcheck.usable(Raw(b'{"tools":[%b, 5 ,%b]}' % (good, good)))
+    assert bytes(kept) == b'{"tools":[%b,%b]}' % (good, good)
+    assert len(left_out) == 1
+
+
+@pytest.mark.parametrize("depth", [50, 200, 300, 400, 450, 480, 490, 5000])
+def test_a_schema_without_end_is_left_out_or_no_result(depth: int) -> None:
+    deep = b'{"properties":{"a":' * depth + b'{"x-mcp-header":"A"}' + b"}}" * depth
+    bad = b'{"name":"deep","inputSchema":{"type":"object","not":%b}}' % deep
+    try:
+        kept, left_out = toolcheck.usable(Raw(b'{"tools":[%b]}' % bad))
+    except ValueError:
+        assert depth >= 300, "what the decoder refuses is no result"
+    else:
+        assert bytes(kept) == b'{"tools":[]}'
+        assert len(left_out) == 1
+
+
+@pytest.mark.parametrize("tools", [b"5", b"{}", b"null"])
+def test_a_list_that_is_none_is_somebody_elses_business(tools: bytes) -> None:
+    for result in (Raw(b'{"tools":%b}' % tools), Raw(b"{}")):
+        assert toolcheck.usable(result) == (result, ())
+    with pytest.raises(ValueError, match="object"):
+        toolcheck.usable(Raw(tools if tools != b"{}" else b"[]"))

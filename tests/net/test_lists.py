@@ -1,0 +1,262 @@
+"""Freshness by method, and lists that are answered from memory."""
+
+import time
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gateway.core import mcp
+from gateway.net import lists, pool
+from gateway.net.lists import Lists, Place, Ticket, seconds_kept
+from gateway.net.sessions import PoolKey
+from tests.net.conftest import Start
+from tests.net.fake_upstream import FakeUpstream, Turn, event
+from tests.net.workbench import CLIENT, Client, eventually, jwt
+
+OFFERED = {"tools": {"listChanged": True}, "prompts": {}, "resources": {}}
+KEPT: dict[str, Any] = {"cache": {"lists_seconds": 60}}
+SECTIONS = {
+    mcp.TOOLS_LIST: "tools",
+    mcp.PROMPTS_LIST: "prompts",
+    mcp.RESOURCES_LIST: "resources",
+    mcp.TEMPLATES_LIST: "resourceTemplates",
+}
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"name": name, "inputSchema": {"type": "object"}}
+
+
+@pytest.fixture
+def upstream(upstream: FakeUpstream) -> FakeUpstream:
+    upstream.capabilities = OFFERED
+    upstream.tools = [tool("one")]
+    for method, section in SECTIONS.items():
+        if method != mcp.TOOLS_LIST:
+
+            async def answer(turn: Turn, section: str = section) -> None:
+                await turn.result({section: []})
+
+            upstream.on(method, answer)
+    return upstream
+
+
+async def names(client: Client, **params: Any) -> list[str]:
+    return [listed["name"] for listed in (await client.post(mcp.TOOLS_LIST, params)).result["tools"]]
+
+
+def lists_asked(upstream: FakeUpstream) -> int:
+    return len(upstream.of(mcp.TOOLS_LIST))
+
+
+def changed(method: str) -> bytes:
+    return event({"jsonrpc": "2.0", "method": f"notifications/{method}"})
+
+
+async def test_each_method_has_its_own_freshness(upstream: FakeUpstream, begin: Start) -> None:
+    async def read(turn: Turn) -> None:
+        await turn.result({"contents": [{"uri": "a:b", "text": "x"}]})
+
+    upstream.on(mcp.RESOURCES_READ, read)
+    methods = {
+        "tools/list": {"ttl_ms": 60_000, "scope": "public"},
+        "server/discover": {"ttl_ms": 1},
+        "resources/read": {"scope": "public"},
+    }
+    stand = await begin(route={"cache": {"ttl_ms": 5, "methods": methods}})
+    client = stand.client()
+    found = {}
+    for method in (*SECTIONS, mcp.DISCOVER, mcp.RESOURCES_READ):
+        result = (await client.post(method, {"uri": "a:b"} if method == mcp.RESOURCES_READ else {})).result
+        found[method] = result["ttlMs"], result["cacheScope"]
+    assert found == dict.fromkeys(SECTIONS, (5, "private")) | {
+        mcp.TOOLS_LIST: (60_000, "public"),
+        mcp.DISCOVER: (1, "private"),
+        mcp.RESOURCES_READ: (5, "public"),
+    }
+
+
+async def test_lists_are_kept_only_where_the_route_says_so(upstream: FakeUpstream, client: Client) -> None:
+    assert [await names(client), await names(client)] == [["one"], ["one"]]
+    assert lists_asked(upstream) == 2
+
+
+async def test_every_list_is_answered_from_memory_page_by_page(upstream: FakeUpstream, begin: Start) -> None:
+    async def page(turn: Turn) -> None:
+        cursor = turn.body["params"].get("cursor")
+        await turn.result({"tools": [tool(cursor or "first")]} | ({} if cursor else {"nextCursor": "second"}))
+
+    upstream.on(mcp.TOOLS_LIST, page)
+    stand = await begin(route=KEPT)
+    client = stand.client()
+    replies = [await client.post(method) for method in SECTIONS for _ in range(2)]
+    assert [reply.final["id"] for reply in replies] == [f"c{number}" for number in range(1, 9)]
+    assert all(reply.result == replies[place & ~1].result for place, reply in enumerate(replies))
+    assert [await names(client, cursor="second") for _ in range(2)] == [["second"]] * 2
+    assert [upstream.words.count(method) for method in SECTIONS] == [2, 1, 1, 1], "two pages of tools"
+    assert stand.metric("mcp_gateway_lists_answered_total", source="memory") == 5
+    assert stand.metric("mcp_gateway_lists_answered_total", source="upstream") == 5
+
+
+async def test_what_else_may_shape_an_answer_is_not_answered_from_memory(upstream: FakeUpstream, begin: Start) -> None:
+    client = (await begin(route=KEPT)).client()
+    await names(client)
+    await names(client, unknown=1)
+    await client.post(mcp.TOOLS_LIST, meta={"com.example/tenant": "b"})
+    await names(client, cursor=5)
+    assert lists_asked(upstream) == 4
+    await client.post(mcp.TOOLS_LIST, meta={"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"})
+    assert lists_asked(upstream) == 4
+
+
+async def test_nobody_gets_the_list_of_another(upstream: FakeUpstream, begin: Start) -> None:
+    async def own(turn: Turn) -> None:
+        who = turn.seen.headers.get("Authorization", "nobody"), turn.seen.headers.get("X-Tenant", "none")
+        await turn.result({"tools": [tool(" ".join(who)), tool(turn.session or "")]})
+
+    upstream.on(mcp.TOOLS_LIST, own)
+    stand = await begin(route={**KEPT, "forward_headers": ["X-Tenant"]})
+    clients = [
+        stand.client(),
+        stand.client("Bearer a"),
+        stand.client("Bearer b"),
+        stand.client("Bearer b", headers={"X-Tenant": "t"}),
+        stand.client("Bearer b", capabilities={}),
+        stand.client("Bearer b", info={**CLIENT, "version": "2"}),
+    ]
+    first = [await names(client) for client in clients]
+    assert len({tuple(listed) for listed in first}) == len(clients)
+    assert [await names(client) for client in clients] == first
+    assert lists_asked(upstream) == len(clients)
+
+
+async def test_a_credential_that_the_upstream_refuses_gets_nothing_from_memory(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    """Same claims, another signature: the same principal, as far as anybody here can tell."""
+    good = jwt(iss="https://issuer", sub="alice")
+    forged = good[:-3] + "AAA"
+
+    def checked(script: Any) -> Any:
+        async def check(turn: Turn) -> None:
+            if turn.seen.headers["Authorization"] != good:
+                turn.reply(401, headers={"WWW-Authenticate": "Bearer"})
+            else:
+                await script(turn)
+
+        return check
+
+    upstream.on("initialize", checked(upstream.initialize))
+    upstream.on("ping", checked(Turn.result))
+    stand = await begin(route=KEPT)
+    assert await names(stand.client(good)) == ["one"]
+    refused = await stand.client(forged).post(mcp.TOOLS_LIST)
+    assert refused.status == 401
+    assert "one" not in refused.data.decode()
+    assert await names(stand.client(good)) == ["one"]
+    assert lists_asked(upstream) == 1
+
+
+async def test_an_error_is_not_kept(upstream: FakeUpstream, begin: Start) -> None:
+    async def fail(turn: Turn) -> None:
+        await turn.error(-32603, "not now")
+
+    async def say_nothing(turn: Turn) -> None:
+        await turn.result({})
+
+    async def answer(turn: Turn) -> None:
+        await turn.result({"tools": [tool("one")]})
+
+    upstream.each(mcp.TOOLS_LIST, fail, say_nothing, answer)
+    stand = await begin(route=KEPT)
+    headers, body = stand.client().build(mcp.TOOLS_LIST)
+    for _ in range(2):
+        async with stand.http.post(stand.url, headers=headers, data=body) as response:
+            assert b'"one"' not in await response.read()
+    assert await names(stand.client()) == ["one"]
+
+
+@pytest.mark.parametrize("how", ["list_changed", "gap"])
+async def test_a_change_that_is_or_may_be_heard_ends_it(upstream: FakeUpstream, begin: Start, how: str) -> None:
+    stand = await begin(route=KEPT)
+    client = stand.client()
+    assert await names(client) == ["one"]
+    (group,) = stand.gateway.routes.bridges["/mcp"].pool._groups.values()
+    before = group.generation
+    upstream.tools = [tool("two")]
+    upstream.side("s1").put_nowait(changed("tools/list_changed") if how == "list_changed" else None)
+    await eventually(lambda: group.generation != before)
+    assert await names(client) == ["two"]
+    assert await names(client) == ["two"]
+    assert lists_asked(upstream) == 2
+
+
+async def test_a_list_that_changed_on_its_way_is_not_kept(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(route=KEPT)
+    client = stand.client()
+
+    async def change_meanwhile(turn: Turn) -> None:
+        (group,) = stand.gateway.routes.bridges["/mcp"].pool._groups.values()
+        before = group.generation
+        upstream.side(turn.session).put_nowait(changed("tools/list_changed"))
+        await eventually(lambda: group.generation != before)
+        await turn.result({"tools": [tool("old")]})
+
+    upstream.once(mcp.TOOLS_LIST, change_meanwhile)
+    assert [await names(client), await names(client)] == [["old"], ["one"]]
+
+
+async def test_a_change_while_the_credential_is_checked_ends_it_too(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_ACCEPTED_SECONDS", 0.0)
+    stand = await begin(route=KEPT)
+    client = stand.client("Bearer a")
+    assert await names(client) == ["one"]
+    upstream.tools = [tool("two")]
+
+    async def ping(turn: Turn) -> None:
+        (group,) = stand.gateway.routes.bridges["/mcp"].pool._groups.values()
+        before = group.generation
+        upstream.side(turn.session).put_nowait(changed("tools/list_changed"))
+        await eventually(lambda: group.generation != before)
+        await turn.result()
+
+    upstream.on(mcp.PING, ping)
+    assert await names(client) == ["two"]
+
+
+async def test_age_and_a_reload_end_it(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(route={"cache": {"lists_seconds": 0.001}})
+    client = stand.client()
+    await names(client)
+    kept = stand.gateway.routes.bridges["/mcp"].pool.lists
+    await eventually(lambda: all(page.until < time.monotonic() for page in kept._pages.values()))
+    await names(client)
+    assert lists_asked(upstream) == 2
+    stand.gateway.change(stand.gateway.config)
+    assert not len(kept)
+
+
+def test_a_server_that_names_a_shorter_time_is_believed() -> None:
+    assert seconds_kept(Raw(b'{"ttlMs":0}'), 60) == 0
+    assert seconds_kept(Raw(b'{"ttlMs":1500}'), 60) == 1.5
+    assert [
+        seconds_kept(Raw(raw), 60) for raw in (b"{}", b'{"ttlMs":-5}', b'{"ttlMs":"5"}', b'{"ttlMs":99999999}')
+    ] == [60] * 4
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists, "_MAX_BYTES", 5_000)
+    kept = Lists()
+    key = PoolKey(b"p", b"", b"", ())
+    tickets = [Ticket(Place(key, mcp.TOOLS_LIST, f"{number}"), 0) for number in range(5)]
+    for ticket in tickets:
+        kept.keep(ticket, b'{"tools":[]}', 60)
+        assert kept.find(tickets[0]) is not None, "asked for again and again"
+    assert [kept.find(ticket) is not None for ticket in tickets] == [True, False, True, True, True]
+    monkeypatch.setattr(lists, "_MAX_PAGE_BYTES", 1_050)
+    kept.keep(tickets[0], b'{"tools":[%b]}' % (b" " * 100), 60)
+    assert kept.find(tickets[0]) is None
+    assert kept._bytes == sum(page.size for page in kept._pages.values())
