@@ -12,9 +12,9 @@ from gateway.net.alarms import Alarms
 from gateway.net.bridge import Bridge
 from gateway.net.client import Client, Endpoint
 from gateway.net.driver import Driver
+from gateway.net.finding import connector
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
-from gateway.net.streamable import StreamableChannel
 from gateway.net.tasks import Tasks
 from gateway.seal.envelope import Sealer
 from gateway.telemetry import Metrics
@@ -67,10 +67,7 @@ class Routes:
             pool, listeners = before.pool, before.listeners
             pool.change(config, route)
         else:
-
-            def connect() -> StreamableChannel:
-                return StreamableChannel(self._client, endpoint, self._tasks)
-
+            connect = connector(route.upstream.transport, self._client, endpoint, self._tasks)
             pool, listeners = Pool(config, route, connect, self._metrics, self._tasks), set()
         return Bridge(
             config=config,
@@ -109,7 +106,7 @@ def _shape(route: Route) -> tuple[object, ...]:
 
 
 def _endpoint(route: Route) -> Endpoint:
-    assert route.upstream.url is not None, "the configuration admits streamable HTTP only"
+    assert route.upstream.url is not None, "the configuration admits HTTP only"
     return Endpoint(route.path, route.upstream.url)
 
 
