@@ -78,6 +78,8 @@ class StreamableChannel(Channel):
         """The event id behind which a resumed request is asked for."""
         self._vigil: Vigil | None = None
         """Set while a request is resumed."""
+        self._begun = False
+        """Whether the reply to the current request has begun."""
 
     # -- handshake ----------------------------------------------------------------------------------------------
 
@@ -122,6 +124,21 @@ class StreamableChannel(Channel):
         # Without a session id the old SDKs run stateless: a question is sent, its answer never arrives.
         self.can_ask = self.session_id is not None
         return answers[0]
+
+    def suspect(self) -> str:
+        """A server that answers with JSON sends nothing until its result is there: a question is swallowed."""
+        if not self._begun:
+            return (
+                "It has not begun to reply, which is how a server in JSON response mode swallows a question: if the "
+                "tool asks the user, have the server answer with event streams (no json_response, no "
+                "enableJsonResponse)"
+            )
+        if not self.can_ask:
+            return (
+                "It gives no Mcp-Session-Id (stateless mode), where questions outside of the call's own stream are "
+                "lost: if the tool asks the user, run the server with sessions"
+            )
+        return ""
 
     def adopt(self, session_id: str, version: str) -> None:
         """Take over a session by its id."""
@@ -211,7 +228,9 @@ class StreamableChannel(Channel):
         endpoint = self._endpoint
         try:
             # Without the context managers of the other requests: this is the hot path.
+            self._begun = False
             response = await self._client.open("POST", endpoint.url, {**headers, **self._fixed}, message)
+            self._begun = True
             try:
                 self._note(response, headers)
                 return await self._read(response, receive)

@@ -38,6 +38,10 @@ class Channel(ABC):
         """`initialize`, and the channel to go on with: another one where the transport had to be found out."""
         return self, await self.initialize(message, headers)
 
+    def suspect(self) -> str:
+        """What may be behind a silence in the request under way, as a sentence with its fix; empty if not known."""
+        return ""
+
     @abstractmethod
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Send `initialize`; its result, as JSON. Raises UpstreamError or Refused."""

@@ -87,7 +87,6 @@ RECIPES: Mapping[str, Recipe] = {
     "conformance": python("py130", "conformance.py"),
     "everything": everything("streamableHttp", b"listening on port", "/mcp"),
     "py130-sse": python("py130", "old_py.py", "--sse"),
-    "py110-sse": python("py110", "old_py.py", "--sse"),
     "ts132-sse": old_ts("--sse"),
     "everything-sse": everything("sse", b"running on port", "/sse"),
 }
