@@ -16,6 +16,7 @@ from yarl import URL
 
 from gateway.core import jsonrpc, mcp, sse
 from gateway.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
+from gateway.net.batches import unpacked
 from gateway.net.client import Client, Endpoint
 from gateway.net.refusals import NotSpoken, initialized, refusal
 from gateway.net.tasks import Tasks
@@ -196,7 +197,11 @@ class HttpSseChannel(Channel):
         return target
 
     def _take(self, data: bytes) -> None:
-        """Hand one message to who waits for it."""
+        for message in unpacked(data):
+            self._hand_over(message)
+
+    def _hand_over(self, data: bytes) -> None:
+        """Give one message to who waits for it."""
         waiting = self._waiting
         if waiting is None:
             if self._side is not None:

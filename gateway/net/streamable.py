@@ -19,6 +19,7 @@ from msgspec import Raw
 
 from gateway.core import jsonrpc, mcp, sse
 from gateway.errors import CallGone, CallLost, Refused, SessionLost, Unreachable, UpstreamError
+from gateway.net.batches import hand_over
 from gateway.net.client import FOREIGN, Client, Endpoint, Exchange, mapped
 from gateway.net.refusals import NotSpoken, initialized, read_body, refusal
 from gateway.net.tasks import Tasks
@@ -210,7 +211,7 @@ class StreamableChannel(Channel):
             async for chunk in response.content.iter_any():
                 for event in parser.feed(chunk):
                     if event.data:
-                        receive(event.data)
+                        _ = hand_over(event.data, receive)
         return True
 
     def _get_headers(self, headers: Headers) -> dict[str, str]:
@@ -366,27 +367,12 @@ class StreamableChannel(Channel):
             await self._read_events(response, receive)
             return None
         body = await read_body(response, self._client.limits.event_bytes, self._endpoint.where)
-        if not body or not self._receive_body(body, receive):
+        if not body or not hand_over(body, receive):
             raise CallLost(
                 f"{self._endpoint.where} answered HTTP {response.status} without a result; the call may have had "
                 "effects"
             )
         return None
-
-    def _receive_body(self, body: bytes, receive: Receive) -> bool:
-        if body[:1] == b"{" or body.lstrip()[:1] != b"[":
-            return receive(body)
-        # 2025-03-26 allowed batches as a reply.
-        answered = False
-        try:
-            batch = jsonrpc.decode(body, type=list[Raw])
-        except ValueError as exc:
-            raise CallLost(
-                f"{self._endpoint.where} sent a batch that is no JSON; the call may have had effects"
-            ) from exc
-        for item in batch:
-            answered = receive(bytes(item)) or answered
-        return answered
 
     async def _read_events(self, response: aiohttp.ClientResponse, receive: Receive, *, again: bool = False) -> None:
         """Hand over events until the request is answered; `again` leaves out those that were handed over before."""
@@ -396,7 +382,7 @@ class StreamableChannel(Channel):
                 for event in parser.feed(chunk):
                     if event.id is not None and self._repeats(event.id) and again:
                         continue
-                    if event.data and receive(event.data):
+                    if event.data and hand_over(event.data, receive):
                         if not again:  # those stay open after the answer, and nothing may be waited for after it
                             await self._drain(response)
                         return

@@ -1,6 +1,7 @@
 """HTTP+SSE of 2024-11-05 towards a fake that breaks the rules on command."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from gateway.net import http_sse
 from tests.net.conftest import Start
 from tests.net.fake_sse import FakeSse, Message, Stream
 from tests.net.fake_upstream import FORM, FakeUpstream, Turn, text
-from tests.net.workbench import Client, Stand
+from tests.net.workbench import Client, Stand, eventually
 
 
 @pytest.fixture
@@ -82,6 +83,17 @@ async def test_any_old_version_is_negotiated(old: FakeSse, begin: Start, version
     old.version = version
     assert (await (await sse(begin, old)).client().call()).text == "done"
     assert {headers.get(mcp.PROTOCOL_VERSION) for headers, _ in old.posts[1:]} == {version}
+
+
+async def test_a_batch_on_the_stream_is_understood(old: FakeSse, begin: Start) -> None:
+    async def batch(_: FakeSse, stream: Stream, message: Message) -> None:
+        log = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}}
+        stream.raw(
+            f"data: {json.dumps([log, {'jsonrpc': '2.0', 'id': message['id'], 'result': text('x')}])}\n\n".encode()
+        )
+
+    old.tool = batch
+    assert (await (await sse(begin, old)).client().call()).text == "x"
 
 
 async def test_a_ping_between_two_calls_is_answered(old: FakeSse, begin: Start) -> None:
@@ -253,19 +265,23 @@ async def test_an_answer_whose_post_is_never_answered_ends_the_call_in_time(old:
     assert "timeouts.answer_seconds" in reply.error["message"]
 
 
-async def test_a_result_that_overtakes_its_post_is_the_result(old: FakeSse, begin: Start) -> None:
-    released = asyncio.Event()
+async def test_a_result_that_overtakes_its_post_is_the_result(
+    old: FakeSse, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_sse, "_LATE_POST_SECONDS", 0.05)
 
     async def early(_: FakeSse, stream: Stream, message: Message) -> None:
         stream.say(id=message["id"], result=text("early"))
-        await released.wait()
+        await asyncio.get_running_loop().create_future()
 
     old.tool = early
-    client = (await sse(begin, old)).client()
+    stand = await sse(begin, old)
+    client = stand.client()
     assert (await client.call()).text == "early"
     assert (await client.call()).text == "early", "the session is free although its POST is not over"
-    released.set()
-    assert len(old.streams) == 1
+    await eventually(lambda: not stand.busy_tasks(), "nobody waits for the POSTs any more")
+    assert (await client.call()).text == "early"
+    assert len(old.streams) == 1, "and the session is as good as before"
 
 
 async def test_garbage_on_the_stream_ends_the_call(old: FakeSse, begin: Start) -> None:
