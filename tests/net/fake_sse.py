@@ -51,6 +51,7 @@ class FakeSse:
         self.get_status = 200
         self.post_sse_status = 405
         self.version = "2024-11-05"
+        self.capabilities: dict[str, Any] = {"tools": {}}
         self.post: Callable[[Message], Awaitable[web.Response | None]] | None = None
         self.tool: Script | None = None
         self.instead: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]] | None = None
@@ -119,7 +120,7 @@ class FakeSse:
         if method == "initialize":
             info = {"name": "fake-sse", "version": "1"}
             stream.say(
-                id=id_, result={"protocolVersion": self.version, "capabilities": {"tools": {}}, "serverInfo": info}
+                id=id_, result={"protocolVersion": self.version, "capabilities": self.capabilities, "serverInfo": info}
             )
         elif method == "tools/call" and self.tool is not None:
             await self.tool(self, stream, message)

@@ -104,6 +104,20 @@ async def test_a_ping_between_two_calls_is_answered(old: FakeSse, begin: Start) 
     assert (answer["id"], answer["result"]) == ("p", {})
 
 
+async def test_a_subscription_hears_what_changes_until_the_stream_ends(old: FakeSse, begin: Start) -> None:
+    old.capabilities = {"tools": {"listChanged": True}}
+    client = (await sse(begin, old)).client()
+    async with client.open(mcp.LISTEN, {"notifications": {"toolsListChanged": True}}) as response:
+        acknowledged = json.loads((await response.content.readuntil(b"\n\n")).partition(b"data: ")[2])
+        assert acknowledged["params"]["notifications"] == {"toolsListChanged": True}
+        old.streams[0].say(method=mcp.TOOLS_CHANGED)
+        changed = json.loads((await response.content.readuntil(b"\n\n")).partition(b"data: ")[2])
+        assert changed["method"] == mcp.TOOLS_CHANGED
+        old.streams[0].end()
+        last = json.loads((await response.read()).partition(b"data: ")[2])
+    assert last["result"]["resultType"] == "complete", "rather an end that the client sees than changes that it misses"
+
+
 # --- where messages go ---
 
 
