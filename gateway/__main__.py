@@ -13,7 +13,8 @@ import uvloop
 from gateway import __version__
 from gateway.config import Config, ConfigError, for_upstream, load
 from gateway.demo import run as demo
-from gateway.net import app, workers
+from gateway.errors import GatewayError
+from gateway.net import app, probe, workers
 from gateway.telemetry import configure_logging
 
 _KEY_BYTES = 32
@@ -43,6 +44,10 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="check a configuration and exit")
     check.add_argument("--config", type=Path, metavar="FILE", required=True)
     check.set_defaults(run=_check)
+    probed = commands.add_parser("probe", help="find out what an old server speaks, and what that means")
+    probed.add_argument("url", metavar="URL", help="the old server's MCP endpoint")
+    probed.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="sent to the server")
+    probed.set_defaults(run=_probe)
     keygen = commands.add_parser("keygen", help="print a new key for state.keys")
     keygen.set_defaults(run=_keygen)
     commands.add_parser("demo", help="watch an old server, the gateway and a modern client at work", add_help=False)
@@ -83,6 +88,30 @@ def _check(options: argparse.Namespace) -> int:
         return 1
     print("configuration is valid")
     return 0
+
+
+def _probe(options: argparse.Namespace) -> int:
+    try:
+        config = for_upstream(options.url)
+        headers = dict(_header(text) for text in options.header)
+    except (ConfigError, ValueError) as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    configure_logging("error", config.log.format)
+    try:
+        found = uvloop.run(probe.probe(config, headers))
+    except GatewayError as exc:
+        print(exc.message, file=sys.stderr)
+        return 1
+    print("\n".join(probe.report(found)))
+    return 0
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip() or not (name + value).isprintable():
+        raise ValueError(f"--header: {name.strip()!r} is no header; write it as 'Name: value'")
+    return name.strip(), value.strip()
 
 
 def _keygen(_: argparse.Namespace) -> int:

@@ -203,10 +203,6 @@ REFUSED_ROUTES = [
         'routes[1].path: "/mcp" is also routes[0].path; change one',
     ),
     (f"routes: [{{upstream: {{url: '{ROUTE}'}}, continuation: resume}}]", None),
-    (
-        f"routes: [{{upstream: {{url: '{ROUTE}', transport: sse}}}}]",
-        "routes[0].upstream.transport: is not supported in this version; write auto",
-    ),
     ("routes: [{upstream: {command: [npx, server]}}]", None),
     ("routes: [{upstream: {command: []}}]", None),
     (f"routes: [{{upstream: {{url: '{ROUTE}', transport: streamable}}}}]", None),

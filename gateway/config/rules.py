@@ -194,7 +194,7 @@ _PER_ROUTE: tuple[tuple[str, Callable[[Route], bool], str], ...] = (
     ),
     (
         "upstream.transport",
-        lambda route: route.upstream.transport in {"sse", "stdio"},
+        lambda route: route.upstream.transport == "stdio",
         "is not supported in this version; write auto",
     ),
 )

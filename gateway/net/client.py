@@ -175,11 +175,19 @@ class Endpoint:
         self.where = f"The upstream {url} of route {route}"
 
     def follow(self, location: str | None) -> None:
-        """Take a redirect within the origin (`/mcp` to `/mcp/`); anything else is refused.
+        """Take a redirect within the origin (`/mcp` to `/mcp/`); anything else is refused."""
+        target = self.within(location) if location else None
+        if target is None:
+            raise Unreachable(f"{self.where} redirects to another origin; set upstream.url to the final address")
+        self.url = target
+
+    def within(self, address: str, base: URL | None = None) -> URL | None:
+        """The URL that an upstream names, None when it leads out of the origin or is none.
 
         Credentials and bodies must not travel to another origin because an upstream says so.
         """
-        target = self.url.join(URL(location)) if location else self.url
-        if location is None or target.origin() != self.url.origin():
-            raise Unreachable(f"{self.where} redirects to another origin; set upstream.url to the final address")
-        self.url = target
+        try:
+            target = (base or self.url).join(URL(address))
+            return target.with_user(None) if target.origin() == self.url.origin() else None
+        except ValueError:
+            return None

@@ -623,9 +623,10 @@ class Driver:
             self._watch_silence()
             return
         where = f"The upstream {self._bridge.route.upstream.url} of route {self._bridge.route.path}"
+        suspect = self._session.channel.suspect() if self._session is not None else ""
         error = CallLost(
             f"{where} was silent for {limit:g} s in a call (timeouts.idle_seconds); the call was cancelled and may "
-            "have had effects"
+            f"have had effects{'. ' if suspect else ''}{suspect}"
         )
         self._feed(on.Stopped(error))
 

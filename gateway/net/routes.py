@@ -15,10 +15,10 @@ from gateway.net.bridge import Bridge
 from gateway.net.client import Client, Endpoint
 from gateway.net.driver import Driver
 from gateway.net.era import Era
+from gateway.net.finding import connector
 from gateway.net.headers import asks_as_client
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
-from gateway.net.streamable import StreamableChannel
 from gateway.net.tasks import Tasks
 from gateway.seal.envelope import Sealer
 from gateway.telemetry import Metrics
@@ -81,12 +81,11 @@ class Routes:
             pool.change(config, route)
         else:
             client = self._client.sibling(config.limits, config.timeouts)
-
-            def connect() -> StreamableChannel:
-                return StreamableChannel(client, endpoint, self._tasks)
-
+            connect = connector(route.upstream.transport, client, endpoint, self._tasks)
             pool, listeners, streams = Pool(config, route, connect, self._metrics, self._tasks), set(), set()
-            era = Era(route.path, endpoint, client, self._metrics, self._tasks)
+            # What speaks HTTP+SSE is of the old era, and nothing can be passed through to it.
+            passes = route.upstream.transport != "sse"
+            era = Era(route.path, endpoint, client, self._metrics, self._tasks) if passes else None
         client.change(config.limits, config.timeouts, tls, route.upstream.tls.server_name)
         return Bridge(
             config=config,
@@ -133,7 +132,7 @@ def _shape(route: Route) -> tuple[object, ...]:
 
 
 def _endpoint(route: Route) -> Endpoint:
-    assert route.upstream.url is not None, "the configuration admits streamable HTTP only"
+    assert route.upstream.url is not None, "the configuration admits HTTP only"
     return Endpoint(route.path, route.upstream.url, as_client=asks_as_client(route))
 
 

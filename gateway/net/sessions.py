@@ -153,7 +153,9 @@ class Session:
         """
         self._headers = headers
         params = negotiate.initialize_params(Raw(self.key.client_info), Raw(self.key.capabilities))
-        result = await self.channel.initialize(jsonrpc.request(b'"init"', mcp.INITIALIZE, params), headers)
+        message = jsonrpc.request(b'"init"', mcp.INITIALIZE, params)
+        self.channel, result = await self.channel.open(message, headers)
+        self.channel.side_changed = self._side_changed
         self.shaken = negotiate.handshake(result)
         await self.channel.listen(self.shaken.version, headers, self._hear_side, self._side_lost)
         await self.channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)

@@ -10,24 +10,23 @@ what was handed over already is known by its event id.
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 from typing import Final
 
 import aiohttp
-import msgspec
 from msgspec import Raw
 
 from gateway.core import jsonrpc, mcp, sse
 from gateway.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
+from gateway.net.batches import hand_over
 from gateway.net.client import FOREIGN, Client, Endpoint, Exchange, mapped
+from gateway.net.refusals import NotSpoken, initialized, read_body, refusal
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers, Receive
 from gateway.net.vigil import Vigil
 
 _ACCEPT: Final = "application/json, text/event-stream"
-_SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
 _DRAIN_SECONDS: Final = 1.0
 """How long an answered stream may take to end before its connection is given up."""
 _REOPEN_SECONDS: Final = (0.0, 0.5, 2.0, 5.0)
@@ -44,7 +43,8 @@ _HANDED_KEPT: Final = 4096
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _PASSING: Final = (408, 409, 425, 429)
 """What a GET may be answered that is served later: 409 while the server takes the broken stream for an open one."""
-_ERROR_BODY_BYTES: Final = 65_536
+_OTHER: Final = (400, 404, 405)
+"""How a server of HTTP+SSE may answer `initialize` (2025-11-25 basic/transports, Backwards Compatibility)."""
 
 
 class _Cut(CallLost):
@@ -79,49 +79,67 @@ class StreamableChannel(Channel):
         """The event id behind which a resumed request is asked for."""
         self._vigil: Vigil | None = None
         """Set while a request is resumed."""
+        self._begun = False
+        """Whether the reply to the current request has begun."""
 
     # -- handshake ----------------------------------------------------------------------------------------------
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
-        """Send `initialize`, following one redirect within the origin."""
+        """Send `initialize`, following one redirect within the origin; raises NotSpoken too."""
         for _ in range(2):
             async with self._post(message, headers) as response:
                 if response.status in _REDIRECTS:
                     self._endpoint.follow(response.headers.get("Location"))
                     continue
                 self._note(response, headers)
-                return await self._initialized(response)
+                try:
+                    return await self._initialized(response)
+                except (CallLost, Unreachable) as exc:
+                    if response.status not in _OTHER:
+                        raise
+                    raise NotSpoken(exc.message.partition("; the call")[0]) from exc
         raise Unreachable(f"{self._endpoint.where} redirects in a circle; set upstream.url to the final address")
 
     async def _initialized(self, response: aiohttp.ClientResponse) -> Raw:
-        answers: list[Raw] = []
+        where, answers = self._endpoint.where, list[Raw]()
 
         def receive(data: bytes) -> bool:
-            opened = jsonrpc.message(data)
-            if isinstance(opened.error, Raw):
-                said = jsonrpc.error(opened.error).message
-                raise NoHandshake(f"{self._endpoint.where} refused `initialize`: {said[:200]}")
-            if isinstance(opened.result, Raw):
-                answers.append(opened.result)
+            result = initialized(data, where)
+            if result is not None:
+                answers.append(result)
             return bool(answers)
 
         try:
-            refusal = await self._read(response, receive)
-            if refusal is not None:
-                raise NoHandshake(f"{self._endpoint.where} refused `initialize`: {refusal.message[:200]}")
+            refused = await self._read(response, receive)
         except SessionLost as exc:
             raise NoHandshake(
-                f"{self._endpoint.where} answered `initialize` with HTTP {response.status}; check the path of "
-                "upstream.url"
+                f"{where} answered `initialize` with HTTP {response.status}; check the path of upstream.url"
             ) from exc
         except ValueError as exc:
-            raise Unreachable(f"{self._endpoint.where} answered `initialize` with what is no JSON-RPC") from exc
+            raise NotSpoken(f"{where} answered `initialize` with what is no JSON-RPC") from exc
+        if refused is not None:
+            raise NoHandshake(f"{where} refused `initialize`: {refused.message[:200]}")
         self.session_id = response.headers.get(mcp.SESSION_ID)
         if self.session_id is not None:
             self._fixed[mcp.SESSION_ID] = self.session_id
         # Without a session id the old SDKs run stateless: a question is sent, its answer never arrives.
         self.can_ask = self.session_id is not None
         return answers[0]
+
+    def suspect(self) -> str:
+        """A server that answers with JSON sends nothing until its result is there: a question is swallowed."""
+        if not self._begun:
+            return (
+                "It has not begun to reply, which is how a server in JSON response mode swallows a question: if the "
+                "tool asks the user, have the server answer with event streams (no json_response, no "
+                "enableJsonResponse)"
+            )
+        if not self.can_ask:
+            return (
+                "It gives no Mcp-Session-Id (stateless mode), where questions outside of the call's own stream are "
+                "lost: if the tool asks the user, run the server with sessions"
+            )
+        return ""
 
     def adopt(self, session_id: str, version: str) -> None:
         """Take over a session by its id."""
@@ -204,7 +222,7 @@ class StreamableChannel(Channel):
             async for chunk in response.content.iter_any():
                 for event in parser.feed(chunk):
                     if event.data:
-                        receive(event.data)
+                        _ = hand_over(event.data, receive)
         return True
 
     def _get_headers(self, headers: Headers) -> dict[str, str]:
@@ -222,7 +240,9 @@ class StreamableChannel(Channel):
         endpoint = self._endpoint
         try:
             # Without the context managers of the other requests: this is the hot path.
+            self._begun = False
             response = await self._client.open("POST", endpoint.url, {**headers, **self._fixed}, message)
+            self._begun = True
             try:
                 self._note(response, headers)
                 return await self._read(response, receive)
@@ -316,7 +336,7 @@ class StreamableChannel(Channel):
         if status < 300 or status in _PASSING or status >= 500:
             return _NotYet(f"{where} answered HTTP {status} to GET with Last-Event-ID")
         try:
-            _ = await self._refusal(response)
+            _ = await refusal(response, self._endpoint)
         except SessionLost:
             return CallGone(
                 f"{where} does not know the session of a running call any more (HTTP {status}), it was probably "
@@ -330,8 +350,8 @@ class StreamableChannel(Channel):
         """POST an answer or a notification; done when the server accepts it."""
         try:
             async with asyncio.timeout(self._client.timeouts.answer_seconds), self._post(message, headers) as response:
-                if response.status >= 300 and (refusal := await self._refusal(response)) is not None:
-                    raise CallLost(f"{self._endpoint.where} refused a message: {refusal.message[:200]}")
+                if response.status >= 300 and (refused := await refusal(response, self._endpoint)) is not None:
+                    raise CallLost(f"{self._endpoint.where} refused a message: {refused.message[:200]}")
                 self._note(response, headers)
                 if self._vigil is not None:
                     self._vigil.answered()
@@ -353,32 +373,17 @@ class StreamableChannel(Channel):
 
     async def _read(self, response: aiohttp.ClientResponse, receive: Receive) -> jsonrpc.Error | None:
         if response.status >= 300:
-            return await self._refusal(response)
+            return await refusal(response, self._endpoint)
         if response.content_type == "text/event-stream":
             await self._read_events(response, receive)
             return None
-        body = await self._body(response, self._client.limits.event_bytes)
-        if not body or not self._receive_body(body, receive):
+        body = await read_body(response, self._client.limits.event_bytes, self._endpoint.where)
+        if not body or not hand_over(body, receive):
             raise CallLost(
                 f"{self._endpoint.where} answered HTTP {response.status} without a result; the call may have had "
                 "effects"
             )
         return None
-
-    def _receive_body(self, body: bytes, receive: Receive) -> bool:
-        if body[:1] == b"{" or body.lstrip()[:1] != b"[":
-            return receive(body)
-        # 2025-03-26 allowed batches as a reply.
-        answered = False
-        try:
-            batch = jsonrpc.decode(body, type=list[Raw])
-        except ValueError as exc:
-            raise CallLost(
-                f"{self._endpoint.where} sent a batch that is no JSON; the call may have had effects"
-            ) from exc
-        for item in batch:
-            answered = receive(bytes(item)) or answered
-        return answered
 
     async def _read_events(self, response: aiohttp.ClientResponse, receive: Receive, *, again: bool = False) -> None:
         """Hand over events until the request is answered; `again` leaves out those that were handed over before."""
@@ -388,7 +393,7 @@ class StreamableChannel(Channel):
                 for event in parser.feed(chunk):
                     if event.id is not None and self._repeats(event.id) and again:
                         continue
-                    if event.data and receive(event.data):
+                    if event.data and hand_over(event.data, receive):
                         if not again:  # those stay open after the answer, and nothing may be waited for after it
                             await self._drain(response)
                         return
@@ -426,38 +431,6 @@ class StreamableChannel(Channel):
         except (TimeoutError, aiohttp.ClientError):
             response.close()
 
-    async def _body(self, response: aiohttp.ClientResponse, limit: int) -> bytes:
-        if response.content_length is not None and response.content_length <= limit:
-            return await response.read()
-        body = bytearray()
-        async for chunk in response.content.iter_any():
-            body += chunk
-            if len(body) > limit:
-                raise CallLost(
-                    f"{self._endpoint.where} sent a body larger than limits.event_bytes; the call may have had effects"
-                )
-        return bytes(body)
-
-    async def _refusal(self, response: aiohttp.ClientResponse) -> jsonrpc.Error | None:
-        """The JSON-RPC error of an HTTP refusal; raises what any other refusal means."""
-        status, where = response.status, self._endpoint.where
-        body = await self._body(response, _ERROR_BODY_BYTES)
-        if status in (401, 403):
-            whose = "the credentials" if self._endpoint.as_client else "what routes[].credentials has it sent"
-            raise Refused(
-                f"{where} refused {whose} (HTTP {status})",
-                status=status,
-                challenge=response.headers.get("WWW-Authenticate"),
-                is_clients=self._endpoint.as_client,
-            )
-        if status == 404 or (status == 400 and _SESSION_WORDING.search(body)):
-            raise SessionLost(f"{where} does not know its session any more (HTTP {status})")
-        error = _json_error(body)
-        if error is not None and status < 500:
-            return error
-        said = error.message[:200] if error is not None else "no JSON-RPC error"
-        raise CallLost(f"{where} answered HTTP {status} ({said}); the call may have had effects")
-
     async def close(self, *, end_session: bool) -> None:
         """Close the streams, and DELETE the session if it may be ended."""
         self._closed = True
@@ -480,11 +453,3 @@ class StreamableChannel(Channel):
 
 def _nothing() -> None:
     """For who does not want to know."""
-
-
-def _json_error(body: bytes) -> jsonrpc.Error | None:
-    try:
-        opened = jsonrpc.message(body)
-    except (ValueError, msgspec.MsgspecError):
-        return None
-    return jsonrpc.error(opened.error) if isinstance(opened.error, Raw) else None

@@ -1,7 +1,7 @@
 """The upstream side as the rest of the gateway sees it: a channel is one session of one legacy server.
 
 A channel moves messages; it knows no exchange, no capability and no result. Streamable HTTP is the first transport
-(`net.streamable`); HTTP+SSE and stdio fit the same methods, and cannot `resume`.
+(`net.streamable`); HTTP+SSE (`net.http_sse`) and stdio fit the same methods, and cannot `resume`.
 """
 
 from abc import ABC, abstractmethod
@@ -36,6 +36,14 @@ class Channel(ABC):
     session_id: str | None = None
     cursor: str | None = None
     """The last event id on the stream of the current request: always the place after what was handed over."""
+
+    async def open(self, message: bytes, headers: Headers) -> "tuple[Channel, Raw]":
+        """`initialize`, and the channel to go on with: another one where the transport had to be found out."""
+        return self, await self.initialize(message, headers)
+
+    def suspect(self) -> str:
+        """What may be behind a silence in the request under way, as a sentence with its fix; empty if not known."""
+        return ""
 
     @abstractmethod
     async def initialize(self, message: bytes, headers: Headers) -> Raw:

@@ -24,6 +24,8 @@ SERVERS = {
     "fm3": PAGED,
     "everything": (),
 }
+HTTP_SSE = {"py130-sse": PAGED, "ts132-sse": (), "everything-sse": ()}
+"""Those of the above over the transport of 2024-11-05: test_http_sse.py plays the cases before them."""
 ABANDONED_SECONDS = 0.5
 
 NO_URL = "mcp 1.10 has no url elicitation"
@@ -82,7 +84,7 @@ OpenFront = Callable[..., AbstractAsyncContextManager[Front]]
 async def pair_behind(name: str, front: OpenFront) -> AsyncIterator[Pair]:
     """Start the server of that name, and before it what the cases need."""
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(old_server(name, *SERVERS[name]))
+        server = await stack.enter_async_context(old_server(name, *{**SERVERS, **HTTP_SSE}[name]))
         route = {"path": "/mcp", "upstream": {"url": server.url}, "forward_headers": ["X-Tenant"]}
         refuse = {**route, "path": "/refuse", "undeclared": "refuse"}
         gw = await stack.enter_async_context(front(server.url, routes=[route, refuse]))

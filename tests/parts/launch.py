@@ -45,17 +45,35 @@ class Recipe:
     environment: Callable[[int], dict[str, str]] = lambda _port: {}
     ready: bytes = b"READY "  # on stdout, but for `everything`, which says it on stderr
     takes_ledger: bool = True
+    path: str = "/mcp"
 
 
 def python(environment: str, script: str, *flags: str) -> Recipe:
     program = PARTS / environment / "bin" / "python"
-    return Recipe(lambda port: [program, SERVERS / script, "--port", str(port), *flags])
+    return Recipe(lambda port: [program, SERVERS / script, "--port", str(port), *flags], path=path_of(flags))
 
 
 def typescript(script: str, *flags: str) -> Recipe:
     return Recipe(
         lambda port: [NODE, SERVERS / script, "--port", str(port), *flags],
         lambda _port: {"MRTR_NODE_MODULES": str(NODE_MODULES)},
+        path=path_of(flags),
+    )
+
+
+def path_of(flags: tuple[str, ...]) -> str:
+    """Where HTTP+SSE servers open their stream by habit, or the endpoint of streamable HTTP."""
+    return "/sse" if "--sse" in flags else "/mcp"
+
+
+def everything(transport: str, ready: bytes, path: str) -> Recipe:
+    program = NODE_MODULES / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js"
+    return Recipe(
+        lambda _port: [NODE, program, transport],
+        lambda port: {"PORT": str(port)},
+        ready=ready,
+        takes_ledger=False,
+        path=path,
     )
 
 
@@ -71,16 +89,10 @@ RECIPES: Mapping[str, Recipe] = {
     "modern-ts": typescript("modern_ts.mjs"),
     "modern-ts-both": typescript("modern_ts.mjs", "--legacy"),
     "conformance": python("py130", "conformance.py"),
-    "everything": Recipe(
-        lambda _port: [
-            NODE,
-            NODE_MODULES / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js",
-            "streamableHttp",
-        ],
-        lambda port: {"PORT": str(port)},
-        ready=b"listening on port",
-        takes_ledger=False,
-    ),
+    "everything": everything("streamableHttp", b"listening on port", "/mcp"),
+    "py130-sse": python("py130", "old_py.py", "--sse"),
+    "ts132-sse": typescript("old_ts.mjs", "--sse"),
+    "everything-sse": everything("sse", b"running on port", "/sse"),
 }
 
 
@@ -123,7 +135,7 @@ class OldServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/mcp"
+        return f"http://127.0.0.1:{self.port}{RECIPES[self.name].path}"
 
     @property
     def stderr(self) -> str:

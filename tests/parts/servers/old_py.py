@@ -32,6 +32,7 @@ from serving import (
     mcp_application,
     recorded,
     serve,
+    sse_application,
 )
 
 SDK_VERSION = version("mcp")
@@ -77,7 +78,9 @@ def state() -> SessionState:
 
 def session_id() -> str | None:
     request = server.request_context.request
-    return request.headers.get("mcp-session-id") if request is not None else None
+    if request is None:
+        return None
+    return request.headers.get("mcp-session-id") or request.query_params.get("session_id")
 
 
 # --- questions to the client ---
@@ -547,6 +550,10 @@ async def background_tasks() -> AsyncIterator[None]:
 
 
 if __name__ == "__main__":
+    if options.sse:
+        security = local_only() if CHECKS_HOST else None
+        serve(sse_application(server, security, lifespan=background_tasks), options)
+        raise SystemExit
     manager = StreamableHTTPSessionManager(
         server,
         event_store=MemoryEventStore() if options.event_store else None,

@@ -1,8 +1,8 @@
 // An old server (protocol 2025-11-25, Streamable HTTP with sessions) on the TypeScript SDK 1.32.
 //
-//     node old_ts.mjs [--port P] [--event-store] [--ledger FILE]
+//     node old_ts.mjs [--port P] [--event-store | --stateless | --sse] [--json] [--ledger FILE]
 //
-// Prints `READY http://127.0.0.1:PORT/mcp` once it accepts. The ledger has one JSON object a line: what the tools really did.
+// Prints `READY http://127.0.0.1:PORT/mcp` (`/sse` with --sse) once it accepts. The ledger has one JSON object a line: what the tools really did.
 // Packages come from MRTR_NODE_MODULES, since Node resolves them from the script's place and they are not installed there.
 import { randomUUID } from 'node:crypto';
 import { appendFileSync, existsSync } from 'node:fs';
@@ -15,13 +15,21 @@ import { parseArgs } from 'node:util';
 const modules = process.env.MRTR_NODE_MODULES ?? fileURLToPath(new URL('../../../.parts/node/node_modules', import.meta.url));
 const require = createRequire(`${modules}/`);
 const { McpServer, ResourceTemplate } = require('@modelcontextprotocol/sdk/server/mcp.js');
+const { SSEServerTransport } = require('@modelcontextprotocol/sdk/server/sse.js');
 const { StreamableHTTPServerTransport } = require('@modelcontextprotocol/sdk/server/streamableHttp.js');
 const { completable } = require('@modelcontextprotocol/sdk/server/completable.js');
 const types = require('@modelcontextprotocol/sdk/types.js');
 const { z } = require('zod');
 
 const { values: flags } = parseArgs({
-    options: { port: { type: 'string', default: '0' }, 'event-store': { type: 'boolean' }, ledger: { type: 'string' } }
+    options: {
+        port: { type: 'string', default: '0' },
+        'event-store': { type: 'boolean' },
+        stateless: { type: 'boolean' },
+        json: { type: 'boolean' },
+        sse: { type: 'boolean' },
+        ledger: { type: 'string' }
+    }
 });
 
 function record(event, tool, more = {}) {
@@ -293,7 +301,8 @@ const sessions = new Map();
 
 async function openSession() {
     const transport = new StreamableHTTPServerTransport({
-        sessionIdGenerator: randomUUID,
+        sessionIdGenerator: flags.stateless ? undefined : randomUUID,
+        enableJsonResponse: flags.json,
         eventStore: flags['event-store'] ? new OrderedEventStore() : undefined,
         onsessioninitialized: id => void sessions.set(id, transport)
     });
@@ -307,16 +316,36 @@ function refuse(response, status, code, reason) {
     response.end(JSON.stringify({ jsonrpc: '2.0', error: { code, message: reason }, id: null }));
 }
 
-const http = createServer(async (request, response) => {
+async function streamable(request, response, url) {
     const id = request.headers['mcp-session-id'];
-    if (new URL(request.url, 'http://localhost').pathname !== '/mcp') return refuse(response, 404, -32601, 'Not found');
+    if (url.pathname !== '/mcp') return refuse(response, 404, -32601, 'Not found');
+    if (flags.stateless) return (await openSession()).handleRequest(request, response);
     if (id !== undefined && !sessions.has(id)) return refuse(response, 404, -32001, 'Session not found');
     if (id === undefined && request.method !== 'POST') return refuse(response, 400, -32000, 'Mcp-Session-Id is required');
     // Without a session only `initialize` is accepted: a fresh transport refuses the rest with 400 and is forgotten.
     const transport = id === undefined ? await openSession() : sessions.get(id);
     await transport.handleRequest(request, response);
+}
+
+// HTTP+SSE of 2024-11-05, as the SDK's example serves it.
+async function httpSse(request, response, url) {
+    if (request.method === 'GET' && url.pathname === '/sse') {
+        const transport = new SSEServerTransport('/messages', response);
+        sessions.set(transport.sessionId, transport);
+        response.on('close', () => sessions.delete(transport.sessionId));
+        return buildServer().connect(transport);
+    }
+    const transport = sessions.get(url.searchParams.get('sessionId'));
+    if (request.method !== 'POST' || url.pathname !== '/messages') return refuse(response, 404, -32601, 'Not found');
+    if (transport === undefined) return response.writeHead(400).end('No transport found for sessionId');
+    await transport.handlePostMessage(request, response);
+}
+
+const http = createServer(async (request, response) => {
+    await (flags.sse ? httpSse : streamable)(request, response, new URL(request.url, 'http://localhost'));
 });
 
 // A late answer to a question nobody waits for any more must not end the process.
 process.on('unhandledRejection', error => console.error('unhandled', error));
-http.listen(Number(flags.port), '127.0.0.1', () => console.log(`READY http://127.0.0.1:${http.address().port}/mcp`));
+const path = flags.sse ? '/sse' : '/mcp';
+http.listen(Number(flags.port), '127.0.0.1', () => console.log(`READY http://127.0.0.1:${http.address().port}${path}`));

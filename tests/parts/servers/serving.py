@@ -16,6 +16,7 @@ import anyio
 import uvicorn
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
+from mcp.server.sse import SseServerTransport
 from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
@@ -36,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
     parser.add_argument("--event-store", action="store_true", help="SSE events carry ids and can be replayed")
     parser.add_argument("--stateless", action="store_true", help="no sessions")
+    parser.add_argument("--sse", action="store_true", help="HTTP+SSE of 2024-11-05 at /sse, and nothing else")
     parser.add_argument("--json", action="store_true", help="JSON bodies instead of SSE streams")
     parser.add_argument("--page-size", type=int, default=0, help="tools on one page of tools/list; 0 for all")
     parser.add_argument("--nagle", action="store_true", help="small messages wait for acknowledgements")
@@ -157,6 +159,31 @@ def mcp_application(
     return Starlette(routes=[route], lifespan=running)
 
 
+def sse_application(
+    server: Server[Any, Any],
+    security: TransportSecuritySettings | None,
+    *,
+    lifespan: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
+) -> Starlette:
+    """Serve HTTP+SSE as FastMCP's `sse` does: the stream at /sse, messages below /messages/."""
+    transport = SseServerTransport("/messages/", security)
+
+    @asynccontextmanager
+    async def running(_app: Starlette) -> AsyncIterator[None]:
+        async with lifespan():
+            yield
+
+    class Stream:
+        """An object, for the same reason as above."""
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            async with transport.connect_sse(scope, receive, send) as (incoming, outgoing):
+                await server.run(incoming, outgoing, server.create_initialization_options())
+
+    stream = Route("/sse", endpoint=Stream(), methods=["GET"])
+    return Starlette(routes=[stream, Mount("/messages/", app=transport.handle_post_message)], lifespan=running)
+
+
 Scope = JSON
 Application = Callable[[Scope, Callable[[], Awaitable[JSON]], Callable[[JSON], Awaitable[None]]], Awaitable[None]]
 
@@ -198,7 +225,8 @@ def serve(application: Application, options: argparse.Namespace) -> None:
         ssl_cert_reqs=ssl.CERT_REQUIRED if options.tls_clients else ssl.CERT_NONE,
     )
     server = AnnouncingServer(config)
-    server.url = f"{'https' if options.tls else 'http'}://{options.host}:{listener.getsockname()[1]}/mcp"
+    path = "/sse" if options.sse else "/mcp"
+    server.url = f"{'https' if options.tls else 'http'}://{options.host}:{listener.getsockname()[1]}{path}"
     server.run(sockets=[listener])
 
 

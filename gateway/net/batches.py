@@ -1,0 +1,26 @@
+"""JSON-RPC batches, which 2025-03-26 allowed in replies and on streams, and no other version."""
+
+from collections.abc import Sequence
+
+from msgspec import Raw
+
+from gateway.core import jsonrpc
+from gateway.net.upstream import Receive
+
+
+def unpacked(data: bytes) -> Sequence[bytes]:
+    """The messages in `data`: itself, unless it is a batch. What is neither stays as it is: others judge messages."""
+    if data[:1] == b"{" or data.lstrip()[:1] != b"[":
+        return (data,)
+    try:
+        return [bytes(item) for item in jsonrpc.decode(data, type=list[Raw])]
+    except ValueError:
+        return (data,)
+
+
+def hand_over(data: bytes, receive: Receive) -> bool:
+    """Hand over every message in `data`; whether one of them was the answer."""
+    answered = False
+    for message in unpacked(data):
+        answered = receive(message) or answered
+    return answered

@@ -1,0 +1,71 @@
+"""Which transport an upstream speaks: as configured, or found out when a session is opened.
+
+Source: specification 2025-11-25 basic/transports (Backwards Compatibility). Streamable HTTP is tried first; an
+upstream that answers `initialize` with 400, 404 or 405 is asked for the stream of HTTP+SSE. Only a handshake that
+succeeded is remembered, per route and process: it says what to try first next time, and is replaced when it proves
+wrong.
+"""
+
+from collections.abc import Callable
+
+from msgspec import Raw
+
+from gateway.errors import NoHandshake
+from gateway.net.client import Client, Endpoint
+from gateway.net.http_sse import HttpSseChannel
+from gateway.net.refusals import NotSpoken
+from gateway.net.streamable import StreamableChannel
+from gateway.net.tasks import Tasks
+from gateway.net.upstream import Channel, Headers
+
+
+def connector(transport: str, client: Client, endpoint: Endpoint, tasks: Tasks) -> Callable[[], Channel]:
+    """What makes a channel for each session of a route; `transport` is the configured one."""
+    if transport == "streamable-http":
+        return lambda: StreamableChannel(client, endpoint, tasks)
+    if transport == "sse":
+        return lambda: HttpSseChannel(client, endpoint, tasks)
+    finding = Finding()
+    return lambda: FindingChannel(client, endpoint, tasks, finding)
+
+
+class Finding:
+    """What is known of an upstream's transport."""
+
+    speaks_sse = False
+
+
+class FindingChannel(StreamableChannel):
+    """Streamable HTTP until `open` finds HTTP+SSE instead; what another process opened was streamable HTTP."""
+
+    def __init__(self, client: Client, endpoint: Endpoint, tasks: Tasks, finding: Finding) -> None:
+        super().__init__(client, endpoint, tasks)
+        self._finding = finding
+
+    async def open(self, message: bytes, headers: Headers) -> tuple[Channel, Raw]:
+        """Open a session over the transport that was found the last time, or over the other one."""
+        if self._finding.speaks_sse:
+            try:
+                return await self._over_sse(message, headers)
+            except NotSpoken:
+                result = await self.initialize(message, headers)
+                self._finding.speaks_sse = False
+                return self, result
+        try:
+            return self, await self.initialize(message, headers)
+        except NotSpoken as streamable:
+            try:
+                return await self._over_sse(message, headers)
+            except NotSpoken as sse:
+                why = sse.message.removeprefix(f"{self._endpoint.where} ")
+                raise NoHandshake(f"{streamable.message}; nor does it speak HTTP+SSE: it {why}") from sse
+
+    async def _over_sse(self, message: bytes, headers: Headers) -> tuple[Channel, Raw]:
+        channel = HttpSseChannel(self._client, self._endpoint, self._tasks)
+        try:
+            result = await channel.initialize(message, headers)
+        except BaseException:
+            await channel.close(end_session=True)
+            raise
+        self._finding.speaks_sse = True
+        return channel, result

@@ -1,0 +1,304 @@
+"""HTTP+SSE of 2024-11-05 towards one legacy server: one stream brings everything, POSTs carry the rest.
+
+Source: specification 2024-11-05 basic/transports (HTTP with SSE). GET opens the stream, whose first event `endpoint`
+names where messages are sent; a message is answered 202, and what it brings about comes on the stream. The stream is
+the session: when it ends, so does the session, and nothing can be picked up. Measured: a POST to a session that is
+gone is answered 404 (Python SDK), 400, or never (server-everything); so no POST is waited for without a bound.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Raw
+from yarl import URL
+
+from gateway.core import jsonrpc, mcp, sse
+from gateway.errors import CallGone, CallLost, GatewayError, NoHandshake, SessionLost, Unreachable, UpstreamError
+from gateway.net.batches import unpacked
+from gateway.net.client import Client, Endpoint
+from gateway.net.refusals import NotSpoken, initialized, refusal
+from gateway.net.tasks import Tasks
+from gateway.net.upstream import Channel, Headers, Receive
+
+ENDPOINT_SECONDS: Final = 4.0
+"""How long the stream may take to name its endpoint; less than half of timeouts.handshake_seconds."""
+_LATE_POST_SECONDS: Final = 1.0
+"""How long the POST of an answered request may still take to be accepted."""
+_ENDPOINT_BYTES: Final = 4096
+_EARLY_KEPT: Final = 16
+_EARLY_BYTES: Final = 65_536
+_TAKEN_ELSEWHERE: Final = (307, 308)
+"""A POST that is answered so was not taken, and is to be sent again as it is."""
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
+
+
+class _Waiting:
+    """A request whose answer the stream will bring."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.receive = receive
+        self.over: asyncio.Future[GatewayError | ValueError | None] = asyncio.get_running_loop().create_future()
+        """Done when it is answered (None), or will not be."""
+        self.posting: asyncio.Timeout | None = None
+        """The deadline of its POST, while that is under way."""
+
+    def end(self, error: GatewayError | ValueError | None) -> None:
+        """Nothing more will be heard; what its POST is answered is of little interest now, or none."""
+        if self.over.done():
+            return
+        self.over.set_result(error)
+        if self.posting is not None and not self.posting.expired():
+            now = asyncio.get_running_loop().time()
+            self.posting.reschedule(now if error is not None else now + _LATE_POST_SECONDS)
+
+
+class HttpSseChannel(Channel):
+    """One session over HTTP+SSE."""
+
+    def __init__(self, client: Client, endpoint: Endpoint, tasks: Tasks) -> None:
+        self._client = client
+        self._endpoint = endpoint
+        self._tasks = tasks
+        self._fixed: dict[str, str] = {"Accept": "application/json", "Content-Type": "application/json"}
+        self._opened = False
+        """Whether GET was answered with a stream."""
+        self._messages: URL | None = None
+        """Where messages are sent, while the stream is open."""
+        self._reader: asyncio.Task[None] | None = None
+        self._waiting: _Waiting | None = None
+        self._side: Receive | None = None
+        self._early: deque[bytes] = deque(maxlen=_EARLY_KEPT)
+        """What was said between the answer to `initialize` and `listen`."""
+        self._lost: Callable[[], None] | None = None
+        self._closed = False
+
+    # -- handshake ----------------------------------------------------------------------------------------------
+
+    async def initialize(self, message: bytes, headers: Headers) -> Raw:
+        """Open the stream, wait for its endpoint, send `initialize`; raises NotSpoken too."""
+        await self.connect(headers)
+        where, answers = self._endpoint.where, list[Raw]()
+
+        def receive(data: bytes) -> bool:
+            result = initialized(data, where)
+            if result is not None:
+                answers.append(result)
+            return bool(answers)
+
+        refused = await self.request(message, headers, receive)
+        if refused is not None:
+            raise NoHandshake(f"{where} refused `initialize`: {refused.message[:200]}")
+        return answers[0]
+
+    async def connect(self, headers: Headers) -> None:
+        """Open the stream and wait for its endpoint; raises NotSpoken, Unreachable or Refused."""
+        named: asyncio.Future[URL | UpstreamError] = asyncio.get_running_loop().create_future()
+        self._reader = self._tasks.start(self._read(headers, named), "side stream")
+        try:
+            # Not `wait_for`: see StreamableChannel.listen.
+            _ = await asyncio.wait((named,), timeout=ENDPOINT_SECONDS)
+        finally:
+            if not named.done():
+                _ = named.cancel()
+        if named.cancelled():
+            where = f"{self._endpoint.where} did not"
+            if self._opened:
+                raise NotSpoken(f"{where} name an endpoint for messages within {ENDPOINT_SECONDS:g} s: no HTTP+SSE")
+            raise Unreachable(f"{where} answer GET within {ENDPOINT_SECONDS:g} s")
+        found = named.result()
+        if isinstance(found, UpstreamError):
+            raise found
+
+    async def listen(
+        self,
+        version: str,
+        headers: Headers,  # noqa: ARG002 - the stream was opened with those of the handshake
+        receive: Receive,
+        lost: Callable[[], None],
+    ) -> None:
+        """Hear what belongs to no request; the stream for it is open already."""
+        self._fixed[mcp.PROTOCOL_VERSION] = version
+        self._side, self._lost = receive, lost
+        self.hears_side = self._messages is not None
+        if not self.hears_side:
+            lost()
+        while self._early:
+            _ = receive(self._early.popleft())
+
+    def adopt(self, session_id: str, version: str) -> None:
+        """Nothing: a session is its stream, and that was another process's."""
+
+    # -- the stream ---------------------------------------------------------------------------------------------
+
+    async def _read(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> None:
+        """Hear the stream to its end, and tell whoever waits for more."""
+        ended: UpstreamError = CallLost("The gateway closed the stream of the session")
+        try:
+            ended = await self._hear(headers, named)
+        except UpstreamError as exc:
+            ended = exc
+        except sse.EventTooLarge:
+            ended = CallLost(f"{self._endpoint.where} sent an event larger than limits.event_bytes")
+        finally:
+            self._messages, self.hears_side = None, False
+            if not named.done():
+                named.set_result(ended)
+            if self._waiting is not None:
+                cause = ended.message.partition(";")[0]
+                self._waiting.end(CallLost(f"{cause} under a call; the call may have had effects"))
+            if self._lost is not None and not self._closed:
+                self._lost()
+
+    async def _hear(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> UpstreamError:
+        """Why there is no stream, or none any more."""
+        endpoint = self._endpoint
+        wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
+        for _ in range(2):
+            async with self._client.exchange("GET", endpoint.url, wanted, None, endpoint.where) as response:
+                if response.status in _REDIRECTS:
+                    endpoint.follow(response.headers.get("Location"))
+                    continue
+                if response.status in (401, 403) or response.status >= 500:
+                    _ = await refusal(response, endpoint)
+                if response.status != 200 or response.content_type != "text/event-stream":
+                    return NotSpoken(
+                        f"{endpoint.where} answered GET with HTTP {response.status} {response.content_type}, which "
+                        "is no event stream"
+                    )
+                self._opened = True
+                parser = sse.Parser(self._client.limits.event_bytes)
+                async for chunk in response.content.iter_any():
+                    for event in parser.feed(chunk):
+                        if self._messages is None:
+                            self._messages = self._named(event)
+                            if not named.done():
+                                named.set_result(self._messages)
+                        elif event.data and event.event == "message":
+                            self._take(event.data)
+                return CallLost(f"{endpoint.where} ended the stream of its session")
+        return Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
+
+    def _named(self, event: sse.Event) -> URL:
+        """The address that the first event names; raises NotSpoken or Unreachable."""
+        where = self._endpoint.where
+        if event.event != "endpoint":
+            raise NotSpoken(f"{where} opened a stream whose first event names no endpoint: it is not HTTP+SSE")
+        target = None
+        if len(event.data) <= _ENDPOINT_BYTES:
+            target = self._endpoint.within(event.data.decode(errors="replace"))
+        if target is None:
+            raise Unreachable(
+                f"{where} wants messages sent to {_shown(event.data)}, which is not at the origin of upstream.url: "
+                "credentials do not go there; set upstream.url to the address that the server knows itself by, or "
+                "have it name a path"
+            )
+        return target
+
+    def _take(self, data: bytes) -> None:
+        for message in unpacked(data):
+            self._hand_over(message)
+
+    def _hand_over(self, data: bytes) -> None:
+        """Give one message to who waits for it."""
+        waiting = self._waiting
+        if waiting is None:
+            if self._side is not None:
+                _ = self._side(data)
+            elif len(data) <= _EARLY_BYTES:
+                self._early.append(data)
+            return
+        try:
+            answered = waiting.receive(data)
+        except (GatewayError, ValueError) as exc:
+            answered = True
+            self._waiting = None
+            waiting.end(exc)
+        if answered and not waiting.over.done():
+            if self._waiting is waiting:  # whoever heard the answer may have sent the next request already
+                self._waiting = None
+            waiting.end(None)
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | None:
+        """POST a request and wait until the stream has brought its answer."""
+        if self._messages is None:
+            raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
+        waiting = self._waiting = _Waiting(receive)
+        try:
+            refused = await self._post(message, headers, waiting)
+            if refused is not None:
+                return refused
+            error = await waiting.over
+            if error is not None:
+                raise error
+            return None
+        finally:
+            if self._waiting is waiting:
+                self._waiting = None
+
+    async def resume(self, *_: object) -> None:
+        """Not possible: the call went with the stream."""
+        raise CallGone(
+            f"{self._endpoint.where} speaks HTTP+SSE, where no call can be picked up by another process; the call may "
+            "have had effects"
+        )
+
+    async def send(self, message: bytes, headers: Headers) -> None:
+        """POST an answer or a notification; done when the server accepts it."""
+        if self._messages is None:
+            raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
+        refused = await self._post(message, headers, None)
+        if refused is not None:
+            raise CallLost(f"{self._endpoint.where} refused a message: {refused.message[:200]}")
+
+    async def _post(self, message: bytes, headers: Headers, waiting: _Waiting | None) -> jsonrpc.Error | None:
+        """Send a message until it is accepted or, being a request, answered."""
+        where = self._endpoint.where
+        try:
+            async with asyncio.timeout(self._client.timeouts.answer_seconds) as deadline:
+                if waiting is not None:
+                    waiting.posting = deadline
+                return await self._deliver(message, headers)
+        except (TimeoutError, CallLost) as exc:
+            if waiting is not None and waiting.over.done():
+                return None  # the stream said all there is to say
+            if isinstance(exc, CallLost):
+                raise
+            raise CallLost(
+                f"{where} did not accept a message within timeouts.answer_seconds; the call may have had effects"
+            ) from exc
+        finally:
+            if waiting is not None:
+                waiting.posting = None
+
+    async def _deliver(self, message: bytes, headers: Headers) -> jsonrpc.Error | None:
+        """POST a message, following one redirect within the origin."""
+        where, target = self._endpoint.where, self._messages
+        for _ in range(2):
+            if target is None:
+                break
+            own = {**headers, **self._fixed}
+            async with self._client.exchange("POST", target, own, message, where) as response:
+                if response.status in _TAKEN_ELSEWHERE:
+                    target = self._endpoint.within(response.headers.get("Location", ""), target)
+                    continue
+                if response.status >= 300:
+                    return await refusal(response, self._endpoint)
+                if self._messages is not None:
+                    self._messages = target
+                return None
+        raise Unreachable(f"{where} redirects messages in a circle or to another origin; have it name their address")
+
+    async def close(self, *, end_session: bool) -> None:  # noqa: ARG002 - there is no other way to let go of it
+        """Close the stream, and the session with it."""
+        self._closed = True
+        if self._reader is not None:
+            _ = self._reader.cancel()
+
+
+def _shown(data: bytes) -> str:
+    """The address without what may be secret in it: its query."""
+    return repr(data[:200].decode(errors="replace").partition("?")[0])

@@ -1,0 +1,63 @@
+"""What a client scenario of the conformance suite starts: a gateway before the suite's server, and a modern client.
+
+    MCP_CONFORMANCE_SCENARIO=tools_call python -m tests.conformance.client http://localhost:PORT/mcp
+
+So the suite sees the upstream side of the gateway, and judges it as a client of 2025-11-25. The exit code is 0 when
+the modern client was served as it should be.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tests.e2e.wire import Wire, wire
+from tests.gateway_process import gateway
+
+
+async def initialize(client: Wire) -> None:
+    assert (await client.send("server/discover")).result["supportedVersions"]
+
+
+async def tools_call(client: Wire) -> None:
+    assert (await client.send("tools/list")).result["tools"]
+    assert (await client.call("add_numbers", {"a": 2, "b": 3})).text == "The sum of 2 and 3 is 5"
+
+
+async def elicitation_defaults(client: Wire) -> None:
+    """A client answers with the defaults of the form that reached it: the gateway must not lose one."""
+    asked = await client.call("test_client_elicitation_defaults")
+    (key,) = asked.asks
+    properties: dict[str, Any] = asked.result["inputRequests"][key]["params"]["requestedSchema"]["properties"]
+    content = {name: schema["default"] for name, schema in properties.items()}
+    answers = {key: {"action": "accept", "content": content}}
+    assert (await client.call("test_client_elicitation_defaults", state=asked.state, answers=answers)).text
+
+
+async def sse_retry(client: Wire) -> None:
+    assert (await client.call("test_reconnection")).text == "Reconnection test completed successfully"
+
+
+async def json_schema(client: Wire) -> None:
+    tools = {tool["name"]: tool for tool in (await client.send("tools/list")).result["tools"]}
+    schema = tools["json_schema_2020_12_tool"]["inputSchema"]
+    assert (await client.call("json_schema_echo", {"schema": schema})).text == "echoed"
+
+
+SCENARIOS: dict[str, Callable[[Wire], Awaitable[None]]] = {
+    "initialize": initialize,
+    "tools_call": tools_call,
+    "elicitation-sep1034-client-defaults": elicitation_defaults,
+    "sse-retry": sse_retry,
+    "json-schema-2020-12-preservation": json_schema,
+}
+
+
+async def main(url: str) -> None:
+    async with gateway(url) as gw, wire(gw.url) as client:
+        await SCENARIOS[os.environ["MCP_CONFORMANCE_SCENARIO"]](client)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

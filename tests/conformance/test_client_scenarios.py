@@ -1,0 +1,73 @@
+"""The official suite's client scenarios of 2025-11-25, all but those about authorization, judge our upstream side."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.client import SCENARIOS
+from tests.parts.launch import NODE, NODE_MODULES, REPOSITORY
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.conformance,
+    pytest.mark.skipif(not NODE.exists(), reason="scripts/parts has not been run"),
+]
+
+SUITE = NODE_MODULES / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
+SPEC = ("--spec-version", "2025-11-25")
+FROM_2026 = {
+    "sep-2106-client-composition-keywords-preserved",
+    "sep-2106-client-conditional-keywords-preserved",
+    "sep-2106-client-anchor-keyword-preserved",
+}
+"""Which the suite may leave out for this version."""
+LATE = "client-sse-retry-timing"
+"""A warning: 200 ms later than `retry` said, which a busy machine may be. Too early or twice as late is a failure."""
+
+
+async def suite(*arguments: str | Path) -> tuple[int, str]:
+    """Run it; exit code and all that it printed."""
+    process = await asyncio.create_subprocess_exec(
+        NODE, SUITE, *arguments, cwd=REPOSITORY, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    printed, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, printed.decode()
+
+
+async def judged(name: str, client: str, folder: Path) -> tuple[int, str, list[dict[str, Any]]]:
+    """Exit code, output and checks of one scenario."""
+    code, printed = await suite(
+        "client", "--command", client, "--scenario", name, *SPEC, "--timeout", "20000", "-o", folder
+    )
+    (found,) = folder.rglob("checks.json")  # noqa: ASYNC240 - nothing else runs
+    return code, printed, json.loads(found.read_text())
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_the_upstream_side_conforms_to_2025_11_25(name: str, tmp_path: Path) -> None:
+    code, printed, checks = await judged(name, f"{sys.executable} -m tests.conformance.client", tmp_path)
+    failed = [check["id"] for check in checks if check["status"] == "FAILURE"]
+    warned = [check["id"] for check in checks if check["status"] == "WARNING"]
+    assert failed == [], printed
+    assert set(warned) <= {LATE}, printed
+    assert {check["id"] for check in checks if check["status"] == "SKIPPED"} <= FROM_2026
+    assert any(check["status"] == "SUCCESS" for check in checks)
+    assert code == 0 or warned, printed
+
+
+async def test_no_scenario_is_left_out() -> None:
+    _, printed = await suite("list", "--client", *SPEC)
+    named = {line.split()[1] for line in printed.splitlines() if line.startswith("  - ")}
+    assert {name for name in named if not name.startswith("auth/")} == set(SCENARIOS)
+
+
+async def test_a_client_that_does_nothing_fails(tmp_path: Path) -> None:
+    """The counter-check: the suite can fail."""
+    code, _, checks = await judged("tools_call", "true", tmp_path)
+    assert code != 0
+    assert any(check["status"] == "FAILURE" for check in checks)

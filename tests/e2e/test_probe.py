@@ -1,0 +1,96 @@
+"""`mrtr-gateway probe` before real old servers, in their modes."""
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+import pytest_asyncio
+
+from gateway.config import for_upstream
+from gateway.net.probe import probe, report
+from tests.parts.launch import NODE, PARTS, REPOSITORY, OldServer, free_port, old_server
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        not all((PARTS / name).exists() for name in ("py130", "py110")) or not NODE.exists(),
+        reason="scripts/parts has not been run",
+    ),
+]
+
+HELD = "Tools that ask the user work"
+NO_STORE = "If the replica that holds a call dies, the call is lost"
+ALL = "2025-11-25, 2025-06-18, 2025-03-26, 2024-11-05"
+FOUND = {
+    "py130": ("streamable HTTP", ALL, "yes", "event streams", "no"),
+    "py110": ("streamable HTTP", ALL.partition(", ")[2], "yes", "event streams", "no"),
+    "ts132-store": ("streamable HTTP", ALL, "yes", "event streams", "yes"),
+    "py130 --stateless": ("streamable HTTP", ALL, "no: stateless", "event streams", "no"),
+    "ts132 --json": ("streamable HTTP", ALL, "yes", "JSON bodies", "no"),
+    "everything-sse": ("HTTP+SSE (2024-11-05)", ALL, "yes", None, "no"),
+}
+MEANING = {
+    "py130": (HELD, NO_STORE),
+    "py110": (HELD, NO_STORE),
+    "ts132-store": (HELD, "another one resumes the call"),
+    "py130 --stateless": ("without sessions no answer can reach the server",),
+    "ts132 --json": ("is swallowed by the server", "enableJsonResponse"),
+    "everything-sse": (HELD, "HTTP+SSE cannot resume"),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def servers() -> AsyncIterator[dict[str, OldServer]]:
+    async with AsyncExitStack() as stack:
+        entering = [stack.enter_async_context(old_server(*name.split())) for name in FOUND]
+        yield dict(zip(FOUND, await asyncio.gather(*entering), strict=True))
+
+
+@pytest.mark.parametrize("name", FOUND)
+async def test_a_probe_says_what_a_server_speaks_and_what_that_means(servers: dict[str, OldServer], name: str) -> None:
+    server = servers[name]
+    text = "\n".join(report(await probe(for_upstream(server.url, env={}), {"X-Tenant": "red"})))
+    said = dict(re.findall(r"^([a-z]+(?: [a-z]+)?) {2,}(.+)$", text, re.MULTILINE))
+    keys = ("transport", "versions", "sessions", "replies", "event store")
+    assert tuple(said.get(key) for key in keys) == FOUND[name]
+    assert re.fullmatch(r"[1-9]\d*, of which \d+ say that they may run twice", said["tools"])
+    for sentence in MEANING[name]:
+        assert sentence in text
+    assert (HELD in text) == (HELD in MEANING[name])
+    assert server.ledger("run") == [], "nothing ran"
+
+
+async def probed(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "probe", *arguments),
+        cwd=REPOSITORY,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_the_command_prints_the_findings(servers: dict[str, OldServer]) -> None:
+    code, out, err = await probed(servers["py130"].url, "--header", "X-Tenant: red")
+    assert (code, err) == (0, "")
+    assert "server       old-py 1.30.0\n" in out
+    assert HELD in out
+
+
+async def test_a_probe_of_nothing_says_so() -> None:
+    code, out, err = await probed(f"http://127.0.0.1:{free_port()}/mcp")
+    assert (code, out) == (1, "")
+    assert "cannot be reached" in err
+
+
+async def test_a_probe_wants_headers_in_their_form() -> None:
+    code, _, err = await probed("http://127.0.0.1:9/mcp", "--header", "secret")
+    assert code == 1
+    assert "write it as 'Name: value'" in err

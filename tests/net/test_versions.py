@@ -1,0 +1,66 @@
+"""Every old protocol version that a server may choose, over streamable HTTP."""
+
+import json
+
+import pytest
+
+from gateway.core import mcp
+from tests.net.fake_upstream import FORM, FakeUpstream, Turn, text
+from tests.net.workbench import Client
+
+
+def chooses(upstream: FakeUpstream, version: str) -> None:
+    async def initialize(turn: Turn) -> None:
+        assert turn.body["params"]["protocolVersion"] == "2025-11-25", "the newest is offered"
+        upstream.known.add("s")
+        info = {"name": "fake", "version": "1"}
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+        turn.reply(body={"jsonrpc": "2.0", "id": turn.id, "result": result}, headers={mcp.SESSION_ID: "s"})
+
+    upstream.on("initialize", initialize)
+
+
+@pytest.mark.parametrize("version", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"])
+async def test_the_version_that_the_server_chose_is_spoken_from_then_on(
+    upstream: FakeUpstream, client: Client, version: str
+) -> None:
+    chooses(upstream, version)
+
+    @upstream.tool
+    async def ask(turn: Turn) -> None:
+        await turn.elicit("name")
+        await turn.result(text("thanks"))
+
+    assert (await client.answer(await client.call())).text == "thanks"
+    assert {seen.headers.get(mcp.PROTOCOL_VERSION) for seen in upstream.seen[1:]} == {version}
+
+
+async def test_a_batch_may_ask_and_answer(upstream: FakeUpstream, client: Client) -> None:
+    """2025-03-26 allowed batches, on streams too; 2025-06-18 took them away."""
+    chooses(upstream, "2025-03-26")
+
+    async def batches(turn: Turn) -> None:
+        question = {"jsonrpc": "2.0", "id": 0, "method": "elicitation/create", "params": FORM}
+        progress = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}}
+        answered = upstream.expect(turn.session, 0)
+        await turn.raw(event_of([progress, question]))
+        await answered
+        await turn.raw(event_of([progress, {"jsonrpc": "2.0", "id": turn.id, "result": text("thanks")}]))
+
+    upstream.tool(batches)
+    assert (await client.answer(await client.call())).text == "thanks"
+
+
+def event_of(batch: list[object]) -> bytes:
+    return b"data: " + json.dumps(batch).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize("version", ["2024-10-07", "2026-07-28", "draft", ""])
+async def test_a_version_that_nobody_speaks_here_is_a_clear_error(
+    upstream: FakeUpstream, client: Client, version: str
+) -> None:
+    chooses(upstream, version)
+    reply = await client.call()
+    assert reply.outcome == (200, -32603, "upstream_unreachable")
+    assert f"wants protocol version '{version}'" in reply.error["message"]
+    assert "tools/call" not in upstream.words
