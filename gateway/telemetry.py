@@ -53,6 +53,8 @@ class Event(StrEnum):
     PEER_REJECTED = "peer.rejected"
     PEER_FAILED = "peer.failed"
     CALL_TAKEN_OVER = "call.taken_over"
+    CHILD_ENDED = "child.ended"
+    CHILD_STDERR = "child.stderr"
     TASK_FAILED = "task.failed"
 
 
@@ -412,6 +414,10 @@ class Metrics:
         self._session_counts: Counts[tuple[str, ...]] = Counts()
         self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route")
         self._lost = self._counter("sessions_lost_total", "Sessions that their upstream forgot.", "route")
+        self._children = self._gauge("children", "Processes of commands: warm, idle, in use or ending.", "route")
+        self._children_ended = self._counter(
+            "children_ended_total", "Children that ended, by whether the gateway wanted that.", "route", "why"
+        )
         self._failures = self._counter("upstream_errors_total", "Failures of upstreams.", "route", "kind")
 
     def _declare_process(self, version: str) -> None:
@@ -508,6 +514,15 @@ class Metrics:
             self._session_counts[route, old] -= 1
         if new is not None:
             self._session_counts[route, new] += 1
+
+    def child_started(self, route: str) -> None:
+        """Count a child in; `child_ended` must follow."""
+        self._children[route,].inc()
+
+    def child_ended(self, route: str, *, asked: bool) -> None:
+        """Count a child out, of which no process is left; one that was not asked to end has failed."""
+        self._children[route,].dec()
+        self._children_ended[route, "asked" if asked else "unasked"].inc()
 
     def upstream_failed(self, route: str, kind: str) -> None:
         """Count a failure, by an `UpstreamFailure`."""

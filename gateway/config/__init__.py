@@ -3,7 +3,7 @@
 from gateway.config.changes import changes, refused
 from gateway.config.forms import split_address
 from gateway.config.keys import decode_key
-from gateway.config.load import digest, for_upstream, load, parse
+from gateway.config.load import digest, for_command, for_upstream, load, parse
 from gateway.config.model import (
     Cache,
     Config,
@@ -42,6 +42,7 @@ __all__ = [
     "changes",
     "decode_key",
     "digest",
+    "for_command",
     "for_upstream",
     "json_schema",
     "load",

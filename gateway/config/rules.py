@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from gateway.config.forms import split_address
 from gateway.config.keys import decode_key
-from gateway.config.model import Config, Route, State
+from gateway.config.model import Config, Route, State, Upstream
 from gateway.config.problems import Problem
 
 _KEYGEN = "make one with `mrtr-gateway keygen`"
@@ -85,7 +85,7 @@ def _principal(config: Config) -> Iterator[Problem]:
 
 def _routes(routes: tuple[Route, ...]) -> Iterator[Problem]:
     if not routes:
-        yield Problem("routes", "is empty; add a route with path and upstream.url")
+        yield Problem("routes", "is empty; add a route with path and upstream.url or upstream.command")
     first: dict[str, int] = {}
     for place, route in enumerate(routes):
         other = first.setdefault(route.path, place)
@@ -101,20 +101,31 @@ def _route(path: str, route: Route) -> Iterator[Problem]:
         yield Problem(f"{path}.upstream", f"has {count} of url and command; give exactly one")
     if upstream.url and upstream.transport == "stdio":
         yield Problem(f"{path}.upstream.transport", "stdio has no url; give upstream.command, or another transport")
+    yield from _child(f"{path}.upstream", upstream)
     for name, times in Counter(route.forward_headers).items():
         if times > 1:
             yield Problem(f"{path}.forward_headers", f'lists "{name}" {times} times; keep one')
 
 
+def _child(path: str, upstream: Upstream) -> Iterator[Problem]:
+    if upstream.command is None:
+        for key, value in (("env", upstream.env), ("cwd", upstream.cwd)):
+            if value:
+                yield Problem(f"{path}.{key}", "goes with upstream.command; remove it")
+        return
+    if upstream.transport not in {"auto", "stdio"}:
+        yield Problem(f"{path}.transport", "is for a url; a command speaks stdio: write stdio or auto")
+    if upstream.warm > upstream.max_children:
+        yield Problem(f"{path}.warm", f"is more than max_children ({upstream.max_children}); lower it")
+    for key, texts in (("command", upstream.command), ("env", upstream.env.values()), ("cwd", [upstream.cwd or ""])):
+        if any("\0" in text for text in texts):
+            yield Problem(f"{path}.{key}", "has a NUL character in it, which no process can be given; remove it")
+
+
 _PER_ROUTE: tuple[tuple[str, Callable[[Route], bool], str], ...] = (
     (
-        "upstream.command",
-        lambda route: route.upstream.command is not None,
-        "a stdio server is not supported in this version; put an HTTP bridge before it and give upstream.url",
-    ),
-    (
         "upstream.transport",
-        lambda route: route.upstream.transport in {"sse", "stdio"},
+        lambda route: route.upstream.transport == "sse",
         "is not supported in this version; write auto",
     ),
 )

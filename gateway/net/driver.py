@@ -612,7 +612,7 @@ class Driver:
             # A whole length more: silence is noticed after one to two times the limit.
             self._watch_silence()
             return
-        where = f"The upstream {self._bridge.route.upstream.url} of route {self._bridge.route.path}"
+        where = f"The upstream {self._bridge.route.upstream.name} of route {self._bridge.route.path}"
         error = CallLost(
             f"{where} was silent for {limit:g} s in a call (timeouts.idle_seconds); the call was cancelled and may "
             "have had effects"

@@ -29,6 +29,10 @@ _CREDENTIALS_KEPT: Final = 64
 _SWEEP_SECONDS: Final = 1.0
 
 
+def _nothing() -> None:
+    """For who does not want to know."""
+
+
 class Group:
     """The sessions of one pool key, and what they taught."""
 
@@ -59,17 +63,20 @@ class Group:
 class Pool:
     """All sessions of one route."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what a pool is made of)
         self,
         config: Config,
         route: Route,
         connect: Callable[[], Channel],
         metrics: Metrics,
         tasks: Tasks,
+        retired: Callable[[], None] = _nothing,
     ) -> None:
+        """`retired` hears when the pool keeps no session any more, so that nobody makes any ready for it."""
         self.route = route
         self._config = config
         self._connect = connect
+        self._retired = retired
         self._metrics = metrics
         self._tasks = tasks
         self._groups: dict[PoolKey, Group] = {}
@@ -193,7 +200,13 @@ class Pool:
         limits = self._config.sessions
         if self._principals.get(key.principal, 0) >= limits.max_per_principal:
             return self._evict_idle(key.principal)
-        return self._count < limits.max or self._evict_idle()
+        return self._count < self._most or self._evict_idle()
+
+    @property
+    def _most(self) -> int:
+        """Sessions that there may be; each is a process where the upstream is a command."""
+        most, upstream = self._config.sessions.max, self.route.upstream
+        return most if upstream.command is None else min(most, upstream.max_children)
 
     def _evict_idle(self, principal: bytes | None = None) -> bool:
         """Close the session that has been idle longest, this principal's or anybody's; whether there was one."""
@@ -229,7 +242,8 @@ class Pool:
             return future.result()
         raise Busy(
             f"No session to the upstream of route {self.route.path} came free in timeouts.session_wait_seconds; "
-            "raise sessions.max or sessions.max_per_principal, or call later",
+            f"raise {'sessions.max' if self.route.upstream.command is None else 'upstream.max_children'} or "
+            "sessions.max_per_principal, or call later",
             status=503,
         )
 
@@ -254,7 +268,7 @@ class Pool:
         return session
 
     def _explain(self, exc: BaseException) -> BaseException:
-        upstream = self.route.upstream.url
+        upstream = self.route.upstream.name
         if isinstance(exc, TimeoutError):
             return Unreachable(
                 f"The upstream {upstream} of route {self.route.path} did not finish its handshake in "
@@ -364,6 +378,7 @@ class Pool:
         """End all idle sessions, and keep none any more: those in use end with their calls, so do new ones."""
         self.closed = True
         _ = self._sweeper.cancel()
+        self._retired()
         for group in self._groups.values():
             while group.idle:
                 self._drop(group.idle.popleft(), end=True)

@@ -5,19 +5,27 @@ the settings it knows, in the lot that all bridges share, and the old bridge goe
 handed on as long as what shapes its sessions is the same.
 """
 
+import asyncio
+from typing import Final
+
 from gateway.config import Config, Route
 from gateway.core import mcp
 from gateway.core.exchange import Policy
 from gateway.net.alarms import Alarms
 from gateway.net.bridge import Bridge
+from gateway.net.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.client import Client, Endpoint
 from gateway.net.driver import Driver
+from gateway.net.nursery import Nursery
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
+from gateway.net.stdio import StdioChannel
 from gateway.net.streamable import StreamableChannel
 from gateway.net.tasks import Tasks
 from gateway.seal.envelope import Sealer
 from gateway.telemetry import Metrics
+
+_KILL_SECONDS: Final = 5.0
 
 
 class Routes:
@@ -43,17 +51,19 @@ class Routes:
         self._client = client
         self._metrics = metrics
         self._tasks = tasks
+        self._children: set[Child] = set()
+        """Of all bridges, also of those that a reload took away."""
         self._alarms = Alarms(config, tasks)
         self.change(config)
 
     def change(self, config: Config) -> None:
         """Serve the routes of this configuration from now on."""
-        endpoints = {route.path: _endpoint(route) for route in config.routes}
+        endpoints = {route.path: _endpoint(route) for route in config.routes if route.upstream.command is None}
         if not self._alarms.fit(config):
             self._alarms = Alarms(config, self._tasks)
         before = self.bridges
         self.bridges = {
-            route.path: self._bridge(config, route, endpoints[route.path], before.get(route.path))
+            route.path: self._bridge(config, route, endpoints.get(route.path), before.get(route.path))
             for route in config.routes
         }
         for path, bridge in before.items():
@@ -61,11 +71,13 @@ class Routes:
             if now is None or now.pool is not bridge.pool:
                 self._retire(bridge)
 
-    def _bridge(self, config: Config, route: Route, endpoint: Endpoint, before: Bridge | None) -> Bridge:
+    def _bridge(self, config: Config, route: Route, endpoint: Endpoint | None, before: Bridge | None) -> Bridge:
         self._metrics.show_zeroes(route.path)
         if before is not None and _shape(before.route) == _shape(route):
             pool, listeners = before.pool, before.listeners
             pool.change(config, route)
+        elif endpoint is None:
+            pool, listeners = self._pool_of_children(config, route), set()
         else:
 
             def connect() -> StreamableChannel:
@@ -86,6 +98,22 @@ class Routes:
             epoch=self.epoch,
             listeners=listeners,
         )
+
+    def _pool_of_children(self, config: Config, route: Route) -> Pool:
+        nursery = Nursery(route, self._client, self._metrics, self._tasks, self._children)
+
+        def connect() -> StdioChannel:
+            return StdioChannel(nursery, lambda: self._metrics.upstream_failed(route.path, "malformed"))
+
+        return Pool(config, route, connect, self._metrics, self._tasks, nursery.cool)
+
+    async def end_children(self) -> None:
+        """Kill the children that are left; when it returns, none of their processes is."""
+        left = list(self._children)
+        for child in left:
+            child.kill()
+        if left:
+            _ = await asyncio.wait([child.gone for child in left], timeout=_KILL_SECONDS)
 
     def _retire(self, bridge: Bridge) -> None:
         """Keep no session of it but those in use.
