@@ -6,6 +6,7 @@ quarantined until its call ends. Rule 3: a session that another process opened s
 """
 
 import asyncio
+import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,9 @@ _ACCEPTED_SECONDS: Final = 60.0
 """How long a credential counts as checked for what is answered from memory."""
 _CREDENTIALS_KEPT: Final = 64
 _SWEEP_SECONDS: Final = 1.0
+_STARTS: Final = max(os.cpu_count() or 1, 2)
+"""Children that a route may have at their start at the same time: sixteen at once, on two cores, all took longer than
+timeouts.handshake_seconds. Who waits for leave to start one may also have a session that comes free."""
 
 
 def _nothing() -> None:
@@ -82,6 +86,7 @@ class Pool:
         self._groups: dict[PoolKey, Group] = {}
         self._principals: dict[bytes, int] = {}
         self._count = 0
+        self._opening = 0
         self.closed = False
         self._sweeper = tasks.start(self._sweep(), f"session sweeper of {route.path}")
 
@@ -198,6 +203,8 @@ class Pool:
 
     def _has_room(self, key: PoolKey) -> bool:
         limits = self._config.sessions
+        if self._opening >= _STARTS and self.route.upstream.command is not None:
+            return False
         if self._principals.get(key.principal, 0) >= limits.max_per_principal:
             return self._evict_idle(key.principal)
         return self._count < self._most or self._evict_idle()
@@ -255,6 +262,7 @@ class Pool:
     async def _begin(self, key: PoolKey, group: Group, begin: Callable[[Session], Awaitable[None]]) -> Session:
         session = Session(key, self._connect(), self.route.path, self._metrics, self._tasks, group.accept)
         self._enter(session, group)
+        self._opening += 1
         try:
             async with asyncio.timeout(self._config.timeouts.handshake_seconds):
                 await begin(session)
@@ -264,6 +272,9 @@ class Pool:
             if explained is exc:
                 raise
             raise explained from exc
+        finally:
+            self._opening -= 1
+            self._wake()
         session.on_change = self._changed(group)
         return session
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster import Front, cluster, installed
 from tests.gateway_process import gateway
-from tests.parts.launch import REPOSITORY, old_server
+from tests.parts.launch import REPOSITORY, old_server, stdio_upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.conformance, pytest.mark.timeout(240)]
 
@@ -43,6 +43,14 @@ async def test_an_old_server_behind_the_gateway_conforms_to_2026_07_28(
     front: Callable[[str], AbstractAsyncContextManager[Front]],
 ) -> None:
     async with old_server("conformance") as server, front(server.url) as gw:
+        code, lines = await run_suite(gw.url)
+    print("\n".join(lines))
+    assert lines[-1] == "40 of 40 scenarios passed"
+    assert code == 0
+
+
+async def test_an_old_server_over_stdio_conforms_too() -> None:
+    async with gateway(stdio_upstream("conformance")) as gw:
         code, lines = await run_suite(gw.url)
     print("\n".join(lines))
     assert lines[-1] == "40 of 40 scenarios passed"

@@ -102,7 +102,7 @@ class Stage:
 
     @property
     def name(self) -> str:
-        return self.server.name
+        return self.server.name.removesuffix("-stdio")
 
     @property
     def everything(self) -> bool:

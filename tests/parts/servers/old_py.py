@@ -32,6 +32,7 @@ from serving import (
     mcp_application,
     recorded,
     serve,
+    serve_stdio,
 )
 
 SDK_VERSION = version("mcp")
@@ -547,11 +548,14 @@ async def background_tasks() -> AsyncIterator[None]:
 
 
 if __name__ == "__main__":
-    manager = StreamableHTTPSessionManager(
-        server,
-        event_store=MemoryEventStore() if options.event_store else None,
-        json_response=options.json,
-        stateless=options.stateless,
-        security_settings=local_only() if CHECKS_HOST else None,
-    )
-    serve(mcp_application(manager, mounted=IS_MOUNTED, lifespan=background_tasks), options)
+    if options.stdio:
+        serve_stdio(server, background_tasks)
+    else:
+        manager = StreamableHTTPSessionManager(
+            server,
+            event_store=MemoryEventStore() if options.event_store else None,
+            json_response=options.json,
+            stateless=options.stateless,
+            security_settings=local_only() if CHECKS_HOST else None,
+        )
+        serve(mcp_application(manager, mounted=IS_MOUNTED, lifespan=background_tasks), options)

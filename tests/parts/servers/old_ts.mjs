@@ -1,6 +1,6 @@
 // An old server (protocol 2025-11-25, Streamable HTTP with sessions) on the TypeScript SDK 1.32.
 //
-//     node old_ts.mjs [--port P] [--event-store] [--ledger FILE]
+//     node old_ts.mjs [--port P | --stdio] [--event-store] [--ledger FILE]
 //
 // Prints `READY http://127.0.0.1:PORT/mcp` once it accepts. The ledger has one JSON object a line: what the tools really did.
 // Packages come from MRTR_NODE_MODULES, since Node resolves them from the script's place and they are not installed there.
@@ -16,12 +16,13 @@ const modules = process.env.MRTR_NODE_MODULES ?? fileURLToPath(new URL('../../..
 const require = createRequire(`${modules}/`);
 const { McpServer, ResourceTemplate } = require('@modelcontextprotocol/sdk/server/mcp.js');
 const { StreamableHTTPServerTransport } = require('@modelcontextprotocol/sdk/server/streamableHttp.js');
+const { StdioServerTransport } = require('@modelcontextprotocol/sdk/server/stdio.js');
 const { completable } = require('@modelcontextprotocol/sdk/server/completable.js');
 const types = require('@modelcontextprotocol/sdk/types.js');
 const { z } = require('zod');
 
 const { values: flags } = parseArgs({
-    options: { port: { type: 'string', default: '0' }, 'event-store': { type: 'boolean' }, ledger: { type: 'string' } }
+    options: { port: { type: 'string', default: '0' }, stdio: { type: 'boolean' }, 'event-store': { type: 'boolean' }, ledger: { type: 'string' } }
 });
 
 function record(event, tool, more = {}) {
@@ -97,7 +98,7 @@ function buildServer() {
 
     // The ledger has a line when something starts, when its caller cancels it, and when it ends of itself.
     async function recorded(name, args, extra, run) {
-        const session = extra.sessionId;
+        const session = extra.sessionId ?? null;
         record('run', name, { session, arguments: args });
         extra.signal.addEventListener('abort', () => record('cancelled', name, { session }), { once: true });
         try {
@@ -319,4 +320,5 @@ const http = createServer(async (request, response) => {
 
 // A late answer to a question nobody waits for any more must not end the process.
 process.on('unhandledRejection', error => console.error('unhandled', error));
-http.listen(Number(flags.port), '127.0.0.1', () => console.log(`READY http://127.0.0.1:${http.address().port}/mcp`));
+if (flags.stdio) await buildServer().connect(new StdioServerTransport());
+else http.listen(Number(flags.port), '127.0.0.1', () => console.log(`READY http://127.0.0.1:${http.address().port}/mcp`));

@@ -15,6 +15,7 @@ import anyio
 import uvicorn
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
+from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
@@ -38,6 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="JSON bodies instead of SSE streams")
     parser.add_argument("--page-size", type=int, default=0, help="tools on one page of tools/list; 0 for all")
     parser.add_argument("--nagle", action="store_true", help="small messages wait for acknowledgements")
+    parser.add_argument("--stdio", action="store_true", help="speak on stdin and stdout instead of HTTP")
     parser.add_argument("--ledger", type=Path, help="append to FILE what the tools did")
     return parser.parse_args()
 
@@ -190,6 +192,18 @@ def serve(application: Application, options: argparse.Namespace) -> None:
     server = AnnouncingServer(config)
     server.url = f"http://{options.host}:{listener.getsockname()[1]}/mcp"
     server.run(sockets=[listener])
+
+
+def serve_stdio(
+    server: Server[Any, Any], lifespan: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext
+) -> None:
+    """Serve one session on stdin and stdout, until stdin ends."""
+
+    async def run() -> None:
+        async with lifespan(), stdio_server() as (incoming, outgoing):
+            await server.run(incoming, outgoing, server.create_initialization_options())
+
+    anyio.run(run)
 
 
 def compact(value: Any) -> str:
