@@ -69,7 +69,8 @@ async def subscription(
         if bridge.pool.closed:
             listener.end()  # a reload took the upstream away while it was asked
         try:
-            yield outbox
+            with bridge.pool.hearing(key.principal, listener.changed):
+                yield outbox
         finally:
             bridge.listeners.discard(listener)
     finally:

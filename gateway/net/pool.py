@@ -9,7 +9,8 @@ import asyncio
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from msgspec import Raw
@@ -85,6 +86,7 @@ class Pool:
         self._tasks = tasks
         self._groups: dict[PoolKey, Group] = {}
         self._principals: dict[bytes, int] = {}
+        self._hearers: dict[bytes, set[Callable[[str, bytes], None]]] = {}
         self._count = 0
         self._opening = 0
         self.closed = False
@@ -275,7 +277,7 @@ class Pool:
         finally:
             self._opening -= 1
             self._wake()
-        session.on_change = self._changed(group)
+        session.on_change = self._changed(group, key.principal)
         return session
 
     def _explain(self, exc: BaseException) -> BaseException:
@@ -292,12 +294,33 @@ class Pool:
             return Unreachable(f"The upstream {upstream} of route {self.route.path} is no MCP server: {exc}")
         return exc
 
-    def _changed(self, group: Group) -> Callable[[str, bytes], None]:
-        def forget(method: str, _: bytes) -> None:
+    def _changed(self, group: Group, principal: bytes) -> Callable[[str, bytes], None]:
+        def changed(method: str, data: bytes) -> None:
             if method == mcp.TOOLS_CHANGED:
                 group.tools = None
+            for hear in tuple(self._hearers.get(principal, ())):
+                hear(method, data)
 
-        return forget
+        return changed
+
+    @contextmanager
+    def hearing(self, principal: bytes, hear: Callable[[str, bytes], None]) -> Iterator[None]:
+        """Have `hear` told of changes that other sessions of this principal announce.
+
+        A server over HTTP tells all its sessions what changed. Where each session is a process, only the one knows
+        whose call changed something.
+        """
+        if self.route.upstream.command is None:
+            yield
+            return
+        hearers = self._hearers.setdefault(principal, set())
+        hearers.add(hear)
+        try:
+            yield
+        finally:
+            hearers.discard(hear)
+            if not hearers:
+                _ = self._hearers.pop(principal, None)
 
     def _enter(self, session: Session, group: Group) -> None:
         group.count += 1

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import socket
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -201,6 +202,7 @@ def serve_stdio(
 
     async def run() -> None:
         async with lifespan(), stdio_server() as (incoming, outgoing):
+            print("READY", file=sys.stderr, flush=True)
             await server.run(incoming, outgoing, server.create_initialization_options())
 
     anyio.run(run)
