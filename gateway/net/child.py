@@ -154,7 +154,7 @@ class Child:
         reader, writer = self._control
         with suppress(OSError):
             while line := await reader.readline():
-                self._note(line.decode().split(maxsplit=2))
+                self._note(line.decode().split())
         writer.close()
         if self.pid:
             with suppress(OSError):  # the kernel has killed the server with its keeper, but not what that started
