@@ -11,10 +11,11 @@ from pathlib import Path
 import uvloop
 
 from gateway import __version__
-from gateway.config import Config, ConfigError, for_upstream, load
+from gateway.config import Config, ConfigError, for_command, for_upstream, load
 from gateway.demo import run as demo
 from gateway.errors import GatewayError
 from gateway.net import app, probe, workers
+from gateway.net.child import not_here
 from gateway.telemetry import configure_logging
 
 _KEY_BYTES = 32
@@ -25,21 +26,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == ["demo"]:
         return demo.run(arguments[1:])
-    options = _parser().parse_args(arguments)
+    arguments, command = _split(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    options.command = command
+    if bool(command) != getattr(options, "stdio", False):
+        parser.error("--stdio and a command go together: serve --stdio -- npx some-server")
     code: int = options.run(options)
     return code
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before `--` is ours, what stands behind it is somebody else's command."""
+    if "--" not in arguments:
+        return arguments, []
+    place = arguments.index("--")
+    return arguments[:place], arguments[place + 1 :]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("mrtr-gateway", description="Makes an old MCP server a modern, stateless one.")
     parser.add_argument("--version", action="version", version=f"mrtr-gateway {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    serve = commands.add_parser("serve", help="run the gateway")
+    serve = commands.add_parser(
+        "serve",
+        help="run the gateway",
+        usage="%(prog)s (--config FILE | --upstream URL | --stdio) [options] [-- COMMAND...]",
+    )
     source = serve.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, metavar="FILE", help="a YAML configuration")
     source.add_argument("--upstream", metavar="URL", help="one old server, served at /mcp with defaults")
-    serve.add_argument("--listen", metavar="HOST:PORT", help="with --upstream: where clients connect")
-    serve.add_argument("--admin", metavar="HOST:PORT", help="with --upstream: where /metrics and /readyz are")
+    source.add_argument("--stdio", action="store_true", help="one old server, the command behind `--`, as a child")
+    serve.add_argument("--listen", metavar="HOST:PORT", help="without --config: where clients connect")
+    serve.add_argument("--admin", metavar="HOST:PORT", help="without --config: where /metrics and /readyz are")
+    serve.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="with --stdio: a variable of the command, else of its own environment",
+    )
     serve.set_defaults(run=_serve)
     check = commands.add_parser("check", help="check a configuration and exit")
     check.add_argument("--config", type=Path, metavar="FILE", required=True)
@@ -73,6 +99,10 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _configuration(options: argparse.Namespace) -> Config:
+    if options.stdio:
+        return for_command(options.command, options.env, options.listen, options.admin)
+    if options.env:
+        raise ConfigError(("--env: it goes with --stdio; write upstream.env into the file",))
     if options.config is None:
         return for_upstream(options.upstream, options.listen, options.admin)
     if options.listen or options.admin:
@@ -82,11 +112,14 @@ def _configuration(options: argparse.Namespace) -> Config:
 
 def _check(options: argparse.Namespace) -> int:
     try:
-        load(options.config)
+        config = load(options.config)
     except ConfigError as exc:
         print(exc, file=sys.stderr)
         return 1
     print("configuration is valid")
+    for route in config.routes:
+        if route.upstream.command is not None and (missing := not_here(route.upstream)):
+            print(f"note: routes[{route.path}].upstream.{missing}, as far as can be seen on this machine")
     return 0
 
 

@@ -58,6 +58,8 @@ class Event(StrEnum):
     PEER_FAILED = "peer.failed"
     CALL_TAKEN_OVER = "call.taken_over"
     KEYS_FAILED = "keys.failed"
+    CHILD_ENDED = "child.ended"
+    CHILD_STDERR = "child.stderr"
     TASK_FAILED = "task.failed"
 
 
@@ -470,6 +472,10 @@ class Metrics:
             "route",
             "outcome",
         )
+        self._children = self._gauge("children", "Processes of commands: warm, idle, in use or ending.", "route")
+        self._children_ended = self._counter(
+            "children_ended_total", "Children that ended, by whether the gateway wanted that.", "route", "why"
+        )
         self._failures = self._counter("upstream_errors_total", "Failures of upstreams.", "route", "kind")
         self._probes = self._counter(
             "era_probes_total", "Probes of upstreams, by the era that they found.", "route", "era"
@@ -595,6 +601,15 @@ class Metrics:
             self._session_counts[route, old] -= 1
         if new is not None:
             self._session_counts[route, new] += 1
+
+    def child_started(self, route: str) -> None:
+        """Count a child in; `child_ended` must follow."""
+        self._children[route,].inc()
+
+    def child_ended(self, route: str, *, asked: bool) -> None:
+        """Count a child out, of which no process is left; one that was not asked to end has failed."""
+        self._children[route,].dec()
+        self._children_ended[route, "asked" if asked else "unasked"].inc()
 
     def upstream_failed(self, route: str, kind: str) -> None:
         """Count a failure, by an `UpstreamFailure`."""

@@ -57,10 +57,11 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def configuration(upstream: str, overrides: dict[str, Any]) -> dict[str, Any]:
+def configuration(upstream: str | dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """Give the whole configuration of a test's gateway, on free ports."""
     over = dict(overrides)
-    route = {"path": "/mcp", "upstream": {"url": upstream}, **over.pop("route", {})}
+    where = {"url": upstream} if isinstance(upstream, str) else upstream
+    route = {"path": "/mcp", "upstream": where, **over.pop("route", {})}
     addresses = {name: f"127.0.0.1:{free_port()}" for name in ("listen", "admin")}
     return merged({**addresses, "routes": [route], **DEFAULTS}, over)
 
@@ -281,11 +282,11 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway(upstream_url: str, *, check: bool = True, **overrides: Any) -> AsyncIterator[Gateway]:
-    """Run a gateway in front of `upstream_url`; `check` false for a test that expects an unclean end."""
+async def gateway(upstream: str | dict[str, Any], *, check: bool = True, **overrides: Any) -> AsyncIterator[Gateway]:
+    """Run a gateway in front of a url, or of an `upstream` section; `check` false where an unclean end is expected."""
     with tempfile.TemporaryDirectory(prefix="mrtr-gateway-") as directory:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http:
-            gw = Gateway(configuration(upstream_url, overrides), Path(directory), http)
+            gw = Gateway(configuration(upstream, overrides), Path(directory), http)
             try:
                 await gw.start()
                 yield gw

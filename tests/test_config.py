@@ -24,6 +24,7 @@ from gateway.config import (
     Upstream,
     decode_key,
     digest,
+    for_command,
     for_upstream,
     json_schema,
     load,
@@ -203,8 +204,26 @@ REFUSED_ROUTES = [
         'routes[1].path: "/mcp" is also routes[0].path; change one',
     ),
     (f"routes: [{{upstream: {{url: '{ROUTE}'}}, continuation: resume}}]", None),
-    ("routes: [{upstream: {command: [npx, server]}}]", None),
     ("routes: [{upstream: {command: []}}]", None),
+    ('routes: [{upstream: {command: [npx, "a\\0b"]}}]', None),
+    ('routes: [{upstream: {command: [npx], env: {A: "\\0"}}}]', None),
+    (
+        "routes: [{upstream: {command: [npx], transport: streamable-http}}]",
+        "routes[0].upstream.transport: is for a url; a command speaks stdio: write stdio or auto",
+    ),
+    (
+        "routes: [{upstream: {command: [npx], max_children: 2, warm: 3}}]",
+        "routes[0].upstream.warm: is more than max_children (2); lower it",
+    ),
+    (
+        "routes: [{upstream: {command: [npx], env: {A-B: c}}}]",
+        'routes[0].upstream.env.A-B: "A-B" is not a variable\'s name; write "API_KEY"',
+    ),
+    (
+        f"routes: [{{upstream: {{url: '{ROUTE}', env: {{A: b}}}}}}]",
+        "routes[0].upstream.env: goes with upstream.command; remove it",
+    ),
+    (f"routes: [{{upstream: {{url: '{ROUTE}', cwd: /}}}}]", None),
     (f"routes: [{{upstream: {{url: '{ROUTE}', transport: streamable}}}}]", None),
 ]
 
@@ -574,6 +593,25 @@ def test_a_flag_wins_over_the_environment_and_is_named_in_its_problem() -> None:
         ["--admin"],
         ["--upstream"],
     ]
+
+
+def test_a_command_of_the_command_line_is_taken_word_by_word() -> None:
+    config = for_command(["npx", "${X}", "--flag"], ["KEY", "A=b=c"], "b:1", env={"KEY": "${Y}"})
+    assert config.listen == "b:1"
+    assert config.routes[0].upstream == Upstream(command=("npx", "${X}", "--flag"), env={"KEY": "${Y}", "A": "b=c"})
+    with pytest.raises(ConfigError, match="--env NONE: is not set"):
+        for_command(["npx"], ["NONE"], env={})
+
+
+def test_what_a_command_is_given_is_neither_printed_nor_part_of_the_digest() -> None:
+    text = "routes: [{{upstream: {{command: [npx, --key, hunter2], env: {{KEY: {}}}}}}}]"
+    one, other = parse(text.format("sesame1"), "x", {}), parse(text.format("sesame2"), "x", {})
+    assert "hunter2" not in repr(one)
+    assert "sesame" not in repr(one)
+    assert one.routes[0].upstream.name == "npx"
+    assert digest(one) == digest(other)
+    found = problems("routes: [{upstream: {command: [npx], env: {KEY: [sesame]}}}]", routes=False)
+    assert found == ("routes[0].upstream.env.KEY: a list where a text is expected; put it in quotes",)
 
 
 def test_two_listeners_may_both_ask_for_any_free_port() -> None:

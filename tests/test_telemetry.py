@@ -310,6 +310,8 @@ def exercised() -> Metrics:
     metrics.subscription_lost("/mcp", opened_again=True)
     metrics.session_moved("/mcp", None, SessionState.BUSY)
     metrics.session_moved("/mcp", SessionState.BUSY, SessionState.IDLE)
+    metrics.child_started("/mcp")
+    metrics.child_ended("/mcp", asked=False)
     metrics.upstream_failed("/mcp", UpstreamFailure.TIMEOUT)
     metrics.config_reloaded(applied=False)
     metrics.peer_asked(PeerOutcome.STALLED)
@@ -404,7 +406,7 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     families = [
         family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
     ]
-    assert len(families) == 27
+    assert len(families) == 29
     for family in families:
         assert re.fullmatch(r"mcp_(gateway|server)(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")

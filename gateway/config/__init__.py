@@ -6,7 +6,7 @@ from gateway.config.effective import on_route
 from gateway.config.files import contents
 from gateway.config.forms import HOP_BY_HOP, split_address
 from gateway.config.keys import decode_key
-from gateway.config.load import digest, for_upstream, load, parse
+from gateway.config.load import digest, for_command, for_upstream, load, parse
 from gateway.config.model import (
     Cache,
     Config,
@@ -57,6 +57,7 @@ __all__ = [
     "contexts",
     "decode_key",
     "digest",
+    "for_command",
     "for_upstream",
     "json_schema",
     "jwks_context",

@@ -12,6 +12,7 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _PATH = re.compile(r"/|(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+", re.ASCII)
 _URL_TEXT = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+", re.ASCII)
 _HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _REPLICA_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 # RFC 9110 section 7.6.1: these speak of one connection, and never go on.
@@ -148,6 +149,10 @@ def _network(text: str) -> str | None:
         return None
 
 
+def _variable(text: str) -> str | None:
+    return text if _VARIABLE.fullmatch(text) else None
+
+
 def _replica_id(text: str) -> str | None:
     return text if _REPLICA_ID.fullmatch(text) else None
 
@@ -161,5 +166,6 @@ FORMS = {
     "origin": Form("an origin", "https://app.example.com", _origin),
     "path": Form("a plain absolute path", "/mcp", _path),
     "replica id": Form("a replica id", "gw-1", _replica_id),
+    "variable": Form("a variable's name", "API_KEY", _variable),
     "url": Form("an http(s) URL", "http://127.0.0.1:9000/mcp", _url),
 }

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,12 +38,40 @@ def for_upstream(
     url: str, listen: str | None = None, admin: str | None = None, env: Mapping[str, str] | None = None
 ) -> Config:
     """Return the configuration of `serve --upstream URL`: one route; a flag wins over the environment."""
+    return _for_one({"url": Given(url, "--upstream")}, listen, admin, env)
+
+
+def for_command(
+    command: Sequence[str],
+    given: Sequence[str] = (),
+    listen: str | None = None,
+    admin: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Config:
+    """Return the configuration of `serve --stdio -- COMMAND`, as `for_upstream`; the words are taken as they are.
+
+    `given` is what the command gets beside the usual environment: NAME=VALUE, or NAME for the gateway's own value.
+    """
+    own = os.environ if env is None else env
+    variables: dict[str, object] = {}
+    for word in given:
+        name, has_value, value = word.partition("=")
+        if not has_value and name not in own:
+            raise ConfigError([f"--env {name}: is not set; export {name}, or write {name}=VALUE"], "command line")
+        variables[name] = Given(value if has_value else own[name], "--env")
+    words = [Given(word, "--stdio") for word in command]
+    return _for_one({"command": words, "env": variables}, listen, admin, env)
+
+
+def _for_one(
+    upstream: dict[str, object], listen: str | None, admin: str | None, env: Mapping[str, str] | None
+) -> Config:
     env = os.environ if env is None else env
     flags = {name: text for name, text in (("listen", listen), ("admin", admin)) if text is not None}
     overruled = {f"GATEWAY_{name.upper()}" for name in flags}
     unset = {name: text for name, text in env.items() if name not in overruled}
     tree: dict[str, object] = {name: Given(text, f"--{name}") for name, text in flags.items()}
-    tree["routes"] = [{"upstream": {"url": Given(url, "--upstream")}}]
+    tree["routes"] = [{"upstream": upstream}]
     return _finish(tree, [], "command line", unset)
 
 
@@ -68,4 +96,5 @@ def digest(config: Config) -> str:
     for route in plain["routes"]:
         route["credentials"]["token"] = route["credentials"]["token"] is not None
         route["set_headers"] = list(route["set_headers"])
+        route["upstream"]["env"] = sorted(route["upstream"]["env"])
     return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()[:12]

@@ -23,6 +23,7 @@ ReplicaId = Annotated[str, Meta(extra={"form": "replica id"})]
 Network = Annotated[str, Meta(extra={"form": "network"})]
 Host = Annotated[str, Meta(extra={"form": "host"})]
 Origin = Annotated[str, Meta(extra={"form": "origin"})]
+Variable = Annotated[str, Meta(extra={"form": "variable"})]
 Text = Annotated[str, Meta(min_length=1)]
 HeaderValue = Annotated[str, Meta(extra={"form": "header value", "secret": True})]
 Algorithm = Literal[
@@ -307,13 +308,44 @@ class Upstream(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: Annotated[str | None, Meta(description="The server's MCP endpoint.", extra={"form": "url"})] = None
     command: Annotated[
         Annotated[tuple[Text, ...], Meta(min_length=1)] | None,
-        Meta(description="A stdio server's program and its arguments."),
+        Meta(description="A stdio server's program and its arguments; it is started without a shell."),
     ] = None
+    env: Annotated[
+        dict[Variable, Annotated[str, Meta(extra={"secret": True})]],
+        Meta(
+            description="With `command`: the child's environment, beside PATH, HOME, USER, SHELL, TERM, TMPDIR, TZ "
+            "and the locale; it gets nothing else of the gateway's."
+        ),
+    ] = {}
+    cwd: Annotated[
+        Text | None, Meta(description="With `command`: the folder it runs in. Empty: the gateway's own.")
+    ] = None
+    max_children: Annotated[
+        Annotated[int, Meta(ge=1, le=10_000)],
+        Meta(description="With `command`: its processes, in use, idle or ending; a parked call has one."),
+    ] = 32
+    warm: Annotated[
+        Annotated[int, Meta(ge=0, le=100)],
+        Meta(description="With `command`: children started ahead for whoever comes next."),
+    ] = 1
     transport: Annotated[
         Literal["auto", "streamable-http", "sse", "stdio"],
         Meta(description="How to talk to it; `auto` finds out."),
     ] = "auto"
     tls: Annotated[UpstreamTls, Meta(description="TLS towards it, where the url is https.")] = UpstreamTls()
+
+    @property
+    def name(self) -> str:
+        """What logs and errors call it: the url, or the program; arguments and environment may be secret."""
+        return self.url or (self.command or ("?",))[0]
+
+    def __repr__(self) -> str:
+        return f"Upstream({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Return the fields without what may be secret, as `State` does."""
+        shown = {"command": self.command and (self.command[0], "..."), "env": sorted(self.env)}
+        return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
 
 
 class Credentials(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):

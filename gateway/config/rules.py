@@ -1,7 +1,7 @@
-"""What a configuration must satisfy as a whole: rules between keys, and what this version cannot do yet."""
+"""What a configuration must satisfy as a whole: rules between keys."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from gateway.config.effective import on_route
@@ -24,7 +24,6 @@ def broken_rules(config: Config) -> Iterator[Problem]:
     yield from _principal(config)
     yield from _routes(config.routes)
     yield from _affinity(config)
-    yield from _not_yet(config)
 
 
 def _keys(state: State) -> Iterator[Problem]:
@@ -120,7 +119,7 @@ def _jwt(principal: Principal) -> Iterator[Problem]:
 
 def _routes(routes: tuple[Route, ...]) -> Iterator[Problem]:
     if not routes:
-        yield Problem("routes", "is empty; add a route with path and upstream.url")
+        yield Problem("routes", "is empty; add a route with path and upstream.url or upstream.command")
     first: dict[str, int] = {}
     for place, route in enumerate(routes):
         other = first.setdefault(route.path, place)
@@ -136,6 +135,7 @@ def _route(path: str, route: Route) -> Iterator[Problem]:
         yield Problem(f"{path}.upstream", f"has {count} of url and command; give exactly one")
     if upstream.url and upstream.transport == "stdio":
         yield Problem(f"{path}.upstream.transport", "stdio has no url; give upstream.command, or another transport")
+    yield from _child(f"{path}.upstream", upstream)
     yield from _upstream_tls(f"{path}.upstream.tls", upstream)
     yield from _credentials(f"{path}.credentials", route.credentials)
     yield from _headers(path, route)
@@ -186,23 +186,16 @@ def _affinity(config: Config) -> Iterator[Problem]:
             )
 
 
-_PER_ROUTE: tuple[tuple[str, Callable[[Route], bool], str], ...] = (
-    (
-        "upstream.command",
-        lambda route: route.upstream.command is not None,
-        "a stdio server is not supported in this version; put an HTTP bridge before it and give upstream.url",
-    ),
-    (
-        "upstream.transport",
-        lambda route: route.upstream.transport == "stdio",
-        "is not supported in this version; write auto",
-    ),
-)
-
-
-def _not_yet(config: Config) -> Iterator[Problem]:
-    """Refuse what is declared but not built: a row leaves when its feature arrives."""
-    for place, route in enumerate(config.routes):
-        for path, uses_route, sentence in _PER_ROUTE:
-            if uses_route(route):
-                yield Problem(f"routes[{place}].{path}", sentence)
+def _child(path: str, upstream: Upstream) -> Iterator[Problem]:
+    if upstream.command is None:
+        for key, value in (("env", upstream.env), ("cwd", upstream.cwd)):
+            if value:
+                yield Problem(f"{path}.{key}", "goes with upstream.command; remove it")
+        return
+    if upstream.transport not in {"auto", "stdio"}:
+        yield Problem(f"{path}.transport", "is for a url; a command speaks stdio: write stdio or auto")
+    if upstream.warm > upstream.max_children:
+        yield Problem(f"{path}.warm", f"is more than max_children ({upstream.max_children}); lower it")
+    for key, texts in (("command", upstream.command), ("env", upstream.env.values()), ("cwd", [upstream.cwd or ""])):
+        if any("\0" in text for text in texts):
+            yield Problem(f"{path}.{key}", "has a NUL character in it, which no process can be given; remove it")

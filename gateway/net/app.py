@@ -112,7 +112,7 @@ class Gateway:
             listen=self.listen,
             admin=self.admin,
             replica=self.members.own,
-            routes={route.path: route.upstream.url for route in self.config.routes},
+            routes={route.path: route.upstream.name for route in self.config.routes},
             key_ids=self._keyring.key_ids,
             configuration=digest(self.config),
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -216,6 +216,7 @@ class Gateway:
         await self.tasks.settle(self.config.timeouts.cancel_seconds)
         for listener in self._listeners:
             await listener.close()
+        await self.routes.end_children()
         await self.tasks.close()
         await self._client.close()
         await self._peers.close()

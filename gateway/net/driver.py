@@ -622,7 +622,7 @@ class Driver:
             # A whole length more: silence is noticed after one to two times the limit.
             self._watch_silence()
             return
-        where = f"The upstream {self._bridge.route.upstream.url} of route {self._bridge.route.path}"
+        where = f"The upstream {self._bridge.route.upstream.name} of route {self._bridge.route.path}"
         suspect = self._session.channel.suspect() if self._session is not None else ""
         error = CallLost(
             f"{where} was silent for {limit:g} s in a call (timeouts.idle_seconds); the call was cancelled and may "

@@ -78,7 +78,8 @@ async def subscription(bridge: "Bridge", request: Request, key: PoolKey, headers
     bridge.metrics.subscribed(bridge.route.path, 1)
     try:
         await listener.begin()
-        yield listener.stream
+        with bridge.pool.hearing(key.principal, listener):
+            yield listener.stream
     finally:
         bridge.listeners.discard(listener)
         bridge.metrics.subscribed(bridge.route.path, -1)

@@ -7,9 +7,11 @@ quarantined until its call ends. Rule 3: a session that another process opened s
 
 import asyncio
 import itertools
+import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from msgspec import Raw
@@ -24,7 +26,7 @@ from gateway.errors import Busy, CallLost, Refused, Unreachable
 from gateway.net import affinity
 from gateway.net.headers import asks_as_client
 from gateway.net.lists import Lists, Ticket, place, seconds_kept
-from gateway.net.sessions import PoolKey, Session
+from gateway.net.sessions import PoolKey, Session, Watcher
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers
 from gateway.telemetry import Event, Metrics, SessionState, get_logger
@@ -38,6 +40,13 @@ _SWEEP_SECONDS: Final = 1.0
 _GENERATIONS: Final = itertools.count()
 _LEFT_OUT_KEPT: Final = 1000
 """Tools that were warned of; a server that makes up more of them fills no log."""
+_STARTS: Final = max(os.cpu_count() or 1, 2)
+"""Children that a route may have at their start at the same time: sixteen at once, on two cores, all took longer than
+timeouts.handshake_seconds. Who waits for leave to start one may also have a session that comes free."""
+
+
+def _nothing() -> None:
+    """For who does not want to know."""
 
 
 class Group:
@@ -86,28 +95,53 @@ class Group:
         return accepted is not None and time.monotonic() - accepted < _ACCEPTED_SECONDS
 
 
+class _Herald:
+    """Tells what changed to those who listen on other sessions."""
+
+    def __init__(self, session: Session, hearers: Mapping[bytes, set[Watcher]]) -> None:
+        self._session = session
+        self._hearers = hearers
+
+    def changed(self, method: str, data: bytes) -> None:
+        """Pass it on to who does not watch this session anyway."""
+        for hearer in tuple(self._hearers.get(self._session.key.principal, ())):
+            if hearer not in self._session.watchers:
+                hearer.changed(method, data)
+
+    def missed(self) -> None:
+        """Nothing: each listens for itself."""
+
+    def deaf(self) -> None:
+        """Nothing: each listens for itself."""
+
+
 class Pool:
     """All sessions of one route."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what a pool is made of)
         self,
         config: Config,
         route: Route,
         connect: Callable[[], Channel],
         metrics: Metrics,
         tasks: Tasks,
+        retired: Callable[[], None] = _nothing,
     ) -> None:
+        """`retired` hears when the pool keeps no session any more, so that nobody makes any ready for it."""
         self.route = route
         self._affine = route.sessions.affinity == "principal"
         self._config = config
         self._connect = connect
+        self._retired = retired
         self._metrics = metrics
         self._tasks = tasks
         self._groups: dict[PoolKey, Group] = {}
         self._principals: dict[bytes, int] = {}
+        self._hearers: dict[bytes, set[Watcher]] = {}
         self._count = 0
         self.lists = Lists()
         self._left_out: set[LeftOut] = set()
+        self._opening = 0
         self.closed = False
         self._sweeper = tasks.start(self._sweep(), f"session sweeper of {route.path}")
 
@@ -314,9 +348,17 @@ class Pool:
 
     def _has_room(self, key: PoolKey) -> bool:
         limits = self._config.sessions
+        if self._opening >= _STARTS and self.route.upstream.command is not None:
+            return False
         if self._principals.get(key.principal, 0) >= limits.max_per_principal:
             return self._evict_idle(key.principal)
-        return self._count < limits.max or self._evict_idle()
+        return self._count < self._most or self._evict_idle()
+
+    @property
+    def _most(self) -> int:
+        """Sessions that there may be; each is a process where the upstream is a command."""
+        most, upstream = self._config.sessions.max, self.route.upstream
+        return most if upstream.command is None else min(most, upstream.max_children)
 
     def _evict_idle(self, principal: bytes | None = None) -> bool:
         """Close the session that has been idle longest, this principal's or anybody's; whether there was one."""
@@ -359,7 +401,8 @@ class Pool:
             )
         raise Busy(
             f"No session to the upstream of route {self.route.path} came free in timeouts.session_wait_seconds; "
-            "raise sessions.max or sessions.max_per_principal, or call later",
+            f"raise {'sessions.max' if self.route.upstream.command is None else 'upstream.max_children'} or "
+            "sessions.max_per_principal, or call later",
             status=503,
         )
 
@@ -373,9 +416,12 @@ class Pool:
     ) -> Session:
         session = Session(key, self._connect(), self.route.path, self._metrics, self._tasks, group.accept)
         session.watchers.append(group)
+        if self.route.upstream.command is not None:
+            session.watchers.append(_Herald(session, self._hearers))
         if main:
             group.main = session  # before anything is awaited: whoever comes now waits for it
         self._enter(session, group)
+        self._opening += 1
         try:
             async with asyncio.timeout(self._config.timeouts.handshake_seconds):
                 await begin(session)
@@ -385,10 +431,13 @@ class Pool:
             if explained is exc:
                 raise
             raise explained from exc
+        finally:
+            self._opening -= 1
+            self._wake()
         return session
 
     def _explain(self, exc: BaseException) -> BaseException:
-        upstream = self.route.upstream.url
+        upstream = self.route.upstream.name
         if isinstance(exc, TimeoutError):
             return Unreachable(
                 f"The upstream {upstream} of route {self.route.path} did not finish its handshake in "
@@ -406,6 +455,25 @@ class Pool:
         upstream = self.route.upstream
         may_miss = (upstream.url or "").startswith("https") and upstream.tls.cert_file is None
         return "; if it asks for client certificates, give upstream.tls.cert_file" if may_miss else ""
+
+    @contextmanager
+    def hearing(self, principal: bytes, hearer: Watcher) -> Iterator[None]:
+        """Have `hearer` told of changes that other sessions of this principal announce.
+
+        A server over HTTP tells all its sessions what changed. Where each session is a process, only the one knows
+        whose call changed something.
+        """
+        if self.route.upstream.command is None:
+            yield
+            return
+        hearers = self._hearers.setdefault(principal, set())
+        hearers.add(hearer)
+        try:
+            yield
+        finally:
+            hearers.discard(hearer)
+            if not hearers:
+                _ = self._hearers.pop(principal, None)
 
     def _enter(self, session: Session, group: Group) -> None:
         group.count += 1
@@ -514,6 +582,7 @@ class Pool:
         """End all idle sessions, and keep none any more: those in use end with their calls, so do new ones."""
         self.closed = True
         _ = self._sweeper.cancel()
+        self._retired()
         for group in self._groups.values():
             while group.idle:
                 self._drop(group.idle.popleft(), end=True)

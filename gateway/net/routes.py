@@ -5,23 +5,30 @@ the settings it knows, in the lot that all bridges share, and the old bridge goe
 handed on as long as what shapes its sessions is the same.
 """
 
+import asyncio
 import ssl
+from typing import Final
 
 from gateway.config import Config, Contexts, Route, on_route
 from gateway.core import mcp
 from gateway.core.exchange import Policy
 from gateway.net.alarms import Alarms, lengths
 from gateway.net.bridge import Bridge
+from gateway.net.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.client import Client, Endpoint
 from gateway.net.driver import Driver
 from gateway.net.era import Era
 from gateway.net.finding import connector
 from gateway.net.headers import asks_as_client
+from gateway.net.nursery import Nursery
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
+from gateway.net.stdio import StdioChannel
 from gateway.net.tasks import Tasks
 from gateway.seal.envelope import Sealer
 from gateway.telemetry import Metrics
+
+_KILL_SECONDS: Final = 5.0
 
 
 class Routes:
@@ -48,6 +55,8 @@ class Routes:
         self._client = client
         self._metrics = metrics
         self._tasks = tasks
+        self._children: set[Child] = set()
+        """Of all bridges, also of those that a reload took away."""
         self._alarms: dict[tuple[float, ...], Alarms] = {}
         self.change(config, tls)
 
@@ -71,9 +80,14 @@ class Routes:
                 self._retire(bridge)
 
     def _bridge(
-        self, config: Config, route: Route, endpoint: Endpoint, tls: ssl.SSLContext | None, before: Bridge | None
+        self,
+        config: Config,
+        route: Route,
+        endpoint: Endpoint | None,
+        tls: ssl.SSLContext | None,
+        before: Bridge | None,
     ) -> Bridge:
-        """`config` is as it holds on this route."""
+        """`config` is as it holds on this route; without `endpoint` the upstream is a child."""
         self._metrics.show_zeroes(route.path)
         if before is not None and _shape(before.route) == _shape(route):
             client, pool, listeners = before.client, before.pool, before.listeners
@@ -81,11 +95,15 @@ class Routes:
             pool.change(config, route)
         else:
             client = self._client.sibling(config.limits, config.timeouts)
-            connect = connector(route.upstream.transport, client, endpoint, self._tasks)
-            pool, listeners, streams = Pool(config, route, connect, self._metrics, self._tasks), set(), set()
-            # What speaks HTTP+SSE is of the old era, and nothing can be passed through to it.
-            passes = route.upstream.transport != "sse"
-            era = Era(route.path, endpoint, client, self._metrics, self._tasks) if passes else None
+            listeners, streams = set(), set()
+            if endpoint is None:
+                pool, era = self._pool_of_children(config, route, client), None
+            else:
+                connect = connector(route.upstream.transport, client, endpoint, self._tasks)
+                pool = Pool(config, route, connect, self._metrics, self._tasks)
+                # What speaks HTTP+SSE is of the old era, and nothing can be passed through to it.
+                passes = route.upstream.transport != "sse"
+                era = Era(route.path, endpoint, client, self._metrics, self._tasks) if passes else None
         client.change(config.limits, config.timeouts, tls, route.upstream.tls.server_name)
         return Bridge(
             config=config,
@@ -104,6 +122,22 @@ class Routes:
             era=era,
             streams=streams,
         )
+
+    def _pool_of_children(self, config: Config, route: Route, client: Client) -> Pool:
+        nursery = Nursery(route, client, self._metrics, self._tasks, self._children)
+
+        def connect() -> StdioChannel:
+            return StdioChannel(nursery, lambda: self._metrics.upstream_failed(route.path, "malformed"))
+
+        return Pool(config, route, connect, self._metrics, self._tasks, nursery.cool)
+
+    async def end_children(self) -> None:
+        """Kill the children that are left; when it returns, none of their processes is."""
+        left = list(self._children)
+        for child in left:
+            child.kill()
+        if left:
+            _ = await asyncio.wait([child.gone for child in left], timeout=_KILL_SECONDS)
 
     def _retire(self, bridge: Bridge) -> None:
         """Keep no session of it but those in use.
@@ -131,9 +165,9 @@ def _shape(route: Route) -> tuple[object, ...]:
     return route.upstream, *lists, credentials.mode, credentials.header, route.sessions.affinity
 
 
-def _endpoint(route: Route) -> Endpoint:
-    assert route.upstream.url is not None, "the configuration admits HTTP only"
-    return Endpoint(route.path, route.upstream.url, as_client=asks_as_client(route))
+def _endpoint(route: Route) -> Endpoint | None:
+    url = route.upstream.url
+    return None if url is None else Endpoint(route.path, url, as_client=asks_as_client(route))
 
 
 def _policies(config: Config, route: Route) -> dict[str, Policy]:

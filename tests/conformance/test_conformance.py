@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster import Front, cluster, installed
 from tests.gateway_process import gateway
-from tests.parts.launch import REPOSITORY, old_server
+from tests.parts.launch import REPOSITORY, old_server, stdio_upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.conformance, pytest.mark.timeout(240)]
 
@@ -29,6 +29,8 @@ async def run_suite(url: str, *options: str) -> tuple[int, list[str]]:
     return process.returncode, output.decode().splitlines()
 
 
+WARM = 8
+"""The suite gives an answer half a second, in which Python does not start, and has many sets of capabilities."""
 WITHOUT_NGINX = pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
 
 
@@ -57,6 +59,19 @@ async def test_old_clients_find_the_old_server_as_it_is() -> None:
     print("\n".join(through[1]))
     assert through == without
     assert without[1][-1] == "33 of 33 scenarios passed"
+
+
+async def test_an_old_server_over_stdio_conforms_too() -> None:
+    async with gateway({**stdio_upstream("conformance"), "warm": WARM}) as gw:
+
+        async def warmed() -> bool:
+            return len(gw.log("child.stderr")) >= WARM
+
+        await gw.until(warmed, "its children have started", 30)
+        code, lines = await run_suite(gw.url)
+    print("\n".join(lines))
+    assert lines[-1] == "40 of 40 scenarios passed"
+    assert code == 0
 
 
 async def test_the_same_server_without_the_gateway_does_not() -> None:

@@ -102,7 +102,7 @@ class Stage:
 
     @property
     def name(self) -> str:
-        return self.server.name.removesuffix("-sse")
+        return self.server.name.removesuffix("-stdio").removesuffix("-sse")
 
     @property
     def everything(self) -> bool:

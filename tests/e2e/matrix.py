@@ -12,7 +12,7 @@ from typing import Any, get_args
 from tests.cluster import Front
 from tests.e2e.cases import Case, Drivers, Stage
 from tests.parts.clients.drive import DriverError, Kind
-from tests.parts.launch import OldServer, PartError, old_server
+from tests.parts.launch import OldServer, PartError, old_server, stdio_server
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PAGED = ("--page-size", "7")
@@ -82,13 +82,19 @@ OpenFront = Callable[..., AbstractAsyncContextManager[Front]]
 
 @asynccontextmanager
 async def pair_behind(name: str, front: OpenFront) -> AsyncIterator[Pair]:
-    """Start the server of that name, and before it what the cases need."""
+    """Start the server of that name, and before it what the cases need; with `-stdio` it is the gateway's child."""
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(old_server(name, *{**SERVERS, **HTTP_SSE}[name]))
-        route = {"path": "/mcp", "upstream": {"url": server.url}, "forward_headers": ["X-Tenant"]}
+        upstream: dict[str, Any]
+        if name.endswith("-stdio"):
+            name = name.removesuffix("-stdio")
+            server, upstream = stack.enter_context(stdio_server(name, *SERVERS[name]))
+        else:
+            server = await stack.enter_async_context(old_server(name, *{**SERVERS, **HTTP_SSE}[name]))
+            upstream = {"url": server.url}
+        route = {"path": "/mcp", "upstream": upstream, "forward_headers": ["X-Tenant"]}
         refuse = {**route, "path": "/refuse", "undeclared": "refuse"}
-        gw = await stack.enter_async_context(front(server.url, routes=[route, refuse]))
-        short = await stack.enter_async_context(front(server.url, hold={"ttl_seconds": ABANDONED_SECONDS}))
+        gw = await stack.enter_async_context(front(upstream, routes=[route, refuse]))
+        short = await stack.enter_async_context(front(upstream, hold={"ttl_seconds": ABANDONED_SECONDS}))
         yield Pair(server, gw, short)
 
 

@@ -15,8 +15,8 @@ import random
 import signal
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -228,6 +228,28 @@ class OldServer:
         await self.kill(sig)
         (self.directory / "stderr").unlink(missing_ok=True)  # `everything` says there that it is ready
         await self.start()
+
+
+def stdio_upstream(name: str, *flags: str, ledger: Path | None = None) -> dict[str, Any]:
+    """The `upstream` of a route that has the server of that name for a child."""
+    recipe = RECIPES[name]
+    command = [str(word) for word in recipe.command(0)]
+    if name == "everything":
+        command[-1] = "stdio"
+        return {"command": command}
+    command += ["--stdio", *flags]
+    if ledger is not None:
+        command += ["--ledger", str(ledger)]
+    return {"command": command, "env": recipe.environment(0)}
+
+
+@contextmanager
+def stdio_server(name: str, *flags: str) -> Iterator[tuple[OldServer, dict[str, Any]]]:
+    """A server that the gateway is to start: its ledger, and the `upstream` of a route."""
+    with tempfile.TemporaryDirectory(prefix=f"mrtr-{name}-") as directory:
+        server = OldServer(f"{name}-stdio", flags, 0, Path(directory))
+        # Nothing ahead: on two cores, who waits for one child would wait for the start of another as well.
+        yield server, {**stdio_upstream(name, *flags, ledger=server.directory / "ledger"), "warm": 0}
 
 
 @asynccontextmanager

@@ -27,6 +27,7 @@ from serving import (
     mcp_application,
     recorded,
     serve,
+    serve_stdio,
 )
 
 # One sample of silence.
@@ -473,13 +474,16 @@ async def set_level(_level: types.LoggingLevel) -> None:
 
 
 if __name__ == "__main__":
-    # The polling scenario needs a store and a retry time.
-    manager = StreamableHTTPSessionManager(
-        server,
-        event_store=MemoryEventStore(),
-        retry_interval=RETRY_MILLISECONDS,
-        json_response=options.json,
-        stateless=options.stateless,
-        security_settings=local_only(),
-    )
-    serve(mcp_application(manager), options)
+    if options.stdio:
+        serve_stdio(server)
+    else:
+        # The polling scenario needs a store and a retry time.
+        manager = StreamableHTTPSessionManager(
+            server,
+            event_store=MemoryEventStore(),
+            retry_interval=RETRY_MILLISECONDS,
+            json_response=options.json,
+            stateless=options.stateless,
+            security_settings=local_only(),
+        )
+        serve(mcp_application(manager), options)

@@ -417,7 +417,9 @@ async def form_resource(ctx: Context) -> str:
     return await ask_form(ctx, "ask://form", "for the resource")
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and options.stdio:
+    server.run("stdio", show_banner=False)
+elif __name__ == "__main__":
     application = server.http_app(
         path="/mcp",
         event_store=MemoryEventStore() if options.event_store else None,

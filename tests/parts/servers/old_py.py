@@ -32,7 +32,7 @@ from serving import (
     mcp_application,
     recorded,
     serve,
-    sse_application,
+    serve_stdio,
 )
 
 SDK_VERSION = version("mcp")
@@ -550,15 +550,14 @@ async def background_tasks() -> AsyncIterator[None]:
 
 
 if __name__ == "__main__":
-    if options.sse:
-        security = local_only() if CHECKS_HOST else None
-        serve(sse_application(server, security, lifespan=background_tasks), options)
-        raise SystemExit
-    manager = StreamableHTTPSessionManager(
-        server,
-        event_store=MemoryEventStore() if options.event_store else None,
-        json_response=options.json,
-        stateless=options.stateless,
-        security_settings=local_only() if CHECKS_HOST else None,
-    )
-    serve(mcp_application(manager, mounted=IS_MOUNTED, lifespan=background_tasks), options)
+    if options.stdio:
+        serve_stdio(server, background_tasks)
+    else:
+        manager = StreamableHTTPSessionManager(
+            server,
+            event_store=MemoryEventStore() if options.event_store else None,
+            json_response=options.json,
+            stateless=options.stateless,
+            security_settings=local_only() if CHECKS_HOST else None,
+        )
+        serve(mcp_application(manager, mounted=IS_MOUNTED, lifespan=background_tasks), options)

@@ -1,6 +1,6 @@
 // An old server (protocol 2025-11-25, Streamable HTTP with sessions) on the TypeScript SDK 1.32.
 //
-//     node old_ts.mjs [--port P] [--event-store | --stateless | --sse] [--json] [--ledger FILE]
+//     node old_ts.mjs [--port P | --stdio] [--event-store | --stateless | --sse] [--json] [--ledger FILE]
 //
 // Prints `READY http://127.0.0.1:PORT/mcp` (`/sse` with --sse) once it accepts. The ledger has one JSON object a line: what the tools really did.
 // Packages come from MRTR_NODE_MODULES, since Node resolves them from the script's place and they are not installed there.
@@ -17,6 +17,7 @@ const require = createRequire(`${modules}/`);
 const { McpServer, ResourceTemplate } = require('@modelcontextprotocol/sdk/server/mcp.js');
 const { SSEServerTransport } = require('@modelcontextprotocol/sdk/server/sse.js');
 const { StreamableHTTPServerTransport } = require('@modelcontextprotocol/sdk/server/streamableHttp.js');
+const { StdioServerTransport } = require('@modelcontextprotocol/sdk/server/stdio.js');
 const { completable } = require('@modelcontextprotocol/sdk/server/completable.js');
 const types = require('@modelcontextprotocol/sdk/types.js');
 const { z } = require('zod');
@@ -28,6 +29,7 @@ const { values: flags } = parseArgs({
         stateless: { type: 'boolean' },
         json: { type: 'boolean' },
         sse: { type: 'boolean' },
+        stdio: { type: 'boolean' },
         ledger: { type: 'string' }
     }
 });
@@ -105,7 +107,7 @@ function buildServer() {
 
     // The ledger has a line when something starts, when its caller cancels it, and when it ends of itself.
     async function recorded(name, args, extra, run) {
-        const session = extra.sessionId;
+        const session = extra.sessionId ?? null;
         record('run', name, { session, arguments: args });
         extra.signal.addEventListener('abort', () => record('cancelled', name, { session }), { once: true });
         try {
@@ -348,4 +350,5 @@ const http = createServer(async (request, response) => {
 // A late answer to a question nobody waits for any more must not end the process.
 process.on('unhandledRejection', error => console.error('unhandled', error));
 const path = flags.sse ? '/sse' : '/mcp';
-http.listen(Number(flags.port), '127.0.0.1', () => console.log(`READY http://127.0.0.1:${http.address().port}${path}`));
+if (flags.stdio) await buildServer().connect(new StdioServerTransport());
+else http.listen(Number(flags.port), '127.0.0.1', () => console.log(`READY http://127.0.0.1:${http.address().port}${path}`));

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import ssl
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +18,7 @@ import uvicorn
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.sse import SseServerTransport
+from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
@@ -43,6 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--nagle", action="store_true", help="small messages wait for acknowledgements")
     parser.add_argument("--tls", type=Path, help="serve TLS with the certificate and the key in FILE")
     parser.add_argument("--tls-clients", type=Path, help="only clients with a certificate of the authority in FILE")
+    parser.add_argument("--stdio", action="store_true", help="speak on stdin and stdout instead of HTTP")
     parser.add_argument("--ledger", type=Path, help="append to FILE what the tools did")
     return parser.parse_args()
 
@@ -228,6 +231,19 @@ def serve(application: Application, options: argparse.Namespace) -> None:
     path = "/sse" if options.sse else "/mcp"
     server.url = f"{'https' if options.tls else 'http'}://{options.host}:{listener.getsockname()[1]}{path}"
     server.run(sockets=[listener])
+
+
+def serve_stdio(
+    server: Server[Any, Any], lifespan: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext
+) -> None:
+    """Serve one session on stdin and stdout, until stdin ends."""
+
+    async def run() -> None:
+        async with lifespan(), stdio_server() as (incoming, outgoing):
+            print("READY", file=sys.stderr, flush=True)
+            await server.run(incoming, outgoing, server.create_initialization_options())
+
+    anyio.run(run)
 
 
 def compact(value: Any) -> str:

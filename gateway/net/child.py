@@ -1,0 +1,339 @@
+"""One child process that speaks MCP on stdin and stdout: its start, its lines, its end.
+
+The process started here is a keeper (`net.keeper`), which starts the server with these very pipes and kills all that
+descends from it when this side of its socket ends. So nothing has to be done for a child when the gateway dies.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from gateway.config import Upstream
+from gateway.core.lines import Lines, LineTooLong, one_line
+from gateway.errors import CallLost
+from gateway.net.mutter import Mutter
+from gateway.net.tasks import Tasks
+from gateway.telemetry import Event, get_logger
+
+log = get_logger()
+
+_KEEPER: Final = Path(__file__).with_name("keeper.py")
+_EOF_SECONDS: Final = 1.5
+"""How long a server may take to end after its input has; server-everything takes no notice of that."""
+_TERM_SECONDS: Final = 1.5
+_KILL_SECONDS: Final = 2.0
+_LAST_WORDS_SECONDS: Final = 1.0
+"""How long is waited for what an ended server had said, or for the end of one that closed its output."""
+INHERITED: Final = (
+    *("HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_MESSAGES", "LOGNAME"),
+    *("PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
+)
+"""All that a child gets of the gateway's environment, which may hold its keys."""
+
+
+def environment(upstream: Upstream, own: Mapping[str, str]) -> dict[str, str]:
+    """A child's whole environment."""
+    return {name: own[name] for name in INHERITED if name in own} | upstream.env
+
+
+def not_here(upstream: Upstream) -> str:
+    """What keeps the command from being started here, as far as can be seen beforehand; empty if nothing does."""
+    folder = Path(upstream.cwd or ".")
+    if not folder.is_dir():
+        return f"cwd: there is no folder {folder}"
+    program, path = upstream.name, environment(upstream, os.environ).get("PATH", os.defpath)
+    # A path is looked up from the folder in which the child runs; a name never is.
+    found = shutil.which(str(folder / program) if os.sep in program else program, path=path)
+    return "" if found else f"command: there is no program {program}"
+
+
+class Child:
+    """A keeper, the server it keeps, and whatever that starts."""
+
+    def __init__(self, upstream: Upstream, route: str, event_bytes: int, tasks: Tasks) -> None:
+        """Nothing is started yet; see `start`."""
+        loop = asyncio.get_running_loop()
+        self.pid = 0
+        """The server's, when it is known."""
+        self.where = f"The upstream {upstream.name} of route {route}"
+        self.hear: Callable[[bytes], None] = _nobody
+        """Takes each line of its output."""
+        self.over: asyncio.Future[str] = loop.create_future()
+        """Done when it cannot be spoken to any more: the reason, which goes on after `where`."""
+        self.gone: asyncio.Future[None] = loop.create_future()
+        """Done when no process is left."""
+        self.proven = False
+        """Whether it has answered `initialize`."""
+        self.asked = False
+        """Whether the gateway wants its end."""
+        self.born = time.monotonic()
+        self._upstream = upstream
+        self._route = route
+        self._tasks = tasks
+        self._input = _Input()
+        self._output = _Output(Lines(event_bytes), self)
+        self.mutter = Mutter(route, upstream.env.values())
+        self._process: subprocess.Popen[bytes]
+        self._stdin: asyncio.WriteTransport
+        self._transports: list[asyncio.BaseTransport] = []
+        self._control: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+        self._last_words: asyncio.TimerHandle | None = None
+
+    # -- start --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start it; what comes of that is told by `over`. Raises OSError where there is not even a keeper."""
+        ours, theirs = socket.socketpair()
+        pipes: list[int] = []
+        try:
+            with theirs:
+                ours.setblocking(False)
+                pipes += (*os.pipe(), *os.pipe(), *os.pipe())
+                # Not asyncio's: uvloop gives a child sockets (which cannot be opened again as /dev/stdin), and more
+                # files than it should have.
+                self._process = self._keeper(theirs, pipes[0], pipes[3], pipes[5])
+            await self._connect(ours, pipes)
+        except BaseException:
+            ours.close()
+            for transport in self._transports:
+                transport.close()
+            raise
+        finally:
+            for file in pipes:
+                os.close(file)
+        self._tasks.spawn(self._live(), "child")
+
+    def _keeper(self, control: socket.socket, stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+        upstream = self._upstream
+        assert upstream.command is not None
+        program = (sys.executable, "-I", "-S", str(_KEEPER), str(control.fileno()), upstream.cwd or "")
+        return subprocess.Popen(  # noqa: S603  (what the operator configured, and no shell)
+            (*program, *upstream.command),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=(control.fileno(),),
+            env=environment(upstream, os.environ),
+            start_new_session=True,  # a terminal's Ctrl-C is for the gateway
+        )
+
+    async def _connect(self, control: socket.socket, pipes: list[int]) -> None:
+        """Take our ends of the pipes; those of the child are closed here, or they would never end."""
+        loop = asyncio.get_running_loop()
+        err_write, err, out_write, out, in_, in_read = (pipes.pop() for _ in range(6))
+        for file in (err_write, out_write, in_read):
+            os.close(file)
+        ends = [os.fdopen(file, mode, buffering=0) for file, mode in ((err, "rb"), (out, "rb"), (in_, "wb"))]
+        try:
+            transport, _ = await loop.connect_read_pipe(lambda: self.mutter, ends[0])
+            self._transports.append(transport)
+            transport, _ = await loop.connect_read_pipe(lambda: self._output, ends[1])
+            self._transports.append(transport)
+            self._stdin, _ = await loop.connect_write_pipe(lambda: self._input, ends[2])
+            self._transports.append(self._stdin)
+        except BaseException:
+            for end in ends[len(self._transports) :]:
+                end.close()
+            raise
+        self._stdin.set_write_buffer_limits(high=0)  # `drain` waits until all is in the pipe
+        self._control = await asyncio.open_unix_connection(sock=control)
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        """Listen to the keeper until nothing is left."""
+        reader, writer = self._control
+        with suppress(OSError):
+            while line := await reader.readline():
+                self._note(line.decode().split())
+        writer.close()
+        if self.pid:
+            with suppress(OSError):  # the kernel has killed the server with its keeper, but not what that started
+                os.killpg(self.pid, signal.SIGKILL)
+        self._end("ended with its keeper, which somebody killed")
+        # The kernel has closed the keeper's files and is about to make it a zombie: this waits for microseconds.
+        _ = self._process.wait()
+        _ = await asyncio.wait((self.mutter.ended,), timeout=_LAST_WORDS_SECONDS)
+        for transport in self._transports:
+            _abort(transport)
+        self._report()
+        self.gone.set_result(None)
+
+    def _note(self, words: list[str]) -> None:
+        match words:
+            case ["started", pid]:
+                self.pid = self.mutter.pid = int(pid)
+            case ["failed", number, what]:
+                name = self._upstream.cwd if what == "directory" else self._upstream.name
+                self._end(f"cannot be started: {os.strerror(int(number))} ({what} {name})")
+            case ["ended", code]:
+                self.pid = 0  # collected: the number may soon be another's
+                self._ended(_how(int(code)))
+            case _:
+                pass  # half a line of a keeper that was killed
+
+    def _ended(self, how: str) -> None:
+        """The server has ended; what it said before it did still counts."""
+        if self._output.closed:
+            self._end(how)
+        elif not self.over.done():
+            self._output.then = how
+            self._later(how)
+
+    def silenced(self) -> None:
+        """Its output has ended: the server has too, or will never say anything again."""
+        if self.over.done():
+            return
+        if self._output.then:
+            self._end(self._output.then)
+        else:
+            self._later("closed its output")
+
+    def _later(self, why: str) -> None:
+        if self._last_words is None:
+            loop = asyncio.get_running_loop()
+            self._last_words = loop.call_later(_LAST_WORDS_SECONDS, self._end, why)
+
+    def spoil(self, why: str) -> None:
+        """Nothing that it says from now on can be understood."""
+        self._end(why)
+        self._tasks.spawn(self.close(), "close session")
+
+    def _end(self, why: str) -> None:
+        if self._last_words is not None:
+            self._last_words.cancel()
+        if not self.over.done():
+            self.over.set_result(why)
+
+    def _report(self) -> None:
+        if self.asked:
+            log.debug(Event.CHILD_ENDED, route=self._route)
+        else:
+            log.warning(
+                Event.CHILD_ENDED,
+                route=self._route,
+                upstream=self._upstream.name,
+                why=self.over.result(),
+                stderr=list(self.mutter.last),
+            )
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    async def send(self, message: bytes, seconds: float) -> None:
+        """Write one message and wait until the child can read all of it. Raises CallLost."""
+        if not self.over.done():
+            self._stdin.write(one_line(message))
+            if self._input.free is not None:
+                _ = await asyncio.wait(
+                    (self._input.free, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+        if self.over.done():
+            raise CallLost(f"{self.where} {self.over.result()}; the call may have had effects")
+        if self._input.free is not None:
+            raise CallLost(
+                f"{self.where} did not read its input within timeouts.answer_seconds; the call may have had effects"
+            )
+
+    # -- end ----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End it: its input ends, then SIGTERM, then SIGKILL for all that is left. Cancelled, at once the last."""
+        self._want_end()
+        control = self._control[1]
+        try:
+            self._stdin.close()
+            if await self._is_gone(_EOF_SECONDS):
+                return
+            control.write(b"t")
+            if await self._is_gone(_TERM_SECONDS):
+                return
+            control.write(b"k")
+            _ = await self._is_gone(_KILL_SECONDS)
+        finally:
+            control.close()
+
+    def kill(self) -> None:
+        """End it and all that it started, now; `gone` says when that is done."""
+        self._want_end()
+        if not self.gone.done():
+            self._control[1].write(b"k")
+
+    def _want_end(self) -> None:
+        if not self.over.done():
+            self.asked = True
+            self._end("is being ended")
+
+    async def _is_gone(self, seconds: float) -> bool:
+        _ = await asyncio.wait((self.gone,), timeout=seconds)
+        return self.gone.done()
+
+
+class _Input(asyncio.BaseProtocol):
+    """The pipe to the child's stdin."""
+
+    def __init__(self) -> None:
+        self.free: asyncio.Future[None] | None = None
+        """Done when all that was written is in the pipe; None when it is."""
+
+    def pause_writing(self) -> None:
+        self.free = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        if self.free is not None:
+            self.free.set_result(None)
+            self.free = None
+
+
+class _Output(asyncio.Protocol):
+    """The pipe from the child's stdout."""
+
+    def __init__(self, lines: Lines, child: Child) -> None:
+        self.closed = False
+        self.then = ""
+        """How the child ended, if that is known before its output has."""
+        self._lines = lines
+        self._child = child
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for line in self._lines.feed(data):
+                if self._child.over.done():
+                    return
+                self._child.hear(line)
+        except LineTooLong:
+            if not self._child.over.done():
+                self._child.spoil("sent a message larger than limits.event_bytes")
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self.closed = True
+        self._child.silenced()
+
+
+def _nobody(_: bytes) -> None:
+    """Hear what a child says that was not spoken to: nothing that anybody waits for."""
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended (exit code {code})"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def _abort(transport: asyncio.BaseTransport) -> None:
+    """Close without waiting for what was not written."""
+    if isinstance(transport, asyncio.WriteTransport):
+        transport.abort()
+    else:
+        transport.close()

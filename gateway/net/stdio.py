@@ -1,0 +1,136 @@
+"""MCP over stdio towards one legacy server: a child process is a session.
+
+Source: specification 2025-11-25 basic/transports (stdio). Nothing on the one stream says which call a nested request
+belongs to, so a child has one call in flight, as every session has. There are no event ids: a call whose child ends is
+lost. Headers have no place here: credentials and forwarded headers choose the child, and are not told to it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.core import jsonrpc
+from gateway.errors import CallGone, CallLost, SessionLost, Unreachable
+from gateway.net.child import Child  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.net.nursery import Nursery
+from gateway.net.upstream import Channel, Headers, Receive
+
+_JSONRPC: Final = "2.0"
+
+
+class StdioChannel(Channel):
+    """One child."""
+
+    def __init__(self, nursery: Nursery, malformed: Callable[[], None]) -> None:
+        """`malformed` hears of every line on stdout that is no JSON-RPC: some servers print there what they do."""
+        self._nursery = nursery
+        self._malformed = malformed
+        self._child: Child
+        self._started = False
+        self._call: tuple[Receive, asyncio.Future[None]] | None = None
+        """Who listens for the current request, and the end of that."""
+        self._side: Receive = _nobody
+
+    async def initialize(self, message: bytes, headers: Headers) -> Raw:
+        """Take a child and send `initialize` to it."""
+        child = self._child = await self._nursery.take()
+        self._started = True
+        child.hear = self._hear
+        answers: list[Raw] = []
+
+        def receive(data: bytes) -> bool:
+            opened = jsonrpc.message(data)
+            if isinstance(opened.error, Raw):
+                raise Unreachable(f"{child.where} refused `initialize`: {jsonrpc.error(opened.error).message[:200]}")
+            if isinstance(opened.result, Raw):
+                answers.append(opened.result)
+            return bool(answers)
+
+        try:
+            _ = await self.request(message, headers, receive)
+        except (CallLost, SessionLost) as exc:
+            why = child.over.result() if child.over.done() else "did not read its input"
+            raise Unreachable(
+                f"{child.where} {why} before it answered `initialize`; the gateway's log has its stderr"
+            ) from exc
+        self._nursery.proved(child)
+        return answers[0]
+
+    async def listen(self, version: str, headers: Headers, receive: Receive, lost: Callable[[], None]) -> None:
+        """Hear what the child says outside of requests; `lost` is called when it ends unasked."""
+        self._side, self.hears_side = receive, True
+
+        def ended(_: object) -> None:
+            self.hears_side = False
+            if not self._child.asked:
+                lost()
+
+        self._child.over.add_done_callback(ended)
+
+    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | None:
+        """Write a request and wait until it is answered, or the child ends."""
+        child = self._child
+        if child.over.done():
+            raise SessionLost(f"{child.where} {child.over.result()}")
+        answered = asyncio.get_running_loop().create_future()
+        self._call = receive, answered
+        try:
+            await child.send(message, self._nursery.bounds.timeouts.answer_seconds)
+            _ = await asyncio.wait((answered, child.over), return_when=asyncio.FIRST_COMPLETED)
+            if not answered.done():
+                raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")
+            answered.result()
+        finally:
+            self._call = None
+            answered.cancel()
+        return None
+
+    def _hear(self, line: bytes) -> None:
+        if not _is_message(line):
+            self._malformed()
+            return
+        if self._call is None:
+            self._side(line)
+            return
+        receive, answered = self._call
+        try:
+            if receive(line):
+                self._call = None
+                answered.set_result(None)
+        except Exception as exc:  # noqa: BLE001 - it belongs to who waits for the answer, not to the pipe
+            self._call = None
+            answered.set_exception(exc)
+
+    async def send(self, message: bytes, headers: Headers) -> None:
+        """Write an answer or a notification."""
+        await self._child.send(message, self._nursery.bounds.timeouts.answer_seconds)
+
+    def adopt(self, session_id: str, version: str) -> None:
+        """Refuse: nobody can speak to another process's child."""
+        raise CallGone(f"{self._nursery.where} is a process of each gateway; the call may have had effects")
+
+    async def resume(self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
+        """Refuse, as `adopt`."""
+        self.adopt("", "")
+
+    async def close(self, *, end_session: bool) -> None:
+        """End the child."""
+        if self._started:
+            await self._child.close()
+
+
+def _is_message(line: bytes) -> bool:
+    """Whether a line is JSON-RPC, and no print of the server; many log objects in JSON."""
+    if line.lstrip()[:1] != b"{":
+        return False
+    try:
+        return jsonrpc.message(line).jsonrpc == _JSONRPC
+    except (ValueError, msgspec.MsgspecError):
+        return False
+
+
+def _nobody(_: bytes) -> bool:
+    return False

@@ -1,0 +1,44 @@
+"""Lines out of bytes, however they are cut."""
+
+import pytest
+
+from gateway.core.lines import Lines, LineTooLong, one_line
+
+TEXT = b'{"a":1}\n\r\n\nabc\r\n\xff\xfe\n' + b"x" * 20 + b"\nrest"
+WANTED = [b'{"a":1}', b"abc", b"\xff\xfe", b"x" * 20]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_lines_do_not_depend_on_how_the_bytes_are_cut(size: int) -> None:
+    lines = Lines(20)
+    assert [line for start in range(0, len(TEXT), size) for line in lines.feed(TEXT[start : start + size])] == WANTED
+
+
+def test_a_line_may_be_as_long_as_its_bound_and_no_longer() -> None:
+    lines = Lines(4)
+    assert list(lines.feed(b"ab")) == []
+    assert list(lines.feed(b"cd\n1234\n")) == [b"abcd", b"1234"]
+    with pytest.raises(LineTooLong, match="more than 4 bytes"):
+        _ = list(lines.feed(b"12345\n"))
+
+
+def test_a_line_that_never_ends_is_refused_when_it_passes_its_bound() -> None:
+    lines = Lines(4)
+    assert list(lines.feed(b"1234")) == []
+    with pytest.raises(LineTooLong):
+        _ = list(lines.feed(b"5"))
+
+
+def test_what_comes_before_a_line_that_is_too_long_is_not_lost() -> None:
+    lines = Lines(4).feed(b"1234\n12345\n")
+    assert next(lines) == b"1234"
+    with pytest.raises(LineTooLong):
+        _ = next(lines)
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [(b"{}", b"{}\n"), (b'{\r\n"a":\n1}', b'{  "a": 1}\n'), (b'{"a":"\\n"}', b'{"a":"\\n"}\n')],
+)
+def test_a_message_is_written_as_one_line(message: bytes, line: bytes) -> None:
+    assert one_line(message) == line

@@ -1,0 +1,69 @@
+"""Real servers as children of the real gateway: the cases of cases.py again, over stdio."""
+
+from typing import Final
+
+import pytest
+
+from tests.e2e.cases import CASES, Drivers
+from tests.e2e.conftest import FOUND
+from tests.e2e.matrix import KINDS, NOT_APPLICABLE, judge, pair_behind, reason
+from tests.gateway_process import gateway
+from tests.parts.clients.drive import Kind, available
+
+KIND: Final[Kind] = "ts"
+"""What a client does differently has nothing to do with stdio: one plays."""
+NOT_APPLICABLE_HERE = {**NOT_APPLICABLE, ("*", "*", "headers"): "a child has no headers"}
+OTHERS: Final = {
+    "ts132-stdio": {
+        "discover",
+        "result of 2 MB",
+        "form on the GET stream",
+        "three questions in one round",
+        "-32042 accepted",
+        "progress across a question",
+        "upstream gives up its question",
+        "client cancels a running call",
+        "client abandons a question",
+    },
+    "fm3-stdio": {"three questions in sequence"},
+    "everything-stdio": {"form on the POST stream: accept", "sampling on the POST stream", "roots", "progress"},
+}
+"""What the server's SDK could spoil."""
+LIKE_OVER_HTTP: Final = {
+    "lists come in pages",
+    "completion",
+    "resource",
+    "unknown resource is -32602",
+    "tool error",
+    "structured output",
+    "form on the POST stream: decline",
+    "form on the POST stream: cancel",
+    "sampling as the SDK does it",
+    "sampling with tools",
+    "-32042 declined",
+    "no logs unless asked",
+}
+"""What no transport has a part in."""
+PLAYED: Final = {
+    "py130-stdio": [case for case in CASES if case.name not in LIKE_OVER_HTTP],
+    **{server: [case for case in CASES if case.name in names] for server, names in OTHERS.items()},
+}
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.skipif(not all(map(available, KINDS)), reason="scripts/parts has not been run"),
+]
+
+
+@pytest.mark.parametrize("name", PLAYED)
+async def test_a_real_client_with_a_child(name: str, drivers: Drivers, request: pytest.FixtureRequest) -> None:
+    async with pair_behind(name, gateway) as pair:
+        for case in PLAYED[name]:
+            found = request.config.stash[FOUND].setdefault((case.name, name), {})
+            why_not = reason(name.removesuffix("-stdio"), KIND, case.name, NOT_APPLICABLE_HERE)
+            await judge(case, KIND, pair, drivers, why_not, found)
+
+
+async def test_every_case_over_stdio_is_a_case() -> None:
+    assert {case.name for case in CASES} >= LIKE_OVER_HTTP.union(*OTHERS.values())

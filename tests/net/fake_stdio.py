@@ -1,0 +1,139 @@
+"""A FAKE stdio server: it does on command what no real server does on command. Bare Python, so that it starts at once.
+
+python -I -S fake_stdio.py [--die | --silent | --stubborn]
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+JSON = dict[str, Any]
+
+
+def say(message: JSON) -> None:
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+
+def text(words: object) -> JSON:
+    return {"content": [{"type": "text", "text": words if isinstance(words, str) else json.dumps(words)}]}
+
+
+def read() -> JSON:
+    line = sys.stdin.readline()
+    if not line:
+        if "--stubborn" in sys.argv:
+            time.sleep(600)
+        sys.exit(0)
+    message: JSON = json.loads(line)
+    return message
+
+
+def ask() -> str:
+    schema = {"type": "object", "title": "Name", "properties": {"name": {"type": "string"}}}
+    say({"id": 1, "method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": schema}})
+    while True:
+        message = read()
+        if message.get("id") == 1 and "result" in message:
+            return str(message["result"]["content"]["name"])
+
+
+def start_family() -> list[int]:
+    """Start what survives all but SIGKILL: in a session of its own, and an orphan of this process."""
+    told, tell = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            os.write(tell, str(os.getpid()).encode())
+            for file in (0, 1, 2):
+                os.close(file)
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+    return [os.getppid(), os.getpid(), int(os.read(told, 20))]
+
+
+def call(name: str, given: JSON) -> JSON:
+    match name:
+        case "echo":
+            return text(given)
+        case "pid":
+            return text(str(os.getpid()))
+        case "environment":
+            return text(dict(os.environ))
+        case "ask":
+            return text(ask())
+        case "family":
+            return text(start_family())
+        case "ask_family":
+            family = start_family()
+            ask()
+            return text(family)
+        case "die":
+            sys.stderr.write("these are my last words\n")
+            sys.stderr.flush()
+            os._exit(7)
+        case "ask_die":
+            name = ask()
+            try:
+                os.close(os.open(given["marker"], os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return text(name)
+            os._exit(7)
+        case "noise":
+            sys.stdout.write(
+                'listening\n\n{"level":"info","msg":"ready"}\n[1,2]\n{"jsonrpc":"2.0","id"\n\u2028 \x00\n'
+            )
+            return text("heard")
+        case "endless":
+            while True:
+                sys.stdout.write("x" * 65536)
+        case "deaf":
+            return {**text("deaf"), "_meta": {"deaf": True}}
+        case "mutter":
+            sys.stderr.write(f"my key is {os.environ['API_KEY']}\n" + "x" * 5000 + "\n" + "again\n" * 1000)
+            sys.stderr.flush()
+            return text("muttered")
+        case _:
+            raise AssertionError(name)
+
+
+def serve() -> None:
+    if "--die" in sys.argv:
+        sys.stderr.write("cannot find my database\n")
+        sys.exit(3)
+    if "--stubborn" in sys.argv:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        message = read()
+        id_ = message.get("id")
+        if id_ is None or "--silent" in sys.argv:
+            continue
+        if message["method"] == "initialize":
+            info = {"name": "fake", "version": "1"}
+            say(
+                {
+                    "id": id_,
+                    "result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info},
+                }
+            )
+        elif message["method"] == "tools/list":
+            say({"id": id_, "result": {"tools": []}})
+        elif message["method"] == "ping":
+            say({"id": id_, "result": {}})
+        else:
+            params = message["params"]
+            result = call(params["name"], params.get("arguments", {}))
+            say({"id": id_, "result": result})
+            if params["name"] == "deaf":
+                time.sleep(600)
+            if params.get("arguments", {}).get("then") == "die":
+                os._exit(0)
+
+
+serve()

@@ -1,0 +1,266 @@
+"""A stdio server as a child: whatever it does, the call ends, the gateway goes on, and no process is left behind."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import pytest_asyncio
+
+from tests.e2e.wire import ACCEPT, Wire, headers_of, request, wire
+from tests.gateway_process import Gateway, gateway
+
+FAKE: Final = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_stdio.py")))
+SECRET: Final = "sesame-opens"
+CHILDREN: Final = "mcp_gateway_children"
+ENDED: Final = "mcp_gateway_children_ended_total"
+ERRORS: Final = "mcp_gateway_upstream_errors_total"
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def upstream(*flags: str, **more: Any) -> dict[str, Any]:
+    return {"command": [*FAKE, *flags], **more}
+
+
+def wrapped(*flags: str) -> dict[str, Any]:
+    """As npx does: a shell that waits for the server, which knows nothing of signals to the shell."""
+    return {"command": ["sh", "-c", '"$@"; true', "sh", *FAKE, *flags], "warm": 2}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def all_gone(pids: list[int], seconds: float = 5.0) -> None:
+    assert pids
+    async with asyncio.timeout(seconds):
+        while left := [pid for pid in pids if is_alive(pid)]:
+            await asyncio.sleep(0.01)
+    assert not left
+
+
+def below(pid: int) -> list[int]:
+    """All descendants of a process."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found = list(children.get(pid, ()))
+    for one in found:
+        found.extend(children.get(one, ()))
+    return found
+
+
+ROUTES: Final = {
+    "/mcp": upstream(env={"API_KEY": SECRET}),
+    "/missing": upstream() | {"command": ["no-such-program"], "warm": 0},
+    "/folder": upstream(cwd="/no/such/folder", warm=0),
+    "/die": upstream("--die"),
+    "/silent": upstream("--silent", warm=0),
+    "/one": upstream(max_children=1),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gw(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    routes = [{"path": path, "upstream": section, "ephemeral": ["ask_die"]} for path, section in ROUTES.items()]
+    times = {"answer_seconds": 0.5, "handshake_seconds": 2, "session_wait_seconds": 2}
+    async with gateway("", routes=routes, timeouts=times, limits={"event_bytes": 200_000}) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(gw: Gateway, request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
+    async with wire(gw.url, Authorization=f"Bearer {request.node.name}") as found:
+        yield found
+
+
+async def test_a_command_that_does_not_exist_is_named(client: Wire, gw: Gateway) -> None:
+    error = (await client.on(gw.base + "/missing").call("echo")).error
+    assert error["data"]["reason"] == "upstream_unreachable"
+    assert "no-such-program of route /missing cannot be started: No such file or directory" in error["message"]
+    error = (await client.on(gw.base + "/folder").call("echo")).error
+    assert "No such file or directory (directory /no/such/folder)" in error["message"]
+
+
+async def test_a_child_that_dies_at_once_is_started_ever_more_seldom(client: Wire, gw: Gateway) -> None:
+    at = client.on(gw.base + "/die")
+    answers = await asyncio.gather(*(at.call("echo") for _ in range(20)))
+    assert {answer.error["data"]["reason"] for answer in answers} == {"upstream_unreachable"}
+    assert all("ended (exit code 3) before it answered `initialize`" in answer.error["message"] for answer in answers)
+    assert not any("database" in answer.error["message"] for answer in answers), "what it says is the operator's"
+    assert 2 <= await gw.metric(ENDED, route="/die", why="unasked") <= 6
+    (*_, last) = [line for line in gw.log("child.ended") if line["route"] == "/die"]
+    assert last["stderr"] == ["cannot find my database"]
+
+
+async def test_a_child_that_says_nothing_costs_the_handshake_and_no_more(client: Wire, gw: Gateway) -> None:
+    error = (await client.on(gw.base + "/silent").call("echo")).error
+    assert "did not finish its handshake in 2 s" in error["message"]
+
+    async def ended() -> bool:
+        return await gw.metric(CHILDREN, route="/silent") == 0
+
+    await gw.until(ended, "the child has ended")
+
+
+async def test_a_call_is_lost_with_its_child_and_the_next_one_has_another(client: Wire) -> None:
+    before = (await client.call("pid")).text
+    error = (await client.call("die")).error
+    assert error["data"]["reason"] == "call_lost"
+    assert "ended (exit code 7) in a call; the call may have had effects" in error["message"]
+    assert "last words" not in error["message"]
+    assert (await client.call("pid")).text != before
+
+
+async def test_what_a_child_says_before_it_ends_still_counts(client: Wire) -> None:
+    assert json.loads((await client.call("echo", {"then": "die"})).text) == {"then": "die"}
+    assert (await client.call("pid")).text
+
+
+async def test_a_parked_call_is_lost_with_its_child(client: Wire) -> None:
+    first = await client.call("pid")
+    asked = await client.call("ask")
+    os.kill(int(first.text), signal.SIGKILL)
+    error = (await client.call("ask", state=asked.state, answers={"Name": ACCEPT})).error
+    assert error["data"]["reason"] == "call_lost"
+    assert "SIGKILL" in error["message"]
+
+
+async def test_a_call_that_may_run_twice_is_run_again_in_another_child(client: Wire, tmp_path: Path) -> None:
+    given = {"marker": str(tmp_path / "marker")}
+    asked = await client.call("ask_die", given)
+    answer = await client.call("ask_die", given, state=asked.state, answers={"Name": ACCEPT})
+    assert answer.text == "Ann"
+
+
+async def test_what_is_no_message_on_stdout_is_counted_and_nothing_else(client: Wire, gw: Gateway) -> None:
+    before = await gw.metric(ERRORS, route="/mcp", kind="malformed")
+    assert (await client.call("noise")).text == "heard"
+    assert await gw.metric(ERRORS, route="/mcp", kind="malformed") == before + 5
+
+
+async def test_a_line_without_end_ends_the_child(client: Wire) -> None:
+    error = (await client.call("endless")).error
+    assert "sent a message larger than limits.event_bytes" in error["message"]
+    assert (await client.call("pid")).text
+
+
+async def test_a_child_that_does_not_read_holds_nobody_up(client: Wire) -> None:
+    assert (await client.call("deaf")).text == "deaf"
+    error = (await client.call("echo", {"much": "x" * 150_000})).error
+    assert "did not read its input within timeouts.answer_seconds" in error["message"]
+    assert (await client.call("pid")).text
+
+
+async def test_a_message_is_one_line_whatever_its_client_wrote(client: Wire) -> None:
+    message = request("tools/call", {"name": "echo", "arguments": {"a": ["b\n\r", 1]}})
+    answer = await client.raw(json.dumps(message, indent=1).replace("\n", "\r\n").encode(), headers_of(message))
+    assert json.loads(answer.text) == {"a": ["b\n\r", 1]}
+
+
+async def test_a_child_has_the_environment_it_was_given_and_little_else(client: Wire) -> None:
+    found = json.loads((await client.call("environment")).text)
+    assert found["API_KEY"] == SECRET
+    assert "PYTHONUNBUFFERED" not in found, "the gateway has it"
+    assert found["PATH"]
+
+
+async def test_stderr_goes_to_the_log_bounded_and_without_what_the_child_was_given(client: Wire, gw: Gateway) -> None:
+    assert (await client.call("mutter")).text == "muttered"
+
+    def lines() -> list[dict[str, Any]]:
+        return [line for line in gw.log("child.stderr") if line["route"] == "/mcp"]
+
+    async def all_said() -> bool:
+        return any(line.get("text") == "my key is [hidden]" for line in lines())
+
+    await gw.until(all_said, "its key is masked")
+    assert SECRET not in gw.stderr
+    assert max(len(line.get("text", "")) for line in lines()) <= 1001
+    assert len(lines()) <= 150
+
+
+async def test_principals_share_no_child(client: Wire) -> None:
+    mine = (await client.call("pid")).text
+    assert (await client.call("pid")).text == mine
+    assert (await client.on(Authorization="Bearer somebody else").call("pid")).text != mine
+
+
+async def test_there_are_never_more_children_than_allowed(client: Wire, gw: Gateway) -> None:
+    at = client.on(gw.base + "/one")
+    first = await at.call("ask")
+    other = at.on(Authorization="Bearer somebody else")
+    error = (await other.call("pid")).error
+    assert error["data"]["reason"] == "busy"
+    assert "upstream.max_children" in error["message"]
+    assert (await at.call("ask", state=first.state, answers={"Name": ACCEPT})).text == "Ann"
+    assert (await other.call("pid")).text
+    assert await gw.metric(CHILDREN, route="/one") == 1
+
+
+async def test_a_killed_gateway_leaves_no_process() -> None:
+    async with gateway(wrapped("--stubborn"), check=False, workers=2) as gw, wire(gw.url) as client:
+        families = [client.on(Authorization=f"Bearer {number}") for number in range(3)]
+        _ = await asyncio.gather(*(one.call("ask_family") for one in families))
+        assert gw.process is not None
+        pids = below(gw.process.pid)
+        # Supervisor, workers, keepers, shells, servers, and the orphans that left their sessions.
+        assert len(pids) >= 2 + 3 * 4
+        await gw.kill()
+        await all_gone(pids)
+
+
+async def test_a_gateway_that_ends_in_peace_leaves_no_process_either() -> None:
+    async with gateway(wrapped("--stubborn"), timeouts={"cancel_seconds": 0.2}) as gw, wire(gw.url) as client:
+        _ = await client.call("family")
+        _ = await client.on(Authorization="Bearer other").call("ask_family")
+        assert gw.process is not None
+        pids = below(gw.process.pid)
+        assert len(pids) >= 2 * 4
+        gw.terminate()
+        _ = await gw.exited()
+        assert not [pid for pid in pids if is_alive(pid)]
+
+
+async def test_a_child_whose_keeper_is_killed_is_killed_with_all_of_its_group(client: Wire) -> None:
+    keeper, server, orphan = json.loads((await client.call("family")).text)
+    try:
+        asked = await client.call("ask")
+        os.kill(keeper, signal.SIGKILL)
+        error = (await client.call("ask", state=asked.state, answers={"Name": ACCEPT})).error
+        assert error["data"]["reason"] == "call_lost"
+        await all_gone([keeper, server])
+    finally:
+        os.kill(orphan, signal.SIGKILL)  # the one case that nothing covers: see docs/decisions/0011
+
+
+async def test_a_changed_command_retires_the_children_of_the_old_one() -> None:
+    async with gateway(upstream(env={"A": "1"}, warm=2)) as gw, wire(gw.url) as client:
+        assert json.loads((await client.call("environment")).text)["A"] == "1"
+        assert gw.process is not None
+        before = below(gw.process.pid)
+        route = {"path": "/mcp", "upstream": upstream(env={"A": "2"})}
+        (said,) = await gw.reload({**gw.config, "routes": [route]})
+        assert said["event"] == "config.loaded"
+        assert json.loads((await client.call("environment")).text)["A"] == "2"
+        await all_gone(before)
+
+
+async def test_an_idle_child_is_ended() -> None:
+    async with gateway(upstream(warm=0), sessions={"idle_seconds": 0.2}) as gw, wire(gw.url) as client:
+        pid = int((await client.call("pid")).text)
+        await all_gone([pid])
+        assert await gw.metric(ENDED, why="asked") == 1
