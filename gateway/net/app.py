@@ -80,7 +80,7 @@ class Gateway:
             config, self._client, self.lot, self._sealer, self.metrics, self.tasks, self.members.own, self._epoch
         )
         succession = Succession(self.members, self._peers)
-        passthrough = Passthrough(config, self._client, self.metrics)
+        passthrough = Passthrough(config, self._client, self.metrics, self._epoch)
         self.downstream = Downstream(config, self.routes, succession, passthrough, self.metrics)
         await self._open_door()
         await self.members.begin()
