@@ -18,10 +18,6 @@ _MODERN_ERRORS: Final = frozenset({mcp.HEADER_MISMATCH, mcp.MISSING_CAPABILITY})
 _ORDINARY: Final = frozenset({mcp.PARSE_ERROR, mcp.INVALID_PARAMS})
 """What a modern server answers with HTTP 400 to a request that is wrong in itself."""
 _MARKUP: Final = re.compile(rb"\s*<")
-_PASSING: Final = frozenset({408, 421, 425, 429})
-"""Refusals that a later or another request may not get."""
-_SAYS_NOTHING: Final = frozenset({401, 402, 403, 407}) | _PASSING
-
 REFUTING: Final = frozenset({400, 404, 405, 406})
 """How old servers refuse a modern request."""
 
@@ -61,8 +57,8 @@ def discover() -> bytes:
 
 def verdict(status: int, content_type: str, body: bytes) -> bool | None:
     """What the answer to `discover` says of the upstream: modern, legacy, or (None) nothing."""
-    if status in _SAYS_NOTHING or not 200 <= status < 500 or 300 <= status < 400:
-        return None
+    if status not in REFUTING and not 200 <= status < 300:
+        return None  # credentials, limits, proxies: another request may be answered otherwise
     if not body.strip() or "html" in content_type or _MARKUP.match(body):
         return None
     opened = _final(content_type, body)

@@ -92,7 +92,7 @@ class Gateway:
             self.routes,
             self._callers,
             succession,
-            Passthrough(config, wellknown.challenge, self.metrics),
+            Passthrough(config, wellknown.challenge, self.metrics, self._epoch),
             wellknown,
             self.metrics,
         )

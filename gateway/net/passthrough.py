@@ -73,12 +73,14 @@ class Lasting:
 class Passthrough:
     """Forwards the requests of one listener."""
 
-    def __init__(self, config: Config, challenge: Challenge, metrics: Metrics) -> None:
+    def __init__(self, config: Config, challenge: Challenge, metrics: Metrics, epoch: str) -> None:
+        """`epoch` names this process, in the Via header that RFC 9110 (7.6.3) asks of proxies."""
         self.stopping = False
         self.lasting = 0
         """Streams that a drain does not wait for."""
         self._challenge = challenge
         self._metrics = metrics
+        self._via = f"1.1 mrtr-{epoch}"
         self.change(config)
 
     def change(self, config: Config) -> None:
@@ -87,14 +89,18 @@ class Passthrough:
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
 
     def headers(self, http: web.BaseRequest, bridge: Bridge) -> CIMultiDict[str]:
-        """The headers of this request as they go upstream; raises InvalidRequest."""
+        """The headers of this request as they go upstream; raises InvalidRequest, also where it has been here."""
+        if any(self._via in line for line in http.headers.getall("Via", ())):
+            raise _loop(http.path)
         dropped = set(_REBUILT)
         if http.headers.get("Content-Encoding", "").lower() in _INFLATED:
             dropped.add("content-encoding")
         if not principals.is_trusted(http.remote, self._networks):
             dropped |= {name for name in map(str.lower, http.headers) if name.startswith(_PROXYS)}
             dropped.add((self._config.principal.header or "").lower())
-        return for_passing(bridge.route, http.headers, dropped)
+        kept = for_passing(bridge.route, http.headers, dropped)
+        kept.add("Via", self._via)
+        return kept
 
     async def legacy(self, http: web.BaseRequest, bridge: Bridge, body: bytes) -> web.StreamResponse:
         """The upstream's reply to a request of the handshake era; raises GatewayError where there is none."""
@@ -153,7 +159,7 @@ class Passthrough:
         response = await self._open(http, bridge, era.endpoint, headers, body)
         try:
             if kind is TrafficEra.MODERN and _may_refute(response):
-                said = await _read(response, era.endpoint)
+                said = await _read(response, era.endpoint, bridge.config.timeouts.idle_seconds)
                 if eras.refutes(response.status, said):
                     era.doubt()
                     if not await era.is_modern(probe_headers(headers)):
@@ -246,9 +252,10 @@ async def _chunk(response: aiohttp.ClientResponse, seconds: float | None) -> byt
         raise _Cut("the upstream broke off its reply") from exc
 
 
-async def _read(response: aiohttp.ClientResponse, endpoint: Endpoint) -> bytes:
+async def _read(response: aiohttp.ClientResponse, endpoint: Endpoint, seconds: float) -> bytes:
     try:
-        return await response.read()
+        async with asyncio.timeout(seconds):
+            return await response.read()
     except FOREIGN as exc:
         raise _with_status(mapped(exc, endpoint.where), 502) from exc
 
@@ -324,6 +331,12 @@ def not_allowed(method: str, allowed: str) -> GatewayError:
     error = InvalidRequest(f"HTTP {method[:20]} is not served here: a modern endpoint takes POST only")
     error.status = 405
     error.headers["Allow"] = allowed
+    return error
+
+
+def _loop(path: str) -> GatewayError:
+    error = InvalidRequest(f"The request came back to where it was forwarded: upstream.url of route {path} leads here")
+    error.status = 508
     return error
 
 

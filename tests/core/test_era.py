@@ -80,6 +80,7 @@ VERDICTS: dict[str, tuple[int, str, bytes, bool | None]] = {
     "403": (403, JSON, error(-32600), None),
     "429": (429, JSON, error(-32600), None),
     "421": (421, TEXT, b"Invalid Host header", None),
+    "431": (431, TEXT, b"Request Header Fields Too Large", None),
     "500": (500, JSON, error(-32603), None),
     "503": (503, HTML, b"<html>", None),
     "a redirect": (307, JSON, error(-32600), None),

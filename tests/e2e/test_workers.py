@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.core import mcp
 from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.gateway_process import (
     FAILURES,
@@ -82,11 +83,11 @@ async def gone(gw: Gateway, pids: set[int], seconds: float = 5.0) -> None:
 
 
 async def refused(gw: Gateway, times: int = 1) -> None:
-    """Send what is no request, each time over a new connection."""
+    """Send what is no modern request, each time over a new connection."""
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(connector=connector) as http:
         for _ in range(times):
-            async with http.post(gw.url, data=b"{}") as response:
+            async with http.post(gw.url, data=b"{}", headers={mcp.PROTOCOL_VERSION: mcp.MODERN}) as response:
                 assert response.status == 400
 
 

@@ -264,6 +264,17 @@ async def test_host_origin_and_size_are_checked_for_old_clients_too(upstream: Fa
     assert upstream.seen == []
 
 
+async def test_a_request_that_comes_back_is_told_so(upstream: FakeUpstream, stand: Stand) -> None:
+    async with stand.http.post(stand.url, json=INITIALIZE, headers={"Via": "1.0 other"}) as response:
+        assert response.status == 200
+    via = upstream.seen[0].headers.getall("Via")
+    assert via[0] == "1.0 other"
+    assert len(via) == 2
+    async with stand.http.post(stand.url, json=INITIALIZE, headers={"Via": ", ".join(via)}) as response:
+        assert (await error(response))[0] == 508
+    assert len(upstream.seen) == 1
+
+
 async def test_what_only_a_trusted_proxy_may_claim_goes_up_from_one(upstream: FakeUpstream, begin: Start) -> None:
     principal = {"source": "header", "header": "X-User", "trusted_proxies": ["127.0.0.0/8"]}
     claims = {"X-User": "ada", "X-Forwarded-For": "10.0.0.1"}
