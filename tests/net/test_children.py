@@ -9,11 +9,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
+from gateway.__main__ import main
 from tests.e2e.wire import ACCEPT, Wire, headers_of, request, wire
 from tests.gateway_process import Gateway, gateway
+from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 
 FAKE: Final = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_stdio.py")))
 SECRET: Final = "sesame-opens"
@@ -48,6 +51,10 @@ async def all_gone(pids: list[int], seconds: float = 5.0) -> None:
     assert not left
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def below(pid: int) -> list[int]:
     """All descendants of a process."""
     children: dict[int, list[int]] = {}
@@ -70,6 +77,7 @@ ROUTES: Final = {
     "/die": upstream("--die"),
     "/silent": upstream("--silent", warm=0),
     "/one": upstream(max_children=1),
+    "/wrapped": wrapped(),
 }
 
 
@@ -235,14 +243,16 @@ async def test_a_gateway_that_ends_in_peace_leaves_no_process_either() -> None:
         assert not [pid for pid in pids if is_alive(pid)]
 
 
-async def test_a_child_whose_keeper_is_killed_is_killed_with_all_of_its_group(client: Wire) -> None:
-    keeper, server, orphan = json.loads((await client.call("family")).text)
+async def test_a_child_whose_keeper_is_killed_is_killed_with_all_of_its_group(client: Wire, gw: Gateway) -> None:
+    at = client.on(gw.base + "/wrapped")
+    shell, server, orphan = json.loads((await at.call("family")).text)
+    keeper = parent(shell)
     try:
-        asked = await client.call("ask")
+        asked = await at.call("ask")
         os.kill(keeper, signal.SIGKILL)
-        error = (await client.call("ask", state=asked.state, answers={"Name": ACCEPT})).error
+        error = (await at.call("ask", state=asked.state, answers={"Name": ACCEPT})).error
         assert error["data"]["reason"] == "call_lost"
-        await all_gone([keeper, server])
+        await all_gone([keeper, shell, server])
     finally:
         os.kill(orphan, signal.SIGKILL)  # the one case that nothing covers: see docs/decisions/0011
 
@@ -257,6 +267,57 @@ async def test_a_changed_command_retires_the_children_of_the_old_one() -> None:
         assert said["event"] == "config.loaded"
         assert json.loads((await client.call("environment")).text)["A"] == "2"
         await all_gone(before)
+
+
+async def test_the_command_line_is_all_that_a_sidecar_needs(tmp_path: Path) -> None:
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    own = ("serve", "--stdio", "--listen", addresses[0], "--admin", addresses[1], "--env", "API_KEY")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", *own, "--", *FAKE, "--listen", "-- is its own"),
+        cwd=REPOSITORY,
+        env={**os.environ, "API_KEY": SECRET},
+        stderr=asyncio.subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+    )
+    try:
+        async with wire(f"http://{addresses[0]}/mcp") as client:
+            async with asyncio.timeout(15):
+                while (await ready(client, addresses[1])) != 200:
+                    await asyncio.sleep(0.02)
+            assert json.loads((await client.call("environment")).text)["API_KEY"] == SECRET
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+
+
+async def ready(client: Wire, admin: str) -> int:
+    try:
+        async with client.http.get(f"http://{admin}/readyz") as response:
+            return response.status
+    except aiohttp.ClientError:
+        return 0
+
+
+@pytest.mark.parametrize("words", [["--stdio"], ["--upstream", "http://a/", "--", "npx"], ["--stdio", "--"]])
+async def test_stdio_and_a_command_go_together(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        _ = main(["serve", *words])
+    assert caught.value.code == 2
+    assert "--stdio and a command go together" in capsys.readouterr().err
+
+
+async def test_check_notes_what_is_not_on_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gateway.yaml"
+    for route, note in (
+        ({"command": ["no-such-program"]}, "routes[/mcp].upstream.command: there is no program no-such-program"),
+        ({"command": ["sh"], "cwd": "/no/such"}, "routes[/mcp].upstream.cwd: there is no folder /no/such"),
+        ({"command": ["./sh"], "cwd": "/bin"}, None),
+    ):
+        path.write_text(json.dumps({"routes": [{"upstream": route}]}))
+        assert main(["check", "--config", str(path)]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("configuration is valid")
+        assert (note in said) if note else ("note" not in said)
 
 
 async def test_an_idle_child_is_ended() -> None:

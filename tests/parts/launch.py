@@ -248,8 +248,7 @@ def stdio_server(name: str, *flags: str) -> Iterator[tuple[OldServer, dict[str, 
     """A server that the gateway is to start: its ledger, and the `upstream` of a route."""
     with tempfile.TemporaryDirectory(prefix=f"mrtr-{name}-") as directory:
         server = OldServer(f"{name}-stdio", flags, 0, Path(directory))
-        # Nothing ahead: on two cores, who waits for one child would wait for the start of another as well.
-        yield server, {**stdio_upstream(name, *flags, ledger=server.directory / "ledger"), "warm": 0}
+        yield server, stdio_upstream(name, *flags, ledger=server.directory / "ledger")
 
 
 @asynccontextmanager
