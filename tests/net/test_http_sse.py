@@ -276,6 +276,17 @@ async def test_a_server_that_forgot_the_session_gets_the_call_in_a_new_one(
     assert len(await old.heard("tools/call", 2)) == 2
 
 
+async def test_a_server_whose_replicas_are_not_sticky_is_named_as_such(old: FakeSse, begin: Start) -> None:
+    async def other(_: Message) -> web.Response:
+        return web.Response(status=404, text="Could not find session")
+
+    old.post = other
+    reply = await (await sse(begin, old)).client().call()
+    assert reply.outcome == (200, -32603, "upstream_unreachable")
+    assert "sticky load balancer" in reply.error["message"]
+    await asyncio.wait_for(old.streams[0].closed.wait(), 5)
+
+
 async def test_a_post_that_is_never_answered_ends_the_call_in_time(old: FakeSse, begin: Start) -> None:
     client = (await sse(begin, old, timeouts={"answer_seconds": 0.2})).client()
     _ = await client.call()
