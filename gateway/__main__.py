@@ -128,7 +128,7 @@ def _probe(options: argparse.Namespace) -> int:
         config = for_upstream(options.url)
         headers = dict(_header(text) for text in options.header)
     except (ConfigError, ValueError) as exc:
-        print(exc, file=sys.stderr)
+        print(str(exc).replace("--upstream", "URL"), file=sys.stderr)
         return 1
     configure_logging("error", config.log.format)
     try:

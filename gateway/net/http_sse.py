@@ -87,7 +87,13 @@ class HttpSseChannel(Channel):
                 answers.append(result)
             return bool(answers)
 
-        refused = await self.request(message, headers, receive)
+        try:
+            refused = await self.request(message, headers, receive)
+        except SessionLost as exc:
+            raise Unreachable(
+                f"{where} opened a stream, and the address that it named for messages does not know it; several "
+                "replicas of an HTTP+SSE server need a sticky load balancer before them"
+            ) from exc
         if refused is not None:
             raise NoHandshake(f"{where} refused `initialize`: {refused.message[:200]}")
         return answers[0]

@@ -12,8 +12,10 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import aiohttp
+
 from tests.e2e.wire import Wire, wire
-from tests.gateway_process import gateway
+from tests.net.workbench import start
 
 
 async def initialize(client: Wire) -> None:
@@ -55,8 +57,13 @@ SCENARIOS: dict[str, Callable[[Wire], Awaitable[None]]] = {
 
 
 async def main(url: str) -> None:
-    async with gateway(url) as gw, wire(gw.url) as client:
-        await SCENARIOS[os.environ["MCP_CONFORMANCE_SCENARIO"]](client)
+    async with aiohttp.ClientSession() as http:
+        stand = await start(url, http)
+        try:
+            async with wire(stand.url) as client:
+                await SCENARIOS[os.environ["MCP_CONFORMANCE_SCENARIO"]](client)
+        finally:
+            await stand.gateway.close()
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
+from gateway.__main__ import main
 from gateway.config import for_upstream
 from gateway.net.probe import probe, report
-from tests.parts.launch import NODE, PARTS, REPOSITORY, OldServer, free_port, old_server
+from tests.parts.launch import NODE, PARTS, REPOSITORY, OldServer, old_server
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(
         not all((PARTS / name).exists() for name in ("py130", "py110")) or not NODE.exists(),
         reason="scripts/parts has not been run",
@@ -50,6 +50,7 @@ async def servers() -> AsyncIterator[dict[str, OldServer]]:
         yield dict(zip(FOUND, await asyncio.gather(*entering), strict=True))
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", FOUND)
 async def test_a_probe_says_what_a_server_speaks_and_what_that_means(servers: dict[str, OldServer], name: str) -> None:
     server = servers[name]
@@ -64,33 +65,33 @@ async def test_a_probe_says_what_a_server_speaks_and_what_that_means(servers: di
     assert server.ledger("run") == [], "nothing ran"
 
 
-async def probed(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr."""
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_command_prints_the_findings(servers: dict[str, OldServer]) -> None:
+    url = servers["py130"].url
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "probe", *arguments),
+        *(sys.executable, "-m", "gateway", "probe", url, "--header", "X-Tenant: red"),
         cwd=REPOSITORY,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+    assert (process.returncode, err) == (0, b"")
+    assert b"server       old-py 1.30.0\n" in out
+    assert HELD.encode() in out
 
 
-async def test_the_command_prints_the_findings(servers: dict[str, OldServer]) -> None:
-    code, out, err = await probed(servers["py130"].url, "--header", "X-Tenant: red")
-    assert (code, err) == (0, "")
-    assert "server       old-py 1.30.0\n" in out
-    assert HELD in out
-
-
-async def test_a_probe_of_nothing_says_so() -> None:
-    code, out, err = await probed(f"http://127.0.0.1:{free_port()}/mcp")
-    assert (code, out) == (1, "")
-    assert "cannot be reached" in err
-
-
-async def test_a_probe_wants_headers_in_their_form() -> None:
-    code, _, err = await probed("http://127.0.0.1:9/mcp", "--header", "secret")
-    assert code == 1
-    assert "write it as 'Name: value'" in err
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("http://127.0.0.1:9/mcp",), "cannot be reached"),
+        (("not a url",), "(from URL) is not an http(s) URL"),
+        (("http://127.0.0.1:9/mcp", "--header", "secret"), "write it as 'Name: value'"),
+    ],
+)
+def test_a_probe_that_cannot_be_says_why(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["probe", *arguments]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert said in printed.err

@@ -233,6 +233,30 @@ async def test_a_lost_call_that_may_run_twice_is_run_again(old: FakeSse, begin: 
     assert (await answering).text == "again"
 
 
+async def test_a_call_is_lost_with_its_replica(old: FakeSse, begin: Start) -> None:
+    one, two = await sse(begin, old), await sse(begin, old)
+    asked = await parked(old, one.client())
+    reply = await two.client().answer(asked)
+    assert reply.outcome == (200, -32603, "owner_lost")
+    assert len(await old.heard("tools/call")) == 1
+    answering = asyncio.get_running_loop().create_task(one.client().answer(asked))
+    _ = await old.heard("answer")
+    old.streams[0].say(id=(await old.heard("tools/call"))[0]["id"], result=text("still here"))
+    assert (await answering).text == "still here"
+
+
+async def test_a_call_that_may_run_twice_is_run_again_by_another_replica(old: FakeSse, begin: Start) -> None:
+    route = {"upstream": {"url": old.url, "transport": "sse"}, "ephemeral": ["tool"]}
+    one, two = await begin(route=route, hold={"ttl_seconds": 1}), await begin(route=route)
+    asked = await parked(old, one.client())
+    answering = asyncio.get_running_loop().create_task(two.client().answer(asked))
+    second = (await old.heard("tools/call", 2))[1]
+    await eventually(lambda: any("result" in said for said in old.streams[1].heard), "the second run is answered")
+    assert old.streams[1].heard[-1]["result"]["action"] == "accept"
+    old.streams[1].say(id=second["id"], result=text("again"))
+    assert (await answering).text == "again"
+
+
 @pytest.mark.parametrize(
     ("status", "body"), [(404, "Could not find session"), (400, "No transport found for sessionId")]
 )
@@ -250,6 +274,17 @@ async def test_a_server_that_forgot_the_session_gets_the_call_in_a_new_one(
     assert (await client.call()).text == "done"
     assert len(old.streams) == 2
     assert len(await old.heard("tools/call", 2)) == 2
+
+
+async def test_a_server_whose_replicas_are_not_sticky_is_named_as_such(old: FakeSse, begin: Start) -> None:
+    async def other(_: Message) -> web.Response:
+        return web.Response(status=404, text="Could not find session")
+
+    old.post = other
+    reply = await (await sse(begin, old)).client().call()
+    assert reply.outcome == (200, -32603, "upstream_unreachable")
+    assert "sticky load balancer" in reply.error["message"]
+    await asyncio.wait_for(old.streams[0].closed.wait(), 5)
 
 
 async def test_a_post_that_is_never_answered_ends_the_call_in_time(old: FakeSse, begin: Start) -> None:
