@@ -239,9 +239,8 @@ class Pool:
         return self.lists.find(ticket._replace(generation=self.group(key).generation))
 
     def keep(self, ticket: Ticket, result: Raw, body: bytes) -> None:
-        """Keep the modern form of a list, unless it may have changed while it was on its way."""
-        if self.group(ticket.place.key).generation == ticket.generation:
-            self.lists.keep(ticket, body, seconds_kept(result, self.route.cache.lists_seconds))
+        """Keep the modern form of a list; under an old generation, if it changed on its way, nobody finds it."""
+        self.lists.keep(ticket, body, seconds_kept(result, self.route.cache.lists_seconds))
 
     def take(self, key: PoolKey) -> Session | None:
         """An idle session, if there is one and nobody waits for it."""
