@@ -405,6 +405,8 @@ class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def of(self, method: str) -> tuple[int, str]:
         """Return `ttlMs` and `cacheScope` of a method's results."""
+        if not self.methods:
+            return self.ttl_ms, self.scope
         own = next((own for name, own in self.methods.items() if name == method), _AS_FOR_ALL)
         return (self.ttl_ms if own.ttl_ms is None else own.ttl_ms, self.scope if own.scope is None else own.scope)
 

@@ -161,7 +161,7 @@ class Subscription:
         for topic in self._topics:
             self._tell(*topic)
 
-    def deaf(self) -> None:
+    def deaf(self, *, heard: bool) -> None:  # noqa: ARG002  (its session knows)
         """This session hears nothing any more; see `_keep`."""
         self._is_deaf.set()
 
@@ -229,6 +229,8 @@ class Subscription:
             session = self._dismissed()
             assert session is not None, "whoever takes the session away ends this task"
             self._bridge.pool.release(session, clean=False)
+            if not session.lost:
+                return  # its side stream was taken for open, for its head was slow, and never was
             if time.monotonic() - opened > _LASTING_SECONDS:
                 pauses = _pauses()
             self._session = await self._open_again(pauses)

@@ -86,8 +86,10 @@ class Group:
         self.tools = None
         self.generation = next(_GENERATIONS)
 
-    def deaf(self) -> None:
-        """Nothing changes by that: other sessions may hear, and age bounds the rest."""
+    def deaf(self, *, heard: bool) -> None:
+        """A server that was restarted may be another one; one that has no such stream is as it was."""
+        if heard:
+            self.missed()
 
     def accepts(self, headers: Headers) -> bool:
         """Whether the upstream served this credential a short while ago."""
@@ -170,6 +172,7 @@ class Pool:
     def forget_idle(self, key: PoolKey) -> None:
         """The upstream forgot one session of this key (it was restarted): the idle ones are as good as lost."""
         group = self.group(key)
+        group.missed()
         while group.idle:
             self._drop(group.idle.popleft(), end=False)
 
@@ -280,9 +283,8 @@ class Pool:
         return self.lists.find(ticket._replace(generation=self.group(key).generation))
 
     def keep(self, ticket: Ticket, result: Raw, body: bytes) -> None:
-        """Keep the modern form of a list, unless it may have changed while it was on its way."""
-        if self.group(ticket.place.key).generation == ticket.generation:
-            self.lists.keep(ticket, body, seconds_kept(result, self.route.cache.lists_seconds))
+        """Keep the modern form of a list; under an old generation, if it changed on its way, nobody finds it."""
+        self.lists.keep(ticket, body, seconds_kept(result, self.route.cache.lists_seconds))
 
     def take(self, key: PoolKey) -> Session | None:
         """An idle session, if there is one and nobody waits for it."""

@@ -260,8 +260,9 @@ async def test_what_cannot_be_kept_ends_the_subscription(
         elif word == "no stream":
             upstream.on("GET", refuse)
         else:
-            monkeypatch.setattr(listen, "_GIVE_UP_SECONDS", 0.05)
             upstream.on("initialize", answer)
+            if word == "gone":
+                monkeypatch.setattr(listen, "_GIVE_UP_SECONDS", 0.05)
         upstream.forget()
         upstream.side("s1").put_nowait(None)
         last = await stream.next()
@@ -269,6 +270,24 @@ async def test_what_cannot_be_kept_ends_the_subscription(
     assert last["result"]["resultType"] == "complete", "rather an end than changes that are missed"
     assert stand.metric("mcp_gateway_subscriptions_lost_total", outcome="ended") == 1
     await eventually(lambda: stand.sessions("busy") == 0)
+
+
+async def test_a_stream_that_was_taken_for_open_and_never_was_ends_the_subscription(
+    upstream: FakeUpstream, client: Client
+) -> None:
+    upstream.capabilities = OFFERED
+    go_on = asyncio.Event()
+
+    async def refuse_late(turn: Turn) -> None:
+        await go_on.wait()
+        turn.reply(405)
+
+    upstream.on("GET", refuse_late)
+    async with listening(client, EVERYTHING) as stream:
+        assert (await stream.next())["params"]["notifications"] == EVERYTHING
+        go_on.set()
+        assert (await stream.next())["result"]["resultType"] == "complete"
+    assert upstream.words.count("initialize") == 1
 
 
 async def test_a_client_that_leaves_while_the_server_is_away_stops_the_attempts(

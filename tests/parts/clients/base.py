@@ -107,6 +107,14 @@ class Connection(ABC):
     @abstractmethod
     async def complete(self, command: Json) -> Json: ...
 
+    async def listen(self, command: Json) -> Json:
+        """Open a subscription to `notifications` and keep it; what the server honours."""
+        raise UnsupportedError(f"no subscriptions here: {command['op']}")
+
+    async def heard(self, command: Json) -> Json:
+        """Wait for `count` events since the last time, or for the end: `events`, and `ended` with how."""
+        raise UnsupportedError(f"no subscriptions here: {command['op']}")
+
     def call_of_callback(self) -> Call:
         """Find the call that a callback serves.
 
@@ -366,6 +374,10 @@ class Driver:
                 return await self.every_page(connection, "resources")
             case "list_resource_templates":
                 return await self.every_page(connection, "resourceTemplates")
+            case "listen":
+                return await connection.listen(command)
+            case "heard":
+                return await connection.heard(command)
             case op:
                 raise UnsupportedError(f"no such op: {op}")
 

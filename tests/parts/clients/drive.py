@@ -229,6 +229,17 @@ class ModernClient(asyncio.SubprocessProtocol):
             "complete", deadline_seconds, ref=ref, argument=argument, context=dict(context or {})
         )
 
+    async def listen(self, notifications: Json, *, deadline_seconds: float = DEADLINE_SECONDS) -> Json:
+        """Subscribe (py and ts); what the server honours. A connection has one subscription in these drivers."""
+        return (await self.command("listen", deadline_seconds, notifications=notifications)).value
+
+    async def heard(
+        self, count: int | None = None, *, deadline_seconds: float = DEADLINE_SECONDS
+    ) -> tuple[list[list[str]], str | None]:
+        """The next so many events, each a name of the Python SDK and a URI; fewer, and how, when it ended before."""
+        value = (await self.command("heard", deadline_seconds, count=count)).value
+        return value["events"], value["ended"]
+
     async def close(self, *, deadline_seconds: float = DEADLINE_SECONDS) -> Reply:
         """Close the connection as the SDK does; the driver stays, and may connect again."""
         return await self.command("close", deadline_seconds)

@@ -1,5 +1,6 @@
 """A modern client for the tests: the Python SDK 2.3.0, driven by JSON lines (see base.py)."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -19,6 +20,7 @@ from base import (
 from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.dispatcher import ProgressFnT
 
@@ -27,6 +29,7 @@ class PyConnection(Connection):
     """The SDK's high-level `Client`; its callbacks refuse with an `ErrorData`."""
 
     client: Client
+    subscription: "asyncio.Task[None] | None" = None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -44,7 +47,12 @@ class PyConnection(Connection):
                 logging_callback=self.log,
             ) as self.client,
         ):
-            yield
+            try:
+                yield
+            finally:
+                if self.subscription is not None:
+                    self.subscription.cancel()
+                    await asyncio.wait({self.subscription})
 
     def describe(self) -> Json:
         client = self.client
@@ -105,6 +113,46 @@ class PyConnection(Connection):
                 return plain(await self.client.list_resources(cursor=cursor))
             case _:
                 return plain(await self.client.list_resource_templates(cursor=cursor))
+
+    async def listen(self, command: Json) -> Json:
+        chosen = command["notifications"]
+        loop = asyncio.get_running_loop()
+        honoured: asyncio.Future[Json] = loop.create_future()
+        self.events: asyncio.Queue[list[str] | None] = asyncio.Queue()
+        self.ended: str | None = None
+
+        async def subscribe() -> None:
+            try:
+                async with self.client.listen(
+                    tools_list_changed=chosen.get("toolsListChanged", False),
+                    prompts_list_changed=chosen.get("promptsListChanged", False),
+                    resources_list_changed=chosen.get("resourcesListChanged", False),
+                    resource_subscriptions=chosen.get("resourceSubscriptions", ()),
+                ) as subscription:
+                    honoured.set_result(plain(subscription.honored))
+                    async for event in subscription:
+                        self.events.put_nowait([type(event).__name__, getattr(event, "uri", "")])
+                self.ended = "graceful"
+            except SubscriptionLost:
+                self.ended = "remote"
+            except Exception as exc:
+                if honoured.done():
+                    raise
+                honoured.set_exception(exc)
+            self.events.put_nowait(None)
+
+        # A task of its own: the SDK's context must be left where it was entered.
+        self.subscription = loop.create_task(subscribe())
+        return await honoured
+
+    async def heard(self, command: Json) -> Json:
+        events: list[list[str]] = []
+        while len(events) < command.get("count", 1_000_000):
+            event = await self.events.get()
+            if event is None:
+                break
+            events.append(event)
+        return {"events": events, "ended": self.ended}
 
     async def complete(self, command: Json) -> Json:
         ref = completion_reference(command["ref"])

@@ -39,10 +39,48 @@ class Call {
     }
 }
 
+// The events of the one subscription, in the words of the Python SDK.
+class Heard {
+    events = [];
+    ended = null;
+    changed = () => undefined;
+
+    hear(event) {
+        this.events.push(event);
+        this.changed();
+    }
+
+    async wait(count = Infinity) {
+        while (this.events.length < count && this.ended === null) await new Promise(resolve => (this.changed = resolve));
+        return { events: this.events.splice(0, count), ended: this.ended };
+    }
+}
+
+const EVENTS = {
+    'notifications/tools/list_changed': 'ToolsListChanged',
+    'notifications/prompts/list_changed': 'PromptsListChanged',
+    'notifications/resources/list_changed': 'ResourcesListChanged',
+    'notifications/resources/updated': 'ResourceUpdated'
+};
+
 const current = new AsyncLocalStorage();
 const calls = new Set();
 let client;
 let roots = DEFAULT_ROOTS;
+let heard = new Heard();
+
+async function listen(filter) {
+    const mine = (heard = new Heard());
+    for (const [method, name] of Object.entries(EVENTS)) {
+        client.setNotificationHandler(method, ({ params }) => mine.hear([name, params?.uri ?? '']));
+    }
+    const subscription = await client.listen(filter);
+    void subscription.closed.then(how => {
+        mine.ended = how;
+        mine.changed();
+    });
+    return subscription.honoredFilter;
+}
 
 async function answer(kind, context, params = {}) {
     // On a modern connection callbacks run inside the call; on a legacy one no call is known, and the oldest is a guess.
@@ -155,6 +193,10 @@ function perform(command, call, signal) {
             return client.listResources(undefined, options);
         case 'list_resource_templates':
             return client.listResourceTemplates(undefined, options);
+        case 'listen':
+            return listen(command.notifications);
+        case 'heard':
+            return heard.wait(command.count);
         default:
             throw new Unsupported(`no such op: ${command.op}`);
     }

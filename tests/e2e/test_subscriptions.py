@@ -1,0 +1,76 @@
+"""Real clients that listen, through the gateway, to real old servers that change, are killed and come back."""
+
+import asyncio
+from typing import Any, Final
+
+import pytest
+
+from tests.e2e.cases import Drivers
+from tests.gateway_process import gateway
+from tests.parts.clients.drive import Kind, ModernClient
+from tests.parts.launch import PARTS, old_server
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.skipif(not (PARTS / "modern").exists(), reason="scripts/parts has not been run"),
+]
+
+LISTENERS: Final[tuple[Kind, ...]] = ("py", "ts")
+URI: Final = "note://static"
+CHOSEN: Final[dict[str, Any]] = {
+    "toolsListChanged": True,
+    "promptsListChanged": True,
+    "resourcesListChanged": True,
+    "resourceSubscriptions": [URI],
+}
+EVENTS: Final = {
+    "toolsListChanged": ["ToolsListChanged", ""],
+    "promptsListChanged": ["PromptsListChanged", ""],
+    "resourcesListChanged": ["ResourcesListChanged", ""],
+    "resourceSubscriptions": ["ResourceUpdated", URI],
+}
+
+
+async def each_hears(clients: list[ModernClient], *events: list[str]) -> None:
+    """Each client hears these, and perhaps others between them."""
+
+    async def hear(client: ModernClient) -> None:
+        left = list(events)
+        while left:
+            (event,), _ = await client.heard(1)
+            if event in left:
+                left.remove(event)
+
+    await asyncio.gather(*map(hear, clients))
+
+
+async def all_hear(clients: list[ModernClient], *events: list[str]) -> None:
+    """Each client hears exactly these next, in whichever order."""
+    for found, ended in await asyncio.gather(*(client.heard(len(events)) for client in clients)):
+        assert sorted(found) == sorted(events), ended
+
+
+@pytest.mark.parametrize("name", ["py130", "everything"])
+async def test_changes_arrive_and_none_is_missed_when_the_server_is_killed(drivers: Drivers, name: str) -> None:
+    async with old_server(name) as server, gateway(server.url) as gw:
+        clients = [await drivers.connect(kind, gw.url) for kind in LISTENERS]
+        for client in clients:
+            assert await client.listen(CHOSEN) == CHOSEN, name
+        caller = clients[0]
+        if name == "py130":
+            await caller.call_tool("change_tools")
+            await all_hear(clients, EVENTS["toolsListChanged"])
+            await caller.call_tool("touch", {"uri": URI})
+            await all_hear(clients, EVENTS["resourceSubscriptions"])
+        await server.restart()
+        # `everything` changes its tools by itself, shortly after each handshake.
+        hear = each_hears if name == "everything" else all_hear
+        await hear(clients, *EVENTS.values())
+        if name == "py130":
+            await caller.call_tool("touch", {"uri": URI})
+            await all_hear(clients, EVENTS["resourceSubscriptions"])
+        await gw.end()
+        ends = [await client.heard() for client in clients]
+        assert [how for _, how in ends] == ["graceful"] * len(clients)
+        assert name == "everything" or not any(events for events, _ in ends)
