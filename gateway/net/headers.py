@@ -38,6 +38,8 @@ def for_passing(route: Route, headers: CIMultiDictProxy[str]) -> CIMultiDict[str
 
     Without those of the connection, `Host`, `Expect` and `Content-Length`. Raises InvalidRequest.
     """
+    if len(headers.getall(AUTHORIZATION, ())) > 1:
+        raise InvalidRequest("There are several Authorization headers; send one")  # the first one is who is calling
     own = _own(route)
     out = _NEVER | _named(headers.getall("Connection", ())) | set(route.drop_headers) | {name.lower() for name in own}
     if not asks_as_client(route):
