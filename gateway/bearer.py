@@ -75,7 +75,7 @@ def _key(entry: object) -> Key | None:
         return None
     kinds: Mapping[Any, Any] = {"RSA": RSAAlgorithm, "EC": ECAlgorithm, "OKP": OKPAlgorithm}
     kind = kinds.get(type_)
-    if kind is None or "d" in entry:  # a private key in public has been seen; it is nobody's to use
+    if kind is None:
         return None
     try:
         public = kind.from_jwk(entry)
@@ -83,6 +83,7 @@ def _key(entry: object) -> Key | None:
         return None
     if isinstance(public, rsa.RSAPublicKey) and public.key_size < _MIN_RSA_BITS:
         return None
+    # A private key has been seen by everybody, and is nobody's to trust.
     return Key(id_, algorithm, public) if isinstance(public, _PublicKey) else None
 
 

@@ -28,7 +28,7 @@ class Callers:
         made_of = (principal, [digest for key, digest in contents(config).items() if key.startswith("principal.")])
         if made_of != self._made_of:
             self._issuer = self._new_issuer(config) if principal.source == "jwt" else None
-            self._made_of = made_of
+        self._made_of = made_of
         self._config = principal
         self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
 

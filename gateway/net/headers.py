@@ -42,6 +42,8 @@ def for_passing(
     Without those of the connection, `Host`, `Expect`, `Content-Length` and `dropped` (lower case). Raises
     InvalidRequest.
     """
+    if len(headers.getall(AUTHORIZATION, ())) > 1:
+        raise InvalidRequest("There are several Authorization headers; send one")  # the first one is who is calling
     own = _own(route)
     out = _NEVER | _named(headers.getall("Connection", ())) | dropped
     out |= set(route.drop_headers) | {name.lower() for name in own}

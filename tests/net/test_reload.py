@@ -853,3 +853,21 @@ async def test_without_a_file_nothing_changes() -> None:
     reload.ask()
     await files.done()
     assert (files.applied, files.counted) == ([], [False])
+
+
+async def test_what_cannot_be_applied_is_rejected_and_the_next_file_is_taken() -> None:
+    """A file that the configuration names was taken away between its reading and its use."""
+    files = Files(ONE)
+
+    def apply(config: Config) -> None:
+        if config is TWO:
+            raise ConfigError(("tls.cert_file: cannot be read",))
+        files.applied.append(config)
+
+    files.reload = Reload(files.read, ONE, apply, files.tasks, files.counted.append)
+    files.next = [TWO, THREE]
+    files.reload.begin()
+    files.reload.ask()
+    files.reload.ask()
+    await files.done()
+    assert (files.applied, files.counted) == ([THREE], [False, True])

@@ -10,6 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.config import Credentials, Route, Upstream, parse
 from gateway.core import mcp
 from gateway.errors import InvalidRequest
+from gateway.net import pool
 from gateway.net.headers import for_call, for_passing
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
@@ -69,6 +70,13 @@ def test_a_client_cannot_send_the_header_of_the_gateways_own_credential() -> Non
 def test_repeated_headers_are_passed_as_they_came() -> None:
     twice = CIMultiDictProxy(CIMultiDict([("X-A", "1"), ("X-B", "2"), ("X-A", "3")]))
     assert list(for_passing(route(), twice).items()) == [("X-A", "1"), ("X-B", "2"), ("X-A", "3")]
+
+
+def test_one_credential_cannot_hide_behind_another() -> None:
+    two = CIMultiDictProxy(CIMultiDict([("Authorization", "Bearer mine"), ("authorization", "Bearer yours")]))
+    with pytest.raises(InvalidRequest, match="several Authorization"):
+        for_passing(route(), two)
+    assert for_call(route(), two) == {"Authorization": "Bearer mine"}
 
 
 @pytest.mark.parametrize("policy", [for_call, for_passing])
@@ -205,8 +213,10 @@ async def test_a_refusal_of_the_gateways_credential_is_not_the_clients_business(
 
 @pytest.mark.parametrize("mode", [REPLACE, {"mode": "drop"}])
 async def test_claims_make_no_principal_where_nobody_checks_them(
-    mode: dict[str, str], upstream: FakeUpstream, begin: Start
+    mode: dict[str, str], upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pool, "_ACCEPTED_SECONDS", 0.0)
+
     async def ask(turn: Turn) -> None:
         await turn.elicit()
         await turn.result(text("answered"))

@@ -115,6 +115,29 @@ async def test_a_port_without_tls_is_named_as_that(ca: Authority, serve: Serve, 
     assert "does not speak TLS there" in (await stand.client().call()).error["message"]
 
 
+@pytest.mark.parametrize("stalls", [True, False])
+async def test_a_handshake_that_stalls_or_breaks_is_no_connection(
+    ca: Authority, begin: Start, *, stalls: bool
+) -> None:
+    transports: list[asyncio.Transport] = []
+
+    class Deaf(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            transports.append(transport)
+            if not stalls:
+                transport.abort()
+
+    server = await asyncio.get_running_loop().create_server(Deaf, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+    route = {"upstream": {"url": url, "tls": {"ca_file": str(ca.file)}}, "timeouts": {"connect_seconds": 0.2}}
+    stand = await begin(url=url, route=route)
+    assert (await stand.client().call()).outcome == (200, -32603, "upstream_unreachable")
+    assert transports
+    server.close()
+    for transport in transports:
+        transport.abort()
+
+
 async def test_two_routes_to_one_server_do_not_share_their_trust(
     ca: Authority, tmp_path: Path, serve: Serve, begin: Start
 ) -> None:
