@@ -279,6 +279,41 @@ async def test_a_subscription_has_a_session_of_its_own(upstream: FakeUpstream, t
     assert upstream.of("DELETE")[0].session == "s2"
 
 
+async def test_a_subscription_never_takes_the_session_of_the_calls(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin, sessions={"max_per_principal": 1})
+    client = stand.client("Bearer ada")
+    call = begun(do(client, "wait"))
+    await upstream.saw("tools/call")
+    group = next(iter(stand.gateway.routes.bridges["/mcp"].pool._groups.values()))
+
+    async def listen() -> None:
+        async with client.open(mcp.LISTEN, {"notifications": {"toolsListChanged": True}}) as stream:
+            _ = await stream.content.readany()
+
+    listening = asyncio.get_running_loop().create_task(listen())
+    await eventually(lambda: group.waiting, "the subscription waits for room")
+    tool.go.set()
+    assert (await call).text == "done"
+    await listening
+    assert len(upstream.of("initialize")) == 2
+
+
+async def test_a_session_that_is_given_up_is_not_ended_under_its_guests(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin)
+    client = stand.client("Bearer ada")
+    host, guest = await ask(client), await ask(client)
+    assert await answer(client, host) == "accept"
+    stand.gateway.routes.bridges["/mcp"].pool.retire()
+    assert (await do(client, "nothing")).text == "done"
+    await upstream.saw("DELETE")
+    assert [seen.session for seen in upstream.of("DELETE")] == ["s2"]
+    assert await answer(client, guest) == "accept"
+
+
 async def test_an_idle_session_is_not_ended_under_its_guests(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:
     stand = await stand_with(begin, sessions={"idle_seconds": 0.05})
     client = stand.client("Bearer ada")
