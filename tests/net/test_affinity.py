@@ -9,6 +9,7 @@ import pytest
 from gateway.core import mcp
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FORM, URL, FakeUpstream, Turn, text
+from tests.net.test_faults import challenge
 from tests.net.workbench import Client, Reply, Stand, eventually, jwt
 
 BUSY = (503, -32603, "busy")
@@ -263,6 +264,20 @@ async def test_a_refreshed_token_is_checked_beside_the_call_that_has_the_session
     assert [seen.session for seen in upstream.of(mcp.PING)] == ["s1"]
     tool.go.set()
     assert (await call).text == "done"
+    assert not upstream.of("DELETE")
+
+
+async def test_a_forged_token_does_not_end_the_session_of_the_one_it_names(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin)
+    real, forged = (jwt(iss="i", sub="ada", client_id="c", jti=jti) for jti in ("real", "forged"))
+    upstream.on("tools/call", challenge(401, only=real, plain=tool.tool))
+    ada = stand.client(real)
+    assert await answer(ada, await ask(ada, "ask aside"), "ask aside") == "accept"
+    assert (await do(stand.client(forged), "nothing")).status == 401
+    assert (await do(stand.client(real), "nothing")).text == "done"
+    assert set(sessions(upstream)) == {"s1"}
     assert not upstream.of("DELETE")
 
 
