@@ -5,7 +5,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from gateway.config.model import RouteSessions
 from gateway.core import mcp
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FORM, URL, FakeUpstream, Turn, text
@@ -114,6 +116,22 @@ async def test_calls_of_a_principal_take_turns_in_one_session(
     assert (await do(ada, "nothing")).text == "done"
     assert len(upstream.of("initialize")) == 2
     assert not upstream.of("DELETE")
+
+
+async def test_a_reload_begins_and_ends_it(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:
+    stand = await begin()
+    client, config = stand.client("Bearer ada"), stand.gateway.config
+    for affinity, most in (("principal", 1), ("none", 3)):
+        sessions = RouteSessions(affinity=affinity)
+        route = replace(config.routes[0], sessions=sessions)
+        stand.gateway.change(replace(config, routes=(route,)))
+        tool.most = 0
+        calls = asyncio.gather(*(do(client, "wait") for _ in range(3)))
+        await eventually(lambda most=most: tool.running == most, "as many run as may")
+        tool.go.set()
+        await calls
+        tool.go.clear()
+        assert tool.most == most
 
 
 async def test_a_call_goes_beside_one_that_is_parked_by_a_question_that_named_it(
