@@ -296,6 +296,13 @@ def test_replicas_workers_and_replay_load() -> None:
     assert replay.routes[0].continuation == "replay"
 
 
+def test_affinity_without_idle_sessions_is_refused() -> None:
+    route = f"routes: [{{upstream: {{url: '{ROUTE}'}}, sessions: {{affinity: principal}}}}]\n"
+    assert parse(route, "test.yaml", {}).routes[0].sessions.affinity == "principal"
+    found = problems(route + "sessions: {idle_seconds: 0}\n", routes=False)
+    assert [problem.partition(":")[0] for problem in found] == ["routes[0].sessions.affinity"]
+
+
 def test_the_new_times_have_their_defaults() -> None:
     config = good()
     assert config.hold.drain_delay_seconds == 2

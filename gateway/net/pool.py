@@ -113,7 +113,7 @@ class _Herald:
     def missed(self) -> None:
         """Nothing: each listens for itself."""
 
-    def deaf(self) -> None:
+    def deaf(self, *, heard: bool) -> None:
         """Nothing: each listens for itself."""
 
 
@@ -497,11 +497,13 @@ class Pool:
             self._give_back(session)
 
     def _is_orderly(self, session: Session) -> bool:
-        """Whether a session is kept though a call left questions open in it: they named it, so nobody else gets them.
+        """Whether a session of all calls is kept after one that did not end well: to drop it loses what it is for.
 
-        To drop it would be to lose all that affinity is for.
+        A call that was refused never began. Questions that a call left open are nobody else's if they named it.
         """
-        return self._groups[session.key].main is session and affinity.names_calls(session)
+        if self._groups[session.key].main is not session:
+            return False
+        return session.turned_away or not session.asked_aside
 
     def _may_pool(self, session: Session) -> bool:
         return not (session.lost or session.adopted or self.closed or self._config.sessions.idle_seconds == 0)

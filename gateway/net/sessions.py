@@ -108,6 +108,8 @@ class Session:
         """Whether its call is parked."""
         self.asked_in_call = self.asked_aside = False
         """Where the server has asked: on the stream of the call, which names it, or on the side stream."""
+        self.turned_away = False
+        """Whether the server refused the credential of the last call, and so did not take it."""
         self.guests: set[Session] = set()
         """Others that speak in this session too (`net.affinity`), each with a call of its own."""
         self.host: Session | None = None
@@ -218,6 +220,7 @@ class Session:
         """Keep account of a call while its stream is read."""
         assert self._call is None, "one call in flight per session"
         self._call, self._headers = call, headers
+        self.turned_away = False
         call.sent = call.heard = time.monotonic()
         try:
             call.reader = asyncio.current_task()
@@ -225,6 +228,9 @@ class Session:
             if refusal is not None:
                 self._settle()
                 call.listener.hear(on.Failed(refusal))
+        except Refused:
+            self.turned_away = True
+            raise
         except (SessionLost, CallGone):
             self.lost = True
             self._metrics.session_lost(self._route)

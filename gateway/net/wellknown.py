@@ -169,7 +169,7 @@ class WellKnown:
     def _public(self, http: web.BaseRequest) -> str:
         """The origin at which the client of this request reaches the gateway; raises InvalidRequest."""
         if self._config.public_url is not None:
-            return self._config.public_url
+            return oauth.origin(self._config.public_url) or self._config.public_url
         scheme, host = http.scheme, http.headers.get("Host", "")
         if principals.is_trusted(http.remote, self._networks):
             scheme = _first(http.headers.get("X-Forwarded-Proto")) or scheme

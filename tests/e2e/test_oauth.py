@@ -2,23 +2,30 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.gateway_process import gateway
-from tests.parts.launch import PARTS, old_server
+from tests.parts.launch import NODE, NODE_MODULES, PARTS, old_server
 
 pytestmark = pytest.mark.real
 
-PYTHON = PARTS / "modern" / "bin" / "python"
-CLIENT = Path(__file__).parent.parent / "parts" / "clients" / "oauth_client.py"
+CLIENTS = Path(__file__).parent.parent / "parts" / "clients"
+COMMANDS = {
+    "py": (PARTS / "modern" / "bin" / "python", CLIENTS / "oauth_client.py"),
+    "ts": (NODE, CLIENTS / "oauth_client.mjs"),
+}
+TOKENS = {"py": 2, "ts": 1}
+"""The Python client's token expires while its user thinks, and is refreshed."""
 
 
-async def sign_in_and_call(url: str) -> dict[str, Any]:
+async def sign_in_and_call(kind: str, url: str) -> dict[str, Any]:
+    environment = {**os.environ, "MRTR_NODE_MODULES": str(NODE_MODULES)}
     process = await asyncio.create_subprocess_exec(
-        *(PYTHON, CLIENT, url), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *(*COMMANDS[kind], url), env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
         async with asyncio.timeout(30):
@@ -32,18 +39,19 @@ async def sign_in_and_call(url: str) -> dict[str, Any]:
     return told
 
 
-async def test_a_client_signs_in_calls_and_refreshes_its_token_while_its_user_thinks() -> None:
-    if not PYTHON.exists():
+@pytest.mark.parametrize("kind", COMMANDS)
+async def test_a_client_signs_in_calls_and_refreshes_its_token_while_its_user_thinks(kind: str) -> None:
+    if not COMMANDS[kind][0].exists():
         pytest.skip("scripts/parts has not built it")
     async with old_server("py130-auth") as server, gateway(server.url) as gw:
-        told = await sign_in_and_call(gw.url)
+        told = await sign_in_and_call(kind, gw.url)
 
         assert told["version"] == "2026-07-28"
         assert told["asked"] == ["Your name?"]
         assert told["text"] == "accept:Ada"
-        assert told["tokens"] == 2  # one for the code, one for the refresh token
+        assert told["tokens"] == TOKENS[kind]
         assert len(server.ledger("run", "ask")) == 1
-        assert len(server.ledger("refreshed")) == 1
+        assert len(server.ledger("refreshed")) == TOKENS[kind] - 1
         # The client never met the old server: it may stand where only the gateway reaches it.
         assert {url.startswith(gw.base) for _, url, _ in told["requested"]} == {True}
         paths = [url.removeprefix(gw.base).partition("?")[0] for _, url, _ in told["requested"]]

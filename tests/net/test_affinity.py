@@ -5,10 +5,13 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from gateway.config.model import RouteSessions
 from gateway.core import mcp
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FORM, URL, FakeUpstream, Turn, text
+from tests.net.test_faults import challenge
 from tests.net.workbench import Client, Reply, Stand, eventually, jwt
 
 BUSY = (503, -32603, "busy")
@@ -113,6 +116,22 @@ async def test_calls_of_a_principal_take_turns_in_one_session(
     assert (await do(ada, "nothing")).text == "done"
     assert len(upstream.of("initialize")) == 2
     assert not upstream.of("DELETE")
+
+
+async def test_a_reload_begins_and_ends_it(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:
+    stand = await begin()
+    client, config = stand.client("Bearer ada"), stand.gateway.config
+    for affinity, most in (("principal", 1), ("none", 3)):
+        sessions = RouteSessions(affinity=affinity)
+        route = replace(config.routes[0], sessions=sessions)
+        stand.gateway.change(replace(config, routes=(route,)))
+        tool.most = 0
+        calls = asyncio.gather(*(do(client, "wait") for _ in range(3)))
+        await eventually(lambda most=most: tool.running == most, "as many run as may")
+        tool.go.set()
+        await calls
+        tool.go.clear()
+        assert tool.most == most
 
 
 async def test_a_call_goes_beside_one_that_is_parked_by_a_question_that_named_it(
@@ -266,6 +285,20 @@ async def test_a_refreshed_token_is_checked_beside_the_call_that_has_the_session
     assert not upstream.of("DELETE")
 
 
+async def test_a_forged_token_does_not_end_the_session_of_the_one_it_names(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin)
+    real, forged = (jwt(iss="i", sub="ada", client_id="c", jti=jti) for jti in ("real", "forged"))
+    upstream.on("tools/call", challenge(401, only=real, plain=tool.tool))
+    ada = stand.client(real)
+    assert await answer(ada, await ask(ada, "ask aside"), "ask aside") == "accept"
+    assert (await do(stand.client(forged), "nothing")).status == 401
+    assert (await do(stand.client(real), "nothing")).text == "done"
+    assert set(sessions(upstream)) == {"s1"}
+    assert not upstream.of("DELETE")
+
+
 async def test_a_subscription_has_a_session_of_its_own(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:
     stand = await stand_with(begin, wait_seconds=0.1)
     client = stand.client("Bearer ada")
@@ -277,6 +310,41 @@ async def test_a_subscription_has_a_session_of_its_own(upstream: FakeUpstream, t
     assert (await do(client, "nothing")).text == "done"
     assert set(sessions(upstream)) == {"s1"}
     assert upstream.of("DELETE")[0].session == "s2"
+
+
+async def test_a_subscription_never_takes_the_session_of_the_calls(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin, sessions={"max_per_principal": 1})
+    client = stand.client("Bearer ada")
+    call = begun(do(client, "wait"))
+    await upstream.saw("tools/call")
+    group = next(iter(stand.gateway.routes.bridges["/mcp"].pool._groups.values()))
+
+    async def listen() -> None:
+        async with client.open(mcp.LISTEN, {"notifications": {"toolsListChanged": True}}) as stream:
+            _ = await stream.content.readany()
+
+    listening = asyncio.get_running_loop().create_task(listen())
+    await eventually(lambda: group.waiting, "the subscription waits for room")
+    tool.go.set()
+    assert (await call).text == "done"
+    await listening
+    assert len(upstream.of("initialize")) == 2
+
+
+async def test_a_session_that_is_given_up_is_not_ended_under_its_guests(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin)
+    client = stand.client("Bearer ada")
+    host, guest = await ask(client), await ask(client)
+    assert await answer(client, host) == "accept"
+    stand.gateway.routes.bridges["/mcp"].pool.retire()
+    assert (await do(client, "nothing")).text == "done"
+    await upstream.saw("DELETE")
+    assert [seen.session for seen in upstream.of("DELETE")] == ["s2"]
+    assert await answer(client, guest) == "accept"
 
 
 async def test_an_idle_session_is_not_ended_under_its_guests(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:

@@ -129,6 +129,22 @@ async def test_a_bare_path_belongs_to_the_only_upstream(begin: Any, issuer: Fake
     assert await browser.document("/mcp" + oauth.OPENID) == await browser.document(oauth.OPENID + "/mcp")
 
 
+async def test_an_upstream_that_knows_its_public_name_is_left_as_it_is(begin: Any, issuer: FakeIssuer) -> None:
+    public = "https://public.example.com"
+    resource = {"resource": f"{public}/mcp", "authorization_servers": [f"{public}/"]}
+    issuer.says(oauth.RESOURCE + "/mcp", **resource)
+    issuer.says(oauth.SERVER, issuer=f"{public}/", token_endpoint=f"{public}/token")
+    issuer.answers("/token", text="{}")
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp", public_url=f"{public}:443"))
+    assert await browser.document(oauth.RESOURCE + "/mcp") == resource
+    described = await browser.document(oauth.SERVER)
+    assert described == {"issuer": f"{public}/", "token_endpoint": f"{public}/token/mcp"}
+    for path in ("/token", "/token/mcp"):
+        _ = await browser.ask(path, "POST", data={"resource": f"{public}/mcp"})
+        _, came, _, body = issuer.seen[-1]
+        assert (came, body) == ("/token", aiohttp.FormData({"resource": f"{public}/mcp"})()._value)
+
+
 async def test_nothing_is_reached_but_what_the_metadata_names(begin: Any, issuer: FakeIssuer) -> None:
     for path in ("/register", "/revoke", "/admin", "/token", "/sso/token"):
         issuer.answers(path, text="secret")

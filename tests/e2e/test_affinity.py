@@ -1,0 +1,54 @@
+"""What a real old server remembers of a session is there in the principal's next call."""
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from tests.gateway_process import gateway
+from tests.net.workbench import ACCEPT, Client, Reply
+from tests.parts.launch import PARTS, old_server
+
+pytestmark = pytest.mark.real
+
+SAMPLED = {"role": "assistant", "model": "m", "content": {"type": "text", "text": "hello"}}
+
+
+async def counted(client: Client) -> int:
+    return int((await client.call("counter")).text)
+
+
+async def asked(client: Client, tool: str) -> Reply:
+    return await client.call(tool, {"prompt": "Hi"} if tool == "sample" else {})
+
+
+@pytest.mark.parametrize("server_name", ["py130", "ts132"])
+async def test_a_counter_counts_on_while_its_user_thinks(server_name: str) -> None:
+    if not (PARTS / ("py130" if server_name == "py130" else "node")).exists():
+        pytest.skip("scripts/parts has not built it")
+    route = {"sessions": {"affinity": "principal"}}
+    async with (
+        old_server(server_name) as server,
+        gateway(server.url, route=route, timeouts={"session_wait_seconds": 0.5}) as gw,
+        aiohttp.ClientSession() as http,
+    ):
+        ada, bob = (Client(http, gw.url, f"Bearer {name}") for name in ("ada", "bob"))
+        assert sorted(await asyncio.gather(*(counted(ada) for _ in range(3)))) == [1, 2, 3]
+        assert await counted(bob) == 1
+
+        # The form comes on the stream of its call: the counter counts on beside it.
+        form = await asked(ada, "ask")
+        assert await counted(ada) == 4
+        done = await ada.call("ask", state=form.state, answers=dict.fromkeys(form.questions, ACCEPT))
+        assert done.text.startswith("accept")
+        assert await counted(ada) == 5
+
+        # The prompt comes on the side stream and could be anybody's: its call has the session for itself.
+        prompt = await asked(ada, "sample")
+        busy = await ada.call("counter")
+        assert busy.outcome == (503, -32603, "busy")
+        assert await counted(bob) == 2
+        answers = dict.fromkeys(prompt.questions, SAMPLED)
+        assert (await ada.call("sample", {"prompt": "Hi"}, state=prompt.state, answers=answers)).text == "hello"
+        assert await counted(ada) == 6
+        await gw.settled()
