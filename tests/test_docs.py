@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.config import Config, parse
+from gateway.config import Config, Upstream, parse
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -16,7 +16,7 @@ PAGES = [
     *sorted(REPOSITORY.glob("docs/**/*.md")),
     *sorted(REPOSITORY.glob("deploy/**/*.md")),
 ]
-ENVIRONMENT = {"MRTR_STATE_KEY": "0f" * 32}
+ENVIRONMENT = {"MRTR_STATE_KEY": "0f" * 32, "API_KEY": "x"}
 
 LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\((?P<target>[^)\s]+)\)")
 BLOCK = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -83,7 +83,8 @@ def defaults() -> list[tuple[str, str]]:
 def test_every_default_is_the_one_of_the_code(where: str, said: str) -> None:
     match = DEFAULT.fullmatch(said)
     assert match is not None
-    section = {field.name: field.default for field in msgspec.structs.fields(Config)}[match["section"]]
+    sections = {field.name: field.default for field in msgspec.structs.fields(Config)} | {"upstream": Upstream()}
+    section = sections[match["section"]]
     number = float(match["number"].replace(",", "")) * UNITS[match["unit"]]
     assert getattr(section, match["key"]) == pytest.approx(number), where
 
