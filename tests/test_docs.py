@@ -16,7 +16,7 @@ PAGES = [
     *sorted(REPOSITORY.glob("docs/**/*.md")),
     *sorted(REPOSITORY.glob("deploy/**/*.md")),
 ]
-ENVIRONMENT = {"MRTR_STATE_KEY": "0f" * 32, "API_KEY": "k"}
+ENVIRONMENT = {"MRTR_STATE_KEY": "0f" * 32, "API_KEY": "x"}
 
 LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\((?P<target>[^)\s]+)\)")
 BLOCK = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)

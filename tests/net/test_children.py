@@ -77,7 +77,7 @@ ROUTES: Final = {
     "/die": upstream("--die"),
     "/silent": upstream("--silent", warm=0),
     "/one": upstream(max_children=1),
-    "/wrapped": wrapped(),
+    "/wrapped": wrapped("--stubborn"),
 }
 
 
@@ -222,11 +222,14 @@ async def test_there_are_never_more_children_than_allowed(client: Wire, gw: Gate
 async def test_a_killed_gateway_leaves_no_process() -> None:
     async with gateway(wrapped("--stubborn"), check=False, workers=2) as gw, wire(gw.url) as client:
         families = [client.on(Authorization=f"Bearer {number}") for number in range(3)]
-        _ = await asyncio.gather(*(one.call("ask_family") for one in families))
+        started = await asyncio.gather(*(one.call("family") for one in families))
+        orphans = [json.loads(answer.text)[-1] for answer in started]
+        _ = await asyncio.gather(*(one.call("ask") for one in families))
         assert gw.process is not None
-        pids = below(gw.process.pid)
-        # Supervisor, workers, keepers, shells, servers, and the orphans that left their sessions.
-        assert len(pids) >= 2 + 3 * 4
+        # Workers, keepers, shells, servers; and what left their sessions, and would be nobody's without a keeper.
+        pids = [gw.process.pid, *below(gw.process.pid)]
+        assert len(pids) >= 3 + 3 * 4
+        assert {*orphans} < {*pids}
         await gw.kill()
         await all_gone(pids)
 
