@@ -10,7 +10,7 @@ import pytest_asyncio
 from tests.e2e.cases import CASES, Case, Drivers
 from tests.e2e.conftest import FOUND
 from tests.e2e.matrix import HTTP_SSE, KINDS, Pair, judge, pair_behind, reason
-from tests.e2e.wire import ACCEPT
+from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.gateway_process import gateway
 from tests.parts.clients.drive import Kind, available
 from tests.parts.launch import old_server
@@ -76,6 +76,24 @@ async def played(case: Case, pair: Pair, drivers: Drivers, request: pytest.Fixtu
 
 async def test_every_telling_case_exists() -> None:
     assert {case.name for case in CASES} >= TELLING
+
+
+async def test_a_server_that_dies_takes_its_calls_along_but_those_that_may_run_twice() -> None:
+    async with (
+        old_server("py130-sse") as server,
+        gateway(server.url, route={"upstream": {"url": server.url, "transport": "sse"}}) as gw,
+        wire(gw.url, Authorization="Bearer ann") as client,
+    ):
+        assert (await client.send("tools/list")).result["tools"]
+        asked, read = await client.call("ask"), await client.call("ask_read")
+        await server.restart()
+        lost = await asyncio.wait_for(client.call("ask", state=asked.state, answers=ANSWERS), PROMPT_SECONDS)
+        assert lost.error["data"]["reason"] == "call_lost"
+        assert "under a call; the call may have had effects" in lost.error["message"]
+        assert (await client.call("ask_read", state=read.state, answers=ANSWERS)).text == NAMED
+        assert (await client.call("echo", {"text": "x"})).text == "x"
+        assert [len(server.ledger("run", tool)) for tool in ("ask", "ask_read")] == [1, 2]
+        await gw.settled()
 
 
 @pytest.mark.parametrize("name", HTTP_SSE)
