@@ -160,7 +160,7 @@ class Subscription:
         for topic in self._topics:
             self._tell(*topic)
 
-    def deaf(self) -> None:
+    def deaf(self, *, heard: bool) -> None:  # noqa: ARG002  (its session knows)
         """This session hears nothing any more; see `_keep`."""
         self._is_deaf.set()
 

@@ -73,8 +73,10 @@ class Group:
         self.tools = None
         self.generation = next(_GENERATIONS)
 
-    def deaf(self) -> None:
-        """Nothing changes by that: other sessions may hear, and age bounds the rest."""
+    def deaf(self, *, heard: bool) -> None:
+        """A server that was restarted may be another one; one that has no such stream is as it was."""
+        if heard:
+            self.missed()
 
     def accepts(self, headers: Headers) -> bool:
         """Whether the upstream served this credential a short while ago."""
@@ -131,6 +133,7 @@ class Pool:
     def forget_idle(self, key: PoolKey) -> None:
         """The upstream forgot one session of this key (it was restarted): the idle ones are as good as lost."""
         group = self.group(key)
+        group.missed()
         while group.idle:
             self._drop(group.idle.popleft(), end=False)
 

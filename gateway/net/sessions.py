@@ -53,8 +53,8 @@ class Watcher(Protocol):
     def missed(self) -> None:
         """The side stream is open again after it was not: a change may not have been heard."""
 
-    def deaf(self) -> None:
-        """The side stream will not be opened again. May be said twice."""
+    def deaf(self, *, heard: bool) -> None:
+        """The side stream will not be opened again; whether it ever was open. May be said twice."""
 
 
 class Call(msgspec.Struct, eq=False):
@@ -362,7 +362,7 @@ class Session:
             if opened:
                 watcher.missed()
             else:
-                watcher.deaf()
+                watcher.deaf(heard=self.lost)
 
 
 _CHANGES: Final = frozenset({mcp.TOOLS_CHANGED, mcp.PROMPTS_CHANGED, mcp.RESOURCES_CHANGED, mcp.RESOURCE_UPDATED})

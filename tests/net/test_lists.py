@@ -1,5 +1,6 @@
 """Freshness by method, and lists that are answered from memory."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ from gateway.net import lists, pool
 from gateway.net.lists import Lists, Place, Ticket, seconds_kept
 from gateway.net.sessions import PoolKey
 from tests.net.conftest import Start
-from tests.net.fake_upstream import FakeUpstream, Turn, event
+from tests.net.fake_upstream import FakeUpstream, Turn, event, text
 from tests.net.workbench import CLIENT, Client, eventually, jwt
 
 OFFERED = {"tools": {"listChanged": True}, "prompts": {}, "resources": {}}
@@ -177,7 +178,7 @@ async def test_an_error_is_not_kept(upstream: FakeUpstream, begin: Start) -> Non
     assert await names(stand.client()) == ["one"]
 
 
-@pytest.mark.parametrize("how", ["list_changed", "gap"])
+@pytest.mark.parametrize("how", ["list_changed", "gap", "restart"])
 async def test_a_change_that_is_or_may_be_heard_ends_it(upstream: FakeUpstream, begin: Start, how: str) -> None:
     stand = await begin(route=KEPT)
     client = stand.client()
@@ -185,11 +186,38 @@ async def test_a_change_that_is_or_may_be_heard_ends_it(upstream: FakeUpstream, 
     (group,) = stand.gateway.routes.bridges["/mcp"].pool._groups.values()
     before = group.generation
     upstream.tools = [tool("two")]
+    if how == "restart":
+        upstream.forget()
     upstream.side("s1").put_nowait(changed("tools/list_changed") if how == "list_changed" else None)
     await eventually(lambda: group.generation != before)
     assert await names(client) == ["two"]
     assert await names(client) == ["two"]
     assert lists_asked(upstream) == 2
+
+
+async def test_a_server_without_a_side_stream_keeps_its_lists_until_it_forgets_a_session(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    async def refuse(turn: Turn) -> None:
+        turn.reply(405)
+
+    upstream.on("GET", refuse)
+    stand = await begin(route=KEPT)
+    client = stand.client()
+    assert await names(client) == ["one"]
+    upstream.tools = [tool("two")]
+
+    async def both(turn: Turn) -> None:
+        await upstream.saw("tools/call", 2)
+        await turn.result(text("done"))
+
+    upstream.each("tools/call", both, both, upstream._plain)
+    await asyncio.gather(client.call(), client.call())
+    assert upstream.words.count("initialize") == 2, "a further session is no change"
+    assert await names(client) == ["one"]
+    upstream.forget()
+    await client.call()
+    assert await names(client) == ["two"]
 
 
 async def test_a_list_that_changed_on_its_way_is_not_kept(upstream: FakeUpstream, begin: Start) -> None:
