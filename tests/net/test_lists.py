@@ -207,11 +207,11 @@ async def test_a_server_without_a_side_stream_keeps_its_lists_until_it_forgets_a
     assert await names(client) == ["one"]
     upstream.tools = [tool("two")]
 
-    @upstream.tool
     async def both(turn: Turn) -> None:
         await upstream.saw("tools/call", 2)
         await turn.result(text("done"))
 
+    upstream.each("tools/call", both, both, upstream._plain)
     await asyncio.gather(client.call(), client.call())
     assert upstream.words.count("initialize") == 2, "a further session is no change"
     assert await names(client) == ["one"]
