@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core import jsonrpc, mcp
 from gateway.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
-from gateway.net import streamable, vigil
+from gateway.net import pool, streamable, vigil
 from gateway.net.client import Client
 from gateway.net.streamable import StreamableChannel
 from gateway.net.upstream import NO_HEADERS
@@ -687,6 +687,7 @@ async def test_pauses_grow_until_something_new_is_heard(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streamable, "_RETRY_SECONDS", (1, 2, 3))
+    monkeypatch.setattr(pool, "_SWEEP_SECONDS", 3600.0)  # the sweeper would never yield in the sleep below
     pauses: list[float] = []
     real = asyncio.sleep
 

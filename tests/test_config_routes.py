@@ -1,0 +1,167 @@
+"""What routes, credentials, headers, TLS and verified callers may be configured to be."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from msgspec import inspect
+
+from gateway.config import Config, ConfigError, cautions, digest, on_route, parse
+from gateway.config.effective import OWN_SECTIONS
+
+SECRET = "s3cret-of-the-gateway"
+
+
+def loaded(over: Any = (), folder: str = "", **route: Any) -> Config:
+    tree = {"routes": [{"path": "/a", "upstream": {"url": "https://a.example/mcp"}, **route}], **dict(over)}
+    return parse(yaml.safe_dump(tree), f"{folder}/gateway.yaml" if folder else "gateway.yaml", {})
+
+
+def problems(over: Any = (), folder: str = "", **route: Any) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        loaded(over, folder, **route)
+    return caught.value.problems
+
+
+ROUTE: list[tuple[dict[str, Any], str]] = [
+    (
+        {"credentials": {"mode": "replace"}},
+        "credentials.token: is missing with mode: replace; give token or token_file",
+    ),
+    ({"credentials": {"token": SECRET}}, "credentials.token: is only read with mode: replace; set that, or remove it"),
+    ({"credentials": "drop"}, 'credentials: "drop" is a text where a section is expected; write key: value'),
+    (
+        {"credentials": {"mode": "replace", "token": f"{SECRET}\nx"}},
+        'credentials.token: a secret is not one line of plain text for a header; write "acme"',
+    ),
+    ({"set_headers": {"x-a": 5}}, "set_headers.x-a: a number where a text is expected; put it in quotes"),
+    (
+        {"set_headers": {"x-a": ""}},
+        'set_headers.x-a: a secret is not one line of plain text for a header; write "acme"',
+    ),
+    (
+        {"set_headers": {"x-a": SECRET}, "forward_headers": ["X-A"]},
+        'set_headers: has "x-a", which is in forward_headers too; keep one',
+    ),
+    ({"drop_headers": ["x-a", "x-a"]}, 'drop_headers: lists "x-a" 2 times; keep one'),
+    *(
+        ({"set_headers": {name: SECRET}}, f'set_headers.{name}: "{name}" is written by the gateway itself; remove it')
+        for name in ("Host", "Content-Length", "Authorization", "Mcp-Session-Id", "Accept", "Origin", "Sec-Fetch-Mode")
+    ),
+    *(
+        (
+            {"drop_headers": [name]},
+            f'drop_headers[0]: "{name}" belongs to one connection and is never forwarded; remove it',
+        )
+        for name in ("Connection", "Transfer-Encoding", "Keep-Alive", "Upgrade")
+    ),
+    (
+        {"hold": {"max_calls": 5}},
+        "hold.max_calls: unknown key; remove it, or use one of: ttl_seconds, quiet_seconds, ",
+    ),
+    ({"legs": {"rounds": 10}}, "legs.rounds: 10 is too large; write 9 or less"),
+    (
+        {"upstream": {"url": "http://a/mcp", "tls": {"verify": False}}},
+        "upstream.tls: stands beside an upstream without https; write https into upstream.url, or remove it",
+    ),
+    (
+        {"upstream": {"url": "https://a/mcp", "tls": {"verify": False, "server_name": "b"}}},
+        "upstream.tls.verify: is false, so that ca_file and server_name are not looked at; remove one",
+    ),
+    (
+        {"upstream": {"url": "https://a/mcp", "tls": {"verify": "no"}}},
+        'upstream.tls.verify: "no" is a text; write true or false',
+    ),
+]
+
+
+@pytest.mark.parametrize(("route", "said"), ROUTE)
+def test_a_wrong_route_is_one_problem_and_tells_no_secret(route: dict[str, Any], said: str) -> None:
+    (problem,) = problems(**route)
+    assert problem.startswith(f"routes[0].{said}")
+    assert SECRET not in problem
+
+
+PRINCIPAL: list[tuple[dict[str, Any], set[str]]] = [
+    ({"source": "jwt"}, {"issuer: is missing", "jwks_url: there is neither"}),
+    (
+        {"source": "jwt", "issuer": "i", "jwks_url": "http://as.example/jwks"},
+        {"jwks_url: is http: who is in between could put in keys of his own"},
+    ),
+    ({"issuer": "i"}, {"issuer: is only read with principal.source: jwt"}),
+    (
+        {"source": "jwt", "issuer": "i", "jwks_url": "https://a/j", "algorithms": ["HS256"]},
+        {'algorithms[0]: "HS256" is not a choice'},
+    ),
+    ({"source": "jwt", "issuer": "i", "jwks_url": "https://a/j", "algorithms": []}, {"algorithms: is an empty list"}),
+    ({"source": "jwt", "issuer": "i", "jwks_url": "https://a/j", "header": "x-u"}, {"header: is only read with"}),
+]
+
+
+@pytest.mark.parametrize(("principal", "said"), PRINCIPAL)
+def test_a_wrong_way_to_tell_callers_is_refused(principal: dict[str, Any], said: set[str]) -> None:
+    found = problems({"principal": principal})
+    assert len(found) == len(said)
+    assert all(any(each.startswith(f"principal.{start}") for each in found) for start in said), found
+
+
+def test_a_secret_file_is_read_from_the_configurations_folder(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(f"\n{SECRET}\n")
+    config = loaded(folder=str(tmp_path), credentials={"mode": "replace", "token_file": "secret"})
+    assert config.routes[0].credentials.token == SECRET
+    assert SECRET not in repr(config)
+    other = {"credentials": {"mode": "replace", "token_file": "secret"}}
+    (tmp_path / "secret").write_text("renewed")
+    assert digest(loaded(folder=str(tmp_path), **other)) == digest(config), "a digest says nothing of a secret"
+    for text in ("", "two\nlines", "\x00", "ä"):
+        (tmp_path / "secret").write_text(text)
+        assert problems(folder=str(tmp_path), **other) == (
+            "routes[0].credentials.token_file: is not one line of plain text; write the secret and nothing else",
+        )
+    assert problems(folder=str(tmp_path), credentials={"mode": "replace", "token_file": "none"}) == (
+        "routes[0].credentials.token_file: cannot be read (No such file or directory); check path and rights",
+    )
+    both = {"mode": "replace", "token_file": "secret", "token": SECRET}
+    assert problems(folder=str(tmp_path), credentials=both) == (
+        "routes[0].credentials.token_file: stands beside token; keep one of them",
+    )
+
+
+def bare(kind: inspect.Type) -> list[inspect.Type]:
+    """What a key may be, without None and without words."""
+    while isinstance(kind, inspect.Metadata):
+        kind = kind.type
+    types = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    found = [each.type if isinstance(each, inspect.Metadata) else each for each in types]
+    return [each for each in found if not isinstance(each, inspect.NoneType)]
+
+
+@pytest.mark.parametrize("section", OWN_SECTIONS)
+def test_a_routes_own_key_takes_what_the_key_in_common_takes(section: str) -> None:
+    common = {field.name: field for field in inspect.type_info(type(getattr(loaded(), section))).fields}  # type: ignore[attr-defined]
+    for field in inspect.type_info(OWN_SECTIONS[section]).fields:  # type: ignore[attr-defined]
+        assert bare(field.type) == bare(common[field.name].type), field.name
+        assert field.default is None
+
+
+def test_a_route_has_its_own_keys_and_the_others_in_common() -> None:
+    config = loaded({"hold": {"ttl_seconds": 5, "quiet_seconds": 1}}, hold={"quiet_seconds": 0}, legs={"rounds": 1})
+    there = on_route(config, config.routes[0])
+    assert (there.hold.ttl_seconds, there.hold.quiet_seconds, there.legs.rounds) == (5, 0, 1)
+    assert there.limits == config.limits
+    assert (config.hold.quiet_seconds, config.legs.rounds) == (1, 4)
+    plain = loaded()
+    assert on_route(plain, plain.routes[0]) is plain
+
+
+def test_what_is_allowed_and_dangerous_is_said() -> None:
+    replace = {"mode": "replace", "token": SECRET}
+    assert not list(cautions(loaded(credentials=replace))), "loopback"
+    open_to_all = {"listen": "0.0.0.0:8080"}
+    (said,) = cautions(loaded(open_to_all, credentials=replace))
+    assert said.startswith("routes[/a].credentials.mode is replace and nobody verifies the callers")
+    verified = {"principal": {"source": "jwt", "issuer": "i", "jwks_url": "https://a/j"}}
+    assert not list(cautions(loaded({**open_to_all, **verified}, credentials=replace)))
+    assert msgspec.json.encode([said]).find(SECRET.encode()) < 0
