@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
+from urllib.parse import urljoin
 
 from aiohttp import ClientResponse, web
 from yarl import URL
@@ -232,17 +233,19 @@ class WellKnown:
         query = oauth.replaced(http.rel_url.raw_query_string, named)
         if query:
             target += f"{'&' if '?' in target else '?'}{query}"
+        if not _is_plain(target) or " " in target:
+            raise InvalidRequest(f"The address of {kind} has characters that must be percent-encoded")
         if body is not None and http.content_type == _FORM and body.isascii():
             body = oauth.replaced(body.decode(), named).encode()
-        headers = {name: value for name in _PASSED_UP if (value := http.headers.get(name)) is not None}
+        headers = _picked(http.headers, _PASSED_UP)
         if kind == "/authorize":
             _ = headers.pop("Authorization", None)  # a browser's, for the gateway's origin
         async with self._exchange(http.method, route, target, headers, body) as response:
-            kept = {name: value for name in _PASSED_DOWN if (value := response.headers.get(name)) is not None}
+            kept = _picked(response.headers, _PASSED_DOWN)
             if "WWW-Authenticate" in kept:
                 kept["WWW-Authenticate"] = oauth.challenge(kept["WWW-Authenticate"], place)
             location = response.headers.get("Location")
-            if location is not None and response.status in _LOCATIONS:
+            if location is not None and response.status in _LOCATIONS and _is_plain(location):
                 kept["Location"] = _location(response.url, location, published, place)
             return web.Response(body=await _body(response, route), status=response.status, headers=kept)
 
@@ -272,6 +275,15 @@ def _asked(path: str) -> _Asked | None:
     return None
 
 
+def _picked(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    """Those of the headers that go on; bytes that are no text stay here."""
+    return {name: value for name in names if (value := headers.get(name)) is not None and _is_plain(value)}
+
+
+def _is_plain(value: str) -> bool:
+    return value.isascii() and value.isprintable()
+
+
 def _renamed(resource: Document | None, place: Place) -> dict[str, tuple[str, str]]:
     """How the `resource` that a client asks a token for is called by the upstream (RFC 8707)."""
     name = (resource or {}).get("resource")
@@ -281,7 +293,7 @@ def _renamed(resource: Document | None, place: Place) -> dict[str, tuple[str, st
 def _location(url: URL, location: str, published: _Published, place: Place) -> str:
     """Where a browser is sent; RFC 9207 has the issuer in it, which must be the one that the client knows."""
     if not location.startswith(("http://", "https://")) and ":" not in location.partition("/")[0]:
-        location = str(url.join(URL(location)))  # a page of the upstream that is not served here
+        location = urljoin(str(url), location)  # a page of the upstream that is not served here
     server = published.server or {}
     name = server.get("issuer")
     before, mark, rest = location.partition("?")

@@ -227,6 +227,26 @@ async def test_redirects_go_to_the_client_with_the_issuer_that_it_knows(begin: A
         assert response.headers["Location"].removesuffix("&state=x") == goes
 
 
+async def test_bytes_that_are_no_text_go_nowhere(begin: Any, issuer: FakeIssuer) -> None:
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+
+    async def status(request: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(browser.base.rpartition(":")[2]))
+        writer.write(request + b"\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        async with asyncio.timeout(DEADLINE):
+            reply = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return reply.split()[1]
+
+    issuer.answers("/sso/authorize", text="<p>")
+    assert await status(b"GET /authorize/mcp?state=\xff HTTP/1.1") == b"400"
+    assert await status(b"GET /authorize/mcp?state=x HTTP/1.1\r\nAccept-Language: \xff") == b"200"
+    assert "Accept-Language" not in issuer.seen[-1][2]
+    issuer.answers("/sso/authorize", status=302, headers={"Location": "http://[", "Retry-After": "\udcff"})
+    assert await status(b"GET /authorize/mcp?state=x HTTP/1.1") == b"302"
+
+
 async def test_a_page_of_an_allowed_origin_may_ask_and_no_other(begin: Any, issuer: FakeIssuer) -> None:
     browser = Browser(
         await begin(url=f"{issuer.origin}/mcp", security={"allowed_origins": ["https://app.example.com"]})
