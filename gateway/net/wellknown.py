@@ -234,7 +234,7 @@ class WellKnown:
         if query:
             target += f"{'&' if '?' in target else '?'}{query}"
         if not _is_plain(target) or " " in target:
-            raise InvalidRequest(f"The address of {kind} has characters that must be percent-encoded")
+            raise Unreachable(f"{_where(route)} names a {oauth.ENDPOINTS[kind]} that is no URL")
         if body is not None and http.content_type == _FORM and body.isascii():
             body = oauth.replaced(body.decode(), named).encode()
         headers = _picked(http.headers, _PASSED_UP)

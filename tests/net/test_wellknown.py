@@ -245,6 +245,9 @@ async def test_bytes_that_are_no_text_go_nowhere(begin: Any, issuer: FakeIssuer)
     assert "Accept-Language" not in issuer.seen[-1][2]
     issuer.answers("/sso/authorize", status=302, headers={"Location": "http://[", "Retry-After": "\udcff"})
     assert await status(b"GET /authorize/mcp?state=x HTTP/1.1") == b"302"
+    issuer.says(oauth.SERVER, issuer=issuer.origin, authorization_endpoint=f"{issuer.origin}/a HTTP/1.1 b")
+    browser.stand.gateway.downstream.change(browser.stand.gateway.config)
+    assert await status(b"GET /authorize/mcp HTTP/1.1") == b"502"
 
 
 async def test_a_page_of_an_allowed_origin_may_ask_and_no_other(begin: Any, issuer: FakeIssuer) -> None:
