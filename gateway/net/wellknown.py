@@ -101,17 +101,12 @@ class WellKnown:
         """One request for such a path, its Host and Origin checked; raises GatewayError."""
         asked = _asked(http.path)
         assert asked is not None, "serves() said so"
-        if self._at_once >= _AT_ONCE:
-            raise Busy(f"{_AT_ONCE} requests to authorization servers are under way; try again", status=503)
-        self._at_once += 1
         try:
             methods = _METHODS.get(asked.kind, _POST) if asked.kind in oauth.ENDPOINTS else ("GET",)
             response = await self._answer(http, asked, methods)
         except UpstreamError as exc:
             exc.status = 502
             raise
-        finally:
-            self._at_once -= 1
         allowed = http.headers.get("Origin")
         if allowed is not None:
             # The guard let this origin pass; a page of it may read what is public anyway.
@@ -130,6 +125,9 @@ class WellKnown:
         if http.method == "POST":
             limit = min(_BODY_BYTES, self._config.limits.body_bytes)
             body = await read_body(http, limit, self._config.limits.receive_seconds)
+        if self._at_once >= _AT_ONCE:  # who sends slowly takes nobody's place
+            raise Busy(f"{_AT_ONCE} requests to authorization servers are under way; try again", status=503)
+        self._at_once += 1
         try:
             async with asyncio.timeout(self._config.timeouts.handshake_seconds):
                 if asked.kind in oauth.ENDPOINTS:
@@ -139,6 +137,8 @@ class WellKnown:
             raise Unreachable(
                 f"{_where(route)} did not answer an OAuth request within timeouts.handshake_seconds"
             ) from exc
+        finally:
+            self._at_once -= 1
 
     def _route(self, asked: _Asked) -> Route:
         route = self._routes.get(asked.suffix)

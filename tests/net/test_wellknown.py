@@ -9,8 +9,9 @@ import pytest
 from aiohttp import web
 
 from gateway.core import oauth
+from gateway.net import wellknown
 from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn
-from tests.net.workbench import Stand
+from tests.net.workbench import Stand, eventually
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -297,6 +298,27 @@ async def test_an_upstream_that_fails_is_a_bad_gateway_and_not_a_missing_documen
     issuer.handlers[oauth.SERVER] = good  # a failure is not remembered
     assert (await browser.document(oauth.SERVER + "/mcp"))["issuer"] == f"{browser.base}/mcp"
     never.set()
+
+
+async def test_only_so_many_wait_for_authorization_servers(
+    begin: Any, issuer: FakeIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wellknown, "_AT_ONCE", 1)
+    go = asyncio.Event()
+    document = issuer.handlers[oauth.SERVER]
+
+    async def wait(http: web.BaseRequest) -> web.StreamResponse:
+        await go.wait()
+        return await document(http)
+
+    issuer.handlers[oauth.SERVER] = wait
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+    first = asyncio.get_running_loop().create_task(browser.document(oauth.SERVER + "/mcp"))
+    await eventually(lambda: oauth.SERVER in issuer.paths, "the first waits")
+    assert (await browser.refusal(oauth.SERVER + "/mcp"))[0] == 503
+    go.set()
+    assert (await first)["issuer"] == f"{browser.base}/mcp"
+    assert (await browser.document(oauth.SERVER + "/mcp")) == await first
 
 
 async def test_what_was_published_is_asked_for_again_after_a_reload_only(begin: Any, issuer: FakeIssuer) -> None:
