@@ -506,6 +506,8 @@ class Pool:
         return session.turned_away or not session.asked_aside
 
     def _may_pool(self, session: Session) -> bool:
+        if self._affine and self._groups[session.key].main is not session:
+            return False  # all calls go to the main one
         return not (session.lost or session.adopted or self.closed or self._config.sessions.idle_seconds == 0)
 
     def _give_back(self, session: Session) -> None:

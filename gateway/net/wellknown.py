@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
+from urllib.parse import urljoin
 
 from aiohttp import ClientResponse, web
 from yarl import URL
@@ -101,17 +102,12 @@ class WellKnown:
         """One request for such a path, its Host and Origin checked; raises GatewayError."""
         asked = _asked(http.path)
         assert asked is not None, "serves() said so"
-        if self._at_once >= _AT_ONCE:
-            raise Busy(f"{_AT_ONCE} requests to authorization servers are under way; try again", status=503)
-        self._at_once += 1
         try:
             methods = _METHODS.get(asked.kind, _POST) if asked.kind in oauth.ENDPOINTS else ("GET",)
             response = await self._answer(http, asked, methods)
         except UpstreamError as exc:
             exc.status = 502
             raise
-        finally:
-            self._at_once -= 1
         allowed = http.headers.get("Origin")
         if allowed is not None:
             # The guard let this origin pass; a page of it may read what is public anyway.
@@ -130,6 +126,9 @@ class WellKnown:
         if http.method == "POST":
             limit = min(_BODY_BYTES, self._config.limits.body_bytes)
             body = await read_body(http, limit, self._config.limits.receive_seconds)
+        if self._at_once >= _AT_ONCE:  # who sends slowly takes nobody's place
+            raise Busy(f"{_AT_ONCE} requests to authorization servers are under way; try again", status=503)
+        self._at_once += 1
         try:
             async with asyncio.timeout(self._config.timeouts.handshake_seconds):
                 if asked.kind in oauth.ENDPOINTS:
@@ -139,6 +138,8 @@ class WellKnown:
             raise Unreachable(
                 f"{_where(route)} did not answer an OAuth request within timeouts.handshake_seconds"
             ) from exc
+        finally:
+            self._at_once -= 1
 
     def _route(self, asked: _Asked) -> Route:
         route = self._routes.get(asked.suffix)
@@ -240,17 +241,19 @@ class WellKnown:
         query = oauth.replaced(http.rel_url.raw_query_string, named)
         if query:
             target += f"{'&' if '?' in target else '?'}{query}"
+        if not _is_plain(target) or " " in target:
+            raise Unreachable(f"{_where(route)} names a {oauth.ENDPOINTS[kind]} that is no URL")
         if body is not None and http.content_type == _FORM and body.isascii():
             body = oauth.replaced(body.decode(), named).encode()
-        headers = {name: value for name in _PASSED_UP if (value := http.headers.get(name)) is not None}
+        headers = _picked(http.headers, _PASSED_UP)
         if kind == "/authorize":
             _ = headers.pop("Authorization", None)  # a browser's, for the gateway's origin
         async with self._exchange(http.method, route, target, headers, body) as response:
-            kept = {name: value for name in _PASSED_DOWN if (value := response.headers.get(name)) is not None}
+            kept = _picked(response.headers, _PASSED_DOWN)
             if "WWW-Authenticate" in kept:
                 kept["WWW-Authenticate"] = oauth.challenge(kept["WWW-Authenticate"], place)
             location = response.headers.get("Location")
-            if location is not None and response.status in _LOCATIONS:
+            if location is not None and response.status in _LOCATIONS and _is_plain(location):
                 kept["Location"] = _location(response.url, location, published, place)
             return web.Response(body=await _body(response, route), status=response.status, headers=kept)
 
@@ -280,6 +283,15 @@ def _asked(path: str) -> _Asked | None:
     return None
 
 
+def _picked(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    """Those of the headers that go on; bytes that are no text stay here."""
+    return {name: value for name in names if (value := headers.get(name)) is not None and _is_plain(value)}
+
+
+def _is_plain(value: str) -> bool:
+    return value.isascii() and value.isprintable()
+
+
 def _renamed(resource: Document | None, place: Place) -> dict[str, tuple[str, str]]:
     """How the `resource` that a client asks a token for is called by the upstream (RFC 8707)."""
     name = (resource or {}).get("resource")
@@ -289,7 +301,7 @@ def _renamed(resource: Document | None, place: Place) -> dict[str, tuple[str, st
 def _location(url: URL, location: str, published: _Published, place: Place) -> str:
     """Where a browser is sent; RFC 9207 has the issuer in it, which must be the one that the client knows."""
     if not location.startswith(("http://", "https://")) and ":" not in location.partition("/")[0]:
-        location = str(url.join(URL(location)))  # a page of the upstream that is not served here
+        location = urljoin(str(url), location)  # a page of the upstream that is not served here
     server = published.server or {}
     name = server.get("issuer")
     before, mark, rest = location.partition("?")

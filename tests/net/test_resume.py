@@ -689,13 +689,12 @@ async def test_pauses_grow_until_something_new_is_heard(
     monkeypatch.setattr(streamable, "_RETRY_SECONDS", (1, 2, 3))
     monkeypatch.setattr(pool, "_SWEEP_SECONDS", 3600.0)  # the sweeper would never yield in the sleep below
     pauses: list[float] = []
-    real = asyncio.sleep
+    moment = asyncio.sleep
 
     async def sleep(seconds: float) -> None:
-        if seconds < 1:
-            await real(seconds)  # the pool's sweeper: without a pause it would never let anybody else run
-        else:
+        if seconds >= 1:  # the pool's sweeper sleeps, too, and must let others run
             pauses.append(seconds)
+        await moment(0)
 
     new = saying(("e2", progress(1)))
     upstream.each("resume", saying(), saying(), new, new, refusing(409), saying(), new, new, saying(("e3", RESULT)))

@@ -9,8 +9,9 @@ import pytest
 from aiohttp import web
 
 from gateway.core import oauth
+from gateway.net import wellknown
 from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn
-from tests.net.workbench import Stand
+from tests.net.workbench import Stand, eventually
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -227,6 +228,29 @@ async def test_redirects_go_to_the_client_with_the_issuer_that_it_knows(begin: A
         assert response.headers["Location"].removesuffix("&state=x") == goes
 
 
+async def test_bytes_that_are_no_text_go_nowhere(begin: Any, issuer: FakeIssuer) -> None:
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+
+    async def status(request: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(browser.base.rpartition(":")[2]))
+        writer.write(request + b"\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        async with asyncio.timeout(DEADLINE):
+            reply = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return reply.split()[1]
+
+    issuer.answers("/sso/authorize", text="<p>")
+    assert await status(b"GET /authorize/mcp?state=\xff HTTP/1.1") == b"400"
+    assert await status(b"GET /authorize/mcp?state=x HTTP/1.1\r\nAccept-Language: \xff") == b"200"
+    assert "Accept-Language" not in issuer.seen[-1][2]
+    issuer.answers("/sso/authorize", status=302, headers={"Location": "http://[", "Retry-After": "\udcff"})
+    assert await status(b"GET /authorize/mcp?state=x HTTP/1.1") == b"302"
+    issuer.says(oauth.SERVER, issuer=issuer.origin, authorization_endpoint=f"{issuer.origin}/a HTTP/1.1 b")
+    browser.stand.gateway.downstream.change(browser.stand.gateway.config)
+    assert await status(b"GET /authorize/mcp HTTP/1.1") == b"502"
+
+
 async def test_a_page_of_an_allowed_origin_may_ask_and_no_other(begin: Any, issuer: FakeIssuer) -> None:
     browser = Browser(
         await begin(url=f"{issuer.origin}/mcp", security={"allowed_origins": ["https://app.example.com"]})
@@ -274,6 +298,27 @@ async def test_an_upstream_that_fails_is_a_bad_gateway_and_not_a_missing_documen
     issuer.handlers[oauth.SERVER] = good  # a failure is not remembered
     assert (await browser.document(oauth.SERVER + "/mcp"))["issuer"] == f"{browser.base}/mcp"
     never.set()
+
+
+async def test_only_so_many_wait_for_authorization_servers(
+    begin: Any, issuer: FakeIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wellknown, "_AT_ONCE", 1)
+    go = asyncio.Event()
+    document = issuer.handlers[oauth.SERVER]
+
+    async def wait(http: web.BaseRequest) -> web.StreamResponse:
+        await go.wait()
+        return await document(http)
+
+    issuer.handlers[oauth.SERVER] = wait
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+    first = asyncio.get_running_loop().create_task(browser.document(oauth.SERVER + "/mcp"))
+    await eventually(lambda: oauth.SERVER in issuer.paths, "the first waits")
+    assert (await browser.refusal(oauth.SERVER + "/mcp"))[0] == 503
+    go.set()
+    assert (await first)["issuer"] == f"{browser.base}/mcp"
+    assert (await browser.document(oauth.SERVER + "/mcp")) == await first
 
 
 async def test_what_was_published_is_asked_for_again_after_a_reload_only(begin: Any, issuer: FakeIssuer) -> None:
