@@ -41,6 +41,6 @@ class Bridge(msgspec.Struct, frozen=True, eq=False):
     epoch: str
     listeners: set["Subscription"]
     era: Era | None
-    """None where the upstream is not reached by streamable HTTP: nothing can be passed through to it."""
+    """None where the upstream is a child: nothing can be passed through to it."""
     streams: set["Lasting"]
     """Those of old clients, and of a modern upstream's subscriptions."""

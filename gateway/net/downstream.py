@@ -155,6 +155,7 @@ class Downstream:
         """The reply to what is not bridged; None to what is."""
         header = incoming.headers.get(mcp.PROTOCOL_VERSION)
         if not eras.is_modern(http.method, header, incoming.body, bridge.config.limits.json_depth):
+            await self._verify(incoming, bridge)
             return await self._passthrough.legacy(http, bridge, incoming.body)
         if http.method != "POST":
             raise not_allowed(http.method, "POST")
@@ -169,7 +170,12 @@ class Downstream:
             return None
         if not (era.known or await era.is_modern(probe_headers(self._passthrough.headers(http, bridge)))):
             return None
+        await self._verify(incoming, bridge)
         return await self._passthrough.modern(http, bridge, incoming.body)
+
+    async def _verify(self, incoming: Incoming, bridge: Bridge) -> None:
+        """Let nobody through to an upstream whom the configuration wants verified; raises Unauthorized."""
+        _ = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
 
     async def _is_ours(self, incoming: Incoming, bridge: Bridge) -> bool:
         """Whether this is a round of a call that the gateway holds, of a time when the upstream seemed to be old."""

@@ -50,6 +50,8 @@ class Era:
         self._tasks = tasks
         self.known: bool | None = None
         """Whether the upstream is modern; None when that has to be asked."""
+        self.speaks_sse = False
+        """Whether nothing can be passed through to it, since old clients speak streamable HTTP here."""
         self._found = 0.0
         self._probe: _Probe | None = None
 
@@ -68,6 +70,11 @@ class Era:
             if known is None and (mine or not probe.refused or probe.headers == headers):
                 return False
         return known
+
+    def transport_found(self, speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)
+        """The bridge found HTTP+SSE, which is of the old era only; or that it is not spoken any more."""
+        self.speaks_sse = speaks_sse
+        self.known, self._found = False if speaks_sse else None, time.monotonic()
 
     def doubt(self) -> None:
         """The upstream answered as one of the other era does: ask anew, unless it has just been asked."""

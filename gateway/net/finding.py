@@ -19,20 +19,33 @@ from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers
 
 
-def connector(transport: str, client: Client, endpoint: Endpoint, tasks: Tasks) -> Callable[[], Channel]:
-    """What makes a channel for each session of a route; `transport` is the configured one."""
+def connector(
+    transport: str, client: Client, endpoint: Endpoint, tasks: Tasks, found: Callable[[bool], None]
+) -> Callable[[], Channel]:
+    """What makes a channel for each session of a route; `transport` is the configured one.
+
+    `found` hears whether the upstream speaks HTTP+SSE, whenever that is known to have changed.
+    """
     if transport == "streamable-http":
         return lambda: StreamableChannel(client, endpoint, tasks)
     if transport == "sse":
         return lambda: HttpSseChannel(client, endpoint, tasks)
-    finding = Finding()
+    finding = Finding(found)
     return lambda: FindingChannel(client, endpoint, tasks, finding)
 
 
 class Finding:
     """What is known of an upstream's transport."""
 
-    speaks_sse = False
+    def __init__(self, found: Callable[[bool], None]) -> None:
+        self.speaks_sse = False
+        self._found = found
+
+    def note(self, *, speaks_sse: bool) -> None:
+        """A handshake succeeded."""
+        if speaks_sse != self.speaks_sse:
+            self.speaks_sse = speaks_sse
+            self._found(speaks_sse)
 
 
 class FindingChannel(StreamableChannel):
@@ -49,7 +62,7 @@ class FindingChannel(StreamableChannel):
                 return await self._over_sse(message, headers)
             except NotSpoken:
                 result = await self.initialize(message, headers)
-                self._finding.speaks_sse = False
+                self._finding.note(speaks_sse=False)
                 return self, result
         try:
             return self, await self.initialize(message, headers)
@@ -67,5 +80,5 @@ class FindingChannel(StreamableChannel):
         except BaseException:
             await channel.close(end_session=True)
             raise
-        self._finding.speaks_sse = True
+        self._finding.note(speaks_sse=True)
         return channel, result

@@ -104,7 +104,7 @@ class Passthrough:
 
     async def legacy(self, http: web.BaseRequest, bridge: Bridge, body: bytes) -> web.StreamResponse:
         """The upstream's reply to a request of the handshake era; raises GatewayError where there is none."""
-        if bridge.era is None:
+        if bridge.era is None or bridge.era.speaks_sse:
             raise _not_passable(http, bridge, body)
         if self.stopping and http.method == "GET":
             raise Stopping("The gateway is shutting down; open the stream again, another replica will serve it")

@@ -17,6 +17,7 @@ from gateway.core import jsonrpc, mcp, negotiate, sse, toolparams
 from gateway.core.negotiate import Handshake
 from gateway.errors import Unreachable
 from gateway.net.client import FOREIGN, Client, Endpoint, mapped
+from gateway.net.era import Era
 from gateway.net.finding import connector
 from gateway.net.refusals import read_body
 from gateway.net.streamable import StreamableChannel
@@ -53,16 +54,20 @@ class Found(msgspec.Struct, kw_only=True):
     """How many of the tools say that they may run twice."""
 
 
-async def probe(config: Config, headers: Headers) -> Found:
-    """Find out; raises GatewayError. `config` has one route, which is probed with its timeouts."""
+async def probe(config: Config, headers: Headers) -> Found | None:
+    """Find out; None for a server of 2026-07-28, for which the gateway translates nothing. Raises GatewayError. `config` has one route, which is probed with its timeouts."""
     route = config.routes[0]
     assert route.upstream.url is not None, "only what has a URL is probed"
-    client, tasks = Client(config.limits, config.timeouts), Tasks(Metrics(__version__))
+    metrics = Metrics(__version__, [route.path])
+    client, tasks = Client(config.limits, config.timeouts), Tasks(metrics)
     endpoint = Endpoint(route.path, route.upstream.url)
     endpoint.where = route.upstream.url
-    connect = connector(route.upstream.transport, client, endpoint, tasks)
+    era = Era(route.path, endpoint, client, metrics, tasks)
+    connect = connector(route.upstream.transport, client, endpoint, tasks, era.transport_found)
     try:
         async with asyncio.timeout(config.timeouts.handshake_seconds * len(_VERSIONS)):
+            if await era.is_modern(headers):
+                return None
             return await _look(connect, client, endpoint, headers)
     except TimeoutError as exc:
         raise Unreachable(f"{endpoint.where} did not answer in time; check that it is an MCP server") from exc
@@ -163,8 +168,13 @@ def _named(server_info: Raw) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in shown)[:200]
 
 
-def report(found: Found) -> Iterator[str]:
+def report(found: Found | None) -> Iterator[str]:
     """The findings and what they mean, line by line."""
+    if found is None:
+        yield f"versions     {mcp.MODERN}"
+        yield ""
+        yield "- It is a modern server: requests go through the gateway to it, and its answers back, as they are."
+        return
     yield f"server       {found.server}"
     yield f"transport    {'HTTP+SSE (2024-11-05)' if found.over_sse else 'streamable HTTP'}"
     yield f"versions     {', '.join(found.versions)}"

@@ -99,11 +99,11 @@ class Routes:
             if endpoint is None:
                 pool, era = self._pool_of_children(config, route, client), None
             else:
-                connect = connector(route.upstream.transport, client, endpoint, self._tasks)
+                era = Era(route.path, endpoint, client, self._metrics, self._tasks)
+                if route.upstream.transport == "sse":
+                    era.transport_found(speaks_sse=True)
+                connect = connector(route.upstream.transport, client, endpoint, self._tasks, era.transport_found)
                 pool = Pool(config, route, connect, self._metrics, self._tasks)
-                # What speaks HTTP+SSE is of the old era, and nothing can be passed through to it.
-                passes = route.upstream.transport != "sse"
-                era = Era(route.path, endpoint, client, self._metrics, self._tasks) if passes else None
         client.change(config.limits, config.timeouts, tls, route.upstream.tls.server_name)
         return Bridge(
             config=config,

@@ -43,6 +43,14 @@ MEANING = {
 }
 
 
+@pytest.mark.parametrize("name", ["modern-py", "modern-ts"])
+async def test_a_probe_tells_a_modern_server(name: str) -> None:
+    async with old_server(name) as server:
+        text = "\n".join(report(await probe(for_upstream(server.url, env={}), {})))
+    assert text.startswith("versions     2026-07-28\n")
+    assert "a modern server" in text
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def servers() -> AsyncIterator[dict[str, OldServer]]:
     async with AsyncExitStack() as stack:

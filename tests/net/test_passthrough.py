@@ -209,13 +209,18 @@ async def test_a_redirect_within_the_origin_is_followed_and_remembered(upstream:
 
 
 async def test_a_redirect_to_another_origin_is_not(upstream: FakeUpstream, stand: Stand) -> None:
+    other = FakeUpstream()
+    await other.start()
+
     async def move(turn: Turn) -> None:
-        turn.reply(307, headers={"Location": "http://127.0.0.2:9/mcp"})
+        turn.reply(307, headers={"Location": other.url})
 
     upstream.on("initialize", move)
     async with stand.http.post(stand.url, json=INITIALIZE, headers={"Authorization": "Bearer t"}) as response:
         assert await error(response) == (502, 7, -32603)
     assert passed(stand, "unreachable") == 1
+    assert other.seen == []
+    await other.close()
 
 
 async def test_an_upstream_that_is_not_there_is_502(upstream: FakeUpstream, stand: Stand) -> None:
@@ -341,6 +346,23 @@ async def test_a_drain_ends_side_streams_and_waits_for_calls(upstream: FakeUpstr
     async with asyncio.timeout(3):
         await drain
     assert passed(stand, "ended") == 1
+
+
+async def test_a_side_stream_that_has_no_head_yet_does_not_hold_up_a_drain(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(hold={"drain_seconds": 30})
+    upstream.on("GET", Turn.for_ever)
+
+    async def listen() -> None:
+        async with stand.http.get(stand.url, headers={"Mcp-Session-Id": "s"}):
+            pass
+
+    client = asyncio.get_running_loop().create_task(listen())
+    await upstream.saw("GET")
+    async with asyncio.timeout(3):
+        await stand.gateway.drain(delay_seconds=0)
+    client.cancel()
 
 
 async def test_a_reload_ends_side_streams_of_an_upstream_that_is_none_any_more(
