@@ -179,6 +179,16 @@ async def test_a_child_that_does_not_read_holds_nobody_up(client: Wire) -> None:
     assert (await client.call("pid")).text
 
 
+async def test_a_child_that_closes_its_input_is_ended(client: Wire) -> None:
+    pid = (await client.call("pid")).text
+    assert (await client.call("shut")).text == "shut"
+    error = (await client.call("pid")).error
+    assert error["data"]["reason"] == "call_lost"
+    assert "closed its input" in error["message"]
+    await all_gone([int(pid)])
+    assert (await client.call("pid")).text
+
+
 async def test_a_message_is_one_line_whatever_its_client_wrote(client: Wire) -> None:
     message = request("tools/call", {"name": "echo", "arguments": {"a": ["b\n\r", 1]}})
     answer = await client.raw(json.dumps(message, indent=1).replace("\n", "\r\n").encode(), headers_of(message))
