@@ -230,12 +230,15 @@ class Child:
 
     async def send(self, message: bytes, seconds: float) -> None:
         """Write one message and wait until the child can read all of it. Raises CallLost."""
-        if not self.over.done():
+        if not self.over.done() and not self._stdin.is_closing():  # uvloop raises when a closed pipe is written to
             self._stdin.write(one_line(message))
             if self._input.free is not None:
                 _ = await asyncio.wait(
                     (self._input.free, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
                 )
+        if self._stdin.is_closing():  # it closed its input: most likely it is about to end
+            _ = await asyncio.wait((self.over,), timeout=_LAST_WORDS_SECONDS)
+            self._end("closed its input")
         if self.over.done():
             raise CallLost(f"{self.where} {self.over.result()}; the call may have had effects")
         if self._input.free is not None:
@@ -253,10 +256,10 @@ class Child:
             self._stdin.close()
             if await self._is_gone(_EOF_SECONDS):
                 return
-            control.write(b"t")
+            self._order(b"t")
             if await self._is_gone(_TERM_SECONDS):
                 return
-            control.write(b"k")
+            self._order(b"k")
             _ = await self._is_gone(_KILL_SECONDS)
         finally:
             control.close()
@@ -264,8 +267,11 @@ class Child:
     def kill(self) -> None:
         """End it and all that it started, now; `gone` says when that is done."""
         self._want_end()
-        if not self.gone.done():
-            self._control[1].write(b"k")
+        self._order(b"k")
+
+    def _order(self, order: bytes) -> None:
+        if not self._control[1].is_closing():  # it is when the keeper has ended
+            self._control[1].write(order)
 
     def _want_end(self) -> None:
         if not self.over.done():
@@ -291,6 +297,9 @@ class _Input(asyncio.BaseProtocol):
         if self.free is not None:
             self.free.set_result(None)
             self.free = None
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self.resume_writing()
 
 
 class _Output(asyncio.Protocol):

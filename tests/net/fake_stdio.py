@@ -93,6 +93,9 @@ def call(name: str, given: JSON) -> JSON:
         case "endless":
             while True:
                 sys.stdout.write("x" * 65536)
+        case "shut":
+            os.close(0)
+            return text("shut")
         case "deaf":
             return {**text("deaf"), "_meta": {"deaf": True}}
         case "mutter":
@@ -130,7 +133,7 @@ def serve() -> None:
             params = message["params"]
             result = call(params["name"], params.get("arguments", {}))
             say({"id": id_, "result": result})
-            if params["name"] == "deaf":
+            if params["name"] in {"deaf", "shut"}:
                 time.sleep(600)
             if params.get("arguments", {}).get("then") == "die":
                 os._exit(0)

@@ -133,8 +133,14 @@ async def test_a_call_is_lost_with_its_child_and_the_next_one_has_another(client
     assert (await client.call("pid")).text != before
 
 
-async def test_what_a_child_says_before_it_ends_still_counts(client: Wire) -> None:
+async def test_what_a_child_says_before_it_ends_still_counts(client: Wire, gw: Gateway) -> None:
+    before = await gw.metric(ENDED, route="/mcp")
     assert json.loads((await client.call("echo", {"then": "die"})).text) == {"then": "die"}
+
+    async def ended() -> bool:
+        return await gw.metric(ENDED, route="/mcp") > before
+
+    await gw.until(ended, "the child has ended")  # until then, the next call might go to the one that is ending
     assert (await client.call("pid")).text
 
 
@@ -170,6 +176,16 @@ async def test_a_child_that_does_not_read_holds_nobody_up(client: Wire) -> None:
     assert (await client.call("deaf")).text == "deaf"
     error = (await client.call("echo", {"much": "x" * 150_000})).error
     assert "did not read its input within timeouts.answer_seconds" in error["message"]
+    assert (await client.call("pid")).text
+
+
+async def test_a_child_that_closes_its_input_is_ended(client: Wire) -> None:
+    pid = (await client.call("pid")).text
+    assert (await client.call("shut")).text == "shut"
+    error = (await client.call("pid")).error
+    assert error["data"]["reason"] == "call_lost"
+    assert "closed its input" in error["message"]
+    await all_gone([int(pid)])
     assert (await client.call("pid")).text
 
 
@@ -327,4 +343,8 @@ async def test_an_idle_child_is_ended() -> None:
     async with gateway(upstream(warm=0), sessions={"idle_seconds": 0.2}) as gw, wire(gw.url) as client:
         pid = int((await client.call("pid")).text)
         await all_gone([pid])
-        assert await gw.metric(ENDED, why="asked") == 1
+
+        async def counted() -> bool:
+            return await gw.metric(ENDED, why="asked") == 1
+
+        await gw.until(counted, "its end is counted")
