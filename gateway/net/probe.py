@@ -55,7 +55,10 @@ class Found(msgspec.Struct, kw_only=True):
 
 
 async def probe(config: Config, headers: Headers) -> Found | None:
-    """Find out; None for a server of 2026-07-28, for which the gateway translates nothing. Raises GatewayError. `config` has one route, which is probed with its timeouts."""
+    """Find out; None for a server of 2026-07-28, for which the gateway translates nothing. Raises GatewayError.
+
+    `config` has one route, which is probed with its timeouts.
+    """
     route = config.routes[0]
     assert route.upstream.url is not None, "only what has a URL is probed"
     metrics = Metrics(__version__, [route.path])

@@ -329,3 +329,16 @@ async def test_a_reload_of_something_else_keeps_keys_and_tokens(
     assert (await client.call()).outcome == UNAUTHORIZED, "the new rule holds for a token that was verified before"
     stand.gateway.change(parse(configuration(upstream.url), "test", {}))
     assert (await client.call()).text == "done"
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+async def test_old_clients_are_verified_before_they_are_passed_through(
+    upstream: FakeUpstream, endpoint: Endpoint, stand: Stand, method: str
+) -> None:
+    old = {"Mcp-Session-Id": "s1", "MCP-Protocol-Version": "2025-06-18", "Authorization": "Bearer forged"}
+    async with stand.http.request(method, stand.url, headers=old, data=b"{}") as response:
+        assert response.status == 401
+        assert "invalid_token" in response.headers["WWW-Authenticate"]
+    assert not upstream.seen, "nothing of it went upstream"
+    async with stand.http.request(method, stand.url, headers={**old, "Authorization": bearer()}, data=b"{}") as passed:
+        assert passed.status != 401
