@@ -11,12 +11,14 @@ from typing import Final
 from gateway import __version__
 from gateway.config import Config, cautions, contexts, digest
 from gateway.errors import Stopping
+from gateway.net import named
 from gateway.net.admin import Admin
 from gateway.net.callers import Callers
 from gateway.net.client import Client
 from gateway.net.downstream import Downstream
 from gateway.net.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.members import Members, Worker
+from gateway.net.named import Named
 from gateway.net.parking import Lot
 from gateway.net.passthrough import Passthrough
 from gateway.net.peers import PeerDoor, Peers
@@ -55,6 +57,7 @@ class Gateway:
         self._keyring = Keyring(self._keys, "state")
         self._sealer = Sealer(self._keyring, config.limits.state_bytes)
         self._hops = Hops(Keyring(self._keys, "peer"))
+        self._named = Named(Keyring(self._keys, named.PURPOSE))
         self.members = Members(config.replica, worker, self.tasks)
         self._peers = Peers(config, self.members, self._hops, self.metrics)
         self._epoch = secrets.token_hex(8)
@@ -92,7 +95,7 @@ class Gateway:
             self.routes,
             self._callers,
             succession,
-            Passthrough(config, wellknown.challenge, self.metrics, self._epoch),
+            Passthrough(config, wellknown.challenge, self._named, self.metrics, self._epoch),
             wellknown,
             self.metrics,
         )
@@ -149,6 +152,7 @@ class Gateway:
         if ring != self._keys:
             # Replies that are on their way between replicas keep the rings they began with.
             self._keyring, self._hops.keyring = Keyring(ring, "state"), Keyring(ring, "peer")
+            self._named.keyring = Keyring(ring, named.PURPOSE)
             self._keys = ring
         self._client.change(config.limits, config.timeouts)
         self.routes.change(config, tls)

@@ -50,8 +50,6 @@ class Era:
         self._tasks = tasks
         self.known: bool | None = None
         """Whether the upstream is modern; None when that has to be asked."""
-        self.speaks_sse = False
-        """Whether nothing can be passed through to it, since old clients speak streamable HTTP here."""
         self._found = 0.0
         self._probe: _Probe | None = None
 
@@ -73,7 +71,6 @@ class Era:
 
     def transport_found(self, speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)
         """The bridge found HTTP+SSE, which is of the old era only; or that it is not spoken any more."""
-        self.speaks_sse = speaks_sse
         self.known, self._found = False if speaks_sse else None, time.monotonic()
 
     def doubt(self) -> None:

@@ -7,6 +7,7 @@ Rule 3: headers are rebuilt, not copied: what belongs to one connection, or clai
 
 import asyncio
 import ipaddress
+from collections.abc import AsyncIterator
 from typing import Final
 
 import aiohttp
@@ -32,6 +33,7 @@ from gateway.net.bridge import Bridge
 from gateway.net.client import FOREIGN, Endpoint, mapped
 from gateway.net.era import Era
 from gateway.net.headers import for_passing, passed_back
+from gateway.net.named import Beginning, Named
 from gateway.net.upstream import Headers
 from gateway.net.wire import Challenge, send
 from gateway.telemetry import Metrics, Passed, TrafficEra
@@ -73,12 +75,13 @@ class Lasting:
 class Passthrough:
     """Forwards the requests of one listener."""
 
-    def __init__(self, config: Config, challenge: Challenge, metrics: Metrics, epoch: str) -> None:
+    def __init__(self, config: Config, challenge: Challenge, named: Named, metrics: Metrics, epoch: str) -> None:
         """`epoch` names this process, in the Via header that RFC 9110 (7.6.3) asks of proxies."""
         self.stopping = False
         self.lasting = 0
         """Streams that a drain does not wait for."""
         self._challenge = challenge
+        self._named = named
         self._metrics = metrics
         self._via = f"1.1 mrtr-{epoch}"
         self.change(config)
@@ -104,7 +107,7 @@ class Passthrough:
 
     async def legacy(self, http: web.BaseRequest, bridge: Bridge, body: bytes) -> web.StreamResponse:
         """The upstream's reply to a request of the handshake era; raises GatewayError where there is none."""
-        if bridge.era is None or bridge.era.speaks_sse:
+        if bridge.era is None:
             raise _not_passable(http, bridge, body)
         if self.stopping and http.method == "GET":
             raise Stopping("The gateway is shutting down; open the stream again, another replica will serve it")
@@ -131,6 +134,10 @@ class Passthrough:
             self.lasting += 1
         try:
             reply, outcome = await self._exchange(http, bridge, era, body, kind, lasting)
+        except DownstreamError as exc:
+            outcome = Passed.REFUSED
+            exc.request_id = _id(body, bridge.config.limits.json_depth)
+            raise
         except UpstreamError as exc:
             outcome = Passed.UNREACHABLE
             self._metrics.upstream_failed(bridge.route.path, exc.reason)
@@ -169,7 +176,7 @@ class Passthrough:
                 ), Passed.REFUSED
             if lasting is not None:
                 lasting.begin(response)
-            return await self._relay(http, bridge, response, lasting)
+            return await self._relay(http, bridge, era.endpoint, response, lasting)
         finally:
             response.close()
 
@@ -185,13 +192,19 @@ class Passthrough:
         seconds = _head_seconds(http, bridge.config.timeouts)
         try:
             async with asyncio.timeout(seconds):
+                target = self._named.target(http, endpoint)
                 for _ in range(2):
-                    url = _with_query(endpoint.url, http.rel_url.raw_query_string)
+                    url = target or _with_query(endpoint.url, http.rel_url.raw_query_string)
                     response = await bridge.client.open(http.method, url, headers, body or None)
                     if response.status not in _REDIRECTS:
                         return response
                     response.close()
-                    endpoint.follow(response.headers.get("Location"))
+                    if target is None:
+                        endpoint.follow(response.headers.get("Location"))
+                    else:
+                        target = endpoint.within(response.headers.get("Location", ""), target)
+                        if target is None:
+                            raise Unreachable(f"{endpoint.where} redirects messages to another origin")
         except aiohttp.ConnectionTimeoutError as exc:
             raise _with_status(mapped(exc, endpoint.where), 504) from exc
         except TimeoutError as exc:
@@ -205,7 +218,12 @@ class Passthrough:
         raise _with_status(Unreachable(circle), 502)
 
     async def _relay(
-        self, http: web.BaseRequest, bridge: Bridge, response: aiohttp.ClientResponse, lasting: Lasting | None
+        self,
+        http: web.BaseRequest,
+        bridge: Bridge,
+        endpoint: Endpoint,
+        response: aiohttp.ClientResponse,
+        lasting: Lasting | None,
     ) -> tuple[web.StreamResponse, Passed]:
         """Write the reply as it comes; what the upstream cuts short ends here without its end, too."""
         timeouts = bridge.config.timeouts
@@ -215,11 +233,12 @@ class Passthrough:
             reply.headers.setdefault("X-Accel-Buffering", "no")
         if self.stopping:
             reply.force_close()
+        beginning = self._named.beginning(http, endpoint) if is_stream else None
         await reply.prepare(http)
         try:
             # A stream waits for people; any other body was complete before it began.
-            while chunk := await _chunk(response, None if is_stream else timeouts.idle_seconds):
-                await send(http, reply, chunk, timeouts.send_seconds)
+            async for part in _parts(response, None if is_stream else timeouts.idle_seconds, beginning):
+                await send(http, reply, part, timeouts.send_seconds)
         except _Cut:
             # A side stream may end at any time; a reply that ends without its last message must not look complete.
             if lasting is None or not lasting.ended or http.method != "GET":
@@ -242,6 +261,17 @@ class Passthrough:
         challenges = headers.popall("WWW-Authenticate", ())
         headers.extend([("WWW-Authenticate", self._challenge(http, value)) for value in challenges])
         return headers
+
+
+async def _parts(
+    response: aiohttp.ClientResponse, seconds: float | None, beginning: Beginning | None
+) -> AsyncIterator[bytes]:
+    while chunk := await _chunk(response, seconds):
+        part = chunk if beginning is None else beginning.feed(chunk)
+        if part:
+            yield part
+    if beginning is not None and (part := beginning.rest()):
+        yield part
 
 
 async def _chunk(response: aiohttp.ClientResponse, seconds: float | None) -> bytes:

@@ -74,12 +74,16 @@ async def program(*command: str | Path, stdin: bytes = b"", environment: dict[st
     return out
 
 
-async def mcp_1(_: Drivers, url: str, calls: Calls) -> list[str]:
+async def mcp_1(_: Drivers, url: str, calls: Calls, *flags: str) -> list[str]:
     script = HERE / "old_py_client.py"
     texts: list[str] = json.loads(
-        await program(PARTS / "py130" / "bin" / "python", script, url, stdin=json.dumps(calls).encode())
+        await program(PARTS / "py130" / "bin" / "python", script, *flags, url, stdin=json.dumps(calls).encode())
     )
     return texts
+
+
+async def mcp_1_sse(drivers: Drivers, url: str, calls: Calls) -> list[str]:
+    return await mcp_1(drivers, url, calls, "--sse")
 
 
 async def inspector(_: Drivers, url: str, calls: Calls) -> list[str]:
@@ -156,14 +160,16 @@ OLD_CLIENTS: Final = {
     "client 2.4, legacy": of_kind("ts", "legacy"),
     "mcp-remote 0.15": mcp_remote,
     "inspector 2.12 --cli": inspector,
+    "mcp 1.30, HTTP+SSE": mcp_1_sse,
 }
+SSE_CLIENTS: Final = ("mcp 1.30, HTTP+SSE", "mcp-remote 0.15")
 MODERN_CLIENTS: Final = {
     "mcp 2.3": of_kind("py", "auto"),
     "fastmcp 4.0": of_kind("fm", "auto"),
     "client 2.4": of_kind("ts", "auto"),
 }
 OLD_SERVERS: Final = {
-    "py130": tuple(OLD_CLIENTS),
+    "py130": tuple(client for client in OLD_CLIENTS if client != "mcp 1.30, HTTP+SSE"),
     "py110": ("mcp 2.3, legacy", "client 2.4, legacy"),
     "ts132": ("mcp 2.3, legacy", "client 2.4, legacy", "mcp-remote 0.15"),
 }
@@ -208,6 +214,18 @@ async def test_an_old_server(name: str, drivers: Drivers, request: pytest.Fixtur
     note(request, name, {"client 2.4": "ok, bridged"})
 
 
+@pytest.mark.parametrize("name", ["py130-sse", "ts132-sse"])
+async def test_an_old_server_of_http_sse(name: str, drivers: Drivers, request: pytest.FixtureRequest) -> None:
+    """Clients of its own time find their way through the gateway, also where streamable HTTP is tried first."""
+    async with old_server(name) as server, gateway(server.url) as gw:
+        calls = [ECHO, ASK, ASK_GET]
+        texts = await all_of(*(OLD_CLIENTS[client](drivers, gw.url, calls) for client in SSE_CLIENTS))
+        assert texts == [["hi", ANN, ANN] for _ in SSE_CLIENTS]
+        assert await gw.metric(SESSIONS) == 0, "nothing of it was bridged"
+        assert await MODERN_CLIENTS["client 2.4"](drivers, gw.url, [ECHO, ASK]) == ["hi", ANN]
+    note(request, name, dict.fromkeys(SSE_CLIENTS, "ok") | {"client 2.4": "ok, bridged"})
+
+
 @pytest.mark.parametrize("name", MODERN_SERVERS)
 async def test_a_modern_server(name: str, drivers: Drivers, request: pytest.FixtureRequest) -> None:
     """Modern clients play its rounds with it; old ones get what it has for them."""
@@ -242,12 +260,14 @@ def note(request: pytest.FixtureRequest, server: str, outcomes: dict[str, str]) 
 @pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
 async def test_no_two_requests_of_a_session_need_the_same_replica(drivers: Drivers) -> None:
     async with AsyncExitStack() as stack:
-        old, new = [await stack.enter_async_context(old_server(name)) for name in ("ts132", "modern-py")]
-        routes = [{"path": path, "upstream": {"url": url}} for path, url in (("/mcp", old.url), ("/new", new.url))]
-        front = await stack.enter_async_context(cluster(old.url, routes=routes))
+        names = {"/mcp": "ts132", "/new": "modern-py", "/sse": "py130-sse"}
+        servers = {path: await stack.enter_async_context(old_server(name)) for path, name in names.items()}
+        routes = [{"path": path, "upstream": {"url": server.url}} for path, server in servers.items()]
+        front = await stack.enter_async_context(cluster(servers["/mcp"].url, routes=routes))
         clients = OLD_SERVERS["ts132"]
         plays = [OLD_CLIENTS[client](drivers, front.url, [ECHO, ASK, ASK_GET]) for client in clients]
-        assert await all_of(*plays) == [["hi", ANN, ANN] for _ in clients]
+        plays.append(mcp_1_sse(drivers, f"{front.base}/sse", [ECHO, ASK, ASK_GET]))
+        assert await all_of(*plays) == [["hi", ANN, ANN] for _ in plays]
         plays = [play(drivers, f"{front.base}/new", [ECHO, ASK]) for play in MODERN_CLIENTS.values()]
         assert await all_of(*plays) == [["hi", ANN] for _ in MODERN_CLIENTS]
         for replica in front.replicas:

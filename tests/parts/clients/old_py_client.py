@@ -1,8 +1,8 @@
 """An old client for the tests: the Python SDK 1.30.0 plays the calls that it is given, in one session.
 
-    python old_py_client.py URL < calls.json     [["ask", {"question": "Who?"}], ...]
+    python old_py_client.py [--sse] URL < calls.json     [["ask", {"question": "Who?"}], ...]
 
-It says Ann to every form, and prints a JSON list of the texts that it got.
+It speaks streamable HTTP, or HTTP+SSE. It says Ann to every form, and prints a JSON list of the texts that it got.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from mcp import ClientSession, types
+from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
 
@@ -18,9 +19,9 @@ async def elicit(_context: Any, _params: types.ElicitRequestParams) -> types.Eli
     return types.ElicitResult(action="accept", content={"name": "Ann"})
 
 
-async def main(url: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
+async def main(url: str, calls: list[tuple[str, dict[str, Any]]], *, over_sse: bool) -> None:
     async with (
-        streamable_http_client(url) as (reading, writing, _),
+        (sse_client if over_sse else streamable_http_client)(url) as (reading, writing, *_),
         ClientSession(reading, writing, elicitation_callback=elicit) as session,
     ):
         await session.initialize()
@@ -33,4 +34,4 @@ async def main(url: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], json.load(sys.stdin)))
+    asyncio.run(main(sys.argv[-1], json.load(sys.stdin), over_sse="--sse" in sys.argv))

@@ -33,6 +33,7 @@ from serving import (
     recorded,
     serve,
     serve_stdio,
+    sse_application,
 )
 
 SDK_VERSION = version("mcp")
@@ -552,6 +553,9 @@ async def background_tasks() -> AsyncIterator[None]:
 if __name__ == "__main__":
     if options.stdio:
         serve_stdio(server, background_tasks)
+    elif options.sse:
+        security = local_only() if CHECKS_HOST else None
+        serve(sse_application(server, security, lifespan=background_tasks), options)
     else:
         manager = StreamableHTTPSessionManager(
             server,

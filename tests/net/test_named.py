@@ -1,0 +1,152 @@
+"""Old clients of an HTTP+SSE server: the address that its stream names is the gateway's, and nobody makes one up."""
+
+import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from multidict import CIMultiDict
+from yarl import URL
+
+from gateway.core import mcp
+from gateway.errors import InvalidRequest
+from gateway.net.client import Endpoint
+from gateway.net.named import PURPOSE, Beginning, Named
+from gateway.seal.keyring import Keyring
+from tests.net.conftest import Start
+from tests.net.fake_sse import FakeSse
+
+OLD, NEW = bytes(range(32)), bytes(range(1, 33))
+UPSTREAM = Endpoint("/mcp", "http://10.0.0.1:9000/sse")
+EVENT = b"event: endpoint\r\ndata: /messages/?session_id=1f\r\n\r\n"
+
+
+def asked(url: str, method: str = "GET", **headers: str) -> Any:
+    """What `Named` looks at of a request."""
+    target = URL(url)
+    return SimpleNamespace(method=method, path=target.path, rel_url=target, headers=CIMultiDict(headers))
+
+
+def beginning(named: Named, path: str = "/mcp") -> Beginning:
+    found = named.beginning(asked(path), UPSTREAM)
+    assert found is not None
+    return found
+
+
+def address(event: bytes) -> str:
+    """Where an endpoint event leads."""
+    head, _, data = event.partition(b"data: ")
+    assert head == b"event: endpoint\n"
+    assert data.endswith(b"\n\n")
+    return data.decode().strip()
+
+
+@pytest.fixture
+def named() -> Named:
+    return Named(Keyring((OLD,), PURPOSE))
+
+
+def test_the_servers_address_is_sealed_into_the_routes_own(named: Named) -> None:
+    told = address(beginning(named).feed(EVENT))
+    assert told.startswith("/mcp?")
+    assert "messages" not in told
+    assert str(named.target(asked(told, "POST"), UPSTREAM)) == "http://10.0.0.1:9000/messages/?session_id=1f"
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+@pytest.mark.parametrize("end", [b"\r\n", b"\n", b"\r"])
+def test_a_stream_in_pieces_is_the_same_stream(named: Named, size: int, end: bytes) -> None:
+    event, after = EVENT.replace(b"\r\n", end), b"data: {}" + 2 * end
+    stream = b": welcome" + 2 * end + event + after
+    begun = beginning(named)
+    passed = b"".join(begun.feed(stream[place : place + size]) for place in range(0, len(stream), size))
+    before, _, rest = passed.partition(b"event: ")
+    assert before == b": welcome" + 2 * end
+    assert rest.endswith(b"\n\n" + after.lstrip(b"\n")), "and what comes after it is as it was"
+    assert begun.rest() == b""
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"data: {}\n\n" + EVENT,
+        b"event: endpoint\ndata: http://evil.example/messages\n\n",
+        b"event: message\ndata: /messages\n\n",
+    ],
+)
+def test_what_names_no_place_of_the_server_is_passed_as_it_is(named: Named, stream: bytes) -> None:
+    assert beginning(named).feed(stream) == stream
+
+
+def test_a_beginning_without_an_end_is_not_held_back(named: Named) -> None:
+    begun = beginning(named)
+    assert begun.feed(b"x" * 20_000) == b"x" * 20_000
+    assert begun.feed(b"\n\n" + EVENT) == b"\n\n" + EVENT
+
+
+def test_a_stream_that_ends_early_loses_nothing(named: Named) -> None:
+    begun = beginning(named)
+    assert begun.feed(b"event: endp") + begun.rest() == b"event: endp"
+
+
+@pytest.mark.parametrize("header", [mcp.SESSION_ID, mcp.LAST_EVENT_ID])
+def test_a_stream_of_streamable_http_is_not_looked_at(named: Named, header: str) -> None:
+    assert named.beginning(asked("/mcp", **{header: "x"}), UPSTREAM) is None
+
+
+def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(named: Named) -> None:
+    told = address(beginning(named).feed(EVENT))
+    stranger = address(beginning(Named(Keyring((NEW,), PURPOSE))).feed(EVENT))
+    state = Keyring((OLD,), "state").seal(b"/mcp\nhttp://10.0.0.1:9000/admin")
+    for url in (
+        told.replace("/mcp?", "/other?"),
+        told[:-1],
+        stranger,
+        told.partition("=")[0] + "=/admin",
+        f"{told.partition('=')[0]}={state}",
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            _ = named.target(asked(url, "POST"), UPSTREAM)
+        assert caught.value.status == 404
+    elsewhere = Endpoint("/mcp", "http://10.0.0.2:9000/sse")
+    with pytest.raises(InvalidRequest):
+        _ = named.target(asked(told, "POST"), elsewhere)
+    assert named.target(asked("/mcp?other=1", "POST"), UPSTREAM) is None
+
+
+def test_an_address_outlives_a_rotation_of_keys(named: Named) -> None:
+    told = address(beginning(named).feed(EVENT))
+    named.keyring = Keyring((NEW, OLD), PURPOSE)
+    assert named.target(asked(told, "POST"), UPSTREAM) is not None
+
+
+# -- a whole one ------------------------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def old() -> AsyncIterator[FakeSse]:
+    fake = FakeSse()
+    await fake.start()
+    yield fake
+    await fake.close()
+
+
+@pytest.mark.parametrize("transport", ["auto", "sse"])
+async def test_messages_go_where_the_server_wants_them(old: FakeSse, begin: Start, transport: str) -> None:
+    stand = await begin(url=old.url, route={"upstream": {"url": old.url, "transport": transport}})
+    message = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2024-11-05"}}
+    async with stand.http.get(stand.url, headers={"Accept": "text/event-stream"}) as stream:
+        told = URL(stand.url).join(URL(address(await stream.content.readuntil(b"\n\n")), encoded=True))
+        async with stand.http.post(told, json=message) as accepted:
+            assert accepted.status == 202
+        answer = json.loads((await stream.content.readuntil(b"\n\n")).partition(b"data: ")[2])
+        assert answer["id"] == 0
+        assert "result" in answer
+    forged = told.update_query({"mrtr-endpoint": "/admin"})
+    before = len(old.posts)
+    async with stand.http.post(forged, json={**message, "id": 7}) as refused:
+        assert refused.status == 404
+        assert (await refused.json())["id"] == 7
+    assert len(old.posts) == before
