@@ -79,7 +79,7 @@ def test_the_audience_counts_where_one_is_configured() -> None:
 def test_a_public_key_is_no_shared_secret() -> None:
     """The classic: HS256 with the bytes of the public key, which everybody has."""
     public = RSA.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    signed = f"{part({'alg': 'HS256', 'kid': 'k1'})}.{part({'iss': ISSUER, 'sub': 'ada', 'exp': NOW + 99})}"
+    signed = f"{part({'alg': 'HS256', 'kid': 'k1'})}.{part({'iss': ISSUER, 'sub': 'ada', 'exp': NOW + 9_999})}"
     forged = f"{signed}.{part(hmac.digest(public, signed.encode(), 'sha256'))}"
     keys = read_keys(jwks(public_jwk(RSA)))
     for allowed in (ALLOWED, (*ALLOWED, "HS256")):
@@ -88,7 +88,7 @@ def test_a_public_key_is_no_shared_secret() -> None:
 
 
 def test_no_signature_is_none() -> None:
-    body = part({"iss": ISSUER, "sub": "ada", "exp": NOW + 99})
+    body = part({"iss": ISSUER, "sub": "ada", "exp": NOW + 9_999})
     for name in ("none", "None", "nOnE", "", None, ["ES256"], {"ES256": 1}):
         with pytest.raises(BadToken):
             principal(f"{part({'alg': name, 'kid': 'k1'})}.{body}.")
@@ -98,7 +98,7 @@ def test_a_signature_of_another_is_refused() -> None:
     with pytest.raises(BadToken, match="not signed by its issuer"):
         principal(token(private("ES256")))
     head, body, sealed = token(KEY).split(".")
-    for changed in (f"{head}.{part({'iss': ISSUER, 'sub': 'eve', 'exp': NOW + 99})}.{sealed}", f"{head}.{body}."):
+    for changed in (f"{head}.{part({'iss': ISSUER, 'sub': 'eve', 'exp': NOW + 9_999})}.{sealed}", f"{head}.{body}."):
         with pytest.raises(BadToken, match="not signed by its issuer"):
             principal(changed)
 
@@ -125,14 +125,14 @@ def test_a_key_that_is_not_there_is_unknown(kid: str) -> None:
 
 @pytest.mark.parametrize("kid", ["x" * 257, 1, ["k1"], {"k1": 1}])
 def test_a_key_that_is_named_in_no_way_is_refused(kid: Any) -> None:
-    body = part({"iss": ISSUER, "sub": "ada", "exp": NOW + 99})
+    body = part({"iss": ISSUER, "sub": "ada", "exp": NOW + 9_999})
     with pytest.raises(BadToken) as caught:
         principal(f"{part({'alg': 'ES256', 'kid': kid})}.{body}.{part(b's')}")
     assert not isinstance(caught.value, UnknownKey), "it must not have the keys fetched"
 
 
 def test_a_token_without_a_key_id_is_of_the_only_key() -> None:
-    nameless = jwt.encode({"iss": ISSUER, "sub": "ada", "client_id": "app", "exp": NOW + 99}, KEY, "ES256")
+    nameless = jwt.encode({"iss": ISSUER, "sub": "ada", "client_id": "app", "exp": NOW + 9_999}, KEY, "ES256")
     assert principal(nameless, read_keys(jwks(public_jwk(KEY, None)))) == of_claims(ISSUER, "ada", "app")
     with pytest.raises(UnknownKey):
         principal(nameless, read_keys(jwks(public_jwk(KEY), public_jwk(private("ES256"), "k2"))))
@@ -141,7 +141,7 @@ def test_a_token_without_a_key_id_is_of_the_only_key() -> None:
 @pytest.mark.parametrize("crit", [["b64"], ["new"], [], "b64", None])
 def test_what_must_be_understood_and_is_not_is_refused(crit: Any) -> None:
     signed = f"{part({'alg': 'ES256', 'kid': 'k1', 'crit': crit, 'b64': False})}."
-    body = part({"iss": ISSUER, "sub": "ada", "exp": NOW + 99})
+    body = part({"iss": ISSUER, "sub": "ada", "exp": NOW + 9_999})
     with pytest.raises(BadToken):
         principal(f"{signed}{body}.{part(b's' * 64)}")
 

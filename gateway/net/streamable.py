@@ -79,6 +79,8 @@ class StreamableChannel(Channel):
         """The event id behind which a resumed request is asked for."""
         self._vigil: Vigil | None = None
         """Set while a request is resumed."""
+        self._heard_side = False
+        """Whether there was a side stream, which hears_side may only suppose."""
         self._begun = False
         """Whether the reply to the current request has begun."""
 
@@ -164,7 +166,7 @@ class StreamableChannel(Channel):
         self, headers: Headers, receive: Receive, lost: Callable[[], None], ready: asyncio.Future[None]
     ) -> None:
         """Hold the GET stream; open it again when it ends, never with a cursor (it may carry another's events)."""
-        failures, was_open, attempts = 0, False, 0
+        failures, attempts = 0, 0
         try:
             while failures < len(_REOPEN_SECONDS):
                 await asyncio.sleep(_REOPEN_SECONDS[failures])
@@ -173,7 +175,6 @@ class StreamableChannel(Channel):
                     attempts += 1
                     if not await self._hear_side(headers, receive, ready, again=attempts > 1):
                         return  # a server without this stream lives well without it
-                    was_open = True
                 except _NotYet:
                     failures += 1
                     continue
@@ -189,7 +190,7 @@ class StreamableChannel(Channel):
             if not ready.done():
                 ready.set_result(None)
             if not self._closed:
-                if was_open:
+                if self._heard_side:
                     lost()
                 self._tell(opened=False)
 
@@ -213,7 +214,7 @@ class StreamableChannel(Channel):
                 raise _NotYet(f"{endpoint.where} takes another side stream for open")
             if response.status != 200 or response.content_type != "text/event-stream":
                 return False
-            self.hears_side = True
+            self.hears_side = self._heard_side = True
             if not ready.done():
                 ready.set_result(None)
             if again:
