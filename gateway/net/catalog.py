@@ -54,8 +54,9 @@ def is_listed(pool: Pool, key: PoolKey) -> bool:
 
 
 def is_ephemeral(pool: Pool, key: PoolKey, name: str) -> bool:
-    """Whether a tool is known to say that it may run twice."""
-    return (pool.group(key).tools or {}).get(name, _UNKNOWN).ephemeral
+    """Whether a tool is known to say that it may run twice, or to have said so when its server was last heard."""
+    group = pool.group(key)
+    return (group.tools or group.former or {}).get(name, _UNKNOWN).ephemeral
 
 
 async def check(pool: Pool, key: PoolKey, request: Request, http: HeaderValues, headers: Headers) -> None:

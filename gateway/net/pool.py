@@ -61,6 +61,8 @@ class Group:
         self.shaken: Handshake | None = None
         self.tools: dict[str, Tool] | None = None
         """The tools by name, as the last complete tools/list said; None when unknown."""
+        self.former: dict[str, Tool] | None = None
+        """What was known of them before a change may have been missed: what a call that began then may do."""
         self.used = time.monotonic()
         self.generation = next(_GENERATIONS)
         """Another one after everything that may have changed a list; never that of another group."""
@@ -77,12 +79,13 @@ class Group:
     def changed(self, method: str, data: bytes) -> None:  # noqa: ARG002  (a Watcher of its sessions)
         """Forget what a change made wrong."""
         if method == mcp.TOOLS_CHANGED:
-            self.tools = None
+            self.tools = self.former = None
         if method != mcp.RESOURCE_UPDATED:
             self.generation = next(_GENERATIONS)
 
     def missed(self) -> None:
         """Forget what a change that nobody heard may have made wrong."""
+        self.former = self.tools or self.former
         self.tools = None
         self.generation = next(_GENERATIONS)
 
