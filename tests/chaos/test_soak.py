@@ -71,6 +71,8 @@ class World:
     faults: Counter[str] = field(default_factory=Counter)
     calls: list[tuple[Call, str]] = field(default_factory=list)
     """All that were followed to their end, with it."""
+    asked: set[str] = field(default_factory=set)
+    """The names of calls whose question was seen."""
     numbers: int = 0
 
     def url(self, path: str) -> str:
@@ -121,6 +123,8 @@ class Person:
             answer = await self.insist(call, client, state, answers)
             if "error" in answer.final or answer.result["resultType"] == "complete":
                 break
+            if answer.asks:
+                self.world.asked.add(call.name)
             state, answers = answer.state, accept(call.name) if answer.asks == [KEY] else None
         outcome = call.outcome(answer)
         self.world.outcomes[outcome] += 1
@@ -139,6 +143,8 @@ class Person:
             outcome = f"first round: {type(exc).__name__}"
         else:
             if "error" not in answer.final:
+                if answer.asks:
+                    self.world.asked.add(call.name)
                 return answer.state
             outcome = f"first round: {call.outcome(answer)}"
         self.world.outcomes[outcome] += 1
@@ -270,7 +276,9 @@ def judge(world: World) -> None:
         if outcome == "result":
             assert answers[call.name], told
         if outcome == "owner_lost":
-            assert (call.server.name, call.tool) == ("py130", "ask_slow"), told
+            assert call.tool == "ask_slow", told
+            # A server that stood still had not begun to reply: there was no event yet to go on from.
+            assert call.server.name == "py130" or call.name not in world.asked, told
 
 
 @pytest.fixture
