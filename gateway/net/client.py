@@ -165,6 +165,18 @@ def mapped(exc: BaseException, where: str) -> UpstreamError:
     return CallLost(f"{where} broke the connection ({type(exc).__name__}); the request may have had effects")
 
 
+async def read_at_most(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
+    """The whole body; None when it is larger than `limit` bytes. Raises one of FOREIGN."""
+    if response.content_length is not None and response.content_length <= limit:
+        return await response.read()
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > limit:
+            return None
+    return bytes(body)
+
+
 class Endpoint:
     """One upstream URL and what was learnt about it; shared by all its channels."""
 

@@ -17,7 +17,7 @@ from yarl import URL
 from gateway.bearer import LEEWAY_SECONDS, BadToken, Key, UnknownKey, Verified, read_keys, verify
 from gateway.config import Principal
 from gateway.errors import NoKeys, Unauthorized
-from gateway.net.client import FOREIGN, Client, tls_cause
+from gateway.net.client import FOREIGN, Client, read_at_most, tls_cause
 from gateway.net.tasks import Tasks
 from gateway.telemetry import Event, get_logger
 
@@ -140,11 +140,9 @@ class Issuer:
         try:
             if response.status != 200:
                 raise ValueError(f"answered HTTP {response.status}")
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > _MAX_BYTES:
-                    raise ValueError(f"is larger than {_MAX_BYTES} bytes")
-            return bytes(body)
+            body = await read_at_most(response, _MAX_BYTES)
+            if body is None:
+                raise ValueError(f"is larger than {_MAX_BYTES} bytes")
+            return body
         finally:
             response.close()

@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from gateway.core import jsonrpc
 from gateway.errors import CallLost, NoHandshake, Refused, SessionLost
-from gateway.net.client import Endpoint
+from gateway.net.client import Endpoint, read_at_most
 
 _SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
 _ERROR_BODY_BYTES: Final = 65_536
@@ -21,14 +21,10 @@ class NotSpoken(NoHandshake):
 
 async def read_body(response: aiohttp.ClientResponse, limit: int, where: str) -> bytes:
     """The whole body, of `limit` bytes at most; raises CallLost, and one of FOREIGN."""
-    if response.content_length is not None and response.content_length <= limit:
-        return await response.read()
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > limit:
-            raise CallLost(f"{where} sent a body larger than limits.event_bytes; the call may have had effects")
-    return bytes(body)
+    body = await read_at_most(response, limit)
+    if body is None:
+        raise CallLost(f"{where} sent a body larger than limits.event_bytes; the call may have had effects")
+    return body
 
 
 async def refusal(response: aiohttp.ClientResponse, endpoint: Endpoint) -> jsonrpc.Error | None:

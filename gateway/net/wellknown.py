@@ -24,7 +24,7 @@ from gateway.config import Config, Route
 from gateway.core import jsonrpc, oauth
 from gateway.core.oauth import Document, Place
 from gateway.errors import Busy, GatewayError, InvalidRequest, MethodNotFound, Unreachable, UpstreamError
-from gateway.net.client import FOREIGN, Client, mapped
+from gateway.net.client import FOREIGN, Client, mapped, read_at_most
 from gateway.net.routes import Routes
 from gateway.net.wire import read_body
 
@@ -314,12 +314,10 @@ def _location(url: URL, location: str, published: _Published, place: Place) -> s
 
 
 async def _body(response: ClientResponse, route: Route) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > _ANSWER_BYTES:
-            raise Unreachable(f"{_where(route)} answered an OAuth request with more than {_ANSWER_BYTES} bytes")
-    return bytes(body)
+    body = await read_at_most(response, _ANSWER_BYTES)
+    if body is None:
+        raise Unreachable(f"{_where(route)} answered an OAuth request with more than {_ANSWER_BYTES} bytes")
+    return body
 
 
 def _document(body: bytes, where: str) -> Document:
