@@ -15,7 +15,7 @@ demo: $(VENV)/stamp ## an old server, the gateway and a modern client: answer a 
 	@$(BIN)/mrtr-gateway demo --cache .parts/demo
 
 test: $(VENV)/stamp parts ## every test, with real servers and clients and the official conformance suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: format lint types test ## what CI runs
 

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.chaos.conftest import FOUND
+from tests import tables
 from tests.chaos.stage import Call, Gate, built, others, prompt, stepped, steps
 from tests.cluster import Cluster, cluster, installed
 from tests.e2e.wire import Answer, Wire, wire
@@ -158,7 +158,7 @@ async def judge(stage: Stage, state: str, tool: str, path: Path, request: pytest
         scene = Scene(call, owner, survivors, client, client.on(survivors[0].url), *gates)
         answer = await play(state, scene, step)
     taken = await steps(survivors) - before
-    request.config.stash[FOUND][f"{server.name} {tool}", state] = step
+    tables.words(request.config, tables.KILLED, f"{server.name} {tool}", state)["*"] = step
 
     # The client: its result, or one error. The replicas: one of them did one thing.
     given = state in {"answering", "answering, relayed", "answered"}

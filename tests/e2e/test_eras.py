@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import pytest
 
+from tests import tables
 from tests.cluster import cluster, installed
 from tests.e2e.cases import Drivers
-from tests.e2e.conftest import ERAS
 from tests.e2e.matrix import KINDS
 from tests.gateway_process import gateway
 from tests.parts.clients.drive import HERE, Kind, available
@@ -251,7 +251,7 @@ async def test_a_modern_server(name: str, drivers: Drivers, request: pytest.Fixt
 def note(request: pytest.FixtureRequest, server: str, outcomes: dict[str, str]) -> None:
     """For the table."""
     for client, outcome in outcomes.items():
-        request.config.stash[ERAS].setdefault((client, server), {})["*"] = outcome
+        tables.words(request.config, tables.ERAS, client, server)["*"] = outcome
 
 
 # --- three replicas ---

@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from tests import tables
 from tests.e2e.cases import CASES, Case, Drivers
-from tests.e2e.conftest import FOUND
 from tests.e2e.matrix import HTTP_SSE, KINDS, Pair, judge, pair_behind, reason
 from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.gateway_process import gateway
@@ -70,7 +70,7 @@ async def test_a_real_client_with_another_real_server_of_2024(
 
 async def played(case: Case, pair: Pair, drivers: Drivers, request: pytest.FixtureRequest) -> None:
     name = pair.server.name
-    found = request.config.stash[FOUND].setdefault((case.name, name), {})
+    found = tables.words(request.config, tables.SERVERS, case.name, name)
     await judge(case, CLIENT[name], pair, drivers, reason(name.removesuffix("-sse"), CLIENT[name], case.name), found)
 
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from tests import tables
 from tests.e2e.cases import CASES, Case, Drivers
-from tests.e2e.conftest import FOUND
 from tests.e2e.matrix import KINDS, NOT_APPLICABLE, SERVERS, Pair, judge, pair_behind, reason
 from tests.gateway_process import gateway
 from tests.parts.clients.drive import Kind, available
@@ -33,7 +33,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
 async def test_a_real_client_with_a_real_server(
     case: Case, kind: Kind, pair: Pair, drivers: Drivers, request: pytest.FixtureRequest
 ) -> None:
-    found = request.config.stash[FOUND].setdefault((case.name, pair.server.name), {})
+    found = tables.words(request.config, tables.SERVERS, case.name, pair.server.name)
     await judge(case, kind, pair, drivers, reason(pair.server.name, kind, case.name), found)
 
 

@@ -4,8 +4,8 @@ from typing import Final
 
 import pytest
 
+from tests import tables
 from tests.e2e.cases import CASES, Drivers
-from tests.e2e.conftest import FOUND
 from tests.e2e.matrix import KINDS, NOT_APPLICABLE, judge, pair_behind, reason
 from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.gateway_process import gateway
@@ -63,7 +63,7 @@ pytestmark = [
 async def test_a_real_client_with_a_child(name: str, drivers: Drivers, request: pytest.FixtureRequest) -> None:
     async with pair_behind(name, gateway) as pair:
         for case in PLAYED[name]:
-            found = request.config.stash[FOUND].setdefault((case.name, name), {})
+            found = tables.words(request.config, tables.SERVERS, case.name, name)
             why_not = reason(name.removesuffix("-stdio"), KIND, case.name, NOT_APPLICABLE_HERE)
             await judge(case, KIND, pair, drivers, why_not, found)
 

@@ -3,14 +3,12 @@
 import asyncio
 import gzip
 import io
-import logging
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import structlog
 from multidict import CIMultiDict
 
 from gateway.core import mcp
@@ -555,15 +553,10 @@ async def test_the_admin_listener_answers_get_only_and_little(stand: Stand) -> N
 
 
 @pytest.fixture
-def log_lines() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+def log_lines() -> io.StringIO:
     stream = io.StringIO()
     configure_logging("debug", "json", stream)
-    yield stream
-    logging.captureWarnings(capture=False)
-    root.handlers[:], root.level = handlers, level
-    structlog.reset_defaults()
+    return stream
 
 
 async def test_no_secret_reaches_logs_metrics_admin_or_errors(

@@ -3,23 +3,21 @@
 import asyncio
 import io
 import json
-import logging
 import multiprocessing
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from gateway.config import Config, Hold, Route, State, Timeouts, Upstream
 from gateway.net import workers
 from gateway.net.members import Worker
-from gateway.telemetry import configure_logging, get_logger
+from gateway.telemetry import configure_logging
 from tests.net import broken_workers
 from tests.parts.launch import free_port
 
@@ -27,22 +25,16 @@ Log = Callable[[str], list[dict[str, Any]]]
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+def log() -> Log:
     """The lines of an event so far."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
     stream = io.StringIO()
     configure_logging("info", "json", stream)
-    monkeypatch.setattr(workers, "log", get_logger())  # one that has no stream yet
 
     def lines(event: str) -> list[dict[str, Any]]:
         found = [json.loads(line) for line in stream.getvalue().splitlines()]
         return [line for line in found if line["event"] == event]
 
-    yield lines
-    logging.captureWarnings(capture=False)
-    root.handlers[:], root.level = handlers, level
-    structlog.reset_defaults()
+    return lines
 
 
 def config() -> Config:

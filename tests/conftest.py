@@ -1,0 +1,47 @@
+"""Has the tables of real parts printed at the end, by the process that the others report to; keeps logging apart."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from tests import tables
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    tables.begin(config)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    tables.tell(session.config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    tables.hear(node.config, getattr(node, "workeroutput", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for title, lines in tables.lines(config):
+        terminalreporter.section(title)
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(autouse=True)
+def _logging_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test has logged, and how, ends with it: loggers that are cached would go on in all later tests."""
+    configure, root = structlog.configure, logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+
+    def uncached(**options: Any) -> None:
+        configure(**{**options, "cache_logger_on_first_use": False})
+
+    monkeypatch.setattr(structlog, "configure", uncached)
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        logging.captureWarnings(capture=False)
+        root.handlers[:], root.level = handlers, level
