@@ -269,9 +269,9 @@ async def test_a_child_whose_keeper_is_killed_is_killed_with_all_of_its_group(cl
     try:
         asked = await at.call("ask")
         os.kill(keeper, signal.SIGKILL)
+        await all_gone([keeper, shell, server])
         error = (await at.call("ask", state=asked.state, answers={"Name": ACCEPT})).error
         assert error["data"]["reason"] == "call_lost"
-        await all_gone([keeper, shell, server])
     finally:
         os.kill(orphan, signal.SIGKILL)  # the one case that nothing covers: see docs/decisions/0011
 

@@ -233,7 +233,7 @@ async def test_a_server_is_given_the_pause_that_it_asks_for(
         with monkeypatch.context() as patched:
             patched.setattr("asyncio.sleep", sleep)
             await here.run(session)
-        assert pauses == [7, 60]
+        assert [pause for pause in pauses if pause >= 1] == [7, 60]  # others may sleep for a moment meanwhile
         here.pool.release(session, clean=True)
 
 

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,10 +75,8 @@ async def test_a_worker_that_crashes_at_its_first_start_ends_the_program(
 async def test_a_worker_that_hangs_keeps_no_program_from_its_end(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     monkeypatch.setattr(workers, "_work", broken_workers.one_crashes_and_the_other_hangs)
     monkeypatch.setattr(workers, "_SPARE_SECONDS", 0.1)
-    begun = time.monotonic()
     async with asyncio.timeout(15):
         assert await workers.supervise(config()) == 1
-    assert time.monotonic() - begun < 5
     assert not multiprocessing.active_children()
     assert [line["worker"] for line in log("worker.ended")] == [broken_workers.BROKEN, 0]
 
