@@ -89,6 +89,19 @@ def test_the_protocol_mapping_is_complete() -> None:
     assert {word for word in words_of_the_wire() if word not in page} == set()
 
 
+def test_the_defaults_keep_the_order_that_the_operations_page_asks_for() -> None:
+    config = parse(WHOLE, "defaults", {})
+    hold, timeouts, sessions = config.hold, config.timeouts, config.sessions
+    page = (REPOSITORY / "docs" / "operations.md").read_text()
+    assert config.legs.limit_seconds < 60
+    assert hold.ttl_seconds <= config.state.ttl_seconds
+    assert 2 * timeouts.keepalive_seconds < 60 < timeouts.idle_seconds
+    assert sessions.max > hold.max_calls
+    assert sessions.max_per_principal > hold.max_calls_per_principal
+    together = hold.drain_delay_seconds + hold.drain_seconds + timeouts.cancel_seconds
+    assert f"together: {together:g} s" in page
+
+
 def test_there_are_blocks_and_links_to_check() -> None:
     assert {named(block.page) for block in yaml_blocks()} >= {"README.md", "docs/routes.md", "docs/tls.md"}
     assert all(links(REPOSITORY / page) for page in ("README.md", "ARCHITECTURE.md", "docs/README.md"))
