@@ -30,6 +30,8 @@ OLD_SERVER, LISTEN, ADMIN = "9000", "8080", "9090"
 _PORT: Final = re.compile(r"(?P<before>127\.0\.0\.1:|localhost:|PORT=)(?P<port>\d{4,5})\b")
 _GATEWAY: Final = re.compile(r"^(?!#).*\bmrtr-gateway serve\b", re.MULTILINE)
 _SERVER: Final = re.compile(r"^(?!#).*(?:\bmrtr-gateway serve\b|server-everything (?:streamableHttp|sse)\b)")
+_STARTED: Final = "server.started"
+"""What a gateway logs when all its listeners are open."""
 _CONFIG: Final = re.compile(r"--config[ =](\S+)")
 _NPX: Final = f"""\
 #!/bin/sh
@@ -70,7 +72,7 @@ def steps(block: Block) -> Iterator[tuple[str, str | None]]:
     A server is a step of its own.
     """
     if block.kind == "console":
-        yield from _console(block.text)
+        yield from (step for step in _console(block.text) if not _ELSEWHERE.match(step[0]))
         return
     only, _ = block.left_out or (None, "")
     script: list[str] = []
@@ -84,6 +86,15 @@ def steps(block: Block) -> Iterator[tuple[str, str | None]]:
         yield _joined([line]), None
         script.clear()
     yield _joined(script), None
+
+
+def elsewhere(block: Block) -> Iterator[tuple[str, str]]:
+    """The commands of a block that need something that is not here, and what that is."""
+    for line in block.text.splitlines():
+        command = line.removeprefix("$ ")
+        found = _ELSEWHERE.match(command)
+        if found is not None:
+            yield command, ELSEWHERE[found["program"]]
 
 
 def _joined(lines: list[str]) -> str:
@@ -122,7 +133,7 @@ class Reader:
         self._old_server_port = str(old_server_port)
         self._ports: dict[str, str] = {}
         self._written: set[str] = set()
-        self._running: list[tuple[str, subprocess.Popen[bytes], Path]] = []
+        self._running: list[tuple[str, subprocess.Popen[bytes], Path, bool]] = []
         tools = folder / ".bin"
         tools.mkdir()
         (tools / "npx").write_text(_NPX)
@@ -205,9 +216,10 @@ class Reader:
                 stderr=out,
                 preexec_fn=die_with_parent,  # noqa: PLW1509 - no threads here
             )
-        self._running.append((where, process, log))
+        is_gateway = _GATEWAY.search(command) is not None
+        self._running.append((where, process, log, is_gateway))
         deadline = time.monotonic() + START_SECONDS
-        while not any(map(is_open, closed)):
+        while not (any(map(is_open, closed)) and (not is_gateway or _STARTED in log.read_text())):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise DocumentError(f"{where}: {command}\ndoes not accept:\n{log.read_text()}")
             time.sleep(0.02)
@@ -229,7 +241,7 @@ class Reader:
     def leave(self) -> None:
         """Stop what was started, the last one first; a gateway must end well."""
         ended = []
-        for where, process, log in reversed(self._running):
+        for where, process, log, is_gateway in reversed(self._running):
             was_up = process.poll() is None
             process.send_signal(signal.SIGTERM)
             try:
@@ -237,16 +249,15 @@ class Reader:
             except subprocess.TimeoutExpired:
                 process.kill()
                 code = process.wait()
-            ended.append((where, was_up, code, log))
+            ended.append((where, was_up, code if is_gateway else 0, log))
         for where, was_up, code, log in ended:
-            is_gateway = ".started" in log.read_text()
-            if not was_up or (is_gateway and code):
+            if not was_up or code:
                 raise DocumentError(f"{where}: what was started ended with {code}:\n{log.read_text()}")
         self._running.clear()
 
     def kill(self) -> None:
         """Leave nothing behind, whatever happened."""
-        for _, process, _ in self._running:
+        for _, process, _, _ in self._running:
             with suppress(ProcessLookupError):
                 process.kill()
             process.wait()

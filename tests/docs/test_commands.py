@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from gateway.__main__ import _parser
 from tests.docs.pages import COMMANDS, PAGES, Block, blocks, inline_code, named
-from tests.docs.shell import DocumentError, Reader, agrees, steps
+from tests.docs.shell import DocumentError, Reader, agrees, elsewhere, steps
 from tests.parts.launch import NODE, PARTS, REPOSITORY, OldServer, old_server
 
 PROGRAMS = "cd|curl|export|git|kill|make|mrtr-gateway|npm|npx|pip|promtool|python|python3"  # and not shell.ELSEWHERE
@@ -109,6 +109,13 @@ def test_a_block_of_commands_is_split_at_its_servers() -> None:
     text = "A=1\nmrtr-gateway serve \\\n  --upstream x\ncurl y\nmake test # long\n"
     found = [step for step, _ in steps(block("sh", text, "not run (make test): it takes long")) if step]
     assert found == ["A=1", "mrtr-gateway serve \\\n  --upstream x", "curl y"]
+
+
+def test_what_needs_a_cluster_is_left_to_the_tests_of_deploy() -> None:
+    text = "kubectl apply \\\n  -k x\necho\nA=1 docker run\n"
+    assert [step for step, _ in steps(block("sh", text))] == ["echo"]
+    assert list(steps(block("console", "$ helm list\nnothing\n$ echo\n"))) == [("echo", "")]
+    assert list(elsewhere(block("console", "$ helm list\n"))) == [("helm list", "a cluster")]
 
 
 def test_a_console_block_is_split_at_its_prompts() -> None:
