@@ -1,6 +1,7 @@
 """Every command in the documents does what they say, in front of a real old server."""
 
 import re
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ OTHER_KINDS = frozenset(
 )
 ALL = [block for page in PAGES for block in blocks(page)]
 FOLLOWED = [page for page in PAGES if any(block.is_commands for block in blocks(page))]
+WITHOUT_PARTS = pytest.mark.skipif(
+    not (PARTS / "py130").exists() or not NODE.exists(), reason="scripts/parts has not been run"
+)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -42,7 +46,8 @@ def to_run(page: Path) -> list[Block]:
 
 
 @pytest.mark.real
-@pytest.mark.skipif(not (PARTS / "py130").exists() or not NODE.exists(), reason="scripts/parts has not been run")
+@WITHOUT_PARTS
+@pytest.mark.skipif(not all(map(shutil.which, ("bash", "curl", "make"))), reason="apt install bash curl make")
 @pytest.mark.parametrize("page", FOLLOWED, ids=named)
 def test_the_commands_of_a_page_do_what_it_says(page: Path, reader: Reader) -> None:
     reader.follow(to_run(page))
@@ -124,7 +129,7 @@ def test_a_console_block_is_split_at_its_prompts() -> None:
 
 
 @pytest.mark.real
-@pytest.mark.skipif(not (PARTS / "py130").exists(), reason="scripts/parts has not been run")
+@WITHOUT_PARTS
 @pytest.mark.parametrize(
     ("kind", "text", "complaint"),
     [
