@@ -3,33 +3,37 @@
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from gateway.config import Config, Upstream, parse
+from gateway.core import mcp
+from gateway.telemetry import StateReason
+from tests.docs.pages import PAGES, Block, anchors, blocks, links, named
+from tests.net.authority import Authority
+from tests.parts.launch import REPOSITORY
+from tests.signer import jwks, private, public_jwk
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-PAGES = [
-    *(REPOSITORY / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")),
-    *sorted(REPOSITORY.glob("docs/**/*.md")),
-    *sorted(REPOSITORY.glob("deploy/**/*.md")),
-]
-ENVIRONMENT = {"MRTR_STATE_KEY": "0f" * 32, "API_KEY": "x"}
+ENVIRONMENT = {
+    "MRTR_STATE_KEY": "0f" * 32,
+    "OLD_KEY": "0e" * 32,
+    "NEW_KEY": "0d" * 32,
+    "API_KEY": "x",
+    "POD_NAME": "gw-1",
+}
+FOREIGN = {"apiVersion", "services", "groups", "scrape_configs", "rule_files", "global"}
+"""What begins YAML of others: Kubernetes, compose, Prometheus."""
+WHOLE = "routes: [{upstream: {url: 'http://127.0.0.1:9000/mcp'}}]"
 
-LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\((?P<target>[^)\s]+)\)")
-BLOCK = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-HEADING = re.compile(r"^#+ (?P<text>.+)$", re.MULTILINE)
-CODE = re.compile(r"`[^`\n]*`")
 DEFAULT = re.compile(
     r"`(?P<section>[a-z]+)\.(?P<key>[a-z_]+)`(?:, | \()(?P<number>[\d,.]*\d)(?: (?P<unit>s|ms|KiB|MiB)\b)?"
 )
 UNITS = {None: 1, "s": 1, "ms": 0.001, "KiB": 1024, "MiB": 1024**2}
-
-
-def named(path: Path) -> str:
-    return str(path.relative_to(REPOSITORY))
 
 
 def printed(script: str) -> str:
@@ -39,28 +43,8 @@ def printed(script: str) -> str:
     return done.stdout
 
 
-def yaml_blocks() -> list[tuple[str, str]]:
-    return [
-        (f"{named(page)} block {place}", block["text"])
-        for page in PAGES
-        for place, block in enumerate(BLOCK.finditer(page.read_text()), start=1)
-        if block["kind"] in {"yaml", "yml"}
-    ]
-
-
-def links() -> list[tuple[Path, str]]:
-    return [
-        (page, link["target"])
-        for page in PAGES
-        for link in LINK.finditer(CODE.sub("", BLOCK.sub("", page.read_text())))
-        if "://" not in link["target"]
-    ]
-
-
-def anchors(page: Path) -> set[str]:
-    """What a heading can be linked by, as GitHub makes it."""
-    headings = (heading["text"] for heading in HEADING.finditer(BLOCK.sub("", page.read_text())))
-    return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in headings}
+def yaml_blocks() -> list[Block]:
+    return [block for page in PAGES for block in blocks(page) if block.kind in {"yaml", "yml"}]
 
 
 def test_the_configuration_page_is_what_its_script_prints() -> None:
@@ -89,29 +73,110 @@ def test_every_default_is_the_one_of_the_code(where: str, said: str) -> None:
     assert getattr(section, match["key"]) == pytest.approx(number), where
 
 
+def words_of_the_wire() -> set[str]:
+    """What a client can meet of methods, notifications, codes and reasons, as the code declares it."""
+    errors = (REPOSITORY / "gateway" / "errors.py").read_text()
+    reasons = set(re.findall(r'"reason": "(\w+)"|\breason = "(\w+)"', errors))
+    named = {value for name, value in vars(mcp).items() if name.isupper() and isinstance(value, str | int)}
+    codes = {str(value) for value in named if isinstance(value, int) and value < -32000}
+    methods = {*mcp.METHODS, *(value for value in named if isinstance(value, str) and "notifications/" in value)}
+    states = {reason.value for reason in StateReason} - {"replayed"}  # a hop between replicas, and no state
+    return methods | codes | states | {one or other for one, other in reasons} - {"upstream_error"}  # only its kinds
+
+
+def test_the_protocol_mapping_is_complete() -> None:
+    page = (REPOSITORY / "docs" / "protocol.md").read_text()
+    assert {word for word in words_of_the_wire() if word not in page} == set()
+
+
+def test_the_defaults_keep_the_order_that_the_operations_page_asks_for() -> None:
+    config = parse(WHOLE, "defaults", {})
+    hold, timeouts, sessions = config.hold, config.timeouts, config.sessions
+    page = (REPOSITORY / "docs" / "operations.md").read_text()
+    assert config.legs.limit_seconds < 60
+    assert hold.ttl_seconds <= config.state.ttl_seconds
+    assert 2 * timeouts.keepalive_seconds < 60 < timeouts.idle_seconds
+    assert sessions.max > hold.max_calls
+    assert sessions.max_per_principal > hold.max_calls_per_principal
+    together = hold.drain_delay_seconds + hold.drain_seconds + timeouts.cancel_seconds
+    assert f"together: {together:g} s" in page
+
+
 def test_there_are_blocks_and_links_to_check() -> None:
-    assert any(where.startswith("README.md") for where, _ in yaml_blocks())
-    assert {named(page) for page, _ in links()} >= {"README.md", "ARCHITECTURE.md", "docs/limits.md"}
+    assert {named(block.page) for block in yaml_blocks()} >= {"README.md", "docs/routes.md", "docs/tls.md"}
+    assert all(links(REPOSITORY / page) for page in ("README.md", "ARCHITECTURE.md", "docs/README.md"))
 
 
-@pytest.mark.parametrize(("where", "text"), yaml_blocks(), ids=lambda value: value if "block" in value else "")
-def test_every_yaml_block_is_a_configuration(where: str, text: str) -> None:
-    assert parse(text, where, ENVIRONMENT).routes
+@pytest.mark.parametrize("block", yaml_blocks(), ids=lambda block: block.where)
+def test_every_yaml_block_is_a_configuration(block: Block, tmp_path: Path) -> None:
+    """Whole, or in part: then with one route more."""
+    given = yaml.safe_load(block.text)
+    assert isinstance(given, dict), block.where
+    if FOREIGN & given.keys():
+        return
+    text = block.text if "routes" in given else f"{block.text}\n{WHOLE}\n"
+    for key, name in named_files(given):
+        file = tmp_path / name.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(CONTENTS[key](tmp_path))
+        text = text.replace(name, str(file))
+    assert parse(text, str(tmp_path / "gateway.yaml"), ENVIRONMENT).routes
 
 
-@pytest.mark.parametrize(("page", "target"), links(), ids=lambda value: value if isinstance(value, str) else "")
-def test_every_link_leads_somewhere(page: Path, target: str) -> None:
-    file, _, anchor = target.partition("#")
-    found = (page.parent / file).resolve() if file else page
-    assert found.exists(), f"{named(page)}: {target}"
-    assert found.is_relative_to(REPOSITORY), f"{named(page)}: {target} leaves the repository"
-    if anchor:
-        assert anchor in anchors(found), f"{named(page)}: {target}; there are {sorted(anchors(found))}"
+def named_files(given: Any) -> Iterator[tuple[str, str]]:
+    """Find the files that a configuration names, each with its key."""
+    for key, value in given.items() if isinstance(given, dict) else ():
+        if key.endswith("_file"):
+            yield key, value
+        yield from named_files(value)
+    for value in given if isinstance(given, list) else ():
+        yield from named_files(value)
+
+
+def certified(folder: Path) -> str:
+    """A certificate and its key: the same pair for all files, whichever of both each is for."""
+    pair = folder / "pair.pem"
+    return (pair if pair.exists() else Authority(folder, "authority").sign("pair")).read_text()
+
+
+CONTENTS: dict[str, Callable[[Path], str]] = {
+    "cert_file": certified,
+    "key_file": certified,
+    "ca_file": lambda folder: Authority(folder, "authority").file.read_text(),
+    "client_ca_file": lambda folder: Authority(folder, "authority").file.read_text(),
+    "jwks_ca_file": lambda folder: Authority(folder, "authority").file.read_text(),
+    "jwks_file": lambda _: jwks(public_jwk(private("ES256"))),
+    "token_file": lambda _: "secret",
+    "keys_file": lambda _: "0f" * 32,
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in links(page):
+        file, _, anchor = target.partition("#")
+        found = (page.parent / file).resolve() if file else page
+        assert found.exists(), f"{named(page)}: {target}"
+        assert found.is_relative_to(REPOSITORY), f"{named(page)}: {target} leaves the repository"
+        if anchor:
+            assert anchor in anchors(found), f"{named(page)}: {target}; there are {sorted(anchors(found))}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = REPOSITORY / "docs" / "README.md"
+    listed = {(index.parent / target.partition("#")[0]).resolve() for target in links(index)}
+    pages = {page for page in REPOSITORY.glob("docs/*.md") if page != index}
+    assert pages - listed == set(), "add them to docs/README.md"
+
+
+def test_every_example_is_in_the_table_of_stories() -> None:
+    told = set(links(REPOSITORY / "docs" / "configuration.md"))
+    assert {f"../config/{path.name}" for path in REPOSITORY.glob("config/*.yaml")} <= told
 
 
 def test_the_readme_begins_with_the_two_commands() -> None:
-    title, _, sentence, _, fence, demo, test, *_ = (REPOSITORY / "README.md").read_text().split("\n")
+    title, _, sentence = (REPOSITORY / "README.md").read_text().split("\n")[:3]
     assert title.startswith("# ")
     assert sentence
-    assert fence == "```"
+    demo, test = blocks(REPOSITORY / "README.md")[0].text.splitlines()
     assert (demo.split()[:2], test.split()[:2]) == (["make", "demo"], ["make", "test"])

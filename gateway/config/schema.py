@@ -8,6 +8,7 @@ from gateway.config.model import Config
 
 _PLAIN = {"boolean", "integer", "number"}
 _LIMITS = ("type", "minimum", "maximum")
+_VARIABLE = {"type": "string", "pattern": r"\$\{"}
 
 
 def json_schema() -> dict[str, Any]:
@@ -24,6 +25,8 @@ def json_schema() -> dict[str, Any]:
 
 def _or_variable(item: dict[str, Any]) -> dict[str, Any]:
     """Let a number, a truth or a choice also be `${VAR}`, as the loader does."""
+    if any("enum" in choice or choice.get("type") in _PLAIN for choice in item.get("anyOf", ())):
+        return {**item, "anyOf": [*item["anyOf"], _VARIABLE]}
     if "enum" in item:
         limits = {"enum": item["enum"]}
     elif item.get("type") in _PLAIN:
@@ -31,4 +34,4 @@ def _or_variable(item: dict[str, Any]) -> dict[str, Any]:
     else:
         return item
     rest = {name: value for name, value in item.items() if name not in limits}
-    return {**rest, "anyOf": [limits, {"type": "string", "pattern": r"\$\{"}]}
+    return {**rest, "anyOf": [limits, _VARIABLE]}

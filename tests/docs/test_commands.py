@@ -1,0 +1,144 @@
+"""Every command in the documents does what they say, in front of a real old server."""
+
+import re
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from gateway.__main__ import _parser
+from tests.docs.pages import COMMANDS, PAGES, Block, blocks, inline_code, named
+from tests.docs.shell import DocumentError, Reader, agrees, elsewhere, steps
+from tests.parts.launch import NODE, PARTS, REPOSITORY, OldServer, old_server
+
+PROGRAMS = "cd|curl|export|git|kill|make|mrtr-gateway|npm|npx|pip|promtool|python|python3"  # and not shell.ELSEWHERE
+COMMAND = re.compile(rf"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:{PROGRAMS})(?: |$)", re.MULTILINE)
+OTHER_KINDS = frozenset(
+    {"", "yaml", "yml", "json", "text", "mermaid", "python", "nginx", "haproxy", "ini", "http", "promql", "toml"}
+)
+ALL = [block for page in PAGES for block in blocks(page)]
+FOLLOWED = [page for page in PAGES if any(block.is_commands for block in blocks(page))]
+WITHOUT_PARTS = pytest.mark.skipif(
+    not (PARTS / "py130").exists() or not NODE.exists(), reason="scripts/parts has not been run"
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server() -> AsyncIterator[OldServer]:
+    """The one at 127.0.0.1:9000."""
+    async with old_server("py130") as server:
+        yield server
+
+
+@pytest.fixture
+def reader(server: OldServer, tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path, server.port)
+    yield reader
+    reader.kill()
+
+
+def to_run(page: Path) -> list[Block]:
+    """Its blocks without those that are not run, or that another test runs."""
+    found = blocks(page)
+    return [block for block in found if block.run_by is None and (block.left_out is None or block.left_out[0])]
+
+
+@pytest.mark.real
+@WITHOUT_PARTS
+@pytest.mark.skipif(not all(map(shutil.which, ("bash", "curl", "make"))), reason="apt install bash curl make")
+@pytest.mark.parametrize("page", FOLLOWED, ids=named)
+def test_the_commands_of_a_page_do_what_it_says(page: Path, reader: Reader) -> None:
+    reader.follow(to_run(page))
+    reader.leave()
+
+
+def test_there_are_pages_to_follow() -> None:
+    assert {named(page) for page in FOLLOWED} >= {"README.md", "docs/quick-start.md", "docs/migration.md"}
+
+
+@pytest.mark.parametrize("block", ALL, ids=lambda block: block.where)
+def test_no_command_stands_where_it_is_not_run(block: Block) -> None:
+    assert block.kind in COMMANDS | OTHER_KINDS, f"{block.where}: name the language of the block"
+    if not block.is_commands:
+        found = COMMAND.search(block.text)
+        assert found is None, (
+            f"{block.where}: {found.group()!r} in a block that nobody runs; fence it as sh or console"
+        )
+
+
+@pytest.mark.parametrize("block", [block for block in ALL if block.is_commands], ids=lambda block: block.where)
+def test_what_is_not_run_says_why(block: Block) -> None:
+    if block.said.startswith(("not run", "run by")):
+        assert block.left_out or block.run_by, f"{block.where}: <!--{block.said}--> is not understood; see pages.py"
+    if block.run_by is not None:
+        assert (REPOSITORY / block.run_by).exists(), f"{block.where}: there is no {block.run_by}"
+    if block.left_out is not None and block.left_out[0]:
+        assert block.left_out[0] in block.text, f"{block.where}: no line begins with {block.left_out[0]!r}"
+    if block.kind == "console":
+        assert list(steps(block)), f"{block.where}: no line begins with `$ `"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_commands_of_ours_in_the_text_exist(page: Path) -> None:
+    for code in inline_code(page):
+        words = code.split()
+        if words[0] == "mrtr-gateway" and len(words) > 1 and words[1].isalpha():
+            assert words[1] in _parser().format_help(), f"{named(page)}: `{code}`: there is no such command"
+
+
+# --- the reader itself ---
+
+
+def block(kind: str, text: str, said: str = "") -> Block:
+    return Block(REPOSITORY / "README.md", 1, kind, text, said)
+
+
+@pytest.mark.parametrize(
+    ("printed", "told", "is_so"),
+    [
+        ("a\nb\n", "a\nb", True),
+        ("a 1.2 b", "a … b", True),
+        ("a\nlong\nstory\nb", "a\n…\nb", True),
+        ("a (b)", "a (c)", False),
+        ("a\nb", "a", False),
+        ("", "a", False),
+    ],
+)
+def test_an_output_is_compared_but_for_what_is_left_out(printed: str, told: str, is_so: bool) -> None:  # noqa: FBT001
+    assert agrees(printed, told) == is_so
+
+
+def test_a_block_of_commands_is_split_at_its_servers() -> None:
+    text = "A=1\nmrtr-gateway serve \\\n  --upstream x\ncurl y\nmake test # long\n"
+    found = [step for step, _ in steps(block("sh", text, "not run (make test): it takes long")) if step]
+    assert found == ["A=1", "mrtr-gateway serve \\\n  --upstream x", "curl y"]
+
+
+def test_what_needs_a_cluster_is_left_to_the_tests_of_deploy() -> None:
+    text = "kubectl apply \\\n  -k x\necho\nA=1 docker run\n"
+    assert [step for step, _ in steps(block("sh", text))] == ["echo"]
+    assert list(steps(block("console", "$ helm list\nnothing\n$ echo\n"))) == [("echo", "")]
+    assert list(elsewhere(block("console", "$ helm list\n"))) == [("helm list", "a cluster")]
+
+
+def test_a_console_block_is_split_at_its_prompts() -> None:
+    text = "$ a \\\n>   b\nout\n\nmore\n$ c\n"
+    assert list(steps(block("console", text))) == [("a \\\n  b", "out\n\nmore"), ("c", "")]
+
+
+@pytest.mark.real
+@WITHOUT_PARTS
+@pytest.mark.parametrize(
+    ("kind", "text", "complaint"),
+    [
+        ("sh", "mrtr-gateway check --config nothing.yaml", "ends with 1"),
+        ("console", "$ echo one\ntwo", "prints\none\n\nand the page says\ntwo"),
+        ("sh", "mrtr-gateway serve --config nothing.yaml", "nothing.yaml"),
+        ("sh", "false | cat", "ends with 1"),
+    ],
+)
+def test_a_page_that_is_wrong_is_noticed(kind: str, text: str, complaint: str, reader: Reader) -> None:
+    with pytest.raises((DocumentError, FileNotFoundError), match=re.escape(complaint)):
+        reader.follow([block(kind, text)])

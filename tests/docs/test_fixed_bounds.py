@@ -1,0 +1,122 @@
+"""docs/limits.md has the bounds that nobody can configure: each number is the one of the code."""
+
+import pytest
+
+from gateway import bearer
+from gateway.core import exchange, inputs, request
+from gateway.net import (
+    child,
+    driver,
+    era,
+    http_sse,
+    issuer,
+    listen,
+    lists,
+    members,
+    mutter,
+    nursery,
+    outbox,
+    peers,
+    pool,
+    server,
+    streamable,
+    wellknown,
+)
+from gateway.seal import hop
+from tests.parts.launch import REPOSITORY
+
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in (REPOSITORY / "docs" / "limits.md").read_text().splitlines()
+    if line.startswith("| ")
+]
+
+
+def seconds(value: float) -> str:
+    return f"{value:g} s"
+
+
+def size(value: int) -> str:
+    return f"{value // 1024**2} MiB" if value % 1024**2 == 0 else f"{value // 1024} KiB"
+
+
+def count(value: int) -> str:
+    return f"{value:,}"
+
+
+FIXED = [
+    ("client info, client capabilities", [size(request._MAX_DECLARATION_BYTES)]),
+    ("notifications a client is behind", [count(outbox._MAX_BEHIND)]),
+    ("URIs of one subscription", [count(listen._MAX_URIS)]),
+    ("what a change says beside its URI", [size(listen._MAX_PARAMS_BYTES)]),
+    (
+        "OAuth's paths",
+        [count(wellknown._AT_ONCE), size(wellknown._BODY_BYTES), size(wellknown._ANSWER_BYTES)],
+    ),
+    ("a TLS handshake of a client", [seconds(server._HANDSHAKE_SECONDS)]),
+    (
+        "the keys of the tokens' issuer",
+        [
+            f"{seconds(issuer._FETCH_SECONDS)} for a fetch",
+            size(issuer._MAX_BYTES),
+            f"{bearer._MAX_KEYS} keys",
+            f"{seconds(issuer._PAUSE_SECONDS)} between two",
+        ],
+    ),
+    ("a bearer token that is verified", [size(bearer.MAX_TOKEN_CHARACTERS), count(issuer._TOKENS_KEPT)]),
+    ("open questions of one call", [count(exchange.MAX_QUESTIONS)]),
+    ("a key of `inputRequests`", [f"{inputs._MAX_KEY} characters"]),
+    ("answers a call remembers for another run", [size(exchange.MAX_RECORD_BYTES)]),
+    ("runs of a call that may run twice", [f"{exchange.MAX_RUNS} beside the first"]),
+    ("stderr", [f"{mutter._LINE_BYTES:,} bytes a line", f"{mutter._LINES_PER_SECOND} lines a second"]),
+    (
+        "the pause after a child that died at its start",
+        [seconds(nursery._FIRST_PAUSE_SECONDS), f"doubling to {seconds(nursery._LAST_PAUSE_SECONDS)}"],
+    ),
+    (
+        "the end of a child",
+        [f"{seconds(child._EOF_SECONDS)} after its input", f"{seconds(child._TERM_SECONDS)} after SIGTERM"],
+    ),
+    ("a connection to a peer", [f"{seconds(members._SILENT_SECONDS)} (fixed)"]),
+    ("a request from a peer", [size(peers._OVERHEAD_BYTES)]),
+    ("one frame from a peer", [size(peers._FRAME_BYTES)]),
+    ("clocks of two replicas", [seconds(hop.SKEW_SECONDS)]),
+    ("requests from peers that are remembered", [count(hop._MAX_REMEMBERED)]),
+    (
+        "the name service",
+        [
+            seconds(members._RESOLVE_SECONDS),
+            f"asked every {seconds(members._FRESH_SECONDS)}",
+            f"at most every {seconds(members._PAUSE_SECONDS)}",
+        ],
+    ),
+    ("an id that nobody ever heard of", [seconds(members._NAMELESS_SECONDS)]),
+    ("a replica that greeted", [seconds(members._GREETED_SECONDS)]),
+    ("the head of the side stream", [seconds(streamable._SIDE_HEAD_SECONDS)]),
+    (
+        "the side stream, when it ends",
+        [
+            ", ".join(f"{pause:g}" for pause in streamable._REOPEN_SECONDS[:-1])
+            + f" and {seconds(streamable._REOPEN_SECONDS[-1])}"
+        ],
+    ),
+    ("the stream of HTTP+SSE, until it names its endpoint", [seconds(http_sse.ENDPOINT_SECONDS)]),
+    (
+        "a subscription without a session",
+        [
+            ", ".join(f"{pause:g}" for pause in listen._PAUSES[:-1]) + f" and then every {listen._PAUSES[-1]:g} s",
+            f"for {seconds(listen._GIVE_UP_SECONDS)}",
+        ],
+    ),
+    ("lists kept by `cache.lists_seconds`", [size(lists._MAX_BYTES), size(lists._MAX_PAGE_BYTES)]),
+    ("tools that are warned of", [count(pool._LEFT_OUT_KEPT)]),
+    ("looking up whether a lost call's tool may run twice", [seconds(driver._LEARN_SECONDS)]),
+    ("the end of an answered stream", [seconds(streamable._DRAIN_SECONDS)]),
+    ("finding out the upstream's era", [seconds(era._PROBE_SECONDS), f"every {seconds(era._DOUBT_SECONDS)}"]),
+]
+
+
+@pytest.mark.parametrize(("bound", "numbers"), FIXED, ids=[bound for bound, _ in FIXED])
+def test_a_fixed_bound_is_the_one_of_the_code(bound: str, numbers: list[str]) -> None:
+    (row,) = [row for row in ROWS if row[0].startswith(bound)]
+    assert [number for number in numbers if number not in row[1] + row[2]] == [], row
