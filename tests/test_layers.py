@@ -33,7 +33,7 @@ OWN: dict[str, set[str]] = {
     "config": {"", "bearer", "config", "core", "errors", "seal"},
     "principal": {"core", "errors"},
     "bearer": {"principal"},
-    "telemetry": {"", "core", "errors"},
+    "telemetry": {"", "core", "errors", "telemetry"},
     "net": {"", "bearer", "config", "core", "errors", "net", "principal", "seal", "telemetry"},
     "demo": {"", "core", "demo"},
     "__main__": {"", "config", "core", "demo", "errors", "net", "principal", "seal", "telemetry"},

@@ -1,0 +1,42 @@
+"""What the gateway tells its operator: log events and metrics, each declared once."""
+
+from gateway.telemetry.log import Event, Logger, configure_logging, get_logger, mask, redact
+from gateway.telemetry.metrics import OTHER, Metrics, bounded_kind, bounded_method, bounded_version
+from gateway.telemetry.words import (
+    NestedOutcome,
+    Outcome,
+    Passed,
+    PeerOutcome,
+    Rejection,
+    SessionState,
+    StateReason,
+    Step,
+    TrafficEra,
+    UpstreamEra,
+    UpstreamFailure,
+)
+
+__all__ = [
+    "OTHER",
+    "Event",
+    "Logger",
+    "Metrics",
+    "NestedOutcome",
+    "Outcome",
+    "Passed",
+    "PeerOutcome",
+    "Rejection",
+    "SessionState",
+    "StateReason",
+    "Step",
+    "TrafficEra",
+    "UpstreamEra",
+    "UpstreamFailure",
+    "bounded_kind",
+    "bounded_method",
+    "bounded_version",
+    "configure_logging",
+    "get_logger",
+    "mask",
+    "redact",
+]
