@@ -5,6 +5,7 @@ import re
 import time
 from typing import Final
 
+import msgspec
 from aiohttp import web
 
 from gateway.config import Config
@@ -29,7 +30,7 @@ from gateway.net.callers import Callers
 from gateway.net.driver import Driver
 from gateway.net.guard import Guard
 from gateway.net.headers import asks_as_client, for_call
-from gateway.net.outbox import Last, Outbox
+from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.passthrough import Passthrough, not_allowed, probe_headers
 from gateway.net.peers import PeerFailed, Replied
 from gateway.net.routes import Routes
@@ -40,12 +41,36 @@ from gateway.net.wellknown import WellKnown
 from gateway.net.wire import HttpWire, Incoming, Wire, read_body
 from gateway.seal.envelope import Envelope, bind
 from gateway.seal.keyring import PREFIX
-from gateway.telemetry import Event, Metrics, Outcome, Step, get_logger
+from gateway.telemetry import COMPLETE, OTHER_ERROR, Ending, Event, Metrics, Outcome, Step, get_logger
 
 log = get_logger()
 
 _OUR_STATE: Final = f'"{PREFIX}.'.encode()
+_BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
+_LEFT: Final = Ending(Outcome.CANCELLED)
 _TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
+
+
+class Round(msgspec.Struct, eq=False):
+    """One checked request on its way to its reply."""
+
+    incoming: Incoming
+    wire: Wire
+    bridge: Bridge
+    request: Request
+    key: PoolKey
+    headers: Headers
+    """What of the request's headers goes upstream."""
+    started: float
+    """Monotonic."""
+    noted: bool = False
+    """Whether it was counted."""
+
+    def outbox(self) -> Outbox:
+        """The way of an exchange's messages to this round's client."""
+        request = self.request
+        leg = Leg(request.id, request.progress_token, request.log_level)
+        return Outbox(leg, self.bridge.alarms.silence)
 
 
 class Downstream:
@@ -183,7 +208,7 @@ class Downstream:
             return False
         try:
             posted = modern.read(incoming.body, self._config.limits.json_depth)
-            request = modern.check(posted, lambda name: incoming.headers.getall(name, ()))
+            request = modern.check(posted, incoming.values)
             principal = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
             binding = bind(bridge.route.path, request, principal)
             _ = bridge.sealer.open(request.request_state or "", binding, time.time())
@@ -205,7 +230,7 @@ class Downstream:
             if posted.id is None:
                 raise no_route
             no_route.request_id = bytes(posted.id)
-            request = modern.check(posted, lambda name: incoming.headers.getall(name, ()))
+            request = modern.check(posted, incoming.values)
             envelope = await self._open_former(incoming, request)
         except DownstreamError as exc:
             raise no_route from exc
@@ -221,12 +246,12 @@ class Downstream:
         except GatewayError as exc:
             exc.request_id = bytes(request.id)
             raise
-        response, outcome = replied
+        response, ending = replied
         if incoming.hop is None:
             # The state was sealed for this path, so it was a route once: the label is no client's.
             self._metrics.continued(incoming.path, Step.FORWARDED)
             seconds = time.monotonic() - started
-            self._metrics.operation_finished(incoming.path, request.method, request.version, outcome, seconds)
+            self._metrics.operation_finished(incoming.path, request.method, request.version, ending, seconds)
         return response
 
     async def _open_former(self, incoming: Incoming, request: Request) -> Envelope:
@@ -246,44 +271,56 @@ class Downstream:
             # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
             return web.Response(status=202)
         started = time.monotonic()
-        request = modern.check(posted, lambda name: incoming.headers.getall(name, ()))
+        request = modern.check(posted, incoming.values)
         headers = self._upstream_headers(incoming, bridge, request)
         principal = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
         key = _pool_key(bridge, request, principal, headers)
-        outcome = Outcome.ERROR
+        return await self._counted(Round(incoming, wire, bridge, request, key, headers, started))
+
+    async def _counted(self, round_: Round) -> web.StreamResponse:
+        """Serve a round, and note how it ended."""
+        ending = _BUG
         try:
-            response, outcome = await self._dispatch(incoming, wire, bridge, request, key, headers)
+            response, ending = await self._dispatch(round_)
         except asyncio.CancelledError:
-            outcome = Outcome.CANCELLED
+            ending = _LEFT
             raise
-        except GatewayError:
-            outcome = Outcome.REJECTED
+        except GatewayError as exc:
+            ending = ending_of(exc)
             raise
         finally:
-            if incoming.hop is None:  # else the replica that the client speaks to counts it
-                seconds = time.monotonic() - started
-                self._metrics.operation_finished(bridge.route.path, request.method, request.version, outcome, seconds)
+            self._note(round_, ending)
         return response
 
-    async def _dispatch(  # noqa: PLR0913  (what one request is made of)
-        self, incoming: Incoming, wire: Wire, bridge: Bridge, request: Request, key: PoolKey, headers: Headers
-    ) -> Replied:
+    def _note(self, round_: Round, ending: Ending) -> None:
+        """Count a round, once; one that came through another replica is counted by that one."""
+        if round_.noted:
+            return
+        round_.noted = True
+        if round_.incoming.hop is None:
+            request, seconds = round_.request, time.monotonic() - round_.started
+            path = round_.bridge.route.path
+            self._metrics.operation_finished(path, request.method, request.version, ending, seconds)
+
+    async def _dispatch(self, round_: Round) -> Replied:
+        wire, bridge, request, key, headers = round_.wire, round_.bridge, round_.request, round_.key, round_.headers
         if request.method == mcp.DISCOVER:
             await bridge.pool.authorise(key, headers)
             shaken = await bridge.pool.handshake(key, headers)
             result = negotiate.discover_result(shaken, *bridge.route.cache.of(mcp.DISCOVER))
             return await _answer(wire, request, result)
         if request.request_state is not None:
-            return await self._continue(incoming, wire, bridge, request, key, headers)
+            return await self._continue(round_)
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         if request.method == mcp.LISTEN:
             async with listen.subscription(bridge, request, key, headers) as stream:
+                self._note(round_, COMPLETE)  # how long it stays open is no latency
                 return await _converse(wire, stream)
         if request.method in mcp.ASKING:
             bridge.lot.check(key.principal)
         if request.method == mcp.TOOLS_CALL and not catalog.mirrors_nothing(bridge.pool, key, request):
-            await catalog.check(bridge.pool, key, request, lambda name: incoming.headers.getall(name, ()), headers)
+            await catalog.check(bridge.pool, key, request, round_.incoming.values, headers)
         ticket = bridge.pool.ticket(key, request)
         if ticket is not None:
             kept = await bridge.pool.kept(ticket, headers)
@@ -292,27 +329,27 @@ class Downstream:
                 return await _answer(wire, request, kept)
         driver = Driver(bridge, request, key, headers)
         driver.ticket = ticket
-        outbox = _outbox(bridge, request)
+        outbox = round_.outbox()
         driver.begin(outbox)
         return await self._run(driver, outbox, wire, self.running)
 
-    async def _continue(  # noqa: PLR0913  (what one request is made of)
-        self, incoming: Incoming, wire: Wire, bridge: Bridge, request: Request, key: PoolKey, headers: Headers
-    ) -> Replied:
+    async def _continue(self, round_: Round) -> Replied:
         """A further round: here if the call is held here, else where it is, else wherever it can be picked up."""
+        incoming, bridge, request = round_.incoming, round_.bridge, round_.request
         assert request.request_state is not None
-        binding = bind(bridge.route.path, request, key.principal)
+        binding = bind(bridge.route.path, request, round_.key.principal)
         envelope = bridge.sealer.open(request.request_state, binding, time.time())
         driver = bridge.lot.find(envelope.exchange)
         if driver is not None and driver.bridge.pool is not bridge.pool:
             # A reload gave the path another upstream; the call goes on where it began.
-            bridge = driver.bridge
-            headers = self._upstream_headers(incoming, bridge, request)
-            key = _pool_key(bridge, request, key.principal, headers)
+            bridge = round_.bridge = driver.bridge
+            round_.headers = self._upstream_headers(incoming, bridge, request)
+            round_.key = _pool_key(bridge, request, round_.key.principal, round_.headers)
+        key, headers = round_.key, round_.headers
         if driver is None:
             if (envelope.owner, envelope.epoch) == (bridge.owner, bridge.epoch):
                 raise InvalidState("ended")
-            replied = await self._succession.elsewhere(envelope, incoming, wire)
+            replied = await self._succession.elsewhere(envelope, incoming, round_.wire)
             if replied is not None:
                 if incoming.hop is None:
                     bridge.metrics.continued(bridge.route.path, Step.FORWARDED)
@@ -325,13 +362,13 @@ class Downstream:
             driver = Driver.take_over(bridge, request, key, headers, envelope)
         else:
             bridge.metrics.continued(bridge.route.path, Step.HELD)
-        outbox = _outbox(bridge, request)
+        outbox = round_.outbox()
         try:
             driver.answer(outbox, request, envelope.round, headers)
         except GatewayError:
             driver.discard()
             raise
-        return await self._run(driver, outbox, wire, self.running if incoming.hop is None else self.relayed)
+        return await self._run(driver, outbox, round_.wire, self.running if incoming.hop is None else self.relayed)
 
     async def _run(self, driver: Driver, outbox: Outbox, wire: Wire, waiting: set[Driver]) -> Replied:
         """Write a leg of an exchange as it comes."""
@@ -363,7 +400,7 @@ class Downstream:
         elif isinstance(error, UpstreamError):
             log.warning(Event.UPSTREAM_FAILED, reason=error.reason, cause=error.message)
         last = Last.of_error(error, id_)
-        return await wire.whole(last.body, last.status, last.headers, Outcome.REJECTED)
+        return await wire.whole(last.body, last.status, last.headers, last.ending)
 
 
 def _pool_key(bridge: Bridge, request: Request, principal: bytes, headers: Headers) -> PoolKey:
@@ -380,14 +417,10 @@ def _goes_upstream(driver: Driver | None, envelope: Envelope, request: Request) 
     return envelope.state == State.PARKED and any(each.key in answers for each in envelope.open)
 
 
-def _outbox(bridge: Bridge, request: Request) -> Outbox:
-    return Outbox(Leg(request.id, request.progress_token, request.log_level), bridge.alarms.silence)
-
-
 async def _answer(wire: Wire, request: Request, result: bytes) -> Replied:
     """A result that nothing was asked for."""
     body = jsonrpc.result(request.id, result)
-    return await wire.whole(body, 200, NO_HEADERS, Outcome.COMPLETE), Outcome.COMPLETE
+    return await wire.whole(body, 200, NO_HEADERS, COMPLETE), COMPLETE
 
 
 async def _converse(wire: Wire, outbox: Outbox) -> Replied:
@@ -400,4 +433,4 @@ async def _converse(wire: Wire, outbox: Outbox) -> Replied:
         item = await outbox.take()
     if isinstance(item.cause, NoHandshake) and not wire.started:
         raise item.cause  # the upstream may be modern, and answer this very request
-    return await wire.whole(item.body, item.status, item.headers, item.outcome), item.outcome
+    return await wire.whole(item.body, item.status, item.headers, item.ending), item.ending

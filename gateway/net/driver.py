@@ -33,10 +33,11 @@ from gateway.seal.envelope import (
     digest_answers,
     pack_record,
 )
-from gateway.telemetry import Event, NestedOutcome, Outcome, Step, get_logger
+from gateway.telemetry import COMPLETE, TOOL_ERROR, Ending, Event, NestedOutcome, Outcome, Step, get_logger
 
 log = get_logger()
 
+_TOOL_FAILED: Final = Ending(Outcome.COMPLETE, TOOL_ERROR)
 _NEVER_ASKING: Final = Policy(may_ask=False)
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
 _YOUNG_SECONDS: Final = 0.5
@@ -93,6 +94,8 @@ class Driver:
         self._started = self._parked_at = time.monotonic()
         self._outcome = Outcome.COMPLETE
         self._cause = ""
+        self._ending = COMPLETE
+        """How the legs that get the result end."""
 
     @property
     def bridge(self) -> Bridge:
@@ -212,6 +215,8 @@ class Driver:
         try:
             if request.method == mcp.TOOLS_LIST:
                 result = catalog.usable(self._bridge.pool, result)
+            elif request.method == mcp.TOOLS_CALL and results.is_tool_error(result):
+                self._ending = _TOOL_FAILED
             body = results.modern(
                 request.method,
                 result,
@@ -316,7 +321,7 @@ class Driver:
                     self._disarm(timer)
             case do.Reply(legs=legs, result=result):
                 for leg in legs:
-                    self._finish(leg, Last(jsonrpc.result(leg.id, result)))
+                    self._finish(leg, Last(jsonrpc.result(leg.id, result), ending=self._ending))
             case do.ReleaseSession(clean=clean):
                 self._release(clean=clean)
             case do.SendAnswers(answers=answers):
@@ -339,7 +344,9 @@ class Driver:
                 self._outcome = Outcome.ERROR
                 self._cause = f"the upstream answered with error {error.code}"
                 for leg in legs:
-                    self._finish(leg, Last(jsonrpc.failure(leg.id, error), outcome=Outcome.ERROR))
+                    self._finish(
+                        leg, Last(jsonrpc.failure(leg.id, error), ending=Ending(Outcome.ERROR, str(error.code)))
+                    )
             case do.Count(method=method, outcome=outcome):
                 self._bridge.metrics.nested_request(self._bridge.route.path, method, NestedOutcome(outcome))
             case _:
@@ -377,9 +384,9 @@ class Driver:
         if self._server_info is not None:
             parts.append(("_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, self._server_info)])))
         body = jsonrpc.merge(parts)
-        outcome = Outcome.INPUT_REQUIRED if ask.questions else Outcome.STATE_ONLY
+        ending = Ending(Outcome.INPUT_REQUIRED if ask.questions else Outcome.STATE_ONLY)
         for leg in ask.legs:
-            self._finish(leg, Last(jsonrpc.result(leg.id, body), outcome=outcome))
+            self._finish(leg, Last(jsonrpc.result(leg.id, body), ending=ending))
 
     def _seal(self, ask: do.Ask) -> str:
         bridge = self._bridge

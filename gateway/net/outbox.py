@@ -15,12 +15,17 @@ from gateway.core import jsonrpc
 from gateway.core.events import Leg
 from gateway.errors import DownstreamError, GatewayError, LocalProtocolError
 from gateway.net.alarms import Alarm
-from gateway.telemetry import Outcome
+from gateway.telemetry import COMPLETE, Ending, Outcome
 
 _MAX_BEHIND: Final = 1024
 """Notifications a client may be behind; older ones are dropped then, for they say less than newer ones."""
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
+
+
+def ending_of(error: GatewayError) -> Ending:
+    """How a round ends that this error ends."""
+    return Ending(Outcome.REJECTED if isinstance(error, DownstreamError) else Outcome.ERROR, str(error.code))
 
 
 class Last(msgspec.Struct, frozen=True):
@@ -29,7 +34,7 @@ class Last(msgspec.Struct, frozen=True):
     body: bytes
     status: int = 200
     headers: Mapping[str, str] = _NO_HEADERS
-    outcome: Outcome = Outcome.COMPLETE
+    ending: Ending = COMPLETE
     cause: GatewayError | None = None
 
     @classmethod
@@ -37,8 +42,7 @@ class Last(msgspec.Struct, frozen=True):
         """The response that an exception means."""
         data = Raw(jsonrpc.encode(error.data)) if error.data is not None else UNSET
         body = jsonrpc.failure(id_, jsonrpc.Error(error.code, error.message, data))
-        outcome = Outcome.REJECTED if isinstance(error, DownstreamError) else Outcome.ERROR
-        return cls(body, error.status, error.headers, outcome, error)
+        return cls(body, error.status, error.headers, ending_of(error), error)
 
 
 class Outbox:

@@ -7,6 +7,7 @@ Rule 3: headers are rebuilt, not copied: what belongs to one connection, or clai
 
 import asyncio
 import ipaddress
+import time
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -128,7 +129,7 @@ class Passthrough:
         if http.method not in _METHODS:
             raise not_allowed(http.method, ", ".join(sorted(_METHODS)))
         lasting = Lasting() if _lasts(http, kind) else None
-        outcome = Passed.LEFT
+        outcome, started = Passed.LEFT, time.monotonic()
         if lasting is not None:
             bridge.streams.add(lasting)
             self.lasting += 1
@@ -150,7 +151,8 @@ class Passthrough:
             if lasting is not None:
                 bridge.streams.discard(lasting)
                 self.lasting -= 1
-            self._metrics.passed(bridge.route.path, kind, outcome)
+            seconds = None if lasting is not None else time.monotonic() - started
+            self._metrics.passed(bridge.route.path, kind, outcome, seconds)
         return reply
 
     async def _exchange(  # noqa: PLR0913  (what one request is made of)

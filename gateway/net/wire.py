@@ -5,7 +5,7 @@ A reply is one whole body, or an SSE stream that ends with its final message; wh
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -15,7 +15,7 @@ from multidict import CIMultiDictProxy
 from gateway.core import sse
 from gateway.errors import InvalidRequest, TooLarge
 from gateway.seal.hop import Hop
-from gateway.telemetry import Outcome
+from gateway.telemetry import Ending
 
 _JSON: Final = "application/json"
 Challenge = Callable[[web.BaseRequest, str], str]
@@ -35,6 +35,10 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     is_local: bool = False
     """It came from a process of this host."""
 
+    def values(self, name: str) -> Sequence[str]:
+        """All values of one header."""
+        return self.headers.getall(name, ())
+
 
 class Wire(ABC):
     """One reply on its way; exactly one `whole` or `end` finishes it."""
@@ -51,20 +55,18 @@ class Wire(ABC):
         """Send SSE bytes; raises ConnectionError when nobody reads them."""
 
     @abstractmethod
-    async def end(self, outcome: Outcome) -> web.StreamResponse:
+    async def end(self, ending: Ending) -> web.StreamResponse:
         """The stream is complete."""
 
-    async def whole(
-        self, body: bytes, status: int, headers: Mapping[str, str], outcome: Outcome
-    ) -> web.StreamResponse:
+    async def whole(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
         """The final message; in a stream it is the last event, since its head is long gone."""
         if not self.started:
-            return await self.only(body, status, headers, outcome)
+            return await self.only(body, status, headers, ending)
         await self.write(sse.encode(body))
-        return await self.end(outcome)
+        return await self.end(ending)
 
     @abstractmethod
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], outcome: Outcome) -> web.StreamResponse:
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
         """One body and nothing else."""
 
 
@@ -77,7 +79,7 @@ class HttpWire(Wire):
         self._challenge = challenge
         self._stream: web.StreamResponse
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Outcome) -> web.StreamResponse:
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
         """One JSON body; aiohttp sends it."""
         if "WWW-Authenticate" in headers:
             named = self._challenge(self._http, headers["WWW-Authenticate"])
@@ -95,7 +97,7 @@ class HttpWire(Wire):
         """Send; a client that does not read for timeouts.send_seconds is gone."""
         await send(self._http, self._stream, data, self._send_seconds)
 
-    async def end(self, _: Outcome) -> web.StreamResponse:
+    async def end(self, _: Ending) -> web.StreamResponse:
         """Send the end of the stream."""
         await self._stream.write_eof()
         return self._stream

@@ -61,6 +61,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
     """The reply is complete, and how it ended; one that stops before this was cut off."""
 
     outcome: str
+    error_type: str = ""
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):

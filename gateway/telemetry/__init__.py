@@ -3,6 +3,10 @@
 from gateway.telemetry.log import Event, Logger, configure_logging, get_logger, mask, redact
 from gateway.telemetry.metrics import OTHER, Metrics, bounded_kind, bounded_method, bounded_version
 from gateway.telemetry.words import (
+    COMPLETE,
+    OTHER_ERROR,
+    TOOL_ERROR,
+    Ending,
     NestedOutcome,
     Outcome,
     Passed,
@@ -17,7 +21,11 @@ from gateway.telemetry.words import (
 )
 
 __all__ = [
+    "COMPLETE",
     "OTHER",
+    "OTHER_ERROR",
+    "TOOL_ERROR",
+    "Ending",
     "Event",
     "Logger",
     "Metrics",

@@ -22,8 +22,10 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from gateway.core import mcp
 from gateway.telemetry.words import (
+    OTHER_ERROR,
+    TOOL_ERROR,
+    Ending,
     NestedOutcome,
-    Outcome,
     Passed,
     PeerOutcome,
     Rejection,
@@ -40,6 +42,8 @@ _NESTED_METHODS = frozenset({mcp.ELICIT, mcp.SAMPLE, mcp.ROOTS})
 _METHODS = frozenset(
     {*mcp.METHODS, *_NESTED_METHODS, mcp.INITIALIZE, mcp.PING, mcp.SET_LEVEL, mcp.SUBSCRIBE, mcp.UNSUBSCRIBE}
 )
+_ODD_CODES = (0, -32000, -32001)
+"""Codes of no specification that the old SDKs answer with: any exception, a lost connection, a time-out."""
 _VERSIONS = frozenset({*mcp.SUPPORTED_VERSIONS, *mcp.LEGACY_VERSIONS})
 _NOTIFICATIONS = frozenset(
     {
@@ -52,9 +56,33 @@ _NOTIFICATIONS = frozenset(
         mcp.RESOURCE_UPDATED,
     }
 )
+ERROR_TYPES = frozenset(
+    {
+        "",
+        TOOL_ERROR,
+        *map(
+            str,
+            (
+                mcp.PARSE_ERROR,
+                mcp.INVALID_REQUEST,
+                mcp.METHOD_NOT_FOUND,
+                mcp.INVALID_PARAMS,
+                mcp.INTERNAL_ERROR,
+                mcp.HEADER_MISMATCH,
+                mcp.MISSING_CAPABILITY,
+                mcp.UNSUPPORTED_VERSION,
+                *_ODD_CODES,
+            ),
+        ),
+    }
+)
+"""What `error_type` may be, beside OTHER_ERROR: OpenTelemetry's `error.type` of MCP is the JSON-RPC error's code."""
 _DURATIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 _HOLDS = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10)
+
+
+_REFUSALS = (NestedOutcome.REFUSED, NestedOutcome.UNDECLARED, NestedOutcome.UNSOLICITED)
 
 
 def bounded_method(method: str) -> str:
@@ -106,6 +134,7 @@ class Metrics:
         self._declare_holds()
         self._declare_upstreams()
         self._declare_process(version)
+        self._show_own_zeroes()
         for route in routes:
             self.show_zeroes(route)
 
@@ -123,8 +152,8 @@ class Metrics:
     def _declare_traffic(self) -> None:
         self._operations = self._histogram(
             "mcp_server_operation_duration_seconds",
-            "Time from a request to its final message, per round.",
-            ("route", "method", "protocol_version", "outcome"),
+            "Time from a request to its final message, per round; of subscriptions/listen to its acknowledgement.",
+            ("route", "method", "protocol_version", "outcome", "error_type"),
             _DURATIONS,
         )
         self._nested = self._counter(
@@ -143,6 +172,12 @@ class Metrics:
             "route",
             "era",
             "outcome",
+        )
+        self._passing = self._histogram(
+            "mcp_gateway_passed_through_duration_seconds",
+            "Time from a request that was not bridged to the end of its reply; without streams that are no reply.",
+            ("route", "era"),
+            _DURATIONS,
         )
 
     def _declare_holds(self) -> None:
@@ -197,7 +232,8 @@ class Metrics:
         )
 
     def _declare_process(self, version: str) -> None:
-        self._gauge("build_info", "The running version.", "version")[version,].set(1)
+        self._build = self._gauge("build_info", "The running version.", "version")
+        self._build[version,].set(1)
         self._reloads = self._counter("config_reloads_total", "Configuration reloads.", "outcome")
         registry = self._registry
         self._limit = Gauge("mcp_gateway_held_calls_limit", "Most calls that may be parked.", registry=registry)
@@ -211,26 +247,40 @@ class Metrics:
             "mcp_gateway_task_failures_total", "Unexpected exceptions: each is a bug.", registry=registry
         )
 
+    def _show_own_zeroes(self) -> None:
+        """As `show_zeroes`, for what has no route."""
+        _ = [self._state_rejections[reason,] for reason in StateReason]
+        _ = [self._rejections[reason,] for reason in Rejection]
+        _ = [self._peer_requests[outcome,] for outcome in PeerOutcome]
+        _ = [self._peer_rejections[reason,] for reason in StateReason]
+        _ = self._reloads["applied",], self._reloads["rejected",]
+
     def show_zeroes(self, route: str) -> None:
         """Let a rate start from zero: an alert cannot see a counter's first step otherwise."""
         _ = self._held[route,], self._opened[route,], self._lost[route,], self._left_out[route,]
         _ = [self._continuations[route, step] for step in Step]
-        _ = [self._peer_requests[outcome,] for outcome in PeerOutcome]
+        _ = [self._children_ended[route, why] for why in ("asked", "unasked")]
+        _ = [self._failures[route, kind] for kind in UpstreamFailure]
+        _ = [self._nested[route, method, outcome] for method in _NESTED_METHODS for outcome in _REFUSALS]
         _ = [self._passed[route, era, outcome] for era in TrafficEra for outcome in Passed]
         _ = [self._probes[route, era] for era in UpstreamEra]
         _ = [self._sessions[route, state] for state in SessionState]
 
-    def operation_finished(self, route: str, method: str, version: str, outcome: Outcome, seconds: float) -> None:
+    def operation_finished(self, route: str, method: str, version: str, ending: Ending, seconds: float) -> None:
         """Count one round and its duration; `method` and `version` as the client sent them."""
-        self._operations[route, bounded_method(method), bounded_version(version), outcome].observe(seconds)
+        outcome, error = ending
+        error = error if error in ERROR_TYPES else OTHER_ERROR
+        self._operations[route, bounded_method(method), bounded_version(version), outcome, error].observe(seconds)
 
     def downstream_rejected(self, reason: str) -> None:
         """Count a refused request, by a `Rejection`."""
         self._rejections[_bounded(reason, Rejection),].inc()
 
-    def passed(self, route: str, era: TrafficEra, outcome: Passed) -> None:
-        """Count a request that was passed through, at its end."""
+    def passed(self, route: str, era: TrafficEra, outcome: Passed, seconds: float | None) -> None:
+        """Count a request that was passed through, at its end; `seconds` is None for a stream that is no reply."""
         self._passed[route, era, outcome].inc()
+        if seconds is not None:
+            self._passing[route, era].observe(seconds)
 
     def era_probed(self, route: str, era: UpstreamEra) -> None:
         """Count a probe."""

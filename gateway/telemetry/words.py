@@ -1,6 +1,7 @@
 """The words of the metrics' labels: whatever can be a label's value stands in one of these lists."""
 
 from enum import StrEnum
+from typing import Final, NamedTuple
 
 
 class Outcome(StrEnum):
@@ -14,6 +15,20 @@ class Outcome(StrEnum):
     ERROR = "error"
     REJECTED = "rejected"
     CANCELLED = "cancelled"
+
+
+class Ending(NamedTuple):
+    """How one round ended, and the kind of its error, bounded: "" where there was none."""
+
+    outcome: Outcome
+    error_type: str = ""
+
+
+COMPLETE: Final = Ending(Outcome.COMPLETE)
+TOOL_ERROR: Final = "tool_error"
+"""The `error.type` of a tool result with `isError` (OpenTelemetry's conventions for MCP)."""
+OTHER_ERROR: Final = "_OTHER"
+"""OpenTelemetry's word for an `error.type` that is in no list."""
 
 
 class Step(StrEnum):

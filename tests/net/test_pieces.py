@@ -14,7 +14,7 @@ from gateway.net.guard import Guard
 from gateway.net.outbox import Last, Outbox
 from gateway.net.parking import Lot
 from gateway.net.tasks import Tasks
-from gateway.telemetry import Metrics, Outcome
+from gateway.telemetry import Ending, Metrics, Outcome
 
 
 def box(silence_seconds: float = 5) -> Outbox:
@@ -71,7 +71,7 @@ async def test_a_client_too_far_behind_loses_the_oldest(monkeypatch: pytest.Monk
 def test_an_exception_becomes_its_response() -> None:
     last = Last.of_error(InvalidParams("no", data={"a": 1}), b'"x"')
     assert last.body == b'{"jsonrpc":"2.0","id":"x","error":{"code":-32602,"message":"no","data":{"a":1}}}'
-    assert (last.status, last.outcome) == (400, Outcome.REJECTED)
+    assert (last.status, last.ending) == (400, Ending(Outcome.REJECTED, "-32602"))
     busy = Last.of_error(Busy("full", status=503, retry_after_seconds=5), None)
     assert b'"id"' not in busy.body
     assert (busy.status, busy.headers["Retry-After"]) == (503, "5")

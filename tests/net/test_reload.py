@@ -33,7 +33,7 @@ THIRD_KEY = "2d" * 32
 LOST = (400, -32602, "invalid_request_state")
 NONE = (404, -32601, None)
 ROUNDS = "mcp_server_operation_duration_seconds_count"
-COMPLETE = {"method": "tools/call", "protocol_version": mcp.MODERN, "outcome": "complete"}
+COMPLETE = {"method": "tools/call", "protocol_version": mcp.MODERN, "outcome": "complete", "error_type": ""}
 CONTINUED = "mcp_gateway_continuations_total"
 
 
