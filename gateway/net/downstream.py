@@ -287,6 +287,10 @@ class Downstream:
             raise
         except GatewayError as exc:
             ending = ending_of(exc)
+            if isinstance(exc, UpstreamError) and not exc.is_counted:
+                # Before there was a call: its server did not even shake hands, or refused the credential.
+                round_.bridge.metrics.upstream_failed(round_.bridge.route.path, exc.reason)
+                exc.is_counted = True
             raise
         finally:
             self._note(round_, ending)
