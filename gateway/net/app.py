@@ -31,7 +31,7 @@ from gateway.net.wellknown import WellKnown
 from gateway.seal.envelope import Sealer
 from gateway.seal.hop import Hops
 from gateway.seal.keyring import Keyring
-from gateway.telemetry import Event, Metrics, get_logger
+from gateway.telemetry import Event, Metrics, bodies, get_logger
 
 log = get_logger()
 
@@ -42,11 +42,17 @@ _EPHEMERAL_KEY_BYTES: Final = 32
 class Gateway:
     """One process: its listeners, routes, sessions and parked calls."""
 
-    def __init__(self, config: Config, worker: Worker | None = None, read: Read | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        worker: Worker | None = None,
+        read: Read | None = None,
+    ) -> None:
         """`worker` when this process is one of several that share `listen`; `read` reads the configuration again."""
         self.config = config
         self.metrics = Metrics(__version__, [route.path for route in config.routes])
         self.metrics.set_held_limit(config.hold.max_calls)
+        bodies.on = config.debug.bodies
         self.tasks = Tasks(self.metrics)
         self.lot: Lot[Driver] = Lot(config.hold)
         self._worker = worker
@@ -168,6 +174,7 @@ class Gateway:
         if tls.listener is not None or self._front.is_secure:
             self.tasks.spawn(self._front.secure(tls.listener), "change the certificate")
         self.metrics.set_held_limit(config.hold.max_calls)
+        bodies.on = config.debug.bodies
         self.config = config
         _caution(config)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import secrets
 import time
 from typing import Final
 
@@ -10,7 +11,7 @@ from aiohttp import web
 
 from gateway.config import Config
 from gateway.core import era as eras
-from gateway.core import jsonrpc, mcp, negotiate, sse
+from gateway.core import ids, jsonrpc, mcp, negotiate, sse
 from gateway.core import request as modern
 from gateway.core.events import Leg
 from gateway.core.exchange import State
@@ -21,6 +22,7 @@ from gateway.errors import (
     InvalidState,
     MethodNotFound,
     NoHandshake,
+    OwnerStalled,
     Stopping,
     UpstreamError,
 )
@@ -38,16 +40,41 @@ from gateway.net.sessions import PoolKey
 from gateway.net.succession import Succession
 from gateway.net.upstream import NO_HEADERS, Headers
 from gateway.net.wellknown import WellKnown
-from gateway.net.wire import HttpWire, Incoming, Wire, read_body
+from gateway.net.wire import REQUEST_ID, HttpWire, Incoming, Wire, read_body
 from gateway.seal.envelope import Envelope, bind
 from gateway.seal.keyring import PREFIX
-from gateway.telemetry import COMPLETE, OTHER_ERROR, Ending, Event, Metrics, Outcome, Step, get_logger
+from gateway.telemetry import (
+    COMPLETE,
+    OTHER_ERROR,
+    Direction,
+    Ending,
+    Event,
+    Metrics,
+    Outcome,
+    Step,
+    bodies,
+    get_logger,
+)
 
 log = get_logger()
 
 _OUR_STATE: Final = f'"{PREFIX}.'.encode()
 _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 _LEFT: Final = Ending(Outcome.CANCELLED)
+_STATE_NOTES: Final = {
+    "unknown_key": "sealed with a key that is not among state.keys: give all replicas the same keys, and keep an old "
+    "one for state.ttl_seconds",
+    "forged": "changed on its way, or sealed with another key of the same id: give all replicas the same state.keys",
+    "expired": "the client came back after state.ttl_seconds",
+    "future": "sealed by a replica whose clock is ahead by more than a minute: compare the clocks",
+    "version": "sealed by another version of the gateway: such calls are lost in an upgrade that says so",
+    "other_principal": "somebody else came back with it: look at principal.source, if it was the same caller",
+    "answered": "the round was answered before, with other answers",
+    "ended": "its call is over: it expired (hold.ttl_seconds), or this process was restarted",
+    "too_large": "larger than limits.state_bytes: the gateway seals none of that size",
+    "malformed": "no state of this gateway, or cut off on its way",
+}
+_STATE_FOREIGN: Final = "it came back with another request than the one that it was given to"
 _TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
 
 
@@ -70,7 +97,7 @@ class Round(msgspec.Struct, eq=False):
         """The way of an exchange's messages to this round's client."""
         request = self.request
         leg = Leg(request.id, request.progress_token, request.log_level)
-        return Outbox(leg, self.bridge.alarms.silence)
+        return Outbox(leg, self.bridge.alarms.silence, self.incoming.request_id)
 
 
 class Downstream:
@@ -92,6 +119,7 @@ class Downstream:
         self._succession = succession
         self._passthrough = passthrough
         self._metrics = metrics
+        self._ids = ids.numbered(secrets.token_hex(6))
         self.change(config)
         self.stopping = False
         self.in_flight = 0
@@ -122,19 +150,23 @@ class Downstream:
         # What comes before the body can only be known of the route that there is now.
         bridge = self._routes.bridges.get(http.path)
         config = self._config if bridge is None else bridge.config
+        request_id = http[REQUEST_ID] = ids.request_id(http.headers.get(ids.HEADER), self._ids)
         wire = HttpWire(http, config.timeouts.send_seconds, self._wellknown.challenge)
         self.in_flight += 1
         try:
             self._guard.check(http.headers.get("Host"), http.headers.get("Origin"))
             if http.path not in self._routes.bridges:
                 if self._wellknown.serves(http.path):
-                    return await self._wellknown.handle(http)
+                    return _named(await self._wellknown.handle(http), request_id)
                 if http.method != "POST":
                     raise self._no_route(http.path)
             body = await read_body(http, config.limits.body_bytes, config.limits.receive_seconds)
-            return await self._reply(Incoming(http.path, http.headers, http.remote, body), wire, http)
+            if bodies.on:
+                bodies.show(Direction.FROM_CLIENT, body, route=http.path[:80], request_id=request_id)
+            incoming = Incoming(http.path, http.headers, http.remote, body, request_id=request_id)
+            return await self._reply(incoming, wire, http)
         except GatewayError as exc:
-            return await self._refuse(wire, exc, exc.request_id)
+            return await self._refuse(wire, exc, exc.request_id, http.path, request_id)
         finally:
             self.in_flight -= 1
 
@@ -168,13 +200,14 @@ class Downstream:
                     raise
                 return passed
         except GatewayError as exc:
-            return await self._refuse(wire, exc, exc.request_id or id_)
+            return await self._refuse(wire, exc, exc.request_id or id_, incoming.path, incoming.request_id)
         except (ConnectionError, PeerFailed):
             raise  # nobody is there to be told; aiohttp, or the peer listener, knows what to do
         except Exception:  # the outermost edge of a request
             self._metrics.task_failed()
-            log.exception(Event.TASK_FAILED, task="request")
-            return await self._refuse(wire, GatewayError("Internal error of the gateway; its log says more"), id_)
+            log.exception(Event.TASK_FAILED, task="request", route=incoming.path, request_id=incoming.request_id)
+            error = GatewayError("Internal error of the gateway; its log has this requestId and says more")
+            return await self._refuse(wire, error, id_, incoming.path, incoming.request_id)
 
     async def _pass(self, http: web.BaseRequest, incoming: Incoming, bridge: Bridge) -> web.StreamResponse | None:
         """The reply to what is not bridged; None to what is."""
@@ -269,7 +302,7 @@ class Downstream:
     ) -> web.StreamResponse:
         if posted.id is None:
             # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
-            return web.Response(status=202)
+            return web.Response(status=202, headers={ids.HEADER: incoming.request_id})
         started = time.monotonic()
         request = modern.check(posted, incoming.values)
         headers = self._upstream_headers(incoming, bridge, request)
@@ -395,16 +428,41 @@ class Downstream:
                 sent[name] = value
         return sent
 
-    async def _refuse(self, wire: Wire, error: GatewayError, id_: bytes | None) -> web.StreamResponse:
+    async def _refuse(
+        self, wire: Wire, error: GatewayError, id_: bytes | None, path: str, request_id: str
+    ) -> web.StreamResponse:
         if isinstance(error, InvalidState):
             self._metrics.state_rejected(error.reason)
-            log.info(Event.STATE_REJECTED, reason=error.reason)
+            note = _STATE_NOTES.get(error.reason, _STATE_FOREIGN)
+            log.info(Event.STATE_REJECTED, route=path, reason=error.reason, note=note, request_id=request_id)
         elif isinstance(error, DownstreamError):
             self._metrics.downstream_rejected(error.rejection)
         elif isinstance(error, UpstreamError):
-            log.warning(Event.UPSTREAM_FAILED, reason=error.reason, cause=error.message)
-        last = Last.of_error(error, id_)
+            self._log(Event.UPSTREAM_FAILED, error, path, request_id, reason=error.reason)
+        elif isinstance(error, OwnerStalled):
+            self._log(Event.PEER_FAILED, error, path, request_id)
+        last = Last.of_error(error, id_, request_id)
         return await wire.whole(last.body, last.status, last.headers, last.ending)
+
+    def _log(self, event: Event, error: GatewayError, path: str, request_id: str, **fields: object) -> None:
+        """What an operator can do something about."""
+        bridge = self._routes.bridges.get(path)
+        upstream = bridge.route.upstream.name if bridge is not None else None
+        log.warning(
+            event,
+            route=path[:80],
+            upstream=upstream,
+            **fields,
+            cause=error.message,
+            fix=error.fix,
+            request_id=request_id,
+        )
+
+
+def _named(response: web.StreamResponse, request_id: str) -> web.StreamResponse:
+    """A reply that has not begun yet, with the name of its request."""
+    response.headers[ids.HEADER] = request_id
+    return response
 
 
 def _pool_key(bridge: Bridge, request: Request, principal: bytes, headers: Headers) -> PoolKey:

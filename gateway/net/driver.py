@@ -33,10 +33,20 @@ from gateway.seal.envelope import (
     digest_answers,
     pack_record,
 )
-from gateway.telemetry import COMPLETE, TOOL_ERROR, Ending, Event, NestedOutcome, Outcome, Step, get_logger
+from gateway.telemetry import (
+    COMPLETE,
+    TOOL_ERROR,
+    Ending,
+    Event,
+    NestedOutcome,
+    Outcome,
+    Step,
+    get_logger,
+)
 
 log = get_logger()
 
+_BUG: Final = "Internal error of the gateway; its log says more. The call may have had effects"
 _TOOL_FAILED: Final = Ending(Outcome.COMPLETE, TOOL_ERROR)
 _NEVER_ASKING: Final = Policy(may_ask=False)
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
@@ -68,6 +78,8 @@ class Driver:
             request.input_responses,
         )
         self._outboxes: dict[on.Leg, Outbox] = {}
+        self.request_id: str | None = None
+        """Of the newest leg, for the log."""
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._armed: set[Timer] = set()
         self._events: deque[on.Event] = deque()
@@ -94,6 +106,7 @@ class Driver:
         self._started = self._parked_at = time.monotonic()
         self._outcome = Outcome.COMPLETE
         self._cause = ""
+        self._error: GatewayError | None = None
         self._ending = COMPLETE
         """How the legs that get the result end."""
 
@@ -107,6 +120,7 @@ class Driver:
     def begin(self, outbox: Outbox) -> None:
         """Start with the first leg."""
         self._outboxes[outbox.leg] = outbox
+        self.request_id = outbox.request_id
         self._feed(on.Called(outbox.leg))
 
     @classmethod
@@ -141,6 +155,7 @@ class Driver:
         """Continue with a further leg; raises a DownstreamError with the call unharmed."""
         answers = request.input_responses or {}
         self._outboxes[outbox.leg] = outbox
+        self.request_id = outbox.request_id
         before = self._headers
         self._headers = headers
         try:
@@ -228,8 +243,8 @@ class Driver:
         except ValueError:
             return on.Broke(
                 CallLost(
-                    f"The upstream answered {request.method} with a result that is no object; the call may have had "
-                    "effects"
+                    f"The upstream {self._bridge.route.upstream.name} of route {self._bridge.route.path} answered "
+                    f"{request.method} with a result that is no object; the call may have had effects"
                 )
             )
         if request.method == mcp.TOOLS_LIST:
@@ -295,15 +310,20 @@ class Driver:
         if rounds == 1 and self._outcome is Outcome.COMPLETE:
             return  # a plain call is counted by its request
         self._bridge.metrics.exchange_finished(self._bridge.route.path, rounds)
-        log.info(
+        error = self._error
+        say = log.warning if isinstance(error, UpstreamError) else log.info
+        say(
             Event.EXCHANGE_FINISHED,
             route=self._bridge.route.path,
+            upstream=self._bridge.route.upstream.name,
             method=self._request.method,
             target=self._request.target[:200],
             rounds=rounds,
             outcome=self._outcome,
             seconds=round(time.monotonic() - self._started, 3),
+            request_id=self.request_id,
             **({"cause": self._cause} if self._cause else {}),
+            **({"fix": error.fix} if error is not None else {}),
         )
 
     def _obey(self, command: do.Command) -> None:  # noqa: C901, PLR0912  (one match over all commands)
@@ -362,9 +382,9 @@ class Driver:
 
     def _fail(self, legs: tuple[on.Leg, ...], error: GatewayError) -> None:
         self._outcome = Outcome.ERROR
-        self._cause = error.message
+        self._cause, self._error = error.message, error
         for leg in legs:
-            self._finish(leg, Last.of_error(error, leg.id))
+            self._finish(leg, Last.of_error(error, leg.id, self._outboxes[leg].request_id))
 
     def _ask(self, ask: do.Ask) -> None:
         """Seal, park, and hand the questions to the client."""
@@ -454,7 +474,7 @@ class Driver:
             if call is None or call is self._call:
                 self.hear(on.Broke(exc, replayable))
         except Exception:  # the outermost edge of the call's task: counted there, and nobody is left waiting
-            self.hear(on.Broke(CallLost("Internal error of the gateway; its log says more")))
+            self.hear(on.Broke(CallLost(_BUG)))
             raise
 
     def _run_again(self) -> None:
@@ -497,7 +517,7 @@ class Driver:
 
     async def _resume_call(self, envelope: Envelope) -> None:
         """As `_run_call`, for a call that another replica sent."""
-        bridge, joined = self._bridge, self._joined
+        joined = self._joined
         assert joined is not None
         try:
             try:
@@ -509,10 +529,10 @@ class Driver:
             replayable = await self._may_replay(exc)
             self._cancel_orphan(envelope)
             if not replayable:
-                bridge.metrics.continued(bridge.route.path, Step.LOST)
+                self._bridge.metrics.continued(self._bridge.route.path, Step.LOST)
             self.hear(on.Broke(exc, replayable))
         except Exception:  # the outermost edge of the call's task, as in `_run_call`
-            self.hear(on.Broke(CallLost("Internal error of the gateway; its log says more")))
+            self.hear(on.Broke(CallLost(_BUG)))
             raise
 
     async def _resume(self, envelope: Envelope, joined: asyncio.Future[None]) -> None:
@@ -520,10 +540,12 @@ class Driver:
         log.info(
             Event.CALL_TAKEN_OVER,
             route=bridge.route.path,
+            upstream=bridge.route.upstream.name,
             target=self._request.target[:200],
             owner=envelope.owner,
             round=envelope.round,
             resumable=upstream is not None and upstream.cursor is not None,
+            request_id=self.request_id,
         )
         if upstream is None or upstream.cursor is None:
             raise _owner_lost(envelope.owner)
@@ -557,7 +579,9 @@ class Driver:
                         upstream.session, upstream.version, Raw(upstream.call), "its gateway replica is gone", headers
                     )
             except (UpstreamError, TimeoutError) as exc:
-                log.debug(Event.UPSTREAM_FAILED, route=self._bridge.route.path, cause=str(exc))
+                log.debug(
+                    Event.UPSTREAM_FAILED, route=self._bridge.route.path, request_id=self.request_id, cause=str(exc)
+                )
 
         self._bridge.tasks.spawn(cancel(), "send upstream")
 
@@ -679,7 +703,12 @@ class Driver:
             try:
                 await session.answer(id_, body, headers)
             except UpstreamError as exc:
-                log.debug(Event.UPSTREAM_FAILED, route=self._bridge.route.path, cause=exc.message)
+                log.debug(
+                    Event.UPSTREAM_FAILED,
+                    route=self._bridge.route.path,
+                    request_id=self.request_id,
+                    cause=exc.message,
+                )
 
         self._send_later(respond)
 
@@ -703,7 +732,12 @@ class Driver:
                     async with asyncio.timeout(self._bridge.config.timeouts.cancel_seconds):
                         await session.cancel(call, reason, headers)
                 except (UpstreamError, TimeoutError) as exc:
-                    log.debug(Event.UPSTREAM_FAILED, route=self._bridge.route.path, cause=str(exc))
+                    log.debug(
+                        Event.UPSTREAM_FAILED,
+                        route=self._bridge.route.path,
+                        request_id=self.request_id,
+                        cause=str(exc),
+                    )
 
         self._send_later(cancel)
 
@@ -761,6 +795,8 @@ _FIRED: Final[dict[Timer, on.Event]] = {
 
 class _Deaf:
     """The listener of a call that is over for its exchange."""
+
+    request_id: str | None = None
 
     def hear(self, event: on.Event) -> None:
         """Drop it."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import Raw
 
 from gateway.core import jsonrpc
 from gateway.core.events import Leg
@@ -38,9 +38,9 @@ class Last(msgspec.Struct, frozen=True):
     cause: GatewayError | None = None
 
     @classmethod
-    def of_error(cls, error: GatewayError, id_: bytes | Raw | None) -> "Last":
-        """The response that an exception means."""
-        data = Raw(jsonrpc.encode(error.data)) if error.data is not None else UNSET
+    def of_error(cls, error: GatewayError, id_: bytes | Raw | None, request_id: str) -> "Last":
+        """The response that an exception means; `request_id` names the HTTP request, `id_` is JSON-RPC's."""
+        data = Raw(jsonrpc.encode({**(error.data or {}), "requestId": request_id}))
         body = jsonrpc.failure(id_, jsonrpc.Error(error.code, error.message, data))
         return cls(body, error.status, error.headers, ending_of(error), error)
 
@@ -48,9 +48,11 @@ class Last(msgspec.Struct, frozen=True):
 class Outbox:
     """A queue of JSON messages to one client."""
 
-    def __init__(self, leg: Leg, silence: Alarm) -> None:
+    def __init__(self, leg: Leg, silence: Alarm, request_id: str = "") -> None:
         """`silence` rings when nothing came for as long as a client may hear nothing."""
         self.leg = leg
+        self.request_id = request_id
+        """Of the HTTP request that waits."""
         self._silence = silence
         self.dropped = 0
         self._messages: deque[bytes] = deque()

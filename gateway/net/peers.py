@@ -35,6 +35,10 @@ _NAME_SECONDS: Final = 2
 """How long the address of a peer that is configured by name is remembered."""
 _LOG_SECONDS: Final = 1.0
 """Refusals on the peer port are logged no more often than this; the metrics count each."""
+_REJECTED_FIX: Final = (
+    "if it is a replica, give it the same state.keys and compare the clocks; else let only replicas reach "
+    "replica.listen"
+)
 _FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
 
 Replied = tuple[web.StreamResponse, Ending]
@@ -118,6 +122,7 @@ class Peers:
             headers=tuple((_bytes(name), _bytes(value)) for name, value in incoming.headers.items()),
             remote=incoming.remote,
             body=incoming.body,
+            request_id=incoming.request_id,
         )
         outcome = PeerOutcome.BROKE
         try:
@@ -350,7 +355,7 @@ class PeerDoor:
             self._metrics.peer_rejected(exc.reason)
             if time.monotonic() - self._logged > _LOG_SECONDS:
                 self._logged = time.monotonic()
-                log.warning(Event.PEER_REJECTED, reason=exc.reason, remote=http.remote)
+                log.warning(Event.PEER_REJECTED, reason=exc.reason, remote=http.remote, fix=_REJECTED_FIX)
             return web.Response(status=403)
         except GatewayError as exc:
             return web.Response(status=exc.status)
@@ -363,11 +368,12 @@ class PeerDoor:
             return await wire.close()
         headers = CIMultiDictProxy(CIMultiDict((_text(name), _text(value)) for name, value in hop.headers))
         try:
-            _ = await self._serve(Incoming(hop.path, headers, hop.remote, hop.body, hop, is_local), wire)
+            incoming = Incoming(hop.path, headers, hop.remote, hop.body, hop, is_local, hop.request_id)
+            _ = await self._serve(incoming, wire)
         except Gone:
             await wire.frame(hops.Gone())
         except PeerFailed as exc:
-            log.warning(Event.PEER_FAILED, cause=str(exc))
+            log.warning(Event.PEER_FAILED, cause=str(exc), request_id=hop.request_id)
             if http.transport is not None:
                 http.transport.abort()  # the other side must see that the reply is incomplete
         return await wire.close()

@@ -10,16 +10,19 @@ from typing import Final
 
 import msgspec
 from aiohttp import web
-from multidict import CIMultiDictProxy
+from multidict import CIMultiDictProxy, istr
 
-from gateway.core import sse
+from gateway.core import ids, sse
 from gateway.errors import InvalidRequest, TooLarge
 from gateway.seal.hop import Hop
-from gateway.telemetry import Ending
+from gateway.telemetry import Direction, Ending, bodies
 
 _JSON: Final = "application/json"
 Challenge = Callable[[web.BaseRequest, str], str]
 """Puts an upstream's WWW-Authenticate as the client of a request needs it."""
+_ID_HEADER: Final = istr(ids.HEADER)
+REQUEST_ID: Final = web.RequestKey("request_id", str)
+"""The name of a client's request (`core.ids`), for whoever writes the head of its reply."""
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -34,6 +37,8 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     """What brought it, if it came through another replica."""
     is_local: bool = False
     """It came from a process of this host."""
+    request_id: str = ""
+    """The name of the HTTP request, wherever it came in."""
 
     def values(self, name: str) -> Sequence[str]:
         """All values of one header."""
@@ -75,6 +80,7 @@ class HttpWire(Wire):
 
     def __init__(self, http: web.BaseRequest, send_seconds: float, challenge: Challenge) -> None:
         self._http = http
+        self._request_id = http[REQUEST_ID]
         self._send_seconds = send_seconds
         self._challenge = challenge
         self._stream: web.StreamResponse
@@ -82,25 +88,33 @@ class HttpWire(Wire):
     async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
         """One JSON body; aiohttp sends it."""
         if "WWW-Authenticate" in headers:
-            named = self._challenge(self._http, headers["WWW-Authenticate"])
-            headers = {**headers, "WWW-Authenticate": named}
-        return web.Response(body=body, status=status, headers=headers or None, content_type=_JSON)
+            challenge = self._challenge(self._http, headers["WWW-Authenticate"])
+            headers = {**headers, "WWW-Authenticate": challenge}
+        if bodies.on:
+            self._show(body)
+        named = {**headers, _ID_HEADER: self._request_id} if headers else {_ID_HEADER: self._request_id}
+        return web.Response(body=body, status=status, headers=named, content_type=_JSON)
 
     async def start(self) -> None:
         """Send the head of an SSE stream."""
-        self._stream = web.StreamResponse(headers=SSE_HEADERS)
+        self._stream = web.StreamResponse(headers={**SSE_HEADERS, _ID_HEADER: self._request_id})
         self._stream.enable_chunked_encoding()
         await self._stream.prepare(self._http)
         self.started = True
 
     async def write(self, data: bytes) -> None:
         """Send; a client that does not read for timeouts.send_seconds is gone."""
+        if bodies.on and data != sse.KEEP_ALIVE:
+            self._show(data.partition(b"data: ")[2].rstrip())
         await send(self._http, self._stream, data, self._send_seconds)
 
     async def end(self, _: Ending) -> web.StreamResponse:
         """Send the end of the stream."""
         await self._stream.write_eof()
         return self._stream
+
+    def _show(self, data: bytes) -> None:
+        bodies.show(Direction.TO_CLIENT, data, route=self._http.path[:80], request_id=self._request_id)
 
 
 async def send(http: web.BaseRequest, stream: web.StreamResponse, data: bytes, seconds: float) -> None:

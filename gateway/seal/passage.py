@@ -21,8 +21,8 @@ def opened(question: Question) -> Open:
 def ever_smaller(envelope: Envelope, *, held: bool) -> Iterator[Envelope]:
     """What gives way in a state that is too large: the questions' words, the record, what only others would need.
 
-    Without the words, who takes over must be given all answers at once; without the record, it can resume but not run
-    the call again; the owner needs none of it.
+    Without the words, who takes over must be given all answers at once; without the
+    record, it can resume but not run the call again; the owner needs none of it.
     """
     yield envelope
     wordless = tuple(replace(each, params=None) for each in envelope.open)

@@ -1,5 +1,6 @@
 """What the gateway tells its operator: log events and metrics, each declared once."""
 
+from gateway.telemetry.bodies import Direction, bodies
 from gateway.telemetry.log import Event, Logger, configure_logging, get_logger, mask, redact
 from gateway.telemetry.metrics import OTHER, Metrics, bounded_kind, bounded_method, bounded_version
 from gateway.telemetry.words import (
@@ -25,6 +26,7 @@ __all__ = [
     "OTHER",
     "OTHER_ERROR",
     "TOOL_ERROR",
+    "Direction",
     "Ending",
     "Event",
     "Logger",
@@ -40,6 +42,7 @@ __all__ = [
     "TrafficEra",
     "UpstreamEra",
     "UpstreamFailure",
+    "bodies",
     "bounded_kind",
     "bounded_method",
     "bounded_version",

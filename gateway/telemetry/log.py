@@ -45,9 +45,10 @@ class Event(StrEnum):
     CHILD_ENDED = "child.ended"
     CHILD_STDERR = "child.stderr"
     TASK_FAILED = "task.failed"
+    BODY = "debug.body"
 
 
-_MASK = "[hidden]"
+MASK = "[hidden]"
 _SECRET_KEY = re.compile(
     r"(?:^|_)(?:authorization|cookies?|tokens?|keys?|secrets?|passwords?|credentials?|api_?keys?|request_?state)$"
 )
@@ -75,13 +76,22 @@ def _masked(match: re.Match[str]) -> str:
     # A traceback is full of long paths. Their segments are short or of one case, a random key's are not.
     if candidate is not None and not any(map(_MIXED.fullmatch, candidate.rstrip("=").split("/"))):
         return candidate
-    return (match["scheme"] or match["seal"] or match["userinfo"] or "") + _MASK
+    return (match["scheme"] or match["seal"] or match["userinfo"] or "") + MASK
+
+
+def _snake(key: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower().replace("-", "_")
+
+
+@lru_cache(maxsize=1024)
+def names_secret(key: str) -> bool:
+    """Whether a key is one that secrets have, in any spelling."""
+    return bool(_SECRET_KEY.search(_snake(key)))
 
 
 @lru_cache(maxsize=1024)
 def _is_secret(key: str) -> bool:
-    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower().replace("-", "_")
-    return bool(_SECRET_KEY.search(snake) or _BODY_KEY.match(snake))
+    return names_secret(key) or bool(_BODY_KEY.match(_snake(key)))
 
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -93,7 +103,7 @@ def _plain(key: str, value: object) -> Any:
     """Return a JSON value. A number is no secret whatever its key: `keys=2` tells how many."""
     if value is None or (isinstance(value, bool | int | float) and math.isfinite(value)):
         return value
-    return _MASK if _is_secret(key) else _plain_text(key, value)
+    return MASK if _is_secret(key) else _plain_text(key, value)
 
 
 def _plain_text(key: str, value: object) -> Any:

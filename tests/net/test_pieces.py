@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from gateway.config import Hold, Security
 from gateway.core.events import Leg
-from gateway.errors import Busy, Forbidden, InvalidParams, LocalProtocolError
+from gateway.errors import Busy, CallLost, Forbidden, InvalidParams, LocalProtocolError
 from gateway.net import outbox as boxes
 from gateway.net.alarms import Alarm
 from gateway.net.guard import Guard
@@ -69,10 +69,12 @@ async def test_a_client_too_far_behind_loses_the_oldest(monkeypatch: pytest.Monk
 
 
 def test_an_exception_becomes_its_response() -> None:
-    last = Last.of_error(InvalidParams("no", data={"a": 1}), b'"x"')
-    assert last.body == b'{"jsonrpc":"2.0","id":"x","error":{"code":-32602,"message":"no","data":{"a":1}}}'
+    last = Last.of_error(InvalidParams("no", data={"a": 1}), b'"x"', "r1")
+    error = b'{"code":-32602,"message":"no","data":{"a":1,"requestId":"r1"}}'
+    assert last.body == b'{"jsonrpc":"2.0","id":"x","error":%b}' % error
     assert (last.status, last.ending) == (400, Ending(Outcome.REJECTED, "-32602"))
-    busy = Last.of_error(Busy("full", status=503, retry_after_seconds=5), None)
+    assert Last.of_error(CallLost("gone"), b"1", "r2").ending == Ending(Outcome.ERROR, "-32603")
+    busy = Last.of_error(Busy("full", status=503, retry_after_seconds=5), None, "r3")
     assert b'"id"' not in busy.body
     assert (busy.status, busy.headers["Retry-After"]) == (503, "5")
 

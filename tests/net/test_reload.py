@@ -82,6 +82,7 @@ EVERY_SECTION: dict[str, Any] = {
     "principal": {"source": "authorization"},
     "security": {"allowed_hosts": ["127.0.0.1"]},
     "log": {"level": "info"},
+    "debug": {"bodies": False},
     "tls": {},
     "route": {"cache": {"ttl_ms": 1}},
 }

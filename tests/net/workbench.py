@@ -240,7 +240,11 @@ def configuration(upstream_url: str, **sections: Any) -> str:
 
 
 async def start(
-    upstream_url: str, http: aiohttp.ClientSession, *, worker: Worker | None = None, **sections: Any
+    upstream_url: str,
+    http: aiohttp.ClientSession,
+    *,
+    worker: Worker | None = None,
+    **sections: Any,
 ) -> Stand:
     gateway = Gateway(parse(configuration(upstream_url, **sections), "test", {}), worker)
     await gateway.start()
