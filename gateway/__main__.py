@@ -17,7 +17,7 @@ from gateway.demo import run as demo
 from gateway.errors import GatewayError
 from gateway.net import app, probe, workers
 from gateway.net.child import not_here
-from gateway.telemetry import configure_logging
+from gateway.telemetry import TracesUnavailable, check_traces, configure_logging
 
 _KEY_BYTES = 32
 
@@ -87,8 +87,13 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(options: argparse.Namespace) -> int:
     try:
         config = _configuration(options)
+        if config.traces:
+            check_traces()
     except ConfigError as exc:
         print(exc, file=sys.stderr)
+        return 1
+    except TracesUnavailable as exc:
+        print(exc.message, file=sys.stderr)
         return 1
     configure_logging(config.log.level, config.log.format)
     read = None if options.config is None else partial(load, options.config, log_level=options.log_level)
@@ -127,6 +132,11 @@ def _check(options: argparse.Namespace) -> int:
     print("configuration is valid")
     for sentence in cautions(config):
         print(f"caution: {sentence}")
+    if config.traces:
+        try:
+            check_traces()
+        except TracesUnavailable as exc:
+            print(f"note: {exc.message}")
     for route in config.routes:
         if route.upstream.command is not None and (missing := not_here(route.upstream)):
             print(f"note: routes[{route.path}].upstream.{missing}, as far as can be seen on this machine")

@@ -1,4 +1,4 @@
-"""What `serve` and `check` do with log levels and bodies before anything is served."""
+"""What `serve` and `check` do with log levels, traces and bodies before anything is served."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_the_level_of_the_command_line_beats_that_of_the_file_also_after_a_reloa
     assert config.log.level == level
     assert read is not None
     assert read() == config, "a reload of the same file changes nothing"
-    _ = written(path, log={"level": "warning"}, hold={"ttl_seconds": 7})
+    _ = written(path, log={"level": "warning"}, traces=False, hold={"ttl_seconds": 7})
     assert (read().log.level, read().hold.ttl_seconds) == (level, 7)
 
 

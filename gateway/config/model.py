@@ -558,5 +558,12 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     principal: Annotated[Principal, Meta(description="Who is calling.")] = Principal()
     security: Annotated[Security, Meta(description="Defence against DNS rebinding.")] = Security()
     log: Annotated[Log, Meta(description="Lines on stderr.")] = Log()
+    traces: Annotated[
+        bool,
+        Meta(
+            description="true: spans are sent with OTLP over HTTP, as the OTEL_* environment variables say; needs "
+            "`pip install 'mrtr-gateway[otel]'`."
+        ),
+    ] = False
     debug: Annotated[Debug, Meta(description="What is for finding a fault only.")] = Debug()
     routes: Annotated[tuple[Route, ...], Meta(description="Public paths and their upstreams.", min_length=1)]

@@ -31,11 +31,13 @@ from gateway.net.wellknown import WellKnown
 from gateway.seal.envelope import Sealer
 from gateway.seal.hop import Hops
 from gateway.seal.keyring import Keyring
-from gateway.telemetry import Event, Metrics, bodies, get_logger
+from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 
 log = get_logger()
 
 _POLL_SECONDS: Final = 0.05
+_FLUSH_SECONDS: Final = 3.0
+"""How long the last spans may take to be sent at the end."""
 _EPHEMERAL_KEY_BYTES: Final = 32
 
 
@@ -47,8 +49,12 @@ class Gateway:
         config: Config,
         worker: Worker | None = None,
         read: Read | None = None,
+        traces: Traces | None = None,
     ) -> None:
-        """`worker` when this process is one of several that share `listen`; `read` reads the configuration again."""
+        """`worker` when this process is one of several that share `listen`; `read` reads the configuration again.
+
+        Raises TracesUnavailable, where `traces` are not given and the configuration wants them.
+        """
         self.config = config
         self.metrics = Metrics(__version__, [route.path for route in config.routes])
         self.metrics.set_held_limit(config.hold.max_calls)
@@ -65,6 +71,9 @@ class Gateway:
         self._hops = Hops(Keyring(self._keys, "peer"))
         self._named = Named(Keyring(self._keys, named.PURPOSE))
         self.members = Members(config.replica, worker, self.tasks)
+        if traces is None and config.traces:
+            traces = open_traces(__version__, self.members.own)
+        self._traces = traces
         self._peers = Peers(config, self.members, self._hops, self.metrics)
         self._epoch = secrets.token_hex(8)
         self._client: Client
@@ -104,6 +113,7 @@ class Gateway:
             Passthrough(config, wellknown.challenge, self._named, self.metrics, self._epoch),
             wellknown,
             self.metrics,
+            self._traces,
         )
         await self._open_door()
         await self.members.begin()
@@ -231,6 +241,9 @@ class Gateway:
         await self.tasks.close()
         await self._client.close()
         await self._peers.close()
+        if self._traces is not None:
+            # In a thread: whoever scrapes or probes meanwhile is not kept waiting by a collector that hangs.
+            await asyncio.to_thread(self._traces.close, _FLUSH_SECONDS)
         log.info(Event.SERVER_STOPPED)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -50,8 +51,11 @@ from gateway.telemetry import (
     Ending,
     Event,
     Metrics,
+    Operation,
     Outcome,
+    Span,
     Step,
+    Traces,
     bodies,
     get_logger,
 )
@@ -75,6 +79,7 @@ _STATE_NOTES: Final = {
     "malformed": "no state of this gateway, or cut off on its way",
 }
 _STATE_FOREIGN: Final = "it came back with another request than the one that it was given to"
+_TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 _TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
 
 
@@ -97,7 +102,7 @@ class Round(msgspec.Struct, eq=False):
         """The way of an exchange's messages to this round's client."""
         request = self.request
         leg = Leg(request.id, request.progress_token, request.log_level)
-        return Outbox(leg, self.bridge.alarms.silence, self.incoming.request_id)
+        return Outbox(leg, self.bridge.alarms.silence, self.incoming.request_id, self.incoming.span)
 
 
 class Downstream:
@@ -112,6 +117,7 @@ class Downstream:
         passthrough: Passthrough,
         wellknown: WellKnown,
         metrics: Metrics,
+        traces: Traces | None = None,
     ) -> None:
         self._routes = routes
         self._callers = callers
@@ -119,6 +125,7 @@ class Downstream:
         self._succession = succession
         self._passthrough = passthrough
         self._metrics = metrics
+        self._traces = traces
         self._ids = ids.numbered(secrets.token_hex(6))
         self.change(config)
         self.stopping = False
@@ -305,9 +312,16 @@ class Downstream:
             return web.Response(status=202, headers={ids.HEADER: incoming.request_id})
         started = time.monotonic()
         request = modern.check(posted, incoming.values)
-        headers = self._upstream_headers(incoming, bridge, request)
-        principal = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
-        key = _pool_key(bridge, request, principal, headers)
+        if self._traces is not None:
+            incoming.span = _begin_span(self._traces, incoming, bridge, request)
+        try:
+            headers = self._upstream_headers(incoming, bridge, request)
+            principal = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
+            key = _pool_key(bridge, request, principal, headers)
+        except BaseException as exc:
+            if incoming.span is not None:
+                incoming.span.end(ending_of(exc) if isinstance(exc, GatewayError) else _LEFT)
+            raise
         return await self._counted(Round(incoming, wire, bridge, request, key, headers, started))
 
     async def _counted(self, round_: Round) -> web.StreamResponse:
@@ -334,6 +348,8 @@ class Downstream:
         if round_.noted:
             return
         round_.noted = True
+        if round_.incoming.span is not None:
+            round_.incoming.span.end(ending)
         if round_.incoming.hop is None:
             request, seconds = round_.request, time.monotonic() - round_.started
             path = round_.bridge.route.path
@@ -376,6 +392,9 @@ class Downstream:
         assert request.request_state is not None
         binding = bind(bridge.route.path, request, round_.key.principal)
         envelope = bridge.sealer.open(request.request_state, binding, time.time())
+        if incoming.span is not None:
+            incoming.span.note("round", envelope.round + 1)
+            incoming.span.link(envelope.trace or b"")
         driver = bridge.lot.find(envelope.exchange)
         if driver is not None and driver.bridge.pool is not bridge.pool:
             # A reload gave the path another upstream; the call goes on where it began.
@@ -390,6 +409,7 @@ class Downstream:
             if replied is not None:
                 if incoming.hop is None:
                     bridge.metrics.continued(bridge.route.path, Step.FORWARDED)
+                    _note_step(incoming.span, Step.FORWARDED)
                 return replied
         if not _goes_upstream(driver, envelope, request):
             await bridge.pool.authorise(key, headers)
@@ -399,6 +419,7 @@ class Downstream:
             driver = Driver.take_over(bridge, request, key, headers, envelope)
         else:
             bridge.metrics.continued(bridge.route.path, Step.HELD)
+            _note_step(incoming.span, Step.HELD)
         outbox = round_.outbox()
         try:
             driver.answer(outbox, request, envelope.round, headers)
@@ -426,6 +447,11 @@ class Downstream:
             value = (jsonrpc.text(meta.get(name)) if meta else None) or incoming.headers.get(name)
             if value is not None and _TRACE_VALUE.fullmatch(value):
                 sent[name] = value
+        if incoming.span is not None:
+            # What the client said of the trace is in the span, as far as it could be read; baggage goes on anyway.
+            for name in _TRACE_CONTEXT:
+                _ = sent.pop(name, None)
+            sent.update(incoming.span.headers())
         return sent
 
     async def _refuse(
@@ -463,6 +489,34 @@ def _named(response: web.StreamResponse, request_id: str) -> web.StreamResponse:
     """A reply that has not begun yet, with the name of its request."""
     response.headers[ids.HEADER] = request_id
     return response
+
+
+def _begin_span(traces: Traces, incoming: Incoming, bridge: Bridge, request: Request) -> Span:
+    """The span of a round; that of another replica, where it came in there."""
+    if incoming.hop is not None:
+        return traces.elsewhere(incoming.hop.trace)
+    about = Operation(request.method, request.target, request.version, bridge.route.path)
+    meta = {name: text for name, raw in request.user_meta.items() if (text := jsonrpc.text(raw)) is not None}
+    headers = {name.lower(): value for name, value in incoming.headers.items()}
+    rpc_id = jsonrpc.text(request.id) or bytes(request.id).decode()
+    return traces.round(
+        about,
+        rpc_id,
+        incoming.request_id,
+        incoming.remote,
+        _bounded(traces.carried(meta)),
+        _bounded(traces.carried(headers)),
+    )
+
+
+def _bounded(values: Mapping[str, str]) -> dict[str, str]:
+    """What no propagator has to read does not reach one."""
+    return {name: value for name, value in values.items() if _TRACE_VALUE.fullmatch(value)}
+
+
+def _note_step(span: Span | None, step: Step) -> None:
+    if span is not None:
+        span.note("step", step)
 
 
 def _pool_key(bridge: Bridge, request: Request, principal: bytes, headers: Headers) -> PoolKey:

@@ -21,7 +21,7 @@ from gateway.net import catalog
 from gateway.net.alarms import wait_seconds
 from gateway.net.bridge import Bridge
 from gateway.net.lists import Ticket  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.net.outbox import Last, Outbox
+from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.sessions import Call, PoolKey, Session
 from gateway.net.upstream import Headers
 from gateway.seal import passage
@@ -39,7 +39,9 @@ from gateway.telemetry import (
     Ending,
     Event,
     NestedOutcome,
+    Operation,
     Outcome,
+    Span,
     Step,
     get_logger,
 )
@@ -47,6 +49,9 @@ from gateway.telemetry import (
 log = get_logger()
 
 _BUG: Final = "Internal error of the gateway; its log says more. The call may have had effects"
+_GIVEN_UP: Final = Ending(Outcome.CANCELLED)
+_NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
+_TRACESTATE: Final = "tracestate"
 _TOOL_FAILED: Final = Ending(Outcome.COMPLETE, TOOL_ERROR)
 _NEVER_ASKING: Final = Policy(may_ask=False)
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
@@ -80,6 +85,8 @@ class Driver:
         self._outboxes: dict[on.Leg, Outbox] = {}
         self.request_id: str | None = None
         """Of the newest leg, for the log."""
+        self._span: Span | None = None
+        """The same, where it is traced."""
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._armed: set[Timer] = set()
         self._events: deque[on.Event] = deque()
@@ -120,7 +127,7 @@ class Driver:
     def begin(self, outbox: Outbox) -> None:
         """Start with the first leg."""
         self._outboxes[outbox.leg] = outbox
-        self.request_id = outbox.request_id
+        self.request_id, self._span = outbox.request_id, outbox.span
         self._feed(on.Called(outbox.leg))
 
     @classmethod
@@ -155,7 +162,7 @@ class Driver:
         """Continue with a further leg; raises a DownstreamError with the call unharmed."""
         answers = request.input_responses or {}
         self._outboxes[outbox.leg] = outbox
-        self.request_id = outbox.request_id
+        self.request_id, self._span = outbox.request_id, outbox.span
         before = self._headers
         self._headers = headers
         try:
@@ -216,7 +223,11 @@ class Driver:
     def _translated(self, event: on.Event) -> on.Event:
         request = self._request
         if isinstance(event, on.Resulted):
-            return self._modern_result(Raw(event.result))
+            translated = self._modern_result(Raw(event.result))
+            self._end_span(self._ending if isinstance(translated, on.Resulted) else _NO_RESULT)
+            return translated
+        if isinstance(event, on.Failed):
+            self._end_span(Ending(Outcome.ERROR, str(event.error.code)))
         if isinstance(event, on.Failed) and event.error.code != mcp.OLD_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, event.error))
         if isinstance(event, on.Withdrawn):
@@ -284,9 +295,11 @@ class Driver:
         if self._session is not None and (before in _HELD or after in _HELD):
             bridge.pool.rest(self._session, resting=after in _HELD)
         if after in _HELD and before not in _HELD:
+            self._happened("parked")
             self._parked_at = time.monotonic()
             bridge.metrics.call_parked(bridge.route.path)
         elif before in _HELD and after not in _HELD:
+            self._happened("unparked")
             bridge.metrics.call_released(bridge.route.path, time.monotonic() - self._parked_at)
         if after is State.ENDED:
             self._ended()
@@ -427,6 +440,7 @@ class Driver:
             open=tuple(passage.opened(question) for question in ask.questions.values()),
             upstream=self._whereabouts() if ask.held else None,
             record=pack_record(exchange.record) if exchange.record is not None else None,
+            trace=self._span.token if self._span is not None else None,
         )
         bridge.metrics.sealed()
         for smaller in passage.ever_smaller(envelope, held=ask.held):
@@ -460,12 +474,14 @@ class Driver:
             call = self._new_call(session)
             try:
                 self._send(call)
-                await session.run(call, self._headers)
+                await session.run(call, self._call_headers(call))
             except SessionLost:
                 session = await self._another_session(session)
                 self._send(call)
-                await session.run(call, self._headers)
+                await session.run(call, self._call_headers(call))
         except GatewayError as exc:
+            if call is not None and call.span is not None:
+                call.span.end(ending_of(exc))
             if isinstance(exc, UpstreamError):
                 self._bridge.metrics.upstream_failed(self._bridge.route.path, exc.reason)
                 exc.is_counted = True
@@ -476,6 +492,9 @@ class Driver:
         except Exception:  # the outermost edge of the call's task: counted there, and nobody is left waiting
             self.hear(on.Broke(CallLost(_BUG)))
             raise
+        finally:
+            if call is not None and call.span is not None:
+                call.span.end(_GIVEN_UP)
 
     def _run_again(self) -> None:
         """Send the call once more; what the one before still says is nobody's business."""
@@ -484,7 +503,7 @@ class Driver:
             self._call.leave()
         self._call, self._call_sent, self._taken = None, False, None
         self._run += 1
-        self._bridge.metrics.continued(self._bridge.route.path, Step.REPLAYED)
+        self._step(Step.REPLAYED)
         self._task = self._bridge.tasks.start(self._run_call(), "call")
 
     async def _may_replay(self, error: GatewayError) -> bool:
@@ -529,7 +548,7 @@ class Driver:
             replayable = await self._may_replay(exc)
             self._cancel_orphan(envelope)
             if not replayable:
-                self._bridge.metrics.continued(self._bridge.route.path, Step.LOST)
+                self._step(Step.LOST)
             self.hear(on.Broke(exc, replayable))
         except Exception:  # the outermost edge of the call's task, as in `_run_call`
             self.hear(on.Broke(CallLost(_BUG)))
@@ -557,14 +576,50 @@ class Driver:
             self._release(clean=False)
             return
         call = self._call = Call(upstream.call, b"", self, upstream.call)
+        call.span = self._begin_span(session)
         self._call_sent = True
 
         def attached() -> None:
-            bridge.metrics.continued(bridge.route.path, Step.RESUMED)
+            self._step(Step.RESUMED)
             if not joined.done():
                 joined.set_result(None)
 
-        await session.resume(call, upstream.cursor, self._headers, attached)
+        try:
+            await session.resume(call, upstream.cursor, self._call_headers(call), attached)
+        except GatewayError as exc:
+            if call.span is not None:
+                call.span.end(ending_of(exc))
+            raise
+        finally:
+            if call.span is not None:
+                call.span.end(_GIVEN_UP)
+
+    def _step(self, step: Step) -> None:
+        """Count by which step a retry went on."""
+        self._bridge.metrics.continued(self._bridge.route.path, step)
+        if self._span is not None:
+            self._span.note("step", step)
+
+    def _begin_span(self, session: Session) -> Span | None:
+        """The span of an upstream call; it lasts as long as the call, whatever number of rounds that takes."""
+        if self._span is None:
+            return None
+        request, route = self._request, self._bridge.route
+        return self._span.call(
+            Operation(request.method, request.target, session.shaken.version, route.path), route.upstream.url
+        )
+
+    def _end_span(self, ending: Ending) -> None:
+        if self._call is not None and self._call.span is not None:
+            self._call.span.end(ending)
+
+    def _happened(self, name: str) -> None:
+        if self._call is not None and self._call.span is not None:
+            self._call.span.happened(name)
+
+    def _call_headers(self, call: Call) -> Headers:
+        """This request's headers, with the call's own span in them where it has one."""
+        return self._headers if call.span is None else {**self._headers, **call.span.headers()}
 
     def _cancel_orphan(self, envelope: Envelope) -> None:
         """Nobody will ever hear the call's result: tell the upstream, so that it does not wait for an answer."""
@@ -629,9 +684,13 @@ class Driver:
         if token is not None:
             meta[mcp.META_PROGRESS_TOKEN] = Raw(token)
         params: dict[str, object] = dict(request.params)
+        span = self._begin_span(session)
+        if span is not None:
+            _ = meta.pop(_TRACESTATE, None)  # the span has it, if it belongs to a trace at all
+            meta.update({name: Raw(jsonrpc.encode(value)) for name, value in span.headers().items()})
         if meta:
             params["_meta"] = meta
-        return Call(call_id, jsonrpc.request(call_id, request.method, params), self, token)
+        return Call(call_id, jsonrpc.request(call_id, request.method, params), self, token, span=span)
 
     def _send(self, call: Call) -> None:
         """Note that from here on the call may have effects."""

@@ -15,7 +15,7 @@ from gateway.core import jsonrpc
 from gateway.core.events import Leg
 from gateway.errors import DownstreamError, GatewayError, LocalProtocolError
 from gateway.net.alarms import Alarm
-from gateway.telemetry import COMPLETE, Ending, Outcome
+from gateway.telemetry import COMPLETE, Ending, Outcome, Span
 
 _MAX_BEHIND: Final = 1024
 """Notifications a client may be behind; older ones are dropped then, for they say less than newer ones."""
@@ -48,11 +48,13 @@ class Last(msgspec.Struct, frozen=True):
 class Outbox:
     """A queue of JSON messages to one client."""
 
-    def __init__(self, leg: Leg, silence: Alarm, request_id: str = "") -> None:
+    def __init__(self, leg: Leg, silence: Alarm, request_id: str = "", span: Span | None = None) -> None:
         """`silence` rings when nothing came for as long as a client may hear nothing."""
         self.leg = leg
         self.request_id = request_id
         """Of the HTTP request that waits."""
+        self.span = span
+        """The same, where it is traced."""
         self._silence = silence
         self.dropped = 0
         self._messages: deque[bytes] = deque()

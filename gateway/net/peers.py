@@ -123,6 +123,7 @@ class Peers:
             remote=incoming.remote,
             body=incoming.body,
             request_id=incoming.request_id,
+            trace=incoming.span.token if incoming.span is not None else b"",
         )
         outcome = PeerOutcome.BROKE
         try:

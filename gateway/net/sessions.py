@@ -20,7 +20,7 @@ from gateway.core.negotiate import Handshake
 from gateway.errors import CallGone, CallLost, CannotAsk, GatewayError, Refused, SessionLost
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers
-from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, bodies, get_logger
+from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, Span, bodies, get_logger
 
 log = get_logger()
 
@@ -77,6 +77,8 @@ class Call(msgspec.Struct, eq=False):
     """Who reads the call's own stream."""
     left: bool = False
     """Whether the reading was ended from outside."""
+    span: Span | None = None
+    """Where calls are traced."""
 
     def leave(self) -> None:
         """Stop reading: the answer came on the side stream, or nobody waits for it any more."""

@@ -15,7 +15,7 @@ from multidict import CIMultiDictProxy, istr
 from gateway.core import ids, sse
 from gateway.errors import InvalidRequest, TooLarge
 from gateway.seal.hop import Hop
-from gateway.telemetry import Direction, Ending, bodies
+from gateway.telemetry import Direction, Ending, Span, bodies
 
 _JSON: Final = "application/json"
 Challenge = Callable[[web.BaseRequest, str], str]
@@ -26,7 +26,7 @@ REQUEST_ID: Final = web.RequestKey("request_id", str)
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-class Incoming(msgspec.Struct, frozen=True, eq=False):
+class Incoming(msgspec.Struct, eq=False):
     """One request as its client sent it, wherever it arrived."""
 
     path: str
@@ -39,6 +39,8 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     """It came from a process of this host."""
     request_id: str = ""
     """The name of the HTTP request, wherever it came in."""
+    span: Span | None = None
+    """Where requests are traced: set when this one is found to be right."""
 
     def values(self, name: str) -> Sequence[str]:
         """All values of one header."""

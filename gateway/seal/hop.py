@@ -30,7 +30,7 @@ class Hop(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     `to` is a member (`gw-1`, `gw-2#0`) or the host of several (`gw-2`); `remote` is the client's address as the first
     replica saw it. Headers are the bytes that came, and `request_id` names the request in the logs of
-    both.
+    both; `trace` is the token of its span, where it is traced.
     """
 
     kind: Kind
@@ -43,6 +43,7 @@ class Hop(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     remote: str | None = None
     body: bytes = b""
     request_id: str = ""
+    trace: bytes = b""
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, tag="head"):
