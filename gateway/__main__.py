@@ -7,16 +7,17 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import uvloop
 
 from gateway import __version__
-from gateway.config import Config, ConfigError, for_command, for_upstream, load
+from gateway.config import Config, ConfigError, Level, cautions, for_command, for_upstream, load, with_log_level
 from gateway.demo import run as demo
 from gateway.errors import GatewayError
 from gateway.net import app, probe, workers
 from gateway.net.child import not_here
-from gateway.telemetry import configure_logging
+from gateway.telemetry import TracesUnavailable, check_traces, configure_logging
 
 _KEY_BYTES = 32
 
@@ -60,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--listen", metavar="HOST:PORT", help="without --config: where clients connect")
     serve.add_argument("--admin", metavar="HOST:PORT", help="without --config: where /metrics and /readyz are")
     serve.add_argument(
+        "--log-level", choices=get_args(Level), help="beats log.level of the configuration, also after a reload"
+    )
+    serve.add_argument(
         "--env",
         action="append",
         default=[],
@@ -83,11 +87,16 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(options: argparse.Namespace) -> int:
     try:
         config = _configuration(options)
+        if config.traces:
+            check_traces()
     except ConfigError as exc:
         print(exc, file=sys.stderr)
         return 1
+    except TracesUnavailable as exc:
+        print(exc.message, file=sys.stderr)
+        return 1
     configure_logging(config.log.level, config.log.format)
-    read = None if options.config is None else partial(load, options.config)
+    read = None if options.config is None else partial(load, options.config, log_level=options.log_level)
     try:
         if config.workers > 1:
             return uvloop.run(workers.supervise(config, read))
@@ -99,6 +108,10 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _configuration(options: argparse.Namespace) -> Config:
+    return with_log_level(_given(options), options.log_level)
+
+
+def _given(options: argparse.Namespace) -> Config:
     if options.stdio:
         return for_command(options.command, options.env, options.listen, options.admin)
     if options.env:
@@ -117,6 +130,13 @@ def _check(options: argparse.Namespace) -> int:
         print(exc, file=sys.stderr)
         return 1
     print("configuration is valid")
+    for sentence in cautions(config):
+        print(f"caution: {sentence}")
+    if config.traces:
+        try:
+            check_traces()
+        except TracesUnavailable as exc:
+            print(f"note: {exc.message}")
     for route in config.routes:
         if route.upstream.command is not None and (missing := not_here(route.upstream)):
             print(f"note: routes[{route.path}].upstream.{missing}, as far as can be seen on this machine")

@@ -39,6 +39,8 @@ class GatewayError(Exception):
 
     code = mcp.INTERNAL_ERROR
     status = 200
+    fix = "look for this requestId in the gateway's log"
+    """The operator's next step, for the log: the message tells the client."""
 
     def __init__(self, message: str, *, data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -160,6 +162,7 @@ class Busy(DownstreamError):
     """A cap is reached; others are not affected."""
 
     rejection = "busy"
+    fix = "raise the limit that the message names, or add a replica"
     code = mcp.INTERNAL_ERROR
 
     def __init__(self, message: str, *, status: int, retry_after_seconds: int = 1) -> None:
@@ -172,6 +175,9 @@ class UpstreamError(GatewayError):
     """The upstream failed; the message names route, cause and what to check."""
 
     reason = "upstream_error"
+    fix = "look into the upstream's own log at this time"
+    is_counted = False
+    """Whether the metrics have this one; who met it first counts it."""
 
     def __init__(self, message: str, *, data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message, data={"reason": self.reason, **(data or {})})
@@ -181,34 +187,41 @@ class Unreachable(UpstreamError):
     """No connection to the upstream, or it did not finish its handshake in time; nothing was run."""
 
     reason = "upstream_unreachable"
+    fix = "check that the server runs and that routes[].upstream is right; `mrtr-gateway probe URL` tells more"
 
 
 class NoHandshake(Unreachable):
     """The upstream refuses `initialize`: it is no server of the handshake era, or it is none any more."""
+
+    fix = "check the path of upstream.url; `mrtr-gateway probe URL` tells what the server speaks"
 
 
 class SessionLost(UpstreamError):
     """The upstream refused the session id before it took the call; nothing was run."""
 
     reason = "session_lost"
+    fix = "nothing: a restarted server forgets its sessions, and the next call opens one"
 
 
 class CallLost(UpstreamError):
     """The call was sent and its result will not come; it may have had effects."""
 
     reason = "call_lost"
+    fix = "look into the upstream's own log for why it did not answer; check the call's effects before it is repeated"
 
 
 class CallGone(CallLost):
     """The upstream forgot the session under a call that it had taken; unlike SessionLost, it may have had effects."""
 
     reason = "session_lost"
+    fix = "find out why the upstream restarted or dropped its sessions; check the call's effects before it is repeated"
 
 
 class CannotAsk(UpstreamError):
     """The upstream asked in a mode in which an answer can never reach it."""
 
     reason = "upstream_cannot_ask"
+    fix = "run the server with sessions (no stateless mode)"
 
 
 class Refused(UpstreamError):
@@ -219,6 +232,7 @@ class Refused(UpstreamError):
     """
 
     reason = "upstream_refused"
+    fix = "check the credential: the caller's own, or that of routes[].credentials"
 
     def __init__(self, message: str, *, status: int, challenge: str | None = None, is_clients: bool = True) -> None:
         super().__init__(message, data={"status": status})
@@ -232,6 +246,8 @@ class Refused(UpstreamError):
 class NoKeys(GatewayError):
     """The keys that tokens are verified with cannot be had: nobody's token is good or bad until they can."""
 
+    fix = "check principal.jwks_url, and that the issuer can be reached from here"
+
     status = 503
 
     def __init__(self, message: str) -> None:
@@ -241,6 +257,10 @@ class NoKeys(GatewayError):
 
 class OwnerStalled(GatewayError):
     """The replica that holds the call is there but does not serve it; the call may go on as soon as it does."""
+
+    fix = (
+        "look at that replica: is it out of CPU or connections, do its clock and its state.keys agree with this one's?"
+    )
 
     status = 503
 
@@ -255,6 +275,8 @@ class OwnerStalled(GatewayError):
 
 class Stopping(GatewayError):
     """This replica shuts down and can neither finish nor hand over the call."""
+
+    fix = "raise hold.drain_seconds if calls should have longer to end, or add a replica that takes them over"
 
     status = 503
 

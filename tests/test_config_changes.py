@@ -13,7 +13,7 @@ from gateway.config.changes import RELOADED
 from gateway.config.shape import config_shape
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "reload.md"
-RESTART = {"listen", "admin", "workers", "replica.id", "replica.listen", "log.level", "log.format"}
+RESTART = {"listen", "admin", "workers", "replica.id", "replica.listen", "log.level", "log.format", "traces"}
 ROUTE = Route(upstream=Upstream(url="http://127.0.0.1:1/mcp"))
 CONFIG = Config(state=State(keys=("0f" * 32,)), routes=(ROUTE,))
 

@@ -18,7 +18,7 @@ FOREIGN: dict[str, set[str]] = {
     "config": {"msgspec", "yaml"},
     "principal": {"msgspec"},
     "bearer": {"cryptography", "jwt", "msgspec"},
-    "telemetry": {"prometheus_client", "structlog"},
+    "telemetry": {"opentelemetry", "prometheus_client", "structlog"},
     "net": {"aiohttp", "msgspec", "multidict", "uvloop", "yarl"},
     "demo": {"mcp", "mcp_types", "pydantic", "uvicorn"},
     "__main__": {"uvloop"},
@@ -33,7 +33,7 @@ OWN: dict[str, set[str]] = {
     "config": {"", "bearer", "config", "core", "errors", "seal"},
     "principal": {"core", "errors"},
     "bearer": {"principal"},
-    "telemetry": {"", "core", "errors"},
+    "telemetry": {"", "core", "errors", "telemetry"},
     "net": {"", "bearer", "config", "core", "errors", "net", "principal", "seal", "telemetry"},
     "demo": {"", "core", "demo"},
     "__main__": {"", "config", "core", "demo", "errors", "net", "principal", "seal", "telemetry"},
@@ -113,6 +113,14 @@ def test_imports_are_absolute_and_at_the_top(file: Path) -> None:
 def test_only_known_libraries_are_imported(file: Path) -> None:
     tops = {name.split(".")[0] for name in modules(file)} - {"gateway"}
     assert tops - sys.stdlib_module_names <= FOREIGN[layer(file)]
+
+
+def test_opentelemetry_is_imported_in_one_file_that_nobody_imports(file: Path) -> None:
+    """`telemetry.traces` loads it by name, where traces are on."""
+    if file.name != "otel.py":
+        assert not [
+            name for name in modules(file) if "opentelemetry" in name or name.startswith("gateway.telemetry.otel")
+        ]
 
 
 def test_imports_point_one_way(file: Path) -> None:

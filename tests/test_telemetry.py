@@ -23,6 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.errors import UpstreamError
 from gateway.seal.envelope import Binding
 from gateway.telemetry import (
+    COMPLETE,
+    Ending,
     Event,
     Metrics,
     NestedOutcome,
@@ -287,9 +289,10 @@ def test_bytes_are_counted_and_objects_are_masked_and_odd_numbers_are_text() -> 
 def exercised() -> Metrics:
     """Return metrics on which every verb was used."""
     metrics = Metrics("1.2.3", ["/mcp"])
-    metrics.operation_finished("/mcp", "tools/call", "2026-07-28", Outcome.COMPLETE, 0.03)
+    metrics.operation_finished("/mcp", "tools/call", "2026-07-28", COMPLETE, 0.03)
     metrics.downstream_rejected(Rejection.HEADERS)
-    metrics.passed("/mcp", TrafficEra.LEGACY, Passed.CUT)
+    metrics.passed("/mcp", TrafficEra.LEGACY, Passed.CUT, 0.2)
+    metrics.passed("/mcp", TrafficEra.LEGACY, Passed.LEFT, None)
     metrics.era_probed("/mcp", UpstreamEra.MODERN)
     metrics.nested_request("/mcp", "elicitation/create", NestedOutcome.ASKED)
     metrics.notification("/mcp", "notifications/progress", forwarded=True)
@@ -336,9 +339,17 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 
 def test_every_verb_is_counted_under_its_name_and_labels() -> None:
     metrics = exercised()
-    operation = {"route": "/mcp", "method": "tools/call", "protocol_version": "2026-07-28", "outcome": "complete"}
+    operation = {
+        "route": "/mcp",
+        "method": "tools/call",
+        "protocol_version": "2026-07-28",
+        "outcome": "complete",
+        "error_type": "",
+    }
     expected = [
         ("mcp_gateway_passed_through_total", {"route": "/mcp", "era": "legacy", "outcome": "cut"}, 1),
+        ("mcp_gateway_passed_through_duration_seconds_count", {"route": "/mcp", "era": "legacy"}, 1),
+        ("mcp_gateway_passed_through_total", {"route": "/mcp", "era": "legacy", "outcome": "left"}, 1),
         ("mcp_gateway_era_probes_total", {"route": "/mcp", "era": "modern"}, 1),
         ("mcp_server_operation_duration_seconds_count", operation, 1),
         ("mcp_server_operation_duration_seconds_bucket", {**operation, "le": "0.02"}, 0),
@@ -378,7 +389,7 @@ def test_every_verb_is_counted_under_its_name_and_labels() -> None:
 
 def test_the_duration_buckets_are_those_of_the_semantic_conventions() -> None:
     text = exercised().render()[0].decode()
-    found = re.findall(r'mcp_server_operation_duration_seconds_bucket\{le="([^"]+)"', text)
+    found = re.findall(r'mcp_server_operation_duration_seconds_bucket\{error_type="",le="([^"]+)"', text)
     assert [float(bound) for bound in found] == [
         *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300),
         float("inf"),
@@ -389,7 +400,7 @@ def test_ten_thousand_odd_names_from_outside_make_a_bounded_number_of_series() -
     metrics = exercised()
     before = len(samples(metrics))
     for odd in (f"{CANARY}/{number}" for number in range(10_000)):
-        metrics.operation_finished("/mcp", odd, odd, Outcome.REJECTED, 0)
+        metrics.operation_finished("/mcp", odd, odd, Ending(Outcome.REJECTED, odd), 0)
         metrics.nested_request("/mcp", odd, NestedOutcome.UNSOLICITED)
         metrics.notification("/mcp", odd, forwarded=False)
         metrics.state_rejected(odd)
@@ -406,7 +417,7 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     families = [
         family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
     ]
-    assert len(families) == 29
+    assert len(families) == 30
     for family in families:
         assert re.fullmatch(r"mcp_(gateway|server)(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")
@@ -416,6 +427,12 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
         if "duration" in family.name:
             assert family.name.endswith("_seconds")
         assert not re.search(r"_(ms|millis|kb|mb|msec|count)$", family.name)
+        assert family.type in {"counter", "gauge", "histogram"}
+        for sample in family.samples:
+            assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", label) for label in sample.labels)
+            assert family.type == "histogram" or not {"le", "quantile"} & sample.labels.keys()
+            # A gauge that ends as a counter does is summed up by whoever goes by names.
+            assert sample.name.endswith("_total") == (family.type == "counter")
 
 
 def test_two_registries_know_nothing_of_each_other_and_the_process_is_watched() -> None:
@@ -430,7 +447,7 @@ def test_a_child_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus_client.Counter, "labels", None)
     monkeypatch.setattr(prometheus_client.Histogram, "labels", None)
     metrics.continued("/mcp", Step.HELD)
-    metrics.operation_finished("/mcp", "tools/call", "2026-07-28", Outcome.COMPLETE, 0.03)
+    metrics.operation_finished("/mcp", "tools/call", "2026-07-28", COMPLETE, 0.03)
     assert value(metrics, "mcp_gateway_continuations_total", route="/mcp", step="held") == 2
 
 

@@ -6,13 +6,15 @@ from gateway.config.effective import on_route
 from gateway.config.files import contents
 from gateway.config.forms import HOP_BY_HOP, split_address
 from gateway.config.keys import decode_key
-from gateway.config.load import digest, for_command, for_upstream, load, parse
+from gateway.config.load import digest, for_command, for_upstream, load, parse, with_log_level
 from gateway.config.model import (
     Cache,
     Config,
     Credentials,
+    Debug,
     Hold,
     Legs,
+    Level,
     Limits,
     Log,
     Principal,
@@ -37,8 +39,10 @@ __all__ = [
     "ConfigError",
     "Contexts",
     "Credentials",
+    "Debug",
     "Hold",
     "Legs",
+    "Level",
     "Limits",
     "Log",
     "Principal",
@@ -66,4 +70,5 @@ __all__ = [
     "parse",
     "refused",
     "split_address",
+    "with_log_level",
 ]

@@ -9,6 +9,11 @@ from gateway.config.rules import LOOPBACK
 
 def cautions(config: Config) -> Iterator[str]:
     """Yield them, each with the path of its key."""
+    if config.debug.bodies:
+        yield (
+            "debug.bodies is true: the log has what people typed and tools answered, and only what looks like a "
+            "secret is masked; set it to false when the fault is found"
+        )
     local = split_address(config.listen)[0] in LOOPBACK
     for route in config.routes:
         path = f"routes[{route.path}]"

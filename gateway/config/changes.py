@@ -64,6 +64,7 @@ _SHARED: Final = frozenset(
         "principal.jwks_stale_seconds",
         "principal.audience",
         "principal.algorithms",
+        "debug.bodies",
         "security.allowed_hosts",
         "security.allowed_origins",
         "routes[].path",

@@ -6,18 +6,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from gateway.config.environment import override
 from gateway.config.files import with_files
-from gateway.config.model import Config
+from gateway.config.model import Config, Level
 from gateway.config.problems import ConfigError, Given, Problem, touches
 from gateway.config.rules import broken_rules
 from gateway.config.shape import Walker, config_shape
 from gateway.config.tree import MAX_TEXT_CHARACTERS, read_tree
 
 
-def load(path: Path | str, env: Mapping[str, str] | None = None) -> Config:
-    """Return the configuration in a YAML file; ConfigError where it cannot be read or used."""
+def load(path: Path | str, env: Mapping[str, str] | None = None, *, log_level: Level | None = None) -> Config:
+    """Return the configuration in a YAML file; ConfigError where it cannot be read or used.
+
+    `log_level` takes the place of the file's, whatever that is.
+    """
     try:
         with Path(path).open("rb") as file:
             text = file.read(MAX_TEXT_CHARACTERS * 4 + 1).decode("utf-8")
@@ -25,7 +29,12 @@ def load(path: Path | str, env: Mapping[str, str] | None = None) -> Config:
         raise ConfigError([f"{path}: cannot be read ({exc.strerror}); check --config"], str(path)) from exc
     except UnicodeDecodeError as exc:
         raise ConfigError([f"{path}: is not UTF-8 text; save it as UTF-8"], str(path)) from exc
-    return parse(text, str(path), env)
+    return with_log_level(parse(text, str(path), env), log_level)
+
+
+def with_log_level(config: Config, level: Level | None) -> Config:
+    """Return it with this `log.level`, where one is given."""
+    return config if level is None else structs.replace(config, log=structs.replace(config.log, level=level))
 
 
 def parse(text: str, source: str, env: Mapping[str, str] | None = None) -> Config:

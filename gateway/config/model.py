@@ -29,6 +29,7 @@ HeaderValue = Annotated[str, Meta(extra={"form": "header value", "secret": True}
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]  # none with a shared secret: a public key must not pass for one
+Level = Literal["debug", "info", "warning", "error"]
 TtlMs = Annotated[int, Meta(ge=0, le=86_400_000)]
 CacheScope = Literal["private", "public"]
 Cacheable = Literal[
@@ -272,13 +273,25 @@ class Security(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Lines on stderr."""
 
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="The least level; read at start only.")
-    ] = "info"
+    level: Annotated[Level, Meta(description="The least level; read at start only. `serve --log-level` beats it.")] = (
+        "info"
+    )
     format: Annotated[
         Literal["auto", "json", "console"],
         Meta(description="`auto`: console on a terminal, else JSON lines."),
     ] = "auto"
+
+
+class Debug(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is for finding a fault only."""
+
+    bodies: Annotated[
+        bool,
+        Meta(
+            description="true: the log has every message of clients and upstreams, cut, without what looks like a "
+            "secret; a warning is logged at every start and reload."
+        ),
+    ] = False
 
 
 class UpstreamTls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -545,4 +558,12 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     principal: Annotated[Principal, Meta(description="Who is calling.")] = Principal()
     security: Annotated[Security, Meta(description="Defence against DNS rebinding.")] = Security()
     log: Annotated[Log, Meta(description="Lines on stderr.")] = Log()
+    traces: Annotated[
+        bool,
+        Meta(
+            description="true: spans are sent with OTLP over HTTP, as the OTEL_* environment variables say; needs "
+            "`pip install 'mrtr-gateway[otel]'`."
+        ),
+    ] = False
+    debug: Annotated[Debug, Meta(description="What is for finding a fault only.")] = Debug()
     routes: Annotated[tuple[Route, ...], Meta(description="Public paths and their upstreams.", min_length=1)]

@@ -15,6 +15,7 @@ from gateway.core import jsonrpc, mcp
 _LISTED: Final = ("content", "contents", "messages", "tools", "prompts", "resources", "resourceTemplates")
 _NESTED: Final = ("annotations", "content", "resource", "execution")
 _TTL: Final = re.compile(rb"[0-9]{1,15}")
+_TOOL_ERROR: Final = re.compile(rb'"isError"\s*:\s*true')
 _SCOPES: Final = (b'"private"', b'"public"')
 _NOT_FOUND: Final = re.compile(r"unknown resource|resource[^.]*not found|not found", re.IGNORECASE)
 _RESERVED_CODES: Final = range(-32099, -32019)
@@ -53,9 +54,26 @@ def modern(  # noqa: PLR0913  (all of it decides the few bytes that are added)
     return jsonrpc.merge(parts.items())
 
 
+def is_tool_error(result: Raw) -> bool:
+    """Whether a tool says in its result that it failed; one look at the bytes says no of nearly all."""
+    if _TOOL_ERROR.search(bytes(result)) is None:
+        return False
+    try:
+        return _decode_outcome(result).isError
+    except (ValueError, RecursionError):
+        return False
+
+
 def stated_ttl_ms(raw: Raw | None) -> int | None:
     """A server's own `ttlMs`; None when it states none that a client would take."""
     return int(bytes(raw)) if raw is not None and _TTL.fullmatch(bytes(raw)) else None
+
+
+class _Outcome(msgspec.Struct):
+    isError: bool = False  # noqa: N815  (the wire's spelling)
+
+
+_decode_outcome = msgspec.json.Decoder(_Outcome).decode
 
 
 class _Plain(msgspec.Struct):

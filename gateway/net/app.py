@@ -31,22 +31,34 @@ from gateway.net.wellknown import WellKnown
 from gateway.seal.envelope import Sealer
 from gateway.seal.hop import Hops
 from gateway.seal.keyring import Keyring
-from gateway.telemetry import Event, Metrics, get_logger
+from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 
 log = get_logger()
 
 _POLL_SECONDS: Final = 0.05
+_FLUSH_SECONDS: Final = 3.0
+"""How long the last spans may take to be sent at the end."""
 _EPHEMERAL_KEY_BYTES: Final = 32
 
 
 class Gateway:
     """One process: its listeners, routes, sessions and parked calls."""
 
-    def __init__(self, config: Config, worker: Worker | None = None, read: Read | None = None) -> None:
-        """`worker` when this process is one of several that share `listen`; `read` reads the configuration again."""
+    def __init__(
+        self,
+        config: Config,
+        worker: Worker | None = None,
+        read: Read | None = None,
+        traces: Traces | None = None,
+    ) -> None:
+        """`worker` when this process is one of several that share `listen`; `read` reads the configuration again.
+
+        Raises TracesUnavailable, where `traces` are not given and the configuration wants them.
+        """
         self.config = config
         self.metrics = Metrics(__version__, [route.path for route in config.routes])
         self.metrics.set_held_limit(config.hold.max_calls)
+        bodies.on = config.debug.bodies
         self.tasks = Tasks(self.metrics)
         self.lot: Lot[Driver] = Lot(config.hold)
         self._worker = worker
@@ -59,6 +71,9 @@ class Gateway:
         self._hops = Hops(Keyring(self._keys, "peer"))
         self._named = Named(Keyring(self._keys, named.PURPOSE))
         self.members = Members(config.replica, worker, self.tasks)
+        if traces is None and config.traces:
+            traces = open_traces(__version__, self.members.own)
+        self._traces = traces
         self._peers = Peers(config, self.members, self._hops, self.metrics)
         self._epoch = secrets.token_hex(8)
         self._client: Client
@@ -98,6 +113,7 @@ class Gateway:
             Passthrough(config, wellknown.challenge, self._named, self.metrics, self._epoch),
             wellknown,
             self.metrics,
+            self._traces,
         )
         await self._open_door()
         await self.members.begin()
@@ -168,6 +184,7 @@ class Gateway:
         if tls.listener is not None or self._front.is_secure:
             self.tasks.spawn(self._front.secure(tls.listener), "change the certificate")
         self.metrics.set_held_limit(config.hold.max_calls)
+        bodies.on = config.debug.bodies
         self.config = config
         _caution(config)
 
@@ -224,6 +241,9 @@ class Gateway:
         await self.tasks.close()
         await self._client.close()
         await self._peers.close()
+        if self._traces is not None:
+            # In a thread: whoever scrapes or probes meanwhile is not kept waiting by a collector that hangs.
+            await asyncio.to_thread(self._traces.close, _FLUSH_SECONDS)
         log.info(Event.SERVER_STOPPED)
 
 

@@ -224,6 +224,7 @@ class Child:
                 upstream=self._upstream.name,
                 why=self.over.result(),
                 stderr=list(self.mutter.last),
+                fix="stderr has the server's own last words; run its command by hand, with upstream.env and cwd",
             )
 
     # -- messages -----------------------------------------------------------------------------------------------

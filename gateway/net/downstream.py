@@ -2,14 +2,17 @@
 
 import asyncio
 import re
+import secrets
 import time
+from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 from aiohttp import web
 
 from gateway.config import Config
 from gateway.core import era as eras
-from gateway.core import jsonrpc, mcp, negotiate, sse
+from gateway.core import ids, jsonrpc, mcp, negotiate, sse
 from gateway.core import request as modern
 from gateway.core.events import Leg
 from gateway.core.exchange import State
@@ -20,6 +23,7 @@ from gateway.errors import (
     InvalidState,
     MethodNotFound,
     NoHandshake,
+    OwnerStalled,
     Stopping,
     UpstreamError,
 )
@@ -29,7 +33,7 @@ from gateway.net.callers import Callers
 from gateway.net.driver import Driver
 from gateway.net.guard import Guard
 from gateway.net.headers import asks_as_client, for_call
-from gateway.net.outbox import Last, Outbox
+from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.passthrough import Passthrough, not_allowed, probe_headers
 from gateway.net.peers import PeerFailed, Replied
 from gateway.net.routes import Routes
@@ -37,15 +41,68 @@ from gateway.net.sessions import PoolKey
 from gateway.net.succession import Succession
 from gateway.net.upstream import NO_HEADERS, Headers
 from gateway.net.wellknown import WellKnown
-from gateway.net.wire import HttpWire, Incoming, Wire, read_body
+from gateway.net.wire import REQUEST_ID, HttpWire, Incoming, Wire, read_body
 from gateway.seal.envelope import Envelope, bind
 from gateway.seal.keyring import PREFIX
-from gateway.telemetry import Event, Metrics, Outcome, Step, get_logger
+from gateway.telemetry import (
+    COMPLETE,
+    OTHER_ERROR,
+    Direction,
+    Ending,
+    Event,
+    Metrics,
+    Operation,
+    Outcome,
+    Span,
+    Step,
+    Traces,
+    bodies,
+    get_logger,
+)
 
 log = get_logger()
 
 _OUR_STATE: Final = f'"{PREFIX}.'.encode()
+_BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
+_LEFT: Final = Ending(Outcome.CANCELLED)
+_STATE_NOTES: Final = {
+    "unknown_key": "sealed with a key that is not among state.keys: give all replicas the same keys, and keep an old "
+    "one for state.ttl_seconds",
+    "forged": "changed on its way, or sealed with another key of the same id: give all replicas the same state.keys",
+    "expired": "the client came back after state.ttl_seconds",
+    "future": "sealed by a replica whose clock is ahead by more than a minute: compare the clocks",
+    "version": "sealed by another version of the gateway: such calls are lost in an upgrade that says so",
+    "other_principal": "somebody else came back with it: look at principal.source, if it was the same caller",
+    "answered": "the round was answered before, with other answers",
+    "ended": "its call is over: it expired (hold.ttl_seconds), or this process was restarted",
+    "too_large": "larger than limits.state_bytes: the gateway seals none of that size",
+    "malformed": "no state of this gateway, or cut off on its way",
+}
+_STATE_FOREIGN: Final = "it came back with another request than the one that it was given to"
+_TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 _TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
+
+
+class Round(msgspec.Struct, eq=False):
+    """One checked request on its way to its reply."""
+
+    incoming: Incoming
+    wire: Wire
+    bridge: Bridge
+    request: Request
+    key: PoolKey
+    headers: Headers
+    """What of the request's headers goes upstream."""
+    started: float
+    """Monotonic."""
+    noted: bool = False
+    """Whether it was counted."""
+
+    def outbox(self) -> Outbox:
+        """The way of an exchange's messages to this round's client."""
+        request = self.request
+        leg = Leg(request.id, request.progress_token, request.log_level)
+        return Outbox(leg, self.bridge.alarms.silence, self.incoming.request_id, self.incoming.span)
 
 
 class Downstream:
@@ -60,6 +117,7 @@ class Downstream:
         passthrough: Passthrough,
         wellknown: WellKnown,
         metrics: Metrics,
+        traces: Traces | None = None,
     ) -> None:
         self._routes = routes
         self._callers = callers
@@ -67,6 +125,8 @@ class Downstream:
         self._succession = succession
         self._passthrough = passthrough
         self._metrics = metrics
+        self._traces = traces
+        self._ids = ids.numbered(secrets.token_hex(6))
         self.change(config)
         self.stopping = False
         self.in_flight = 0
@@ -97,19 +157,23 @@ class Downstream:
         # What comes before the body can only be known of the route that there is now.
         bridge = self._routes.bridges.get(http.path)
         config = self._config if bridge is None else bridge.config
+        request_id = http[REQUEST_ID] = ids.request_id(http.headers.get(ids.HEADER), self._ids)
         wire = HttpWire(http, config.timeouts.send_seconds, self._wellknown.challenge)
         self.in_flight += 1
         try:
             self._guard.check(http.headers.get("Host"), http.headers.get("Origin"))
             if http.path not in self._routes.bridges:
                 if self._wellknown.serves(http.path):
-                    return await self._wellknown.handle(http)
+                    return _named(await self._wellknown.handle(http), request_id)
                 if http.method != "POST":
                     raise self._no_route(http.path)
             body = await read_body(http, config.limits.body_bytes, config.limits.receive_seconds)
-            return await self._reply(Incoming(http.path, http.headers, http.remote, body), wire, http)
+            if bodies.on:
+                bodies.show(Direction.FROM_CLIENT, body, route=http.path[:80], request_id=request_id)
+            incoming = Incoming(http.path, http.headers, http.remote, body, request_id=request_id)
+            return await self._reply(incoming, wire, http)
         except GatewayError as exc:
-            return await self._refuse(wire, exc, exc.request_id)
+            return await self._refuse(wire, exc, exc.request_id, http.path, request_id)
         finally:
             self.in_flight -= 1
 
@@ -143,13 +207,14 @@ class Downstream:
                     raise
                 return passed
         except GatewayError as exc:
-            return await self._refuse(wire, exc, exc.request_id or id_)
+            return await self._refuse(wire, exc, exc.request_id or id_, incoming.path, incoming.request_id)
         except (ConnectionError, PeerFailed):
             raise  # nobody is there to be told; aiohttp, or the peer listener, knows what to do
         except Exception:  # the outermost edge of a request
             self._metrics.task_failed()
-            log.exception(Event.TASK_FAILED, task="request")
-            return await self._refuse(wire, GatewayError("Internal error of the gateway; its log says more"), id_)
+            log.exception(Event.TASK_FAILED, task="request", route=incoming.path, request_id=incoming.request_id)
+            error = GatewayError("Internal error of the gateway; its log has this requestId and says more")
+            return await self._refuse(wire, error, id_, incoming.path, incoming.request_id)
 
     async def _pass(self, http: web.BaseRequest, incoming: Incoming, bridge: Bridge) -> web.StreamResponse | None:
         """The reply to what is not bridged; None to what is."""
@@ -183,7 +248,7 @@ class Downstream:
             return False
         try:
             posted = modern.read(incoming.body, self._config.limits.json_depth)
-            request = modern.check(posted, lambda name: incoming.headers.getall(name, ()))
+            request = modern.check(posted, incoming.values)
             principal = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
             binding = bind(bridge.route.path, request, principal)
             _ = bridge.sealer.open(request.request_state or "", binding, time.time())
@@ -205,7 +270,7 @@ class Downstream:
             if posted.id is None:
                 raise no_route
             no_route.request_id = bytes(posted.id)
-            request = modern.check(posted, lambda name: incoming.headers.getall(name, ()))
+            request = modern.check(posted, incoming.values)
             envelope = await self._open_former(incoming, request)
         except DownstreamError as exc:
             raise no_route from exc
@@ -221,12 +286,12 @@ class Downstream:
         except GatewayError as exc:
             exc.request_id = bytes(request.id)
             raise
-        response, outcome = replied
+        response, ending = replied
         if incoming.hop is None:
             # The state was sealed for this path, so it was a route once: the label is no client's.
             self._metrics.continued(incoming.path, Step.FORWARDED)
             seconds = time.monotonic() - started
-            self._metrics.operation_finished(incoming.path, request.method, request.version, outcome, seconds)
+            self._metrics.operation_finished(incoming.path, request.method, request.version, ending, seconds)
         return response
 
     async def _open_former(self, incoming: Incoming, request: Request) -> Envelope:
@@ -244,46 +309,71 @@ class Downstream:
     ) -> web.StreamResponse:
         if posted.id is None:
             # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
-            return web.Response(status=202)
+            return web.Response(status=202, headers={ids.HEADER: incoming.request_id})
         started = time.monotonic()
-        request = modern.check(posted, lambda name: incoming.headers.getall(name, ()))
-        headers = self._upstream_headers(incoming, bridge, request)
-        principal = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
-        key = _pool_key(bridge, request, principal, headers)
-        outcome = Outcome.ERROR
+        request = modern.check(posted, incoming.values)
+        if self._traces is not None:
+            incoming.span = _begin_span(self._traces, incoming, bridge, request)
         try:
-            response, outcome = await self._dispatch(incoming, wire, bridge, request, key, headers)
-        except asyncio.CancelledError:
-            outcome = Outcome.CANCELLED
+            headers = self._upstream_headers(incoming, bridge, request)
+            principal = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
+            key = _pool_key(bridge, request, principal, headers)
+        except BaseException as exc:
+            if incoming.span is not None:
+                incoming.span.end(ending_of(exc) if isinstance(exc, GatewayError) else _LEFT)
             raise
-        except GatewayError:
-            outcome = Outcome.REJECTED
+        return await self._counted(Round(incoming, wire, bridge, request, key, headers, started))
+
+    async def _counted(self, round_: Round) -> web.StreamResponse:
+        """Serve a round, and note how it ended."""
+        ending = _BUG
+        try:
+            response, ending = await self._dispatch(round_)
+        except asyncio.CancelledError:
+            ending = _LEFT
+            raise
+        except GatewayError as exc:
+            ending = ending_of(exc)
+            if isinstance(exc, UpstreamError) and not exc.is_counted:
+                # Before there was a call: its server did not even shake hands, or refused the credential.
+                round_.bridge.metrics.upstream_failed(round_.bridge.route.path, exc.reason)
+                exc.is_counted = True
             raise
         finally:
-            if incoming.hop is None:  # else the replica that the client speaks to counts it
-                seconds = time.monotonic() - started
-                self._metrics.operation_finished(bridge.route.path, request.method, request.version, outcome, seconds)
+            self._note(round_, ending)
         return response
 
-    async def _dispatch(  # noqa: PLR0913  (what one request is made of)
-        self, incoming: Incoming, wire: Wire, bridge: Bridge, request: Request, key: PoolKey, headers: Headers
-    ) -> Replied:
+    def _note(self, round_: Round, ending: Ending) -> None:
+        """Count a round, once; one that came through another replica is counted by that one."""
+        if round_.noted:
+            return
+        round_.noted = True
+        if round_.incoming.span is not None:
+            round_.incoming.span.end(ending)
+        if round_.incoming.hop is None:
+            request, seconds = round_.request, time.monotonic() - round_.started
+            path = round_.bridge.route.path
+            self._metrics.operation_finished(path, request.method, request.version, ending, seconds)
+
+    async def _dispatch(self, round_: Round) -> Replied:
+        wire, bridge, request, key, headers = round_.wire, round_.bridge, round_.request, round_.key, round_.headers
         if request.method == mcp.DISCOVER:
             await bridge.pool.authorise(key, headers)
             shaken = await bridge.pool.handshake(key, headers)
             result = negotiate.discover_result(shaken, *bridge.route.cache.of(mcp.DISCOVER))
             return await _answer(wire, request, result)
         if request.request_state is not None:
-            return await self._continue(incoming, wire, bridge, request, key, headers)
+            return await self._continue(round_)
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         if request.method == mcp.LISTEN:
             async with listen.subscription(bridge, request, key, headers) as stream:
+                self._note(round_, COMPLETE)  # how long it stays open is no latency
                 return await _converse(wire, stream)
         if request.method in mcp.ASKING:
             bridge.lot.check(key.principal)
         if request.method == mcp.TOOLS_CALL and not catalog.mirrors_nothing(bridge.pool, key, request):
-            await catalog.check(bridge.pool, key, request, lambda name: incoming.headers.getall(name, ()), headers)
+            await catalog.check(bridge.pool, key, request, round_.incoming.values, headers)
         ticket = bridge.pool.ticket(key, request)
         if ticket is not None:
             kept = await bridge.pool.kept(ticket, headers)
@@ -292,30 +382,34 @@ class Downstream:
                 return await _answer(wire, request, kept)
         driver = Driver(bridge, request, key, headers)
         driver.ticket = ticket
-        outbox = _outbox(bridge, request)
+        outbox = round_.outbox()
         driver.begin(outbox)
         return await self._run(driver, outbox, wire, self.running)
 
-    async def _continue(  # noqa: PLR0913  (what one request is made of)
-        self, incoming: Incoming, wire: Wire, bridge: Bridge, request: Request, key: PoolKey, headers: Headers
-    ) -> Replied:
+    async def _continue(self, round_: Round) -> Replied:
         """A further round: here if the call is held here, else where it is, else wherever it can be picked up."""
+        incoming, bridge, request = round_.incoming, round_.bridge, round_.request
         assert request.request_state is not None
-        binding = bind(bridge.route.path, request, key.principal)
+        binding = bind(bridge.route.path, request, round_.key.principal)
         envelope = bridge.sealer.open(request.request_state, binding, time.time())
+        if incoming.span is not None:
+            incoming.span.note("round", envelope.round + 1)
+            incoming.span.link(envelope.trace or b"")
         driver = bridge.lot.find(envelope.exchange)
         if driver is not None and driver.bridge.pool is not bridge.pool:
             # A reload gave the path another upstream; the call goes on where it began.
-            bridge = driver.bridge
-            headers = self._upstream_headers(incoming, bridge, request)
-            key = _pool_key(bridge, request, key.principal, headers)
+            bridge = round_.bridge = driver.bridge
+            round_.headers = self._upstream_headers(incoming, bridge, request)
+            round_.key = _pool_key(bridge, request, round_.key.principal, round_.headers)
+        key, headers = round_.key, round_.headers
         if driver is None:
             if (envelope.owner, envelope.epoch) == (bridge.owner, bridge.epoch):
                 raise InvalidState("ended")
-            replied = await self._succession.elsewhere(envelope, incoming, wire)
+            replied = await self._succession.elsewhere(envelope, incoming, round_.wire)
             if replied is not None:
                 if incoming.hop is None:
                     bridge.metrics.continued(bridge.route.path, Step.FORWARDED)
+                    _note_step(incoming.span, Step.FORWARDED)
                 return replied
         if not _goes_upstream(driver, envelope, request):
             await bridge.pool.authorise(key, headers)
@@ -325,13 +419,14 @@ class Downstream:
             driver = Driver.take_over(bridge, request, key, headers, envelope)
         else:
             bridge.metrics.continued(bridge.route.path, Step.HELD)
-        outbox = _outbox(bridge, request)
+            _note_step(incoming.span, Step.HELD)
+        outbox = round_.outbox()
         try:
             driver.answer(outbox, request, envelope.round, headers)
         except GatewayError:
             driver.discard()
             raise
-        return await self._run(driver, outbox, wire, self.running if incoming.hop is None else self.relayed)
+        return await self._run(driver, outbox, round_.wire, self.running if incoming.hop is None else self.relayed)
 
     async def _run(self, driver: Driver, outbox: Outbox, wire: Wire, waiting: set[Driver]) -> Replied:
         """Write a leg of an exchange as it comes."""
@@ -352,18 +447,76 @@ class Downstream:
             value = (jsonrpc.text(meta.get(name)) if meta else None) or incoming.headers.get(name)
             if value is not None and _TRACE_VALUE.fullmatch(value):
                 sent[name] = value
+        if incoming.span is not None:
+            # What the client said of the trace is in the span, as far as it could be read; baggage goes on anyway.
+            for name in _TRACE_CONTEXT:
+                _ = sent.pop(name, None)
+            sent.update(incoming.span.headers())
         return sent
 
-    async def _refuse(self, wire: Wire, error: GatewayError, id_: bytes | None) -> web.StreamResponse:
+    async def _refuse(
+        self, wire: Wire, error: GatewayError, id_: bytes | None, path: str, request_id: str
+    ) -> web.StreamResponse:
         if isinstance(error, InvalidState):
             self._metrics.state_rejected(error.reason)
-            log.info(Event.STATE_REJECTED, reason=error.reason)
+            note = _STATE_NOTES.get(error.reason, _STATE_FOREIGN)
+            log.info(Event.STATE_REJECTED, route=path, reason=error.reason, note=note, request_id=request_id)
         elif isinstance(error, DownstreamError):
             self._metrics.downstream_rejected(error.rejection)
         elif isinstance(error, UpstreamError):
-            log.warning(Event.UPSTREAM_FAILED, reason=error.reason, cause=error.message)
-        last = Last.of_error(error, id_)
-        return await wire.whole(last.body, last.status, last.headers, Outcome.REJECTED)
+            self._log(Event.UPSTREAM_FAILED, error, path, request_id, reason=error.reason)
+        elif isinstance(error, OwnerStalled):
+            self._log(Event.PEER_FAILED, error, path, request_id)
+        last = Last.of_error(error, id_, request_id)
+        return await wire.whole(last.body, last.status, last.headers, last.ending)
+
+    def _log(self, event: Event, error: GatewayError, path: str, request_id: str, **fields: object) -> None:
+        """What an operator can do something about."""
+        bridge = self._routes.bridges.get(path)
+        upstream = bridge.route.upstream.name if bridge is not None else None
+        log.warning(
+            event,
+            route=path[:80],
+            upstream=upstream,
+            **fields,
+            cause=error.message,
+            fix=error.fix,
+            request_id=request_id,
+        )
+
+
+def _named(response: web.StreamResponse, request_id: str) -> web.StreamResponse:
+    """A reply that has not begun yet, with the name of its request."""
+    response.headers[ids.HEADER] = request_id
+    return response
+
+
+def _begin_span(traces: Traces, incoming: Incoming, bridge: Bridge, request: Request) -> Span:
+    """The span of a round; that of another replica, where it came in there."""
+    if incoming.hop is not None:
+        return traces.elsewhere(incoming.hop.trace)
+    about = Operation(request.method, request.target, request.version, bridge.route.path)
+    meta = {name: text for name, raw in request.user_meta.items() if (text := jsonrpc.text(raw)) is not None}
+    headers = {name.lower(): value for name, value in incoming.headers.items()}
+    rpc_id = jsonrpc.text(request.id) or bytes(request.id).decode()
+    return traces.round(
+        about,
+        rpc_id,
+        incoming.request_id,
+        incoming.remote,
+        _bounded(traces.carried(meta)),
+        _bounded(traces.carried(headers)),
+    )
+
+
+def _bounded(values: Mapping[str, str]) -> dict[str, str]:
+    """What no propagator has to read does not reach one."""
+    return {name: value for name, value in values.items() if _TRACE_VALUE.fullmatch(value)}
+
+
+def _note_step(span: Span | None, step: Step) -> None:
+    if span is not None:
+        span.note("step", step)
 
 
 def _pool_key(bridge: Bridge, request: Request, principal: bytes, headers: Headers) -> PoolKey:
@@ -380,14 +533,10 @@ def _goes_upstream(driver: Driver | None, envelope: Envelope, request: Request) 
     return envelope.state == State.PARKED and any(each.key in answers for each in envelope.open)
 
 
-def _outbox(bridge: Bridge, request: Request) -> Outbox:
-    return Outbox(Leg(request.id, request.progress_token, request.log_level), bridge.alarms.silence)
-
-
 async def _answer(wire: Wire, request: Request, result: bytes) -> Replied:
     """A result that nothing was asked for."""
     body = jsonrpc.result(request.id, result)
-    return await wire.whole(body, 200, NO_HEADERS, Outcome.COMPLETE), Outcome.COMPLETE
+    return await wire.whole(body, 200, NO_HEADERS, COMPLETE), COMPLETE
 
 
 async def _converse(wire: Wire, outbox: Outbox) -> Replied:
@@ -400,4 +549,4 @@ async def _converse(wire: Wire, outbox: Outbox) -> Replied:
         item = await outbox.take()
     if isinstance(item.cause, NoHandshake) and not wire.started:
         raise item.cause  # the upstream may be modern, and answer this very request
-    return await wire.whole(item.body, item.status, item.headers, item.outcome), item.outcome
+    return await wire.whole(item.body, item.status, item.headers, item.ending), item.ending

@@ -21,7 +21,7 @@ from gateway.net import catalog
 from gateway.net.alarms import wait_seconds
 from gateway.net.bridge import Bridge
 from gateway.net.lists import Ticket  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.net.outbox import Last, Outbox
+from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.sessions import Call, PoolKey, Session
 from gateway.net.upstream import Headers
 from gateway.seal import passage
@@ -33,10 +33,26 @@ from gateway.seal.envelope import (
     digest_answers,
     pack_record,
 )
-from gateway.telemetry import Event, NestedOutcome, Outcome, Step, get_logger
+from gateway.telemetry import (
+    COMPLETE,
+    TOOL_ERROR,
+    Ending,
+    Event,
+    NestedOutcome,
+    Operation,
+    Outcome,
+    Span,
+    Step,
+    get_logger,
+)
 
 log = get_logger()
 
+_BUG: Final = "Internal error of the gateway; its log says more. The call may have had effects"
+_GIVEN_UP: Final = Ending(Outcome.CANCELLED)
+_NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
+_TRACESTATE: Final = "tracestate"
+_TOOL_FAILED: Final = Ending(Outcome.COMPLETE, TOOL_ERROR)
 _NEVER_ASKING: Final = Policy(may_ask=False)
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
 _YOUNG_SECONDS: Final = 0.5
@@ -67,6 +83,10 @@ class Driver:
             request.input_responses,
         )
         self._outboxes: dict[on.Leg, Outbox] = {}
+        self.request_id: str | None = None
+        """Of the newest leg, for the log."""
+        self._span: Span | None = None
+        """The same, where it is traced."""
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._armed: set[Timer] = set()
         self._events: deque[on.Event] = deque()
@@ -93,6 +113,9 @@ class Driver:
         self._started = self._parked_at = time.monotonic()
         self._outcome = Outcome.COMPLETE
         self._cause = ""
+        self._error: GatewayError | None = None
+        self._ending = COMPLETE
+        """How the legs that get the result end."""
 
     @property
     def bridge(self) -> Bridge:
@@ -104,6 +127,7 @@ class Driver:
     def begin(self, outbox: Outbox) -> None:
         """Start with the first leg."""
         self._outboxes[outbox.leg] = outbox
+        self.request_id, self._span = outbox.request_id, outbox.span
         self._feed(on.Called(outbox.leg))
 
     @classmethod
@@ -138,6 +162,7 @@ class Driver:
         """Continue with a further leg; raises a DownstreamError with the call unharmed."""
         answers = request.input_responses or {}
         self._outboxes[outbox.leg] = outbox
+        self.request_id, self._span = outbox.request_id, outbox.span
         before = self._headers
         self._headers = headers
         try:
@@ -198,7 +223,11 @@ class Driver:
     def _translated(self, event: on.Event) -> on.Event:
         request = self._request
         if isinstance(event, on.Resulted):
-            return self._modern_result(Raw(event.result))
+            translated = self._modern_result(Raw(event.result))
+            self._end_span(self._ending if isinstance(translated, on.Resulted) else _NO_RESULT)
+            return translated
+        if isinstance(event, on.Failed):
+            self._end_span(Ending(Outcome.ERROR, str(event.error.code)))
         if isinstance(event, on.Failed) and event.error.code != mcp.OLD_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, event.error))
         if isinstance(event, on.Withdrawn):
@@ -212,6 +241,8 @@ class Driver:
         try:
             if request.method == mcp.TOOLS_LIST:
                 result = catalog.usable(self._bridge.pool, result)
+            elif request.method == mcp.TOOLS_CALL and results.is_tool_error(result):
+                self._ending = _TOOL_FAILED
             body = results.modern(
                 request.method,
                 result,
@@ -223,8 +254,8 @@ class Driver:
         except ValueError:
             return on.Broke(
                 CallLost(
-                    f"The upstream answered {request.method} with a result that is no object; the call may have had "
-                    "effects"
+                    f"The upstream {self._bridge.route.upstream.name} of route {self._bridge.route.path} answered "
+                    f"{request.method} with a result that is no object; the call may have had effects"
                 )
             )
         if request.method == mcp.TOOLS_LIST:
@@ -264,9 +295,11 @@ class Driver:
         if self._session is not None and (before in _HELD or after in _HELD):
             bridge.pool.rest(self._session, resting=after in _HELD)
         if after in _HELD and before not in _HELD:
+            self._happened("parked")
             self._parked_at = time.monotonic()
             bridge.metrics.call_parked(bridge.route.path)
         elif before in _HELD and after not in _HELD:
+            self._happened("unparked")
             bridge.metrics.call_released(bridge.route.path, time.monotonic() - self._parked_at)
         if after is State.ENDED:
             self._ended()
@@ -290,15 +323,20 @@ class Driver:
         if rounds == 1 and self._outcome is Outcome.COMPLETE:
             return  # a plain call is counted by its request
         self._bridge.metrics.exchange_finished(self._bridge.route.path, rounds)
-        log.info(
+        error = self._error
+        say = log.warning if isinstance(error, UpstreamError) else log.info
+        say(
             Event.EXCHANGE_FINISHED,
             route=self._bridge.route.path,
+            upstream=self._bridge.route.upstream.name,
             method=self._request.method,
             target=self._request.target[:200],
             rounds=rounds,
             outcome=self._outcome,
             seconds=round(time.monotonic() - self._started, 3),
+            request_id=self.request_id,
             **({"cause": self._cause} if self._cause else {}),
+            **({"fix": error.fix} if error is not None else {}),
         )
 
     def _obey(self, command: do.Command) -> None:  # noqa: C901, PLR0912  (one match over all commands)
@@ -316,7 +354,7 @@ class Driver:
                     self._disarm(timer)
             case do.Reply(legs=legs, result=result):
                 for leg in legs:
-                    self._finish(leg, Last(jsonrpc.result(leg.id, result)))
+                    self._finish(leg, Last(jsonrpc.result(leg.id, result), ending=self._ending))
             case do.ReleaseSession(clean=clean):
                 self._release(clean=clean)
             case do.SendAnswers(answers=answers):
@@ -339,7 +377,9 @@ class Driver:
                 self._outcome = Outcome.ERROR
                 self._cause = f"the upstream answered with error {error.code}"
                 for leg in legs:
-                    self._finish(leg, Last(jsonrpc.failure(leg.id, error), outcome=Outcome.ERROR))
+                    self._finish(
+                        leg, Last(jsonrpc.failure(leg.id, error), ending=Ending(Outcome.ERROR, str(error.code)))
+                    )
             case do.Count(method=method, outcome=outcome):
                 self._bridge.metrics.nested_request(self._bridge.route.path, method, NestedOutcome(outcome))
             case _:
@@ -355,9 +395,9 @@ class Driver:
 
     def _fail(self, legs: tuple[on.Leg, ...], error: GatewayError) -> None:
         self._outcome = Outcome.ERROR
-        self._cause = error.message
+        self._cause, self._error = error.message, error
         for leg in legs:
-            self._finish(leg, Last.of_error(error, leg.id))
+            self._finish(leg, Last.of_error(error, leg.id, self._outboxes[leg].request_id))
 
     def _ask(self, ask: do.Ask) -> None:
         """Seal, park, and hand the questions to the client."""
@@ -377,9 +417,9 @@ class Driver:
         if self._server_info is not None:
             parts.append(("_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, self._server_info)])))
         body = jsonrpc.merge(parts)
-        outcome = Outcome.INPUT_REQUIRED if ask.questions else Outcome.STATE_ONLY
+        ending = Ending(Outcome.INPUT_REQUIRED if ask.questions else Outcome.STATE_ONLY)
         for leg in ask.legs:
-            self._finish(leg, Last(jsonrpc.result(leg.id, body), outcome=outcome))
+            self._finish(leg, Last(jsonrpc.result(leg.id, body), ending=ending))
 
     def _seal(self, ask: do.Ask) -> str:
         bridge = self._bridge
@@ -400,6 +440,7 @@ class Driver:
             open=tuple(passage.opened(question) for question in ask.questions.values()),
             upstream=self._whereabouts() if ask.held else None,
             record=pack_record(exchange.record) if exchange.record is not None else None,
+            trace=self._span.token if self._span is not None else None,
         )
         bridge.metrics.sealed()
         for smaller in passage.ever_smaller(envelope, held=ask.held):
@@ -433,21 +474,27 @@ class Driver:
             call = self._new_call(session)
             try:
                 self._send(call)
-                await session.run(call, self._headers)
+                await session.run(call, self._call_headers(call))
             except SessionLost:
                 session = await self._another_session(session)
                 self._send(call)
-                await session.run(call, self._headers)
+                await session.run(call, self._call_headers(call))
         except GatewayError as exc:
+            if call is not None and call.span is not None:
+                call.span.end(ending_of(exc))
             if isinstance(exc, UpstreamError):
                 self._bridge.metrics.upstream_failed(self._bridge.route.path, exc.reason)
+                exc.is_counted = True
             replayable = await self._may_replay(exc)
             # The stream of an answered call may break while the call that a referral re-issued runs already.
             if call is None or call is self._call:
                 self.hear(on.Broke(exc, replayable))
         except Exception:  # the outermost edge of the call's task: counted there, and nobody is left waiting
-            self.hear(on.Broke(CallLost("Internal error of the gateway; its log says more")))
+            self.hear(on.Broke(CallLost(_BUG)))
             raise
+        finally:
+            if call is not None and call.span is not None:
+                call.span.end(_GIVEN_UP)
 
     def _run_again(self) -> None:
         """Send the call once more; what the one before still says is nobody's business."""
@@ -456,7 +503,7 @@ class Driver:
             self._call.leave()
         self._call, self._call_sent, self._taken = None, False, None
         self._run += 1
-        self._bridge.metrics.continued(self._bridge.route.path, Step.REPLAYED)
+        self._step(Step.REPLAYED)
         self._task = self._bridge.tasks.start(self._run_call(), "call")
 
     async def _may_replay(self, error: GatewayError) -> bool:
@@ -489,7 +536,7 @@ class Driver:
 
     async def _resume_call(self, envelope: Envelope) -> None:
         """As `_run_call`, for a call that another replica sent."""
-        bridge, joined = self._bridge, self._joined
+        joined = self._joined
         assert joined is not None
         try:
             try:
@@ -501,10 +548,10 @@ class Driver:
             replayable = await self._may_replay(exc)
             self._cancel_orphan(envelope)
             if not replayable:
-                bridge.metrics.continued(bridge.route.path, Step.LOST)
+                self._step(Step.LOST)
             self.hear(on.Broke(exc, replayable))
         except Exception:  # the outermost edge of the call's task, as in `_run_call`
-            self.hear(on.Broke(CallLost("Internal error of the gateway; its log says more")))
+            self.hear(on.Broke(CallLost(_BUG)))
             raise
 
     async def _resume(self, envelope: Envelope, joined: asyncio.Future[None]) -> None:
@@ -512,10 +559,12 @@ class Driver:
         log.info(
             Event.CALL_TAKEN_OVER,
             route=bridge.route.path,
+            upstream=bridge.route.upstream.name,
             target=self._request.target[:200],
             owner=envelope.owner,
             round=envelope.round,
             resumable=upstream is not None and upstream.cursor is not None,
+            request_id=self.request_id,
         )
         if upstream is None or upstream.cursor is None:
             raise _owner_lost(envelope.owner)
@@ -527,14 +576,50 @@ class Driver:
             self._release(clean=False)
             return
         call = self._call = Call(upstream.call, b"", self, upstream.call)
+        call.span = self._begin_span(session)
         self._call_sent = True
 
         def attached() -> None:
-            bridge.metrics.continued(bridge.route.path, Step.RESUMED)
+            self._step(Step.RESUMED)
             if not joined.done():
                 joined.set_result(None)
 
-        await session.resume(call, upstream.cursor, self._headers, attached)
+        try:
+            await session.resume(call, upstream.cursor, self._call_headers(call), attached)
+        except GatewayError as exc:
+            if call.span is not None:
+                call.span.end(ending_of(exc))
+            raise
+        finally:
+            if call.span is not None:
+                call.span.end(_GIVEN_UP)
+
+    def _step(self, step: Step) -> None:
+        """Count by which step a retry went on."""
+        self._bridge.metrics.continued(self._bridge.route.path, step)
+        if self._span is not None:
+            self._span.note("step", step)
+
+    def _begin_span(self, session: Session) -> Span | None:
+        """The span of an upstream call; it lasts as long as the call, whatever number of rounds that takes."""
+        if self._span is None:
+            return None
+        request, route = self._request, self._bridge.route
+        return self._span.call(
+            Operation(request.method, request.target, session.shaken.version, route.path), route.upstream.url
+        )
+
+    def _end_span(self, ending: Ending) -> None:
+        if self._call is not None and self._call.span is not None:
+            self._call.span.end(ending)
+
+    def _happened(self, name: str) -> None:
+        if self._call is not None and self._call.span is not None:
+            self._call.span.happened(name)
+
+    def _call_headers(self, call: Call) -> Headers:
+        """This request's headers, with the call's own span in them where it has one."""
+        return self._headers if call.span is None else {**self._headers, **call.span.headers()}
 
     def _cancel_orphan(self, envelope: Envelope) -> None:
         """Nobody will ever hear the call's result: tell the upstream, so that it does not wait for an answer."""
@@ -549,7 +634,9 @@ class Driver:
                         upstream.session, upstream.version, Raw(upstream.call), "its gateway replica is gone", headers
                     )
             except (UpstreamError, TimeoutError) as exc:
-                log.debug(Event.UPSTREAM_FAILED, route=self._bridge.route.path, cause=str(exc))
+                log.debug(
+                    Event.UPSTREAM_FAILED, route=self._bridge.route.path, request_id=self.request_id, cause=str(exc)
+                )
 
         self._bridge.tasks.spawn(cancel(), "send upstream")
 
@@ -597,9 +684,13 @@ class Driver:
         if token is not None:
             meta[mcp.META_PROGRESS_TOKEN] = Raw(token)
         params: dict[str, object] = dict(request.params)
+        span = self._begin_span(session)
+        if span is not None:
+            _ = meta.pop(_TRACESTATE, None)  # the span has it, if it belongs to a trace at all
+            meta.update({name: Raw(jsonrpc.encode(value)) for name, value in span.headers().items()})
         if meta:
             params["_meta"] = meta
-        return Call(call_id, jsonrpc.request(call_id, request.method, params), self, token)
+        return Call(call_id, jsonrpc.request(call_id, request.method, params), self, token, span=span)
 
     def _send(self, call: Call) -> None:
         """Note that from here on the call may have effects."""
@@ -671,7 +762,12 @@ class Driver:
             try:
                 await session.answer(id_, body, headers)
             except UpstreamError as exc:
-                log.debug(Event.UPSTREAM_FAILED, route=self._bridge.route.path, cause=exc.message)
+                log.debug(
+                    Event.UPSTREAM_FAILED,
+                    route=self._bridge.route.path,
+                    request_id=self.request_id,
+                    cause=exc.message,
+                )
 
         self._send_later(respond)
 
@@ -695,7 +791,12 @@ class Driver:
                     async with asyncio.timeout(self._bridge.config.timeouts.cancel_seconds):
                         await session.cancel(call, reason, headers)
                 except (UpstreamError, TimeoutError) as exc:
-                    log.debug(Event.UPSTREAM_FAILED, route=self._bridge.route.path, cause=str(exc))
+                    log.debug(
+                        Event.UPSTREAM_FAILED,
+                        route=self._bridge.route.path,
+                        request_id=self.request_id,
+                        cause=str(exc),
+                    )
 
         self._send_later(cancel)
 
@@ -753,6 +854,8 @@ _FIRED: Final[dict[Timer, on.Event]] = {
 
 class _Deaf:
     """The listener of a call that is over for its exchange."""
+
+    request_id: str | None = None
 
     def hear(self, event: on.Event) -> None:
         """Drop it."""

@@ -234,7 +234,12 @@ class Subscription:
             if time.monotonic() - opened > _LASTING_SECONDS:
                 pauses = _pauses()
             self._session = await self._open_again(pauses)
-            log.info(Event.SUBSCRIPTION_LOST, route=route, opened_again=self._session is not None)
+            log.info(
+                Event.SUBSCRIPTION_LOST,
+                route=route,
+                upstream=self._bridge.route.upstream.name,
+                opened_again=self._session is not None,
+            )
             self._bridge.metrics.subscription_lost(route, opened_again=self._session is not None)
             if self._session is None:
                 return

@@ -9,18 +9,23 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import Raw
 
 from gateway.core import jsonrpc
 from gateway.core.events import Leg
 from gateway.errors import DownstreamError, GatewayError, LocalProtocolError
 from gateway.net.alarms import Alarm
-from gateway.telemetry import Outcome
+from gateway.telemetry import COMPLETE, Ending, Outcome, Span
 
 _MAX_BEHIND: Final = 1024
 """Notifications a client may be behind; older ones are dropped then, for they say less than newer ones."""
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
+
+
+def ending_of(error: GatewayError) -> Ending:
+    """How a round ends that this error ends."""
+    return Ending(Outcome.REJECTED if isinstance(error, DownstreamError) else Outcome.ERROR, str(error.code))
 
 
 class Last(msgspec.Struct, frozen=True):
@@ -29,24 +34,27 @@ class Last(msgspec.Struct, frozen=True):
     body: bytes
     status: int = 200
     headers: Mapping[str, str] = _NO_HEADERS
-    outcome: Outcome = Outcome.COMPLETE
+    ending: Ending = COMPLETE
     cause: GatewayError | None = None
 
     @classmethod
-    def of_error(cls, error: GatewayError, id_: bytes | Raw | None) -> "Last":
-        """The response that an exception means."""
-        data = Raw(jsonrpc.encode(error.data)) if error.data is not None else UNSET
+    def of_error(cls, error: GatewayError, id_: bytes | Raw | None, request_id: str) -> "Last":
+        """The response that an exception means; `request_id` names the HTTP request, `id_` is JSON-RPC's."""
+        data = Raw(jsonrpc.encode({**(error.data or {}), "requestId": request_id}))
         body = jsonrpc.failure(id_, jsonrpc.Error(error.code, error.message, data))
-        outcome = Outcome.REJECTED if isinstance(error, DownstreamError) else Outcome.ERROR
-        return cls(body, error.status, error.headers, outcome, error)
+        return cls(body, error.status, error.headers, ending_of(error), error)
 
 
 class Outbox:
     """A queue of JSON messages to one client."""
 
-    def __init__(self, leg: Leg, silence: Alarm) -> None:
+    def __init__(self, leg: Leg, silence: Alarm, request_id: str = "", span: Span | None = None) -> None:
         """`silence` rings when nothing came for as long as a client may hear nothing."""
         self.leg = leg
+        self.request_id = request_id
+        """Of the HTTP request that waits."""
+        self.span = span
+        """The same, where it is traced."""
         self._silence = silence
         self.dropped = 0
         self._messages: deque[bytes] = deque()

@@ -7,6 +7,7 @@ Rule 3: headers are rebuilt, not copied: what belongs to one connection, or clai
 
 import asyncio
 import ipaddress
+import time
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -18,7 +19,7 @@ from yarl import URL
 from gateway import principal as principals
 from gateway.config import Config, Timeouts
 from gateway.core import era as eras
-from gateway.core import jsonrpc, mcp, request
+from gateway.core import ids, jsonrpc, mcp, request
 from gateway.errors import (
     CallLost,
     DownstreamError,
@@ -35,7 +36,7 @@ from gateway.net.era import Era
 from gateway.net.headers import for_passing, passed_back
 from gateway.net.named import Beginning, Named
 from gateway.net.upstream import Headers
-from gateway.net.wire import Challenge, send
+from gateway.net.wire import REQUEST_ID, Challenge, send
 from gateway.telemetry import Metrics, Passed, TrafficEra
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -128,7 +129,7 @@ class Passthrough:
         if http.method not in _METHODS:
             raise not_allowed(http.method, ", ".join(sorted(_METHODS)))
         lasting = Lasting() if _lasts(http, kind) else None
-        outcome = Passed.LEFT
+        outcome, started = Passed.LEFT, time.monotonic()
         if lasting is not None:
             bridge.streams.add(lasting)
             self.lasting += 1
@@ -150,7 +151,8 @@ class Passthrough:
             if lasting is not None:
                 bridge.streams.discard(lasting)
                 self.lasting -= 1
-            self._metrics.passed(bridge.route.path, kind, outcome)
+            seconds = None if lasting is not None else time.monotonic() - started
+            self._metrics.passed(bridge.route.path, kind, outcome, seconds)
         return reply
 
     async def _exchange(  # noqa: PLR0913  (what one request is made of)
@@ -258,6 +260,7 @@ class Passthrough:
     def _head(self, http: web.BaseRequest, response: aiohttp.ClientResponse) -> CIMultiDict[str]:
         """The reply's headers as they go to the client, who must not be sent to the upstream to sign in."""
         headers = passed_back(response.headers)
+        headers[ids.HEADER] = http[REQUEST_ID]  # what the upstream calls it is in its own log
         challenges = headers.popall("WWW-Authenticate", ())
         headers.extend([("WWW-Authenticate", self._challenge(http, value)) for value in challenges])
         return headers

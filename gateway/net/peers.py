@@ -20,7 +20,7 @@ from gateway.net.members import Address, Members
 from gateway.net.wire import Incoming, Wire, read_body, send
 from gateway.seal import hop as hops
 from gateway.seal.hop import Frames, Hop, Hops
-from gateway.telemetry import Event, Metrics, Outcome, PeerOutcome, get_logger
+from gateway.telemetry import Ending, Event, Metrics, Outcome, PeerOutcome, get_logger
 
 log = get_logger()
 
@@ -35,9 +35,13 @@ _NAME_SECONDS: Final = 2
 """How long the address of a peer that is configured by name is remembered."""
 _LOG_SECONDS: Final = 1.0
 """Refusals on the peer port are logged no more often than this; the metrics count each."""
+_REJECTED_FIX: Final = (
+    "if it is a replica, give it the same state.keys and compare the clocks; else let only replicas reach "
+    "replica.listen"
+)
 _FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
 
-Replied = tuple[web.StreamResponse, Outcome]
+Replied = tuple[web.StreamResponse, Ending]
 Serve = Callable[[Incoming, Wire], Awaitable[object]]
 """Serves a request that came from another replica; raises PeerFailed."""
 
@@ -118,6 +122,8 @@ class Peers:
             headers=tuple((_bytes(name), _bytes(value)) for name, value in incoming.headers.items()),
             remote=incoming.remote,
             body=incoming.body,
+            request_id=incoming.request_id,
+            trace=incoming.span.token if incoming.span is not None else b"",
         )
         outcome = PeerOutcome.BROKE
         try:
@@ -280,9 +286,10 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def _outcome(text: str) -> Outcome:
-    """A label for the metrics; a replica of another version may have one more, and its reply is whole all the same."""
-    return next((outcome for outcome in Outcome if outcome == text), Outcome.ERROR)
+def _ending(frame: hops.End) -> Ending:
+    """Labels for the metrics; a replica of another version may have one more, and its reply is whole all the same."""
+    outcome = next((outcome for outcome in Outcome if outcome == frame.outcome), Outcome.ERROR)
+    return Ending(outcome, frame.error_type)
 
 
 class _Reply:
@@ -308,11 +315,11 @@ class _Reply:
                 await wire.write(data)
             case hops.Data(data=data):
                 self._whole += data
-            case hops.End(outcome=text) if head is not None:
-                outcome = _outcome(text)
+            case hops.End() if head is not None:
+                ending = _ending(frame)
                 if head.streamed:
-                    return await wire.end(outcome), outcome
-                return await wire.whole(bytes(self._whole), head.status, dict(head.headers), outcome), outcome
+                    return await wire.end(ending), ending
+                return await wire.whole(bytes(self._whole), head.status, dict(head.headers), ending), ending
             case _:
                 raise Broke(f"{self._member} answered something else")
         return None
@@ -349,7 +356,7 @@ class PeerDoor:
             self._metrics.peer_rejected(exc.reason)
             if time.monotonic() - self._logged > _LOG_SECONDS:
                 self._logged = time.monotonic()
-                log.warning(Event.PEER_REJECTED, reason=exc.reason, remote=http.remote)
+                log.warning(Event.PEER_REJECTED, reason=exc.reason, remote=http.remote, fix=_REJECTED_FIX)
             return web.Response(status=403)
         except GatewayError as exc:
             return web.Response(status=exc.status)
@@ -362,11 +369,12 @@ class PeerDoor:
             return await wire.close()
         headers = CIMultiDictProxy(CIMultiDict((_text(name), _text(value)) for name, value in hop.headers))
         try:
-            _ = await self._serve(Incoming(hop.path, headers, hop.remote, hop.body, hop, is_local), wire)
+            incoming = Incoming(hop.path, headers, hop.remote, hop.body, hop, is_local, hop.request_id)
+            _ = await self._serve(incoming, wire)
         except Gone:
             await wire.frame(hops.Gone())
         except PeerFailed as exc:
-            log.warning(Event.PEER_FAILED, cause=str(exc))
+            log.warning(Event.PEER_FAILED, cause=str(exc), request_id=hop.request_id)
             if http.transport is not None:
                 http.transport.abort()  # the other side must see that the reply is incomplete
         return await wire.close()
@@ -391,10 +399,10 @@ class PeerWire(Wire):
         data = b"".join([self._frames.seal(frame) for frame in frames])
         await send(self._http, self._stream, data, self._send_seconds)
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], outcome: Outcome) -> web.StreamResponse:
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
         """Send a whole reply."""
         pieces = [hops.Data(body[start : start + _PIECE_BYTES]) for start in range(0, len(body), _PIECE_BYTES)]
-        await self.frame(hops.Head(status, tuple(headers.items()), streamed=False), *pieces, hops.End(outcome))
+        await self.frame(hops.Head(status, tuple(headers.items()), streamed=False), *pieces, hops.End(*ending))
         return self._stream
 
     async def start(self) -> None:
@@ -406,9 +414,9 @@ class PeerWire(Wire):
         """Send a part of a stream."""
         await self.frame(hops.Data(data))
 
-    async def end(self, outcome: Outcome) -> web.StreamResponse:
+    async def end(self, ending: Ending) -> web.StreamResponse:
         """Send the end of a stream."""
-        await self.frame(hops.End(outcome))
+        await self.frame(hops.End(*ending))
         return self._stream
 
     async def close(self) -> web.StreamResponse:

@@ -20,7 +20,7 @@ from gateway.core.negotiate import Handshake
 from gateway.errors import CallGone, CallLost, CannotAsk, GatewayError, Refused, SessionLost
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers
-from gateway.telemetry import Event, Metrics, NestedOutcome, SessionState, get_logger
+from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, Span, bodies, get_logger
 
 log = get_logger()
 
@@ -39,6 +39,10 @@ class PoolKey(msgspec.Struct, frozen=True):
 
 class Listener(Protocol):
     """Who hears what the upstream says during a call."""
+
+    @property
+    def request_id(self) -> str | None:
+        """Of the HTTP request that the call is for; None for one of the gateway's own."""
 
     def hear(self, event: on.Event) -> None:
         """Take one event of the call."""
@@ -73,6 +77,8 @@ class Call(msgspec.Struct, eq=False):
     """Who reads the call's own stream."""
     left: bool = False
     """Whether the reading was ended from outside."""
+    span: Span | None = None
+    """Where calls are traced."""
 
     def leave(self) -> None:
         """Stop reading: the answer came on the side stream, or nobody waits for it any more."""
@@ -156,11 +162,15 @@ class Session:
         self._headers = headers
         params = negotiate.initialize_params(Raw(self.key.client_info), Raw(self.key.capabilities))
         message = jsonrpc.request(b'"init"', mcp.INITIALIZE, params)
+        self._show(Direction.TO_UPSTREAM, message)
         self.channel, result = await self.channel.open(message, headers)
+        self._show(Direction.FROM_UPSTREAM, bytes(result))
         self.channel.side_changed = self._side_changed
         self.shaken = negotiate.handshake(result)
         await self.channel.listen(self.shaken.version, headers, self._hear_side, self._side_lost)
-        await self.channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)
+        ready = jsonrpc.notification(mcp.INITIALIZED)
+        self._show(Direction.TO_UPSTREAM, ready)
+        await self.channel.send(ready, headers)
         self._accept(headers)
         self.opened = True
         self._metrics.session_opened(self._route)
@@ -206,6 +216,8 @@ class Session:
 
     async def run(self, call: Call, headers: Headers) -> None:
         """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises."""
+        if bodies.on:
+            self._show(Direction.TO_UPSTREAM, call.message, call)
         await self._follow(call, headers, self.channel.request(call.message, headers, self._hear_call))
 
     async def resume(self, call: Call, cursor: str, headers: Headers, attached: Callable[[], None]) -> None:
@@ -275,19 +287,31 @@ class Session:
     async def answer(self, upstream_id: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Answer one nested request."""
         if isinstance(body, jsonrpc.Error):
-            await self.channel.send(jsonrpc.failure(upstream_id, body), headers)
+            message = jsonrpc.failure(upstream_id, body)
         else:
-            await self.channel.send(jsonrpc.result(upstream_id, body), headers)
+            message = jsonrpc.result(upstream_id, body)
+        self._show(Direction.TO_UPSTREAM, message, self._call)
+        await self.channel.send(message, headers)
 
     async def cancel(self, call: Call, reason: str, headers: Headers) -> None:
         """Tell the upstream that the call is not wanted any more; best effort."""
         params = {"requestId": Raw(call.id), "reason": reason}
-        await self.channel.send(jsonrpc.notification(mcp.CANCELLED, params), headers)
+        message = jsonrpc.notification(mcp.CANCELLED, params)
+        self._show(Direction.TO_UPSTREAM, message, call)
+        await self.channel.send(message, headers)
+
+    def _show(self, direction: Direction, data: bytes, call: Call | None = None) -> None:
+        """Log a message where the configuration wants to see them."""
+        if bodies.on:
+            asked_by = call.listener.request_id if call is not None else None
+            bodies.show(direction, data, route=self._route, request_id=asked_by)
 
     # -- what the upstream says ---------------------------------------------------------------------------------
 
     def _hear_call(self, data: bytes) -> bool:
         call = self._call
+        if bodies.on:
+            self._show(Direction.FROM_UPSTREAM, data, call)
         if call is None:
             return True
         try:
@@ -301,6 +325,8 @@ class Session:
         return self._hear(call, message, data)
 
     def _hear_side(self, data: bytes) -> bool:
+        if bodies.on:
+            self._show(Direction.FROM_UPSTREAM, data, self._call)
         try:
             message = jsonrpc.message(data)
         except (ValueError, msgspec.MsgspecError):
@@ -421,6 +447,8 @@ _CHANGES: Final = frozenset({mcp.TOOLS_CHANGED, mcp.PROMPTS_CHANGED, mcp.RESOURC
 
 class _Answer:
     """The listener of the gateway's own requests."""
+
+    request_id: str | None = None
 
     def __init__(self) -> None:
         self.outcome: Raw | jsonrpc.Error | None = None

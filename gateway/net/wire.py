@@ -5,25 +5,28 @@ A reply is one whole body, or an SSE stream that ends with its final message; wh
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 from aiohttp import web
-from multidict import CIMultiDictProxy
+from multidict import CIMultiDictProxy, istr
 
-from gateway.core import sse
+from gateway.core import ids, sse
 from gateway.errors import InvalidRequest, TooLarge
 from gateway.seal.hop import Hop
-from gateway.telemetry import Outcome
+from gateway.telemetry import Direction, Ending, Span, bodies
 
 _JSON: Final = "application/json"
 Challenge = Callable[[web.BaseRequest, str], str]
 """Puts an upstream's WWW-Authenticate as the client of a request needs it."""
+_ID_HEADER: Final = istr(ids.HEADER)
+REQUEST_ID: Final = web.RequestKey("request_id", str)
+"""The name of a client's request (`core.ids`), for whoever writes the head of its reply."""
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-class Incoming(msgspec.Struct, frozen=True, eq=False):
+class Incoming(msgspec.Struct, eq=False):
     """One request as its client sent it, wherever it arrived."""
 
     path: str
@@ -34,6 +37,14 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     """What brought it, if it came through another replica."""
     is_local: bool = False
     """It came from a process of this host."""
+    request_id: str = ""
+    """The name of the HTTP request, wherever it came in."""
+    span: Span | None = None
+    """Where requests are traced: set when this one is found to be right."""
+
+    def values(self, name: str) -> Sequence[str]:
+        """All values of one header."""
+        return self.headers.getall(name, ())
 
 
 class Wire(ABC):
@@ -51,20 +62,18 @@ class Wire(ABC):
         """Send SSE bytes; raises ConnectionError when nobody reads them."""
 
     @abstractmethod
-    async def end(self, outcome: Outcome) -> web.StreamResponse:
+    async def end(self, ending: Ending) -> web.StreamResponse:
         """The stream is complete."""
 
-    async def whole(
-        self, body: bytes, status: int, headers: Mapping[str, str], outcome: Outcome
-    ) -> web.StreamResponse:
+    async def whole(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
         """The final message; in a stream it is the last event, since its head is long gone."""
         if not self.started:
-            return await self.only(body, status, headers, outcome)
+            return await self.only(body, status, headers, ending)
         await self.write(sse.encode(body))
-        return await self.end(outcome)
+        return await self.end(ending)
 
     @abstractmethod
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], outcome: Outcome) -> web.StreamResponse:
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
         """One body and nothing else."""
 
 
@@ -73,32 +82,41 @@ class HttpWire(Wire):
 
     def __init__(self, http: web.BaseRequest, send_seconds: float, challenge: Challenge) -> None:
         self._http = http
+        self._request_id = http[REQUEST_ID]
         self._send_seconds = send_seconds
         self._challenge = challenge
         self._stream: web.StreamResponse
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Outcome) -> web.StreamResponse:
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
         """One JSON body; aiohttp sends it."""
         if "WWW-Authenticate" in headers:
-            named = self._challenge(self._http, headers["WWW-Authenticate"])
-            headers = {**headers, "WWW-Authenticate": named}
-        return web.Response(body=body, status=status, headers=headers or None, content_type=_JSON)
+            challenge = self._challenge(self._http, headers["WWW-Authenticate"])
+            headers = {**headers, "WWW-Authenticate": challenge}
+        if bodies.on:
+            self._show(body)
+        named = {**headers, _ID_HEADER: self._request_id} if headers else {_ID_HEADER: self._request_id}
+        return web.Response(body=body, status=status, headers=named, content_type=_JSON)
 
     async def start(self) -> None:
         """Send the head of an SSE stream."""
-        self._stream = web.StreamResponse(headers=SSE_HEADERS)
+        self._stream = web.StreamResponse(headers={**SSE_HEADERS, _ID_HEADER: self._request_id})
         self._stream.enable_chunked_encoding()
         await self._stream.prepare(self._http)
         self.started = True
 
     async def write(self, data: bytes) -> None:
         """Send; a client that does not read for timeouts.send_seconds is gone."""
+        if bodies.on and data != sse.KEEP_ALIVE:
+            self._show(data.partition(b"data: ")[2].rstrip())
         await send(self._http, self._stream, data, self._send_seconds)
 
-    async def end(self, _: Outcome) -> web.StreamResponse:
+    async def end(self, _: Ending) -> web.StreamResponse:
         """Send the end of the stream."""
         await self._stream.write_eof()
         return self._stream
+
+    def _show(self, data: bytes) -> None:
+        bodies.show(Direction.TO_CLIENT, data, route=self._http.path[:80], request_id=self._request_id)
 
 
 async def send(http: web.BaseRequest, stream: web.StreamResponse, data: bytes, seconds: float) -> None:

@@ -63,6 +63,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     `owner` is the replica that holds the call ("" where nobody does) and `epoch` names its process, so that a
     restarted one is recognised. `state` is that of the exchange. `record` is what `pack_record` made of the answers
     so far; None when they did not fit, and then the call can never be run again.
+    `trace` is the token of the span of the round that asked, where rounds are traced.
     """
 
     version: int = VERSION
@@ -78,6 +79,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     open: tuple[Open, ...] = ()
     upstream: Upstream | None = None
     record: bytes | None = None
+    trace: bytes | None = None
 
 
 _RECORD: Final = msgspec.msgpack.Decoder(tuple[Recorded, ...])

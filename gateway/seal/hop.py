@@ -29,7 +29,8 @@ class Hop(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One client request on its way to another replica.
 
     `to` is a member (`gw-1`, `gw-2#0`) or the host of several (`gw-2`); `remote` is the client's address as the first
-    replica saw it. Headers are the bytes that came.
+    replica saw it. Headers are the bytes that came, and `request_id` names the request in the logs of
+    both; `trace` is the token of its span, where it is traced.
     """
 
     kind: Kind
@@ -41,6 +42,8 @@ class Hop(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     headers: tuple[tuple[bytes, bytes], ...] = ()
     remote: str | None = None
     body: bytes = b""
+    request_id: str = ""
+    trace: bytes = b""
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, tag="head"):
@@ -61,6 +64,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
     """The reply is complete, and how it ended; one that stops before this was cut off."""
 
     outcome: str
+    error_type: str = ""
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):

@@ -21,12 +21,12 @@ def opened(question: Question) -> Open:
 def ever_smaller(envelope: Envelope, *, held: bool) -> Iterator[Envelope]:
     """What gives way in a state that is too large: the questions' words, the record, what only others would need.
 
-    Without the words, who takes over must be given all answers at once; without the record, it can resume but not run
-    the call again; the owner needs none of it.
+    Without the words (and what only a trace needs), who takes over must be given all answers at once; without the
+    record, it can resume but not run the call again; the owner needs none of it.
     """
     yield envelope
     wordless = tuple(replace(each, params=None) for each in envelope.open)
-    yield (envelope := replace(envelope, open=wordless))
+    yield (envelope := replace(envelope, open=wordless, trace=None))
     if held:
         yield (envelope := replace(envelope, record=None))
         yield replace(envelope, open=(), upstream=None)

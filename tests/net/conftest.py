@@ -1,7 +1,7 @@
 """The gateway, its fake upstream, and what must be true after every test."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import aiohttp
@@ -9,6 +9,7 @@ import pytest
 
 from gateway.net import app, listen, pool, streamable
 from gateway.telemetry import SessionState
+from tests.logs import Lines, captured
 from tests.net import workbench
 from tests.net.fake_upstream import FakeUpstream
 from tests.net.workbench import Client, Stand, eventually
@@ -25,6 +26,13 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamable, "_REOPEN_SECONDS", (0.0, 0.01, 0.01, 0.01))
     monkeypatch.setattr(listen, "_PAUSES", (0.0, 0.01))
     monkeypatch.setattr(app, "_POLL_SECONDS", 0.005)
+
+
+@pytest.fixture
+def log_lines() -> Iterator[Lines]:
+    """The log; to be asked for before what logs when it starts."""
+    with captured() as lines:
+        yield lines
 
 
 @pytest.fixture

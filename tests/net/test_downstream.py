@@ -2,7 +2,6 @@
 
 import asyncio
 import gzip
-import io
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +12,7 @@ from multidict import CIMultiDict
 
 from gateway.core import mcp
 from gateway.net.server import _Refuser
-from gateway.telemetry import configure_logging
+from tests.logs import Lines
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
 from tests.net.workbench import Client, Stand, eventually
@@ -552,15 +551,8 @@ async def test_the_admin_listener_answers_get_only_and_little(stand: Stand) -> N
             assert response.status == status, (method, path)
 
 
-@pytest.fixture
-def log_lines() -> io.StringIO:
-    stream = io.StringIO()
-    configure_logging("debug", "json", stream)
-    return stream
-
-
 async def test_no_secret_reaches_logs_metrics_admin_or_errors(
-    upstream: FakeUpstream, log_lines: io.StringIO, begin: Start
+    upstream: FakeUpstream, log_lines: Lines, begin: Start
 ) -> None:
     stand = await begin(hold={"ttl_seconds": 0.3})
     client = stand.client(f"Bearer {CANARY}credential")
@@ -592,7 +584,7 @@ async def test_no_secret_reaches_logs_metrics_admin_or_errors(
     for path in ("/metrics", "/readyz", "/healthz", "/"):
         async with stand.http.get(f"http://{stand.gateway.admin}{path}") as response:
             shown.append(await response.text())
-    shown.append(log_lines.getvalue())
+    shown.append(log_lines.stream.getvalue())
     assert "state.rejected" in shown[-1], "the log was really read"
     for page in shown:
         assert CANARY not in page

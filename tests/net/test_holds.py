@@ -333,6 +333,7 @@ async def test_a_state_serves_its_own_request_only(upstream: FakeUpstream, stand
     errors = set()
     for reply in [await one for one in tries]:
         assert reply.outcome == (400, -32602, "invalid_request_state")
+        assert reply.error["data"].pop("requestId") == reply.headers["X-Request-Id"]
         errors.add(json.dumps(reply.error, sort_keys=True))
     assert len(errors) == 1, "one sentence for every cause"
     assert "answer" not in upstream.words

@@ -297,7 +297,8 @@ async def test_where_no_bytes_can_go_an_old_client_is_told_so(upstream: FakeUpst
     async with stand.http.post(stand.url, json=INITIALIZE) as response:
         message = await response.json()
         assert (response.status, message["id"]) == (400, 7)
-        assert message["error"]["data"] == {"supported": [mcp.MODERN], "requested": "2025-06-18"}
+        named = {"requestId": response.headers["X-Request-Id"]}
+        assert message["error"]["data"] == {"supported": [mcp.MODERN], "requested": "2025-06-18", **named}
     for method in ("GET", "DELETE"):
         async with stand.http.request(method, stand.url) as response:
             assert (response.status, response.headers["Allow"]) == (405, "POST")

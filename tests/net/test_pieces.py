@@ -7,14 +7,14 @@ from msgspec import Raw
 
 from gateway.config import Hold, Security
 from gateway.core.events import Leg
-from gateway.errors import Busy, Forbidden, InvalidParams, LocalProtocolError
+from gateway.errors import Busy, CallLost, Forbidden, InvalidParams, LocalProtocolError
 from gateway.net import outbox as boxes
 from gateway.net.alarms import Alarm
 from gateway.net.guard import Guard
 from gateway.net.outbox import Last, Outbox
 from gateway.net.parking import Lot
 from gateway.net.tasks import Tasks
-from gateway.telemetry import Metrics, Outcome
+from gateway.telemetry import Ending, Metrics, Outcome
 
 
 def box(silence_seconds: float = 5) -> Outbox:
@@ -69,10 +69,12 @@ async def test_a_client_too_far_behind_loses_the_oldest(monkeypatch: pytest.Monk
 
 
 def test_an_exception_becomes_its_response() -> None:
-    last = Last.of_error(InvalidParams("no", data={"a": 1}), b'"x"')
-    assert last.body == b'{"jsonrpc":"2.0","id":"x","error":{"code":-32602,"message":"no","data":{"a":1}}}'
-    assert (last.status, last.outcome) == (400, Outcome.REJECTED)
-    busy = Last.of_error(Busy("full", status=503, retry_after_seconds=5), None)
+    last = Last.of_error(InvalidParams("no", data={"a": 1}), b'"x"', "r1")
+    error = b'{"code":-32602,"message":"no","data":{"a":1,"requestId":"r1"}}'
+    assert last.body == b'{"jsonrpc":"2.0","id":"x","error":%b}' % error
+    assert (last.status, last.ending) == (400, Ending(Outcome.REJECTED, "-32602"))
+    assert Last.of_error(CallLost("gone"), b"1", "r2").ending == Ending(Outcome.ERROR, "-32603")
+    busy = Last.of_error(Busy("full", status=503, retry_after_seconds=5), None, "r3")
     assert b'"id"' not in busy.body
     assert (busy.status, busy.headers["Retry-After"]) == (503, "5")
 

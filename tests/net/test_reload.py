@@ -33,7 +33,7 @@ THIRD_KEY = "2d" * 32
 LOST = (400, -32602, "invalid_request_state")
 NONE = (404, -32601, None)
 ROUNDS = "mcp_server_operation_duration_seconds_count"
-COMPLETE = {"method": "tools/call", "protocol_version": mcp.MODERN, "outcome": "complete"}
+COMPLETE = {"method": "tools/call", "protocol_version": mcp.MODERN, "outcome": "complete", "error_type": ""}
 CONTINUED = "mcp_gateway_continuations_total"
 
 
@@ -82,6 +82,7 @@ EVERY_SECTION: dict[str, Any] = {
     "principal": {"source": "authorization"},
     "security": {"allowed_hosts": ["127.0.0.1"]},
     "log": {"level": "info"},
+    "debug": {"bodies": False},
     "tls": {},
     "route": {"cache": {"ttl_ms": 1}},
 }

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core import mcp
 from gateway.net.scrape import lasting, merge, parse, write
-from gateway.telemetry import Metrics, Outcome, SessionState, Step
+from gateway.telemetry import Ending, Metrics, Outcome, SessionState, Step
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -97,7 +97,9 @@ def process(seed: int) -> str:
     for _ in range(40):
         route = chance.choice(["/a", "/b"])
         method = chance.choice([mcp.TOOLS_CALL, "x"])
-        metrics.operation_finished(route, method, "2026-07-28", chance.choice(list(Outcome)), chance.random() * 100)
+        metrics.operation_finished(
+            route, method, "2026-07-28", Ending(chance.choice(list(Outcome))), chance.random() * 100
+        )
         metrics.continued(route, chance.choice(list(Step)))
         metrics.session_moved(route, None, SessionState.IDLE)
         metrics.call_parked(route)

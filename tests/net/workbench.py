@@ -14,6 +14,7 @@ from gateway.config import parse
 from gateway.core import mcp, sse
 from gateway.net.app import Gateway
 from gateway.net.members import Worker
+from gateway.telemetry import Traces
 from tests.net.fake_upstream import DEADLINE
 from tests.schema import assert_modern_message
 
@@ -240,8 +241,13 @@ def configuration(upstream_url: str, **sections: Any) -> str:
 
 
 async def start(
-    upstream_url: str, http: aiohttp.ClientSession, *, worker: Worker | None = None, **sections: Any
+    upstream_url: str,
+    http: aiohttp.ClientSession,
+    *,
+    worker: Worker | None = None,
+    traces: Traces | None = None,
+    **sections: Any,
 ) -> Stand:
-    gateway = Gateway(parse(configuration(upstream_url, **sections), "test", {}), worker)
+    gateway = Gateway(parse(configuration(upstream_url, **sections), "test", {}), worker, traces=traces)
     await gateway.start()
     return Stand(gateway, http)

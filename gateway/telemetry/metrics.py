@@ -1,21 +1,13 @@
-"""What the gateway tells its operator: log events and metrics, each declared once.
+"""The metrics, each declared once.
 
-Rule 1: nothing that a client or an upstream chose becomes a label. Methods, versions and reasons pass a closed list.
-Rule 2: a log line holds ids, counts and durations. Bodies never come here; what looks like a credential is masked
-even where it should not have come.
+Nothing that a client or an upstream chose becomes a label: methods, versions and reasons pass a closed list.
 """
 
-import logging
-import math
-import re
-import sys
 from collections import Counter as Counts
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import StrEnum
-from functools import lru_cache
-from typing import Any, Generic, TextIO, TypeVar
+from typing import Generic, TypeVar
 
-import structlog
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -27,304 +19,31 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.metrics import MetricWrapperBase
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 from gateway.core import mcp
-
-Logger = FilteringBoundLogger
-
-
-class Event(StrEnum):
-    """Every log event."""
-
-    CONFIG_LOADED = "config.loaded"
-    CONFIG_REJECTED = "config.rejected"
-    CONFIG_CAUTION = "config.caution"
-    SERVER_STARTED = "server.started"
-    SERVER_DRAINING = "server.draining"
-    SERVER_PARTED = "server.parted"
-    SERVER_STOPPED = "server.stopped"
-    SUPERVISOR_STARTED = "supervisor.started"
-    WORKER_STARTED = "worker.started"
-    WORKER_ENDED = "worker.ended"
-    EXCHANGE_FINISHED = "exchange.finished"
-    STATE_REJECTED = "state.rejected"
-    SESSION_LOST = "session.lost"
-    SUBSCRIPTION_LOST = "subscription.lost"
-    TOOL_LEFT_OUT = "tool.left_out"
-    UPSTREAM_FAILED = "upstream.failed"
-    ERA_FOUND = "era.found"
-    PEER_REJECTED = "peer.rejected"
-    PEER_FAILED = "peer.failed"
-    CALL_TAKEN_OVER = "call.taken_over"
-    KEYS_FAILED = "keys.failed"
-    CHILD_ENDED = "child.ended"
-    CHILD_STDERR = "child.stderr"
-    TASK_FAILED = "task.failed"
-
-
-class Outcome(StrEnum):
-    """How one round ended, as its client saw it."""
-
-    __hash__ = str.__hash__  # Enum's own is a Python function, and these are keys on the hot path
-
-    COMPLETE = "complete"
-    INPUT_REQUIRED = "input_required"
-    STATE_ONLY = "state_only"
-    ERROR = "error"
-    REJECTED = "rejected"
-    CANCELLED = "cancelled"
-
-
-class Step(StrEnum):
-    """Which step of "any replica may get the next round" served a retry."""
-
-    HELD = "held"
-    FORWARDED = "forwarded"
-    RESUMED = "resumed"
-    REPLAYED = "replayed"
-    LOST = "lost"
-
-
-class PeerOutcome(StrEnum):
-    """What became of a request that went to another replica."""
-
-    SERVED = "served"
-    GONE = "gone"
-    DEAD = "dead"
-    STALLED = "stalled"
-    BROKE = "broke"
-
-
-class StateReason(StrEnum):
-    """Why a requestState was rejected: the `reason` of `errors.InvalidState`."""
-
-    TOO_LARGE = "too_large"
-    MALFORMED = "malformed"
-    UNKNOWN_KEY = "unknown_key"
-    FORGED = "forged"
-    VERSION = "version"
-    EXPIRED = "expired"
-    FUTURE = "future"
-    OTHER_ROUTE = "other_route"
-    OTHER_METHOD = "other_method"
-    OTHER_TARGET = "other_target"
-    OTHER_ARGUMENTS = "other_arguments"
-    OTHER_PRINCIPAL = "other_principal"
-    ANSWERED = "answered"
-    ENDED = "ended"
-    REPLAYED = "replayed"
-
-
-class NestedOutcome(StrEnum):
-    """What became of a nested request: the `outcome` of `core.commands.Count`, and what the sessions refuse."""
-
-    ASKED = "asked"
-    ANSWERED = "answered"
-    GIVEN = "given"
-    REPLAYED = "replayed"
-    EXPIRED = "expired"
-    WITHDRAWN = "withdrawn"
-    DUPLICATE = "duplicate"
-    MALFORMED = "malformed"
-    REFUSED = "refused"
-    UNDECLARED = "refused_undeclared"
-    UNSOLICITED = "refused_unsolicited"
-
-    @classmethod
-    def _missing_(cls, value: object) -> "NestedOutcome | None":
-        """Take the core's words too: `undeclared` is `refused_undeclared` as a label."""
-        return next((outcome for outcome in cls if outcome.value == f"refused_{value}"), None)
-
-
-class SessionState(StrEnum):
-    """Where an upstream session is in its pool."""
-
-    __hash__ = str.__hash__  # Enum's own is a Python function, and these are keys on the hot path
-
-    IDLE = "idle"
-    BUSY = "busy"
-    QUARANTINED = "quarantined"
-
-
-class UpstreamFailure(StrEnum):
-    """How an upstream failed: the `reason` of `errors.UpstreamError`, and its finer kinds."""
-
-    ERROR = "upstream_error"
-    UNREACHABLE = "upstream_unreachable"
-    SESSION_LOST = "session_lost"
-    CALL_LOST = "call_lost"
-    CANNOT_ASK = "upstream_cannot_ask"
-    REFUSED = "upstream_refused"
-    TIMEOUT = "timeout"
-    MALFORMED = "malformed"
-    TOO_LARGE = "too_large"
-    UNKNOWN_ID = "unknown_id"
-
-
-class UpstreamEra(StrEnum):
-    """What a probe found an upstream to be."""
-
-    LEGACY = "legacy"
-    MODERN = "modern"
-    UNKNOWN = "unknown"
-
-
-class TrafficEra(StrEnum):
-    """Whose requests pass through: an old client's, or a modern one's to a modern upstream."""
-
-    LEGACY = "legacy"
-    MODERN = "modern"
-
-
-class Passed(StrEnum):
-    """What became of a request that was passed through."""
-
-    ANSWERED = "answered"
-    REFUSED = "refused"
-    FAILED = "failed"
-    UNREACHABLE = "unreachable"
-    CUT = "cut"
-    ENDED = "ended"
-    LEFT = "left"
-    BRIDGED = "bridged"
-
-
-class Rejection(StrEnum):
-    """Why a downstream request was refused before it reached an upstream."""
-
-    PARSE = "parse_error"
-    REQUEST = "invalid_request"
-    PARAMS = "invalid_params"
-    HEADERS = "header_mismatch"
-    VERSION = "unsupported_version"
-    METHOD = "method_not_found"
-    CAPABILITY = "missing_capability"
-    UNAUTHORIZED = "unauthorized"
-    FORBIDDEN = "forbidden"
-    TOO_LARGE = "too_large"
-    TOO_SLOW = "too_slow"
-    BUSY = "busy"
-    STOPPING = "stopping"
-
-
-# Logging.
-
-_MASK = "[hidden]"
-_SECRET_KEY = re.compile(
-    r"(?:^|_)(?:authorization|cookies?|tokens?|keys?|secrets?|passwords?|credentials?|api_?keys?|request_?state)$"
+from gateway.telemetry.words import (
+    OTHER_ERROR,
+    TOOL_ERROR,
+    Ending,
+    NestedOutcome,
+    Passed,
+    PeerOutcome,
+    Rejection,
+    SessionState,
+    StateReason,
+    Step,
+    TrafficEra,
+    UpstreamEra,
+    UpstreamFailure,
 )
-_BODY_KEY = re.compile(r"^(?:body|payload|params|arguments|answers|content|input_?responses)$")
-_SECRET_TEXT = re.compile(
-    r"(?P<scheme>\b(?:bearer|dpop|basic)\s+)[\w.~+/=-]{6,}"  # RFC 6750, 9449, 7617
-    r"|(?P<seal>\bmrtr1\.)[\w.=-]+"
-    r"|(?P<jwt>\beyJ)[\w-]{8,}(?:\.[\w-]*)+"
-    r"|(?P<userinfo>://)[^/\s@]+(?=@)"
-    r"|\b[0-9a-f]{64,}\b"
-    r"|(?P<base64>(?<![\w+/-])[\w+/-]{43,}={0,2})",
-    re.IGNORECASE | re.ASCII,
-)
-_MIXED = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[\w+-]{12,}")
-_SHORTEST_SECRET = 8
-
-
-def mask(text: str) -> str:
-    """Return `text` without what looks like a bearer token, a JWT, a sealed state, a key or a URL's password."""
-    return _SECRET_TEXT.sub(_masked, text) if len(text) >= _SHORTEST_SECRET else text
-
-
-def _masked(match: re.Match[str]) -> str:
-    candidate = match["base64"]
-    # A traceback is full of long paths. Their segments are short or of one case, a random key's are not.
-    if candidate is not None and not any(map(_MIXED.fullmatch, candidate.rstrip("=").split("/"))):
-        return candidate
-    return (match["scheme"] or match["seal"] or match["userinfo"] or "") + _MASK
-
-
-@lru_cache(maxsize=1024)
-def _is_secret(key: str) -> bool:
-    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower().replace("-", "_")
-    return bool(_SECRET_KEY.search(snake) or _BODY_KEY.match(snake))
-
-
-def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Mask secrets by key and by look, at every depth; what is left is plain JSON."""
-    return {key: _plain(key, value) for key, value in event.items()}
-
-
-def _plain(key: str, value: object) -> Any:
-    """Return a JSON value. A number is no secret whatever its key: `keys=2` tells how many."""
-    if value is None or (isinstance(value, bool | int | float) and math.isfinite(value)):
-        return value
-    return _MASK if _is_secret(key) else _plain_text(key, value)
-
-
-def _plain_text(key: str, value: object) -> Any:
-    """Return a JSON value without secrets; bytes are a body, so only their number is told."""
-    match value:
-        case bytes() | bytearray() | memoryview():
-            return f"<{len(value)} bytes>"
-        case Mapping():
-            return {mask(str(name)): _plain(str(name), item) for name, item in value.items()}
-        case list() | tuple() | set() | frozenset():
-            return [_plain(key, item) for item in value]
-        case _:
-            return mask(str(value))
-
-
-def configure_logging(level: str, format: str, stream: TextIO | None = None) -> None:  # noqa: A002 - the config's word
-    """Send our events and the standard library's to `stream` (stderr), one line each.
-
-    `level`: debug, info, warning or error; it holds for the life of the process, since loggers are cached.
-    `format`: json, console, or auto (console on a terminal).
-    """
-    stream = stream or sys.stderr
-    ours: list[Processor] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,  # before redact: messages of exceptions quote what failed
-    ]
-    end: list[Processor] = [redact, _renderer(format, stream)]
-    least = logging.getLevelNamesMapping()[level.upper()]
-    structlog.configure(
-        processors=ours + end,
-        wrapper_class=structlog.make_filtering_bound_logger(least),
-        logger_factory=structlog.WriteLoggerFactory(stream),
-        cache_logger_on_first_use=True,
-    )
-    _route_stdlib(least, stream, [structlog.stdlib.add_logger_name, *ours], end)
-
-
-def _renderer(format: str, stream: TextIO) -> Processor:  # noqa: A002
-    if format == "console" or (format == "auto" and stream.isatty()):
-        plain = structlog.dev.plain_traceback  # a rich one would print the variables of every frame
-        return structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)
-    return structlog.processors.JSONRenderer()
-
-
-def _route_stdlib(least: int, stream: TextIO, first: list[Processor], end: list[Processor]) -> None:
-    """Give the libraries' records (aiohttp, asyncio, warnings) the same form."""
-    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
-    formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=first, processors=[remove_meta, *end])
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(formatter)
-    logging.basicConfig(handlers=[handler], level=least, force=True)
-    logging.captureWarnings(capture=True)
-
-
-def get_logger(**bound: object) -> Logger:
-    """Return a logger; `bound` is on each of its lines."""
-    logger: Logger = structlog.get_logger(**bound)
-    return logger
-
-
-# Metrics.
 
 OTHER = "other"
 _NESTED_METHODS = frozenset({mcp.ELICIT, mcp.SAMPLE, mcp.ROOTS})
 _METHODS = frozenset(
     {*mcp.METHODS, *_NESTED_METHODS, mcp.INITIALIZE, mcp.PING, mcp.SET_LEVEL, mcp.SUBSCRIBE, mcp.UNSUBSCRIBE}
 )
+_ODD_CODES = (0, -32000, -32001)
+"""Codes of no specification that the old SDKs answer with: any exception, a lost connection, a time-out."""
 _VERSIONS = frozenset({*mcp.SUPPORTED_VERSIONS, *mcp.LEGACY_VERSIONS})
 _NOTIFICATIONS = frozenset(
     {
@@ -337,9 +56,33 @@ _NOTIFICATIONS = frozenset(
         mcp.RESOURCE_UPDATED,
     }
 )
+ERROR_TYPES = frozenset(
+    {
+        "",
+        TOOL_ERROR,
+        *map(
+            str,
+            (
+                mcp.PARSE_ERROR,
+                mcp.INVALID_REQUEST,
+                mcp.METHOD_NOT_FOUND,
+                mcp.INVALID_PARAMS,
+                mcp.INTERNAL_ERROR,
+                mcp.HEADER_MISMATCH,
+                mcp.MISSING_CAPABILITY,
+                mcp.UNSUPPORTED_VERSION,
+                *_ODD_CODES,
+            ),
+        ),
+    }
+)
+"""What `error_type` may be, beside OTHER_ERROR: OpenTelemetry's `error.type` of MCP is the JSON-RPC error's code."""
 _DURATIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 _HOLDS = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10)
+
+
+_REFUSALS = (NestedOutcome.REFUSED, NestedOutcome.UNDECLARED, NestedOutcome.UNSOLICITED)
 
 
 def bounded_method(method: str) -> str:
@@ -391,6 +134,7 @@ class Metrics:
         self._declare_holds()
         self._declare_upstreams()
         self._declare_process(version)
+        self._show_own_zeroes()
         for route in routes:
             self.show_zeroes(route)
 
@@ -408,8 +152,8 @@ class Metrics:
     def _declare_traffic(self) -> None:
         self._operations = self._histogram(
             "mcp_server_operation_duration_seconds",
-            "Time from a request to its final message, per round.",
-            ("route", "method", "protocol_version", "outcome"),
+            "Time from a request to its final message, per round; of subscriptions/listen to its acknowledgement.",
+            ("route", "method", "protocol_version", "outcome", "error_type"),
             _DURATIONS,
         )
         self._nested = self._counter(
@@ -428,6 +172,12 @@ class Metrics:
             "route",
             "era",
             "outcome",
+        )
+        self._passing = self._histogram(
+            "mcp_gateway_passed_through_duration_seconds",
+            "Time from a request that was not bridged to the end of its reply; without streams that are no reply.",
+            ("route", "era"),
+            _DURATIONS,
         )
 
     def _declare_holds(self) -> None:
@@ -482,7 +232,8 @@ class Metrics:
         )
 
     def _declare_process(self, version: str) -> None:
-        self._gauge("build_info", "The running version.", "version")[version,].set(1)
+        self._build = self._gauge("build_info", "The running version.", "version")
+        self._build[version,].set(1)
         self._reloads = self._counter("config_reloads_total", "Configuration reloads.", "outcome")
         registry = self._registry
         self._limit = Gauge("mcp_gateway_held_calls_limit", "Most calls that may be parked.", registry=registry)
@@ -496,26 +247,40 @@ class Metrics:
             "mcp_gateway_task_failures_total", "Unexpected exceptions: each is a bug.", registry=registry
         )
 
+    def _show_own_zeroes(self) -> None:
+        """As `show_zeroes`, for what has no route."""
+        _ = [self._state_rejections[reason,] for reason in StateReason]
+        _ = [self._rejections[reason,] for reason in Rejection]
+        _ = [self._peer_requests[outcome,] for outcome in PeerOutcome]
+        _ = [self._peer_rejections[reason,] for reason in StateReason]
+        _ = self._reloads["applied",], self._reloads["rejected",]
+
     def show_zeroes(self, route: str) -> None:
         """Let a rate start from zero: an alert cannot see a counter's first step otherwise."""
         _ = self._held[route,], self._opened[route,], self._lost[route,], self._left_out[route,]
         _ = [self._continuations[route, step] for step in Step]
-        _ = [self._peer_requests[outcome,] for outcome in PeerOutcome]
+        _ = [self._children_ended[route, why] for why in ("asked", "unasked")]
+        _ = [self._failures[route, kind] for kind in UpstreamFailure]
+        _ = [self._nested[route, method, outcome] for method in _NESTED_METHODS for outcome in _REFUSALS]
         _ = [self._passed[route, era, outcome] for era in TrafficEra for outcome in Passed]
         _ = [self._probes[route, era] for era in UpstreamEra]
         _ = [self._sessions[route, state] for state in SessionState]
 
-    def operation_finished(self, route: str, method: str, version: str, outcome: Outcome, seconds: float) -> None:
+    def operation_finished(self, route: str, method: str, version: str, ending: Ending, seconds: float) -> None:
         """Count one round and its duration; `method` and `version` as the client sent them."""
-        self._operations[route, bounded_method(method), bounded_version(version), outcome].observe(seconds)
+        outcome, error = ending
+        error = error if error in ERROR_TYPES else OTHER_ERROR
+        self._operations[route, bounded_method(method), bounded_version(version), outcome, error].observe(seconds)
 
     def downstream_rejected(self, reason: str) -> None:
         """Count a refused request, by a `Rejection`."""
         self._rejections[_bounded(reason, Rejection),].inc()
 
-    def passed(self, route: str, era: TrafficEra, outcome: Passed) -> None:
-        """Count a request that was passed through, at its end."""
+    def passed(self, route: str, era: TrafficEra, outcome: Passed, seconds: float | None) -> None:
+        """Count a request that was passed through, at its end; `seconds` is None for a stream that is no reply."""
         self._passed[route, era, outcome].inc()
+        if seconds is not None:
+            self._passing[route, era].observe(seconds)
 
     def era_probed(self, route: str, era: UpstreamEra) -> None:
         """Count a probe."""

@@ -1,0 +1,60 @@
+"""What the gateway tells its operator: log events and metrics, each declared once, and traces."""
+
+from gateway.telemetry.bodies import Direction, bodies
+from gateway.telemetry.log import Event, Logger, configure_logging, get_logger, mask, redact
+from gateway.telemetry.metrics import OTHER, Metrics, bounded_kind, bounded_method, bounded_version
+from gateway.telemetry.traces import Operation, Span, Traces, TracesUnavailable, check_traces, open_traces
+from gateway.telemetry.words import (
+    COMPLETE,
+    OTHER_ERROR,
+    TOOL_ERROR,
+    Ending,
+    NestedOutcome,
+    Outcome,
+    Passed,
+    PeerOutcome,
+    Rejection,
+    SessionState,
+    StateReason,
+    Step,
+    TrafficEra,
+    UpstreamEra,
+    UpstreamFailure,
+)
+
+__all__ = [
+    "COMPLETE",
+    "OTHER",
+    "OTHER_ERROR",
+    "TOOL_ERROR",
+    "Direction",
+    "Ending",
+    "Event",
+    "Logger",
+    "Metrics",
+    "NestedOutcome",
+    "Operation",
+    "Outcome",
+    "Passed",
+    "PeerOutcome",
+    "Rejection",
+    "SessionState",
+    "Span",
+    "StateReason",
+    "Step",
+    "Traces",
+    "TracesUnavailable",
+    "TrafficEra",
+    "UpstreamEra",
+    "UpstreamFailure",
+    "bodies",
+    "bounded_kind",
+    "bounded_method",
+    "bounded_version",
+    "check_traces",
+    "configure_logging",
+    "get_logger",
+    "mask",
+    "open_traces",
+    "redact",
+]

@@ -1,0 +1,165 @@
+"""What goes to the log: events, each declared once, and the redaction of all that is written.
+
+A log line holds ids, counts and durations. What looks like a credential is masked even where it should not have come.
+"""
+
+import logging
+import math
+import re
+import sys
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+Logger = FilteringBoundLogger
+
+
+class Event(StrEnum):
+    """Every log event."""
+
+    CONFIG_LOADED = "config.loaded"
+    CONFIG_REJECTED = "config.rejected"
+    CONFIG_CAUTION = "config.caution"
+    SERVER_STARTED = "server.started"
+    SERVER_DRAINING = "server.draining"
+    SERVER_PARTED = "server.parted"
+    SERVER_STOPPED = "server.stopped"
+    SUPERVISOR_STARTED = "supervisor.started"
+    WORKER_STARTED = "worker.started"
+    WORKER_ENDED = "worker.ended"
+    EXCHANGE_FINISHED = "exchange.finished"
+    STATE_REJECTED = "state.rejected"
+    SESSION_LOST = "session.lost"
+    SUBSCRIPTION_LOST = "subscription.lost"
+    TOOL_LEFT_OUT = "tool.left_out"
+    UPSTREAM_FAILED = "upstream.failed"
+    ERA_FOUND = "era.found"
+    PEER_REJECTED = "peer.rejected"
+    PEER_FAILED = "peer.failed"
+    CALL_TAKEN_OVER = "call.taken_over"
+    KEYS_FAILED = "keys.failed"
+    CHILD_ENDED = "child.ended"
+    CHILD_STDERR = "child.stderr"
+    TASK_FAILED = "task.failed"
+    BODY = "debug.body"
+
+
+MASK = "[hidden]"
+_SECRET_KEY = re.compile(
+    r"(?:^|_)(?:authorization|cookies?|tokens?|keys?|secrets?|passwords?|credentials?|api_?keys?|request_?state)$"
+)
+_BODY_KEY = re.compile(r"^(?:body|payload|params|arguments|answers|content|input_?responses)$")
+_SECRET_TEXT = re.compile(
+    r"(?P<scheme>\b(?:bearer|dpop|basic)\s+)[\w.~+/=-]{6,}"  # RFC 6750, 9449, 7617
+    r"|(?P<seal>\bmrtr1\.)[\w.=-]+"
+    r"|(?P<jwt>\beyJ)[\w-]{8,}(?:\.[\w-]*)+"
+    r"|(?P<userinfo>://)[^/\s@]+(?=@)"
+    r"|\b[0-9a-f]{64,}\b"
+    r"|(?P<base64>(?<![\w+/-])[\w+/-]{43,}={0,2})",
+    re.IGNORECASE | re.ASCII,
+)
+_MIXED = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[\w+-]{12,}")
+_SHORTEST_SECRET = 8
+
+
+def mask(text: str) -> str:
+    """Return `text` without what looks like a bearer token, a JWT, a sealed state, a key or a URL's password."""
+    return _SECRET_TEXT.sub(_masked, text) if len(text) >= _SHORTEST_SECRET else text
+
+
+def _masked(match: re.Match[str]) -> str:
+    candidate = match["base64"]
+    # A traceback is full of long paths. Their segments are short or of one case, a random key's are not.
+    if candidate is not None and not any(map(_MIXED.fullmatch, candidate.rstrip("=").split("/"))):
+        return candidate
+    return (match["scheme"] or match["seal"] or match["userinfo"] or "") + MASK
+
+
+def _snake(key: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower().replace("-", "_")
+
+
+@lru_cache(maxsize=1024)
+def names_secret(key: str) -> bool:
+    """Whether a key is one that secrets have, in any spelling."""
+    return bool(_SECRET_KEY.search(_snake(key)))
+
+
+@lru_cache(maxsize=1024)
+def _is_secret(key: str) -> bool:
+    return names_secret(key) or bool(_BODY_KEY.match(_snake(key)))
+
+
+def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Mask secrets by key and by look, at every depth; what is left is plain JSON."""
+    return {key: _plain(key, value) for key, value in event.items()}
+
+
+def _plain(key: str, value: object) -> Any:
+    """Return a JSON value. A number is no secret whatever its key: `keys=2` tells how many."""
+    if value is None or (isinstance(value, bool | int | float) and math.isfinite(value)):
+        return value
+    return MASK if _is_secret(key) else _plain_text(key, value)
+
+
+def _plain_text(key: str, value: object) -> Any:
+    """Return a JSON value without secrets; bytes are a body, so only their number is told."""
+    match value:
+        case bytes() | bytearray() | memoryview():
+            return f"<{len(value)} bytes>"
+        case Mapping():
+            return {mask(str(name)): _plain(str(name), item) for name, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(key, item) for item in value]
+        case _:
+            return mask(str(value))
+
+
+def configure_logging(level: str, format: str, stream: TextIO | None = None) -> None:  # noqa: A002 - the config's word
+    """Send our events and the standard library's to `stream` (stderr), one line each.
+
+    `level`: debug, info, warning or error; it holds for the life of the process, since loggers are cached.
+    `format`: json, console, or auto (console on a terminal).
+    """
+    stream = stream or sys.stderr
+    ours: list[Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,  # before redact: messages of exceptions quote what failed
+    ]
+    end: list[Processor] = [redact, _renderer(format, stream)]
+    least = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=ours + end,
+        wrapper_class=structlog.make_filtering_bound_logger(least),
+        logger_factory=structlog.WriteLoggerFactory(stream),
+        cache_logger_on_first_use=True,
+    )
+    _route_stdlib(least, stream, [structlog.stdlib.add_logger_name, *ours], end)
+
+
+def _renderer(format: str, stream: TextIO) -> Processor:  # noqa: A002
+    if format == "console" or (format == "auto" and stream.isatty()):
+        plain = structlog.dev.plain_traceback  # a rich one would print the variables of every frame
+        return structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)
+    return structlog.processors.JSONRenderer()
+
+
+def _route_stdlib(least: int, stream: TextIO, first: list[Processor], end: list[Processor]) -> None:
+    """Give the libraries' records (aiohttp, asyncio, warnings) the same form."""
+    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=first, processors=[remove_meta, *end])
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=least, force=True)
+    logging.captureWarnings(capture=True)
+
+
+def get_logger(**bound: object) -> Logger:
+    """Return a logger; `bound` is on each of its lines."""
+    logger: Logger = structlog.get_logger(**bound)
+    return logger

@@ -1,0 +1,234 @@
+"""Traces in OpenTelemetry's words: the conventions for MCP (semantic-conventions-genai, docs/gen-ai/mcp.md).
+
+The only file that imports OpenTelemetry; `traces.open_traces` loads it. What is sent, where to and how much of it is
+said by the standard OTEL_* variables. No attribute holds contents: arguments, answers, results and the text of an
+upstream's errors stay out.
+"""
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import (
+    SERVICE_INSTANCE_ID,
+    SERVICE_NAME,
+    SERVICE_VERSION,
+    OTELResourceDetector,
+    Resource,
+)
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, Tracer
+
+from gateway.core import mcp
+from gateway.telemetry.log import mask
+from gateway.telemetry.traces import TOKEN_BYTES, Operation, Span, Traces, TracesUnavailable
+from gateway.telemetry.words import Ending, Outcome
+
+_NAME: Final = "mrtr-gateway"
+_OURS: Final = "mcp_gateway."
+"""What the conventions have no word for."""
+_TEXT: Final = 200
+_FAILED: Final = (Outcome.ERROR, Outcome.REJECTED)
+_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_TARGETS: Final = {mcp.TOOLS_CALL: "gen_ai.tool.name", mcp.PROMPTS_GET: "gen_ai.prompt.name"}
+
+
+def begin(version: str, replica: str) -> Traces | None:
+    """See `traces.open_traces`."""
+    if not wanted():
+        return None
+    provider = TracerProvider(resource=_resource(version, replica), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return OtelTraces(provider)
+
+
+def wanted() -> bool:
+    """Whether the OTEL_* variables leave traces on; raises TracesUnavailable where they ask for what is not here."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    exporter = os.environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
+    if exporter == "none":
+        return False
+    if exporter != "otlp":
+        raise TracesUnavailable(
+            f"OTEL_TRACES_EXPORTER={exporter[:40]}: traces are sent by otlp only; unset it, and let an OpenTelemetry "
+            "collector convert them"
+        )
+    for name in _PROTOCOLS:
+        protocol = os.environ.get(name, "").strip() or "http/protobuf"
+        if protocol != "http/protobuf":
+            raise TracesUnavailable(
+                f"{name}={protocol[:40]}: traces are sent by http/protobuf only; unset it, and use port 4318 in "
+                "OTEL_EXPORTER_OTLP_ENDPOINT"
+            )
+    return True
+
+
+def _resource(version: str, replica: str) -> Resource:
+    """Who speaks; what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins."""
+    own = {SERVICE_NAME: _NAME, SERVICE_VERSION: version, SERVICE_INSTANCE_ID: replica}
+    return Resource.create(own).merge(OTELResourceDetector().detect())
+
+
+class OtelTraces(Traces):
+    """Spans of a provider."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer(_NAME)
+        self._fields = frozenset(propagate.get_global_textmap().fields)
+
+    def carried(self, values: Mapping[str, str]) -> dict[str, str]:
+        """See `Traces`."""
+        return {name: values[name] for name in self._fields if name in values}
+
+    def round(  # noqa: PLR0913  (as declared)
+        self,
+        about: Operation,
+        rpc_id: str,
+        request_id: str,
+        remote: str | None,
+        meta: Mapping[str, str],
+        headers: Mapping[str, str],
+    ) -> Span:
+        """See `Traces`."""
+        parent = propagate.extract(meta, context=Context())
+        beside = propagate.extract(headers, context=Context())
+        named, transport = _context(parent), _context(beside)
+        links = []
+        if not named.is_valid:
+            parent = beside
+        elif transport.is_valid and transport != named:
+            links.append(Link(transport))
+        attributes = {
+            **_attributes(about),
+            "jsonrpc.request.id": mask(rpc_id)[:_TEXT],
+            "network.transport": "tcp",
+            "network.protocol.name": "http",
+            _OURS + "route": about.route,
+            _OURS + "request.id": request_id,
+        }
+        if remote is not None:
+            attributes["client.address"] = remote
+        span = self._tracer.start_span(
+            _name(about), context=parent, kind=SpanKind.SERVER, attributes=attributes, links=links
+        )
+        return OtelSpan(self._tracer, span, parent)
+
+    def elsewhere(self, token: bytes) -> Span:
+        """See `Traces`."""
+        return OtelSpan(self._tracer, NonRecordingSpan(_opened(token)), Context())
+
+    def close(self, seconds: float) -> None:
+        """See `Traces`: an exporter that hangs is left behind with its thread."""
+        closing = threading.Thread(target=self._provider.shutdown, name="close traces", daemon=True)
+        closing.start()
+        closing.join(seconds)
+
+
+class OtelSpan(Span):
+    """One span of OpenTelemetry's."""
+
+    def __init__(self, tracer: Tracer, span: trace.Span, parent: Context) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._context = trace.set_span_in_context(span, parent)
+        self._ended = False
+
+    @property
+    def token(self) -> bytes:
+        """See `Span`."""
+        own = self._span.get_span_context()
+        if not own.is_valid:
+            return b""
+        return bytes(own.trace_id.to_bytes(16) + own.span_id.to_bytes(8) + bytes([own.trace_flags]))
+
+    def headers(self) -> dict[str, str]:
+        """See `Span`."""
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, self._context)
+        return carrier
+
+    def note(self, name: str, value: str | int | bool) -> None:  # noqa: FBT001  (as declared)
+        """See `Span`."""
+        self._span.set_attribute(_OURS + name, value)
+
+    def happened(self, name: str) -> None:
+        """See `Span`."""
+        self._span.add_event(_OURS + name)
+
+    def link(self, token: bytes) -> None:
+        """See `Span`."""
+        other = _opened(token)
+        if other.is_valid:
+            self._span.add_link(other)
+
+    def call(self, about: Operation, upstream: str | None) -> Span:
+        """See `Span`."""
+        attributes: dict[str, str | int] = {**_attributes(about), _OURS + "route": about.route}
+        if upstream is None:
+            attributes["network.transport"] = "pipe"
+        else:
+            attributes |= {"network.transport": "tcp", "network.protocol.name": "http"} | _server(upstream)
+        span = self._tracer.start_span(
+            _name(about), context=self._context, kind=SpanKind.CLIENT, attributes=attributes
+        )
+        return OtelSpan(self._tracer, span, self._context)
+
+    def end(self, ending: Ending) -> None:
+        """See `Span`."""
+        if self._ended:
+            return
+        self._ended = True
+        span = self._span
+        span.set_attribute(_OURS + "outcome", ending.outcome)
+        if ending.error_type:
+            span.set_attribute("error.type", ending.error_type)
+            span.set_status(Status(StatusCode.ERROR))
+            if ending.outcome in _FAILED:
+                span.set_attribute("rpc.response.status_code", ending.error_type)
+        span.end()
+
+
+def _context(context: Context) -> SpanContext:
+    return trace.get_current_span(context).get_span_context()
+
+
+def _opened(token: bytes) -> SpanContext:
+    """The context that a token names; an invalid one for what is no token."""
+    if len(token) != TOKEN_BYTES:
+        return trace.INVALID_SPAN_CONTEXT
+    return SpanContext(
+        int.from_bytes(token[:16]), int.from_bytes(token[16:24]), is_remote=True, trace_flags=TraceFlags(token[24])
+    )
+
+
+def _name(about: Operation) -> str:
+    """`{mcp.method.name} {target}`, where a URI is no target: there are too many of them."""
+    if about.method not in _TARGETS:
+        return about.method
+    return f"{about.method} {mask(about.target)[:_TEXT]}"
+
+
+def _attributes(about: Operation) -> dict[str, str]:
+    attributes = {"mcp.method.name": about.method, "mcp.protocol.version": about.version}
+    if about.method == mcp.TOOLS_CALL:
+        attributes["gen_ai.operation.name"] = "execute_tool"
+    if about.method in _TARGETS:
+        attributes[_TARGETS[about.method]] = mask(about.target)[:_TEXT]
+    elif about.method == mcp.RESOURCES_READ:
+        # Without its query, which is where a URI has its arguments.
+        attributes["mcp.resource.uri"] = mask(about.target.partition("?")[0])[:_TEXT]
+    return attributes
+
+
+def _server(url: str) -> dict[str, str | int]:
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return {"server.address": parts.hostname or "", "server.port": port}

@@ -1,0 +1,57 @@
+"""A FAKE collector: takes what is sent to /v1/traces and shows it, or takes it and never answers."""
+
+import asyncio
+import gzip
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.trace.v1.trace_pb2 import Span  # noqa: TC002  (one import style)
+
+
+class FakeOtlp:
+    """An OTLP receiver over HTTP on loopback."""
+
+    def __init__(self, *, hangs: bool = False) -> None:
+        self.url = ""
+        self.spans: list[Span] = []
+        self.resource: dict[str, str] = {}
+        self.keys: list[str] = []
+        """The header X-Key of each request."""
+        self.waiting = 0
+        """Requests without an answer."""
+        self._hangs = hangs
+        self._over = asyncio.Event()
+        self._runner = web.ServerRunner(web.Server(self._handle))
+
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over.set()
+        await self._runner.cleanup()
+
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        assert (http.method, http.path) == ("POST", "/v1/traces")
+        data = await http.read()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        if self._hangs:
+            self.waiting += 1
+            await self._over.wait()
+        self.keys.append(http.headers.get("X-Key", ""))
+        for each in ExportTraceServiceRequest.FromString(data).resource_spans:
+            self.resource |= {pair.key: pair.value.string_value for pair in each.resource.attributes}
+            self.spans += [span for scope in each.scope_spans for span in scope.spans]
+        return web.Response(
+            body=ExportTraceServiceResponse().SerializeToString(), content_type="application/x-protobuf"
+        )

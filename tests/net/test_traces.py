@@ -1,0 +1,423 @@
+"""Traces: OpenTelemetry's own SDK says what a collector would get, and a FAKE receiver what is sent to one."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
+
+from gateway.__main__ import main
+from gateway.core import mcp
+from gateway.telemetry import Traces, TracesUnavailable, check_traces, open_traces
+from gateway.telemetry.otel import OtelTraces
+from tests.fake_otlp import FakeOtlp
+from tests.net import workbench
+from tests.net.conftest import Start
+from tests.net.fake_upstream import FakeUpstream, Turn, text
+from tests.net.workbench import ACCEPT, eventually
+from tests.parts.launch import free_port
+
+CANARY = "c4nary-7f3a9"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+OTHER = "00-1234567890abcdef1234567890abcdef-1111111111111111-01"
+
+
+class Spans:
+    """What one process, or several, recorded."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+
+    def traces(self) -> Traces:
+        return OtelTraces(self.provider)
+
+    def all(self, kind: SpanKind) -> list[ReadableSpan]:
+        """Those that ended, as they began."""
+        found = [span for span in self._exporter.get_finished_spans() if span.kind is kind]
+        return sorted(found, key=lambda span: span.start_time or 0)
+
+    @property
+    def rounds(self) -> list[ReadableSpan]:
+        return self.all(SpanKind.SERVER)
+
+    @property
+    def calls(self) -> list[ReadableSpan]:
+        return self.all(SpanKind.CLIENT)
+
+
+@pytest.fixture
+def spans() -> Spans:
+    return Spans()
+
+
+def ids(span: ReadableSpan) -> tuple[str, str]:
+    return format_trace_id(span.context.trace_id), format_span_id(span.context.span_id)
+
+
+def parent(span: ReadableSpan) -> str | None:
+    return format_span_id(span.parent.span_id) if span.parent is not None else None
+
+
+def traceparent(span: ReadableSpan) -> str:
+    return "00-{}-{}-{:02x}".format(*ids(span), span.context.trace_flags)
+
+
+def links(span: ReadableSpan) -> list[str]:
+    return [format_span_id(link.context.span_id) for link in span.links]
+
+
+def sent(upstream: FakeUpstream) -> tuple[dict[str, Any], dict[str, str]]:
+    """`_meta` and the headers of the last tools/call that the upstream saw."""
+    seen = upstream.of("tools/call")[-1]
+    return seen.body["params"].get("_meta", {}), {name.lower(): value for name, value in seen.headers.items()}
+
+
+async def asking(turn: Turn) -> None:
+    answer = await turn.elicit("q")
+    await turn.result(text(json.dumps(answer)))
+
+
+async def test_a_call_is_a_servers_span_and_a_clients_below_it(
+    upstream: FakeUpstream, begin: Start, spans: Spans
+) -> None:
+    upstream.tool(lambda turn: turn.result(text(CANARY)))
+    client = (await begin(traces=spans.traces())).client(f"Bearer {CANARY}")
+    _ = await client.call("weather", {"city": CANARY}, headers={"X-Request-Id": "r1"})
+    (served,), (called,) = spans.rounds, spans.calls
+    assert served.name == called.name == "tools/call weather"
+    attributes = dict(served.attributes or {})
+    assert re.fullmatch(r"c\d+", str(attributes.pop("jsonrpc.request.id")))
+    assert attributes == {
+        "mcp.method.name": "tools/call",
+        "mcp.protocol.version": "2026-07-28",
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "weather",
+        "network.transport": "tcp",
+        "network.protocol.name": "http",
+        "client.address": "127.0.0.1",
+        "mcp_gateway.route": "/mcp",
+        "mcp_gateway.request.id": "r1",
+        "mcp_gateway.outcome": "complete",
+    }
+    assert served.parent is None
+    assert parent(called) == ids(served)[1]
+    port = int(upstream.url.split(":")[2].split("/")[0])
+    assert dict(called.attributes or {}) == {
+        "mcp.method.name": "tools/call",
+        "mcp.protocol.version": "2025-11-25",
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "weather",
+        "network.transport": "tcp",
+        "network.protocol.name": "http",
+        "server.address": "127.0.0.1",
+        "server.port": port,
+        "mcp_gateway.route": "/mcp",
+        "mcp_gateway.outcome": "complete",
+    }
+    assert CANARY not in served.to_json() + called.to_json()
+    meta, headers = sent(upstream)
+    assert meta["traceparent"] == headers["traceparent"] == traceparent(called)
+
+
+async def test_the_parent_is_the_one_in_meta_and_that_of_the_header_is_linked(
+    upstream: FakeUpstream, begin: Start, spans: Spans
+) -> None:
+    client = (await begin(traces=spans.traces())).client()
+    meta = {"traceparent": PARENT, "tracestate": "rojo=1", "baggage": "user=ada"}
+    _ = await client.call(meta=meta, headers={"traceparent": OTHER, "tracestate": "congo=2"})
+    (served,), (called,) = spans.rounds, spans.calls
+    assert (ids(served)[0], parent(served)) == (TRACE, "b7ad6b7169203331")
+    assert links(served) == ["1" * 16]
+    passed, headers = sent(upstream)
+    for carrier in (passed, headers):
+        found = {name: carrier[name] for name in mcp.TRACE_KEYS}
+        assert found == {"traceparent": traceparent(called), "tracestate": "rojo=1", "baggage": "user=ada"}
+
+
+async def test_without_one_in_meta_the_parent_is_that_of_the_header(
+    upstream: FakeUpstream, begin: Start, spans: Spans
+) -> None:
+    client = (await begin(traces=spans.traces())).client()
+    _ = await client.call(headers={"traceparent": PARENT})
+    (served,) = spans.rounds
+    assert (ids(served)[0], parent(served), links(served)) == (TRACE, "b7ad6b7169203331", [])
+
+
+@pytest.mark.parametrize("odd", ["", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "x" * 9000, 5, "00-\r\n"])
+async def test_what_is_no_context_begins_a_trace_of_its_own(
+    upstream: FakeUpstream, begin: Start, spans: Spans, odd: Any
+) -> None:
+    client = (await begin(traces=spans.traces())).client()
+    _ = await client.call(meta={"traceparent": odd, "tracestate": "rojo=1"})
+    (served,), (called,) = spans.rounds, spans.calls
+    assert served.parent is None
+    meta, headers = sent(upstream)
+    assert meta["traceparent"] == headers["traceparent"] == traceparent(called)
+    assert "tracestate" not in {**meta, **headers}, "it belongs to a trace that nobody could read"
+
+
+async def test_the_rounds_of_an_exchange_are_linked_and_its_call_is_one_span(
+    upstream: FakeUpstream, begin: Start, spans: Spans
+) -> None:
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("one")
+        await turn.elicit("two")
+        await turn.result(text("done"))
+
+    upstream.tool(tool)
+    client = (await begin(traces=spans.traces())).client()
+    second = await client.answer(await client.call())
+    assert (await client.answer(second)).text == "done"
+    rounds, (called,) = spans.rounds, spans.calls
+    assert [links(each) for each in rounds] == [[], [ids(rounds[0])[1]], [ids(rounds[1])[1]]]
+    assert [(each.attributes or {}).get("mcp_gateway.round") for each in rounds] == [None, 2, 3]
+    assert [(each.attributes or {}).get("mcp_gateway.step") for each in rounds] == [None, "held", "held"]
+    outcomes = [(each.attributes or {})["mcp_gateway.outcome"] for each in rounds]
+    assert outcomes == ["input_required", "input_required", "complete"]
+    assert len({ids(each)[0] for each in rounds}) == 3, "each round is of the trace of its client"
+    assert parent(called) == ids(rounds[0])[1]
+    assert [event.name for event in called.events] == ["mcp_gateway.parked", "mcp_gateway.unparked"] * 2
+    assert (called.end_time or 0) > (rounds[1].end_time or 0), "it lasts until the tool has answered"
+
+
+async def test_the_answers_go_upstream_in_the_trace_of_the_round_that_brought_them(
+    upstream: FakeUpstream, begin: Start, spans: Spans
+) -> None:
+    upstream.tool(asking)
+    client = (await begin(traces=spans.traces())).client()
+    _ = await client.answer(await client.call())
+    (answer,) = upstream.of("answer")
+    assert answer.headers["traceparent"] == traceparent(spans.rounds[1])
+
+
+async def test_a_round_that_another_replica_served_is_linked_and_counted_once(
+    upstream: FakeUpstream, begin: Start, spans: Spans
+) -> None:
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("one")
+        await turn.elicit("two")
+        await turn.result(text("done"))
+
+    upstream.tool(tool)
+    peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2")}
+    owner, other = [
+        await begin(replica={"id": name, "listen": peers[name], "peers": peers}, traces=spans.traces())
+        for name in peers
+    ]
+    second = await other.client().answer(await owner.client().call())
+    assert (await owner.client().answer(second)).text == "done"
+    rounds = spans.rounds
+    assert [(each.attributes or {}).get("mcp_gateway.step") for each in rounds] == [None, "forwarded", "held"]
+    assert [links(each) for each in rounds] == [[], [ids(rounds[0])[1]], [ids(rounds[1])[1]]]
+
+
+async def test_a_call_that_is_run_again_is_a_span_of_the_round_that_ran_it(
+    upstream: FakeUpstream, begin: Start, spans: Spans
+) -> None:
+    upstream.tool(asking)
+    client = (await begin(traces=spans.traces(), route={"continuation": "replay"})).client()
+    assert (await client.answer(await client.call())).text == json.dumps(ACCEPT)
+    rounds = spans.rounds
+    assert links(rounds[1]) == [ids(rounds[0])[1]]
+    await eventually(lambda: len(spans.calls) == 2)
+    assert [parent(each) for each in spans.calls] == [ids(each)[1] for each in rounds]
+    assert [(each.attributes or {})["mcp_gateway.outcome"] for each in spans.calls] == ["cancelled", "complete"]
+
+
+@pytest.mark.parametrize(
+    ("said", "error_type", "status_code"),
+    [
+        ({"error": {"code": -32602, "message": CANARY}}, "-32602", "-32602"),
+        ({"result": {**text(CANARY), "isError": True}}, "tool_error", None),
+    ],
+)
+async def test_errors_are_told_without_their_words(
+    upstream: FakeUpstream, begin: Start, spans: Spans, said: Any, error_type: str, status_code: str | None
+) -> None:
+    async def tool(turn: Turn) -> None:
+        turn.reply(body={"jsonrpc": "2.0", "id": turn.id, **said})
+
+    upstream.tool(tool)
+    client = (await begin(traces=spans.traces())).client()
+    _ = await client.call()
+    for span in (*spans.rounds, *spans.calls):
+        attributes = span.attributes or {}
+        assert attributes["error.type"] == error_type
+        assert attributes.get("rpc.response.status_code") == status_code
+        assert span.status.status_code is StatusCode.ERROR
+        assert CANARY not in span.to_json()
+
+
+async def test_a_refused_request_and_a_broken_call_end_their_spans(
+    upstream: FakeUpstream, begin: Start, spans: Spans
+) -> None:
+    upstream.tool(lambda turn: turn.reset())
+    client = (await begin(traces=spans.traces())).client()
+    _ = await client.call(state="mrtr1.no")
+    _ = await client.call()
+    assert [(each.attributes or {})["error.type"] for each in spans.rounds] == ["-32602", "-32603"]
+    assert [(each.attributes or {})["error.type"] for each in spans.calls] == ["-32603"]
+
+
+async def test_a_client_that_leaves_ends_its_span_too(
+    upstream: FakeUpstream, begin: Start, spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before there is anything to cancel: while it is found out who it is."""
+    stand = await begin(traces=spans.traces())
+    _ = await stand.client().call()
+    asked, callers = asyncio.Event(), stand.gateway.downstream._callers
+
+    async def principal(*_: Any, **__: Any) -> bytes:
+        asked.set()
+        await asyncio.get_running_loop().create_future()
+        return b""
+
+    monkeypatch.setattr(callers, "principal", principal)
+    leaving = asyncio.get_running_loop().create_task(stand.client().call())
+    await asked.wait()
+    _ = leaving.cancel()
+    await eventually(lambda: len(spans.rounds) == 2)
+    assert (spans.rounds[1].attributes or {})["mcp_gateway.outcome"] == "cancelled"
+
+
+async def test_a_uri_is_no_name_of_a_span_and_loses_its_query(
+    upstream: FakeUpstream, begin: Start, spans: Spans
+) -> None:
+    upstream.on("resources/read", lambda turn: turn.result({"contents": []}))
+    client = (await begin(traces=spans.traces())).client()
+    _ = await client.post("resources/read", {"uri": f"file:///a?q={CANARY}"})
+    (served,) = spans.rounds
+    assert served.name == "resources/read"
+    assert (served.attributes or {})["mcp.resource.uri"] == "file:///a"
+    assert CANARY not in served.to_json()
+
+
+async def test_a_trace_that_is_not_sampled_is_carried_on_as_such(upstream: FakeUpstream, begin: Start) -> None:
+    spans = Spans()
+    client = (await begin(traces=spans.traces())).client()
+    upstream.tool(asking)
+    asked = await client.call(meta={"traceparent": PARENT[:-2] + "00"})
+    assert sent(upstream)[0]["traceparent"].split("-")[1::2] == [TRACE, "00"]
+    _ = await client.answer(asked)
+    assert [ids(each)[0] for each in spans.rounds] != [TRACE], "only the second round was sampled"
+    assert len(spans.rounds) == 1
+
+
+async def test_without_traces_the_clients_own_context_goes_on_as_it_came(upstream: FakeUpstream, begin: Start) -> None:
+    client = (await begin()).client()
+    _ = await client.call(meta={"traceparent": PARENT, "tracestate": "rojo=1"})
+    meta, headers = sent(upstream)
+    assert (meta["traceparent"], headers["traceparent"], meta["tracestate"]) == (PARENT, PARENT, "rojo=1")
+
+
+# -- what is sent, and what is not ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """No OTEL_* variable but those of the test."""
+    for name in ("OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_SERVICE_NAME", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+async def test_spans_arrive_at_a_receiver_when_the_gateway_stops(
+    upstream: FakeUpstream, begin: Start, environment: pytest.MonkeyPatch
+) -> None:
+    async with FakeOtlp() as receiver:
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        environment.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=abc")
+        stand = await begin(traces=open_traces("1.2.3", "gw-1"))
+        _ = await stand.client().call("weather")
+        assert not receiver.spans
+        await stand.gateway.close()
+        assert sorted(span.name for span in receiver.spans) == ["tools/call weather"] * 2
+        assert receiver.keys == ["abc"]
+        resource = receiver.resource
+        assert {name: resource[name] for name in ("service.name", "service.version", "service.instance.id")} == {
+            "service.name": "mrtr-gateway",
+            "service.version": "1.2.3",
+            "service.instance.id": "gw-1",
+        }
+
+
+def test_what_the_environment_says_of_the_service_wins(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("OTEL_SERVICE_NAME", "front")
+    environment.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
+    opened = open_traces("1", "gw-1")
+    assert isinstance(opened, OtelTraces)
+    found = opened._provider.resource.attributes
+    assert (found["service.name"], found["deployment.environment.name"]) == ("front", "test")
+    opened.close(1)
+
+
+async def test_a_receiver_that_hangs_does_not_keep_the_gateway_from_ending(
+    upstream: FakeUpstream, begin: Start, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setattr("gateway.net.app._FLUSH_SECONDS", 0.1)
+    async with FakeOtlp(hangs=True) as receiver:
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        stand = await begin(traces=open_traces("1", "gw-1"))
+        _ = await stand.client().call()
+        await stand.gateway.close()
+        assert receiver.waiting, "it was asked, and has not answered yet"
+        left = [thread.name for thread in threading.enumerate()]
+        assert "close traces" in left, "who waits for it does so without the gateway"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("OTEL_TRACES_EXPORTER", "zipkin", "otlp only"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "http/protobuf only"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "http/protobuf only"),
+    ],
+)
+def test_what_cannot_be_sent_is_an_error_that_says_what_can(
+    environment: pytest.MonkeyPatch, name: str, value: str, says: str
+) -> None:
+    environment.setenv(name, value)
+    with pytest.raises(TracesUnavailable, match=f"{name}={value}.*{says}"):
+        check_traces()
+
+
+@pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")])
+def test_the_environment_can_switch_them_off(environment: pytest.MonkeyPatch, name: str, value: str) -> None:
+    environment.setenv(name, value)
+    assert open_traces("1", "gw-1") is None
+
+
+@pytest.fixture
+def _not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without the extra: a None in sys.modules is a package that cannot be imported."""
+    for name in [name for name in sys.modules if name.startswith("opentelemetry")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "gateway.telemetry.otel")
+
+
+@pytest.mark.usefixtures("_not_installed")
+def test_without_the_extra_the_error_names_the_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gateway.yaml"
+    tree = json.loads(workbench.configuration("http://127.0.0.1:9/mcp", traces=True))
+    path.write_text(json.dumps(tree))
+    assert main(["serve", "--config", str(path)]) == 1
+    assert "pip install 'mrtr-gateway[otel]'" in capsys.readouterr().err
+    assert main(["check", "--config", str(path)]) == 0
+    assert "note: traces: true needs OpenTelemetry" in capsys.readouterr().out
+
+
+def test_nothing_of_opentelemetry_is_imported_while_they_are_off() -> None:
+    script = "import gateway.__main__, sys; print([name for name in sys.modules if 'opentelemetry' in name])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,79 @@
+"""What `serve` and `check` do with log levels, traces and bodies before anything is served."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import __main__ as command
+from gateway.config import Config, ConfigError, load
+from gateway.net import app
+from gateway.net.reload import Read
+
+UPSTREAM = "http://127.0.0.1:9/mcp"
+
+
+def written(path: Path, **sections: Any) -> Path:
+    tree = {"listen": "127.0.0.1:0", "admin": None, "routes": [{"upstream": {"url": UPSTREAM}}], **sections}
+    path.write_text(json.dumps(tree))
+    return path
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Read | None]]:
+    """What `serve` would have run, with the levels that it set."""
+    found: list[tuple[Config, Read | None]] = []
+
+    async def serve(config: Config, worker: None = None, read: Read | None = None) -> None:
+        found.append((config, read))
+
+    monkeypatch.setattr(app, "serve", serve)
+    monkeypatch.setattr(command, "configure_logging", lambda level, _: levels.append(level))
+    levels.clear()
+    return found
+
+
+levels: list[str] = []
+
+
+@pytest.mark.parametrize(("given", "level"), [((), "warning"), (("--log-level", "debug"), "debug")])
+def test_the_level_of_the_command_line_beats_that_of_the_file_also_after_a_reload(
+    tmp_path: Path, served: list[tuple[Config, Read | None]], given: tuple[str, ...], level: str
+) -> None:
+    path = written(tmp_path / "gateway.yaml", log={"level": "warning"})
+    assert command.main(["serve", "--config", str(path), *given]) == 0
+    ((config, read),) = served
+    assert levels == [level]
+    assert config.log.level == level
+    assert read is not None
+    assert read() == config, "a reload of the same file changes nothing"
+    _ = written(path, log={"level": "warning"}, traces=False, hold={"ttl_seconds": 7})
+    assert (read().log.level, read().hold.ttl_seconds) == (level, 7)
+
+
+def test_the_level_goes_with_an_upstream_too(served: list[tuple[Config, Read | None]]) -> None:
+    assert command.main(["serve", "--upstream", UPSTREAM, "--log-level", "error"]) == 0
+    assert levels == ["error"]
+    assert served[0][0].log.level == "error"
+
+
+def test_another_level_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["serve", "--upstream", UPSTREAM, "--log-level", "loud"])
+    assert "'debug', 'info', 'warning', 'error'" in capsys.readouterr().err
+
+
+def test_check_warns_of_bodies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "gateway.yaml", debug={"bodies": True})
+    assert command.main(["check", "--config", str(path)]) == 0
+    assert "caution: debug.bodies is true" in capsys.readouterr().out
+    path = written(tmp_path / "gateway.yaml")
+    assert command.main(["check", "--config", str(path)]) == 0
+    assert "caution" not in capsys.readouterr().out
+
+
+def test_a_level_that_the_file_gets_wrong_stays_an_error(tmp_path: Path) -> None:
+    path = written(tmp_path / "gateway.yaml", log={"level": "loud"})
+    with pytest.raises(ConfigError, match="loud"):
+        load(path, {}, log_level="debug")

@@ -1,0 +1,91 @@
+"""The pages about metrics and logs say what the code does: they are printed from it, and nothing is left out."""
+
+import ast
+import re
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gateway.telemetry import Event
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SOURCES = sorted((REPOSITORY / "gateway").rglob("*.py"))
+SPREAD = {event: {"replica", "process"} for event in (Event.CONFIG_LOADED, Event.CONFIG_REJECTED)}
+"""Fields that are in no call: `Reload` is given one of these by who makes it."""
+
+
+def script(name: str) -> ModuleType:
+    loader = SourceFileLoader(name, str(REPOSITORY / "scripts" / name))
+    spec = spec_from_loader(name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("page", "name"), [("metrics.md", "print_metrics"), ("logs.md", "print_events")])
+def test_a_page_is_what_its_script_prints(page: str, name: str) -> None:
+    run = [sys.executable, str(REPOSITORY / "scripts" / name)]
+    printed = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert (REPOSITORY / "docs" / page).read_text() == printed, f"run scripts/{name} > docs/{page}"
+
+
+def written() -> dict[str, set[str]]:
+    """By event, the fields that the code logs with it: keywords, and the keys of dicts that are spread."""
+    found: dict[str, set[str]] = {event.name: set() for event in Event}
+    through: set[str] = set()
+    for tree in (ast.parse(source.read_text()) for source in SOURCES):
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args):
+            first = call.args[0]
+            fields = {keyword.arg for keyword in call.keywords if keyword.arg}
+            fields |= {
+                key.value
+                for keyword in call.keywords
+                if keyword.arg is None
+                for part in ast.walk(keyword.value)
+                if isinstance(part, ast.Dict)
+                for key in part.keys
+                if isinstance(key, ast.Constant)
+            }
+            if isinstance(first, ast.Attribute) and isinstance(first.value, ast.Name) and first.value.id == "Event":
+                found[first.attr] |= fields
+                if isinstance(call.func, ast.Attribute) and call.func.attr == "_log":
+                    through.add(first.attr)
+            elif ast.unparse(call).startswith("log.warning(event"):
+                found[""] = fields
+    for name in through:
+        found[name] |= found[""]
+    _ = found.pop("", None)
+    return found
+
+
+def test_every_event_is_logged_somewhere_and_its_fields_are_the_documented_ones() -> None:
+    told = script("print_events").EVENTS
+    documented = {event.name: set(told[event].fields) - SPREAD.get(event, set()) for event in Event}
+    assert written() == documented
+
+
+def test_every_level_of_an_event_is_documented() -> None:
+    told = script("print_events").EVENTS
+    text = "\n".join(source.read_text() for source in SOURCES)
+    for level, name in re.findall(r"log\.(debug|info|warning|error|exception)\(\s*Event\.(\w+)", text):
+        assert level.replace("exception", "error") in told[Event[name]].level.split(", "), name
+
+
+def test_an_alarm_that_the_pages_speak_of_is_a_metric_that_there_is() -> None:
+    metrics = (REPOSITORY / "docs" / "metrics.md").read_text()
+    declared = set(re.findall(r"^### `(\w+)`$", metrics, re.MULTILINE))
+    pages = [*REPOSITORY.glob("docs/**/*.md"), REPOSITORY / "README.md"]
+    named = {
+        (page.name, name)
+        for page in pages
+        for name in re.findall(r"mcp_(?:gateway|server)_[a-z_]*[a-z]", page.read_text())
+        if "decisions" not in page.parts
+    }
+    known = declared | {f"{name}_{end}" for name in declared for end in ("count", "sum", "bucket")}
+    assert [each for each in sorted(named) if each[1] not in known] == []
