@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types install parts conformance bench clean
+.PHONY: help demo test check format lint types install parts conformance bench image clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ $(VENV)/stamp: pyproject.toml
 
 parts: $(VENV)/stamp ## the real old servers and new clients of the tests
 	scripts/parts
+
+image: ## the container image, with docker, podman or buildah
+	scripts/image
 
 clean: ## remove what was built
 	rm -rf $(VENV) .parts .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build

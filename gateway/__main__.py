@@ -11,7 +11,7 @@ from typing import get_args
 
 import uvloop
 
-from gateway import __version__
+from gateway import __version__, health
 from gateway.config import Config, ConfigError, Level, cautions, for_command, for_upstream, load, with_log_level
 from gateway.demo import run as demo
 from gateway.errors import GatewayError
@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == ["demo"]:
         return demo.run(arguments[1:])
+    if arguments[:1] == ["health"]:
+        return health.main(arguments[1:])
     arguments, command = _split(arguments)
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -78,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     probed.add_argument("url", metavar="URL", help="the old server's MCP endpoint")
     probed.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="sent to the server")
     probed.set_defaults(run=_probe)
+    commands.add_parser("health", help="is the gateway on this machine alive? For health checks", add_help=False)
     keygen = commands.add_parser("keygen", help="print a new key for state.keys")
     keygen.set_defaults(run=_keygen)
     commands.add_parser("demo", help="watch an old server, the gateway and a modern client at work", add_help=False)

@@ -148,10 +148,10 @@ class Balancer:
     def tail(self) -> str:
         return "\n".join(self.log.splitlines()[-SHOWN_LINES:]) or "(nothing)"
 
-    def configure(self, places: Sequence[Place]) -> None:
-        """Write the shipped file with these addresses."""
+    def configure(self, places: Sequence[Place], text: str | None = None) -> None:
+        """Write the shipped file, or another `text` of its form, with these addresses."""
         self.directory.chmod(0o755)  # nginx's workers are another user
-        text = FILES[self.name].read_text()
+        text = FILES[self.name].read_text() if text is None else text
         self.configuration.write_text(CONFIGURATIONS[self.name](text, self.directory, self.address, places))
 
     def command(self, *, check: bool = False) -> list[str]:

@@ -1,0 +1,247 @@
+"""The image as it is shipped, between a real old server and real modern clients, run by podman without any right."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import pytest_asyncio
+from packaging.utils import canonicalize_name
+
+from tests import compose
+from tests.cluster import Balancer, Place
+from tests.cluster import installed as balancer_installed
+from tests.container import (
+    HARDENED,
+    IMAGE,
+    Container,
+    build,
+    container,
+    inspected,
+    installed,
+    limits,
+    podman,
+    podman_command,
+    run,
+)
+from tests.e2e.cases import ANN, Drivers
+from tests.e2e.wire import ACCEPT, NAMED, wire
+from tests.gateway_process import HELD
+from tests.parts.clients.drive import available, elicit
+from tests.parts.launch import OldServer, free_port, old_server
+from tests.test_image import locked
+
+USER: Final = "65532"
+KEY: Final = "0f" * 32
+NO_RIGHTS: Final = "0" * 16
+STOP_SECONDS: Final = 45
+SBOM: Final = "/opt/mrtr-gateway/share/sbom/mrtr-gateway.cdx.json"
+STRICT: Final = (*HARDENED, "--security-opt=no-new-privileges:true")
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(600),  # the first one waits for the build
+    pytest.mark.skipif(not (available("ts") and available("py")), reason="scripts/parts has not been run"),
+    pytest.mark.skipif(not installed(), reason="apt install buildah podman runc mmdebstrap, and run as root"),
+]
+
+
+@pytest.fixture(scope="module")
+def image() -> None:
+    build()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server() -> AsyncIterator[OldServer]:
+    async with old_server("py130") as found:
+        yield found
+
+
+def addresses() -> dict[str, Any]:
+    """Where a container that has the host's network may listen."""
+    return {"listen": f"127.0.0.1:{free_port()}", "admin": f"127.0.0.1:{free_port()}", "routes": [{"path": "/mcp"}]}
+
+
+def given(config: dict[str, Any], server: OldServer) -> list[str]:
+    """The environment of a container that runs by the image's own configuration."""
+    variables = {
+        "MRTR_UPSTREAM": server.url,
+        "GATEWAY_LISTEN": config["listen"],
+        "GATEWAY_ADMIN": config["admin"],
+        "GATEWAY_LOG__FORMAT": "json",
+        "GATEWAY_HOLD__DRAIN_DELAY_SECONDS": "0",
+    }
+    return [f"--env={name}={value}" for name, value in variables.items()]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def box(image: None, server: OldServer) -> AsyncIterator[Container]:
+    config = addresses()
+    async with container("main", config, *STRICT, *given(config, server)) as found:
+        yield found
+
+
+def once(*options: str, command: Sequence[str] = ()) -> tuple[int, str]:
+    """Run a container to its end; exit code and what it said."""
+    words = podman_command("run", "--rm", "--network=host", *limits(), *options, IMAGE, *command)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def status(box: Container) -> dict[str, str]:
+    """What the kernel says of the first process in the container."""
+    pid = inspected(box.name)["State"]["Pid"]
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+@pytest.mark.parametrize("kind", ["ts", "py"])
+async def test_a_modern_client_answers_the_question_of_an_old_server(
+    kind: Any, box: Container, server: OldServer, drivers: Drivers
+) -> None:
+    before = len(server.ledger("finished", "ask"))
+    client = await drivers.connect(kind, box.url)
+    answers = [elicit({"action": "accept", "content": {"name": "Ann"}})]
+    reply = await client.call_tool("ask", {"question": "Who?"}, answers=answers)
+    assert (reply.text, reply.kinds) == (ANN, ["elicit"])
+    assert len(server.ledger("finished", "ask")) == before + 1
+    await box.settled()
+
+
+async def test_it_is_scraped_and_calls_itself_healthy(box: Container) -> None:
+    assert await box.metric("mcp_gateway_build_info") == 1
+    assert box.is_healthy()
+
+
+async def test_it_runs_as_nobody_with_no_right_and_writes_nothing(box: Container) -> None:
+    found = status(box)
+    assert {*found["Uid"].split(), *found["Gid"].split()} == {USER}
+    assert {found[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {NO_RIGHTS}
+    assert found["NoNewPrivs"] == "1"
+    assert found["NSpid"].split()[-1] == "1", "nothing stands between the engine's signals and the gateway"
+    assert podman("diff", box.name).splitlines() == ["C /etc"], "podman's own places for hosts and resolv.conf"
+
+
+async def test_sigterm_lets_a_person_finish_and_ends_well(image: None, server: OldServer) -> None:
+    config = addresses()
+    async with container("drain", config, *STRICT, *given(config, server)) as box, wire(box.url) as client:
+        asked = await client.call("ask", {"question": "Who?"})
+        (key,) = asked.asks
+        podman("kill", "--signal", "TERM", box.name)  # `podman stop` would have podman refuse the health check
+
+        async def draining() -> bool:
+            return bool(box.log("server.draining"))
+
+        await box.until(draining, "began to drain")
+        assert await box.ready() == 503
+        assert box.is_healthy(), "who is killed for draining loses what it waits for"
+        assert await box.metric(HELD) == 1
+        final = await client.call("ask", {"question": "Who?"}, state=asked.state, answers={key: ACCEPT})
+        assert final.text == NAMED
+        assert await box.exited(STOP_SECONDS) == 0
+        assert inspected(box.name)["State"]["ExitCode"] == 0
+
+
+async def test_a_container_whose_gateway_does_not_answer_is_not_healthy(image: None, server: OldServer) -> None:
+    config = addresses()
+    async with container("frozen", config, *STRICT, *given(config, server), "--env=GATEWAY_WORKERS=2") as box:
+        assert box.is_healthy(), "two workers find a folder for their sockets"
+        pid = inspected(box.name)["State"]["Pid"]  # from inside, nobody can stop process 1
+        os.kill(pid, signal.SIGSTOP)
+        assert not box.is_healthy()
+        os.kill(pid, signal.SIGCONT)
+        podman("stop", "--time", str(STOP_SECONDS), box.name)
+        assert await box.exited() == 0
+
+
+async def test_without_an_upstream_it_says_what_is_missing(image: None) -> None:
+    code, said = once(*STRICT)
+    assert code == 1
+    assert said.startswith("routes[0].upstream.url: ${MRTR_UPSTREAM} is not set; export MRTR_UPSTREAM")
+
+
+async def test_the_image_says_what_it_is(image: None) -> None:
+    found = inspected(IMAGE)
+    assert found["User"] == f"{USER}:{USER}"
+    assert found["Config"]["Entrypoint"] == ["mrtr-gateway"]
+    assert found["Config"]["Cmd"] == ["serve", "--config", "/etc/mrtr-gateway/config.yaml"]
+    assert found["Config"]["StopSignal"] in {"SIGTERM", "15"}
+    labels = found["Labels"]
+    assert labels["org.opencontainers.image.revision"] == run("git", "rev-parse", "HEAD").strip()
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert labels["org.opencontainers.image.created"].endswith("Z")
+    history = podman("history", "--no-trunc", "--format", "{{.CreatedBy}}", IMAGE)
+    assert "index-url" not in history
+
+
+async def test_the_list_of_parts_is_what_is_inside(image: None) -> None:
+    code, said = once("--entrypoint=cat", command=[SBOM])
+    assert code == 0, said
+    parts = json.loads(said)
+    found = {canonicalize_name(part["name"]): part["version"] for part in parts["components"]}
+    version = found.pop("mrtr-gateway")
+    expected = {name: version for name, (version, _) in locked("requirements").items()}
+    assert found == expected
+    assert version == inspected(IMAGE)["Labels"]["org.opencontainers.image.version"]
+
+
+# --- what deploy/compose says, with the host's network ---
+
+
+async def test_compose_one_gateway_with_its_key_in_a_file(image: None, server: OldServer, tmp_path: Path) -> None:
+    folder = tmp_path / "gateway"
+    folder.mkdir()
+    for name in ("compose.yaml", "config.yaml"):
+        (folder / name).write_text((compose.FOLDERS["gateway"] / name).read_text())
+    (folder / "state_keys").write_text(f"{KEY}\n")
+    config = addresses()
+    options = compose.podman_options(compose.read("gateway", {"MRTR_UPSTREAM": server.url}), "gateway", folder)
+    async with container("compose", config, *options, *given(config, server)) as box, wire(box.url) as client:
+        asked = await client.call("ask", {"question": "Who?"})
+        (key,) = asked.asks
+        final = await client.call("ask", {"question": "Who?"}, state=asked.state, answers={key: ACCEPT})
+        assert final.text == NAMED
+        assert len(box.log("server.started")[0]["key_ids"]) == 1
+        assert not [line for line in box.log("config.loaded") if "state.keys is empty" in line.get("note", "")]
+        assert box.is_healthy()
+
+
+@pytest.mark.skipif(not balancer_installed("nginx"), reason="apt install nginx-light")
+async def test_compose_three_replicas_behind_nginx(
+    image: None, server: OldServer, drivers: Drivers, tmp_path: Path
+) -> None:
+    """Each replica has an address of its own on the loopback; the others know it by its name."""
+    env = {"MRTR_UPSTREAM": server.url, "MRTR_STATE_KEY": KEY}
+    parsed = compose.read("replicas", env)
+    folder = compose.FOLDERS["replicas"]
+    names = [name for name in parsed["services"] if name != "nginx"]
+    hosts = {name: f"127.0.77.{number}" for number, name in enumerate(names, start=1)}
+    known = [f"--add-host={name}:{host}" for name, host in hosts.items()]
+    async with AsyncExitStack() as stack:
+        boxes = []
+        for name, host in hosts.items():
+            config = {"listen": f"{host}:8080", "admin": f"{host}:9090", "routes": [{"path": "/mcp"}]}
+            own = [*given(config, server), f"--env=GATEWAY_REPLICA__LISTEN={host}:8081"]
+            options = [*compose.podman_options(parsed, name, folder), *known, *own]
+            boxes.append(await stack.enter_async_context(container(name, config, *options)))
+        front = Balancer("nginx", tmp_path, f"127.0.0.1:{free_port()}")
+        text = (folder / "nginx.conf").read_text()
+        for number, name in enumerate(names, start=1):
+            text = text.replace(f"server {name}:8080", f"server 10.0.0.1{number}:8080")
+        front.configure([Place(name, f"{host}:8080", "") for name, host in hosts.items()], text)
+        stack.push_async_callback(front.kill)
+        await front.start()
+        client = await drivers.connect("ts", f"http://{front.address}/mcp")
+        answers = [elicit({"action": "accept", "content": {"name": "Ann"}})]
+        for _ in boxes:
+            assert (await client.call_tool("ask", {"question": "Who?"}, answers=answers)).text == ANN
+        # Six requests and more, one after another, to three replicas: each has served, and some rounds met no owner.
+        assert 0 not in [await box.rounds("tools/call") for box in boxes]
+        steps = [await box.metric("mcp_gateway_continuations_total", step="forwarded") for box in boxes]
+        assert sum(steps) > 0

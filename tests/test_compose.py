@@ -1,0 +1,147 @@
+"""What deploy/compose ships is right as far as it can be told without Docker; tests/e2e/test_container.py runs it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import __version__
+from gateway.config import Config, load, parse
+from tests.cluster import FILES, Balancer, Place, installed, replaced
+from tests.compose import FOLDERS, Unset, podman_options, read
+
+ENVIRONMENT = {"MRTR_UPSTREAM": "http://old-server:9000/mcp", "MRTR_STATE_KEY": "0f" * 32}
+
+
+def services(folder: str) -> dict[str, dict[str, Any]]:
+    """Those that are gateways."""
+    return {name: each for name, each in read(folder, ENVIRONMENT)["services"].items() if "build" in each}
+
+
+def configuration(folder: str, service: str, tmp_path: Path) -> Config:
+    """The configuration as the container of that service reads it."""
+    text = (FOLDERS[folder] / "config.yaml").read_text()
+    keys = tmp_path / "state_keys"
+    keys.write_text("0f" * 32)
+    environment: dict[str, str] = services(folder)[service]["environment"]
+    return parse(text.replace("/run/secrets/state_keys", str(keys)), str(tmp_path / "config.yaml"), environment)
+
+
+EVERY = [(folder, service) for folder in FOLDERS for service in services(folder)]
+
+
+def check(path: Path) -> tuple[int, str]:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_file_is_one_of_compose(folder: str) -> None:
+    code, said = check(FOLDERS[folder] / "compose.yaml")
+    assert code == 0, said
+
+
+def test_a_wrong_file_would_be_refused(tmp_path: Path) -> None:
+    wrong = tmp_path / "compose.yaml"
+    wrong.write_text((FOLDERS["gateway"] / "compose.yaml").read_text().replace("read_only:", "readonly:"))
+    code, said = check(wrong)
+    assert code != 0
+    assert "readonly" in said
+
+
+@pytest.mark.parametrize(("folder", "service"), EVERY)
+def test_the_configuration_loads_with_what_the_container_is_given(folder: str, service: str, tmp_path: Path) -> None:
+    config = configuration(folder, service, tmp_path)
+    assert config.routes[0].upstream.url == ENVIRONMENT["MRTR_UPSTREAM"]
+    assert len(config.state.raw_keys()) == 1
+    assert {config.listen, config.admin} == {"0.0.0.0:8080", "0.0.0.0:9090"}, "as the image exposes them"
+    assert {"localhost", "127.0.0.1"} <= set(config.security.allowed_hosts)
+
+
+@pytest.mark.parametrize(("folder", "service"), EVERY)
+def test_a_container_has_time_to_drain_and_no_more_rights_than_it_needs(
+    folder: str, service: str, tmp_path: Path
+) -> None:
+    config, given = configuration(folder, service, tmp_path), services(folder)[service]
+    needed = config.hold.drain_delay_seconds + config.hold.drain_seconds + config.timeouts.cancel_seconds
+    assert float(given["stop_grace_period"].removesuffix("s")) > needed
+    assert (given["read_only"], given["cap_drop"], given["security_opt"]) == (
+        True,
+        ["ALL"],
+        ["no-new-privileges:true"],
+    )
+    assert given["image"] == f"mrtr-gateway:{__version__}"
+    assert (FOLDERS[folder] / given["build"]["context"] / "Dockerfile").exists()
+    assert all(Path(option.split("=")[1].split(":")[0]).exists() for option in mounted(folder, service))
+
+
+def mounted(folder: str, service: str) -> list[str]:
+    """What is mounted and not a secret."""
+    options = podman_options(read(folder, ENVIRONMENT), service, FOLDERS[folder])
+    return [option for option in options if option.startswith("--volume=") and "/run/secrets/" not in option]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_nothing_is_published_to_the_world(folder: str) -> None:
+    published = [port for each in read(folder, ENVIRONMENT)["services"].values() for port in each.get("ports", [])]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_what_must_be_given_is_asked_for() -> None:
+    for folder, name in (("gateway", "MRTR_UPSTREAM"), ("replicas", "MRTR_UPSTREAM"), ("replicas", "MRTR_STATE_KEY")):
+        with pytest.raises(Unset):
+            read(folder, {**ENVIRONMENT, name: ""})
+
+
+@pytest.mark.parametrize(("folder", "secret"), [("gateway", "state_keys"), ("replicas", ".env")])
+def test_no_key_is_committed(folder: str, secret: str) -> None:
+    command = ["git", "check-ignore", "--quiet", str(FOLDERS[folder] / secret)]
+    assert subprocess.run(command, cwd=FOLDERS[folder], check=False).returncode == 0
+
+
+def test_the_replicas_know_one_another(tmp_path: Path) -> None:
+    names = list(services("replicas"))
+    for name in names:
+        replica = configuration("replicas", name, tmp_path).replica
+        assert replica.id == name
+        assert replica.peers == {each: f"{each}:8081" for each in names}
+    assert read("replicas", ENVIRONMENT)["services"]["nginx"]["depends_on"].keys() == set(names)
+
+
+# --- nginx ---
+
+
+def test_nginx_has_the_file_that_is_tested_elsewhere_with_other_addresses() -> None:
+    theirs = FILES["nginx"].read_text()
+    for number, name in enumerate(services("replicas"), start=1):
+        theirs = replaced(theirs, f"10.0.0.1{number}:8080", f"{name}:8080")
+    assert (FOLDERS["replicas"] / "nginx.conf").read_text() == theirs
+
+
+@pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
+def test_nginx_accepts_it(tmp_path: Path) -> None:
+    balancer = Balancer("nginx", tmp_path, "127.0.0.1:20000")
+    # Names are looked up when the file is read; here they lead nowhere.
+    text = re.sub(r"\bgw-(\d):8080", r"10.0.0.1\1:8080", (FOLDERS["replicas"] / "nginx.conf").read_text())
+    balancer.configure([Place(name, f"127.0.0.1:{20000 + n}", "") for n, name in enumerate("ab")], text)
+    done = subprocess.run(balancer.command(check=True), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_configuration_names_its_schema() -> None:
+    for folder in FOLDERS.values():
+        first, *_ = (folder / "config.yaml").read_text().splitlines()
+        assert (folder / first.partition("$schema=")[2]).resolve().name == "mrtr-gateway.schema.json"
+        assert (folder / first.partition("$schema=")[2]).resolve().exists()
+
+
+def test_the_image_runs_by_a_configuration_of_its_own() -> None:
+    path = FOLDERS["gateway"].parents[1] / "container" / "config.yaml"
+    config = load(path, ENVIRONMENT)
+    assert (config.listen, config.admin) == ("0.0.0.0:8080", "0.0.0.0:9090")
+    assert [route.upstream.url for route in config.routes] == [ENVIRONMENT["MRTR_UPSTREAM"]]

@@ -1,0 +1,227 @@
+"""`mrtr-gateway health` as a container's engine runs it, beside a real gateway and beside what is none."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway import health
+from gateway.config import Config, parse
+from tests.gateway_process import gateway
+from tests.parts.launch import free_port
+
+ROOT = Path(__file__).parent.parent
+NOWHERE = "http://127.0.0.1:9/mcp"
+PROGRAM = [sys.executable, "-c", "import sys; from gateway.entry import main; sys.exit(main())"]
+"""What the installed script does."""
+
+
+async def ask(*arguments: str, **environment: str) -> tuple[int, str]:
+    """Run the command; exit code and what it said."""
+    process = await asyncio.create_subprocess_exec(
+        *(*PROGRAM, "health", *arguments),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**{name: value for name, value in os.environ.items() if name != "GATEWAY_ADMIN"}, **environment},
+    )
+    said, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode().strip()
+
+
+def file(folder: Path, text: str) -> str:
+    path = folder / "config.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@asynccontextmanager
+async def fake_listener(reply: bytes, *, drips: bool = False) -> AsyncIterator[str]:
+    """Somebody else on the port: says `reply` to whoever connects, or says it without end."""
+
+    writers: list[asyncio.StreamWriter] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.readuntil(b"\r\n\r\n")  # who closes with something unread resets the connection
+        writer.write(reply)
+        while drips and not writer.is_closing():
+            writer.write(b"x")
+            await asyncio.sleep(0.02)
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        try:
+            yield f"{host}:{port}"
+        finally:
+            for writer in writers:
+                writer.transport.abort()
+
+
+# --- a real gateway ---
+
+
+async def test_a_gateway_that_serves_is_healthy_and_one_that_is_gone_is_not(tmp_path: Path) -> None:
+    async with gateway(NOWHERE) as gw:
+        port = gw.config["admin"].rpartition(":")[2]
+        well = (0, "healthy: /healthz says ok")
+        assert await ask("--admin", gw.config["admin"]) == well
+        assert await ask("--admin", f"0.0.0.0:{port}") == well, "where it listens is not where it is asked"
+        assert await ask("--config", str(gw.directory / "gateway.yaml")) == well
+        assert await ask(GATEWAY_ADMIN=gw.config["admin"]) == well
+        assert await ask("--config", file(tmp_path, 'admin: "${H:-127.0.0.1}:${P}"'), P=port) == well
+        assert await ask("--ready", "--admin", gw.config["admin"]) == (0, "healthy: /readyz says ready")
+    code, said = await ask("--admin", gw.config["admin"])
+    assert code == 1
+    assert said.startswith(f"not healthy: nobody answers at {gw.config['admin']} (--admin): Connection refused; ")
+
+
+async def test_a_gateway_that_drains_is_healthy_and_not_ready() -> None:
+    async with gateway(NOWHERE, hold={"drain_delay_seconds": 60}) as gw:
+        gw.terminate()
+
+        async def draining() -> bool:
+            return bool(gw.log("server.draining"))
+
+        await gw.until(draining, "began to drain")
+        assert (await ask("--admin", gw.config["admin"]))[0] == 0
+        code, said = await ask("--ready", "--admin", gw.config["admin"])
+        assert (code, said.rpartition(" says ")[2]) == (1, "503 draining")
+        gw.terminate()
+        assert await gw.exited() == 0
+
+
+async def test_a_gateway_that_hangs_is_not_healthy() -> None:
+    async with gateway(NOWHERE) as gw:
+        gw.stop()
+        code, said = await ask("--admin", gw.config["admin"], "--timeout", "0.2")
+    assert (code, said.partition(" from ")[0]) == (1, "not healthy: no answer")
+
+
+# --- anybody else ---
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (b"", "no admin listener"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "no admin listener"),
+        (b"HTTP/1.1 404 Not Found\r\n\r\nno such page", "says 404 no such page"),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n\x1b[31mred\x1b[0m", "says 503 ?[31mred?[0m"),
+        (b"HTTP/1.1 500 Internal Server Error\r\n\r\n" + b"x" * 100_000, "says 500 " + "x" * 100),
+    ],
+    ids=["nothing", "ssh", "another server", "terminal codes", "a flood"],
+)
+async def test_what_answers_otherwise_is_not_healthy(reply: bytes, said: str) -> None:
+    async with fake_listener(reply) as address:
+        code, text = await ask("--admin", address)
+    assert code == 1
+    assert said in text
+    assert len(text) < 250
+
+
+async def test_a_reply_that_drips_does_not_outlast_the_timeout() -> None:
+    async with fake_listener(b"HTTP/1.1 200 OK\r\n\r\n", drips=True) as address, asyncio.timeout(30):
+        code, text = await ask("--admin", address, "--timeout", "0.3")
+    assert (code, text.partition(" from ")[0]) == (1, "not healthy: no answer")
+
+
+# --- where it asks ---
+
+
+@pytest.mark.parametrize("text", ["admin: [", "\udc80", "- a list", ""], ids=["no YAML", "no text", "no map", "empty"])
+async def test_a_file_that_was_spoilt_does_not_make_a_gateway_unwell(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    address, source = health.whereabouts(None, path, {})
+    assert address == parse("routes: [{upstream: {url: http://a/}}]", "", {}).admin
+    assert source == f"the default, for {path} cannot be read"
+
+
+def test_the_order_is_that_of_the_gateway(tmp_path: Path) -> None:
+    path = Path(file(tmp_path, "admin: file:1"))
+    assert health.whereabouts("flag:1", path, {"GATEWAY_ADMIN": "variable:1"}) == ("flag:1", "--admin")
+    assert health.whereabouts(None, path, {"GATEWAY_ADMIN": "variable:1"}) == ("variable:1", "GATEWAY_ADMIN")
+    assert health.whereabouts(None, path, {}) == ("file:1", f"admin of {path}")
+    assert health.whereabouts(None, None, {}) == (Config(routes=()).admin, "the default")
+    assert health.whereabouts(None, Path(file(tmp_path, "routes: []")), {})[0] == Config(routes=()).admin
+
+
+async def test_a_gateway_without_an_admin_listener_cannot_be_asked(tmp_path: Path) -> None:
+    code, said = await ask("--config", file(tmp_path, "admin: null"))
+    assert code == 1
+    assert said.startswith("not healthy: admin is null in ")
+
+
+@pytest.mark.parametrize("address", ["nonsense", "host:", "host:0", "host:65536", "http://host:1", "::1:80"])
+async def test_what_is_no_address_is_told(address: str) -> None:
+    code, said = await ask("--admin", address)
+    assert code == 1
+    assert said == f"not healthy: '{address}' (--admin) is no address; write it as 127.0.0.1:9090"
+
+
+async def test_ipv6_is_asked_without_its_brackets() -> None:
+    code, said = await ask("--admin", f"[::]:{free_port()}")
+    assert code == 1
+    assert "nobody answers" in said
+
+
+@pytest.mark.parametrize("words", [["--timeout", "0"], ["--timeout", "nan"], ["--timeout", "soon"], ["--adnim", "x"]])
+async def test_bad_usage_has_a_code_of_its_own(words: list[str]) -> None:
+    assert (await ask(*words))[0] == 2
+
+
+# --- what it costs ---
+
+
+def printed(script: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.strip()
+
+
+def test_the_check_does_not_import_the_gateway() -> None:
+    names = printed("import gateway.entry, sys; print(*(n for n in sorted(sys.modules) if n.startswith('gateway')))")
+    assert names == "gateway gateway.entry gateway.health"
+
+
+# --- the first process of a container ---
+
+
+def first_process(while_starting: str) -> int:
+    """Give the exit code of the program in a process that is called 1, with that in place of the command line."""
+    script = f"""
+        import importlib, os, signal, sys
+        from types import SimpleNamespace
+        from gateway import entry
+        def main():
+            {while_starting}
+            return 7
+        os.getpid = lambda: 1
+        entry.import_module = lambda name: SimpleNamespace(main=main)
+        sys.argv = ["mrtr-gateway", "serve"]
+        sys.exit(entry.main())
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False, cwd=ROOT)
+    return done.returncode
+
+
+@pytest.mark.parametrize(
+    ("happens", "code"), [("pass", 7), ("signal.raise_signal(signal.SIGTERM)", 0)], ids=["nothing", "a stop"]
+)
+def test_a_container_that_is_stopped_while_it_starts_ends_well(happens: str, code: int) -> None:
+    assert first_process(happens) == code
+
+
+def test_elsewhere_the_signal_is_left_alone() -> None:
+    script = "import signal, sys; from gateway import entry; sys.argv = ['x', '--version']\n"
+    script += "try: entry.main()\nexcept SystemExit: print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
+    assert printed(script).splitlines()[-1] == "True"
