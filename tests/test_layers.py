@@ -1,4 +1,4 @@
-"""Imports point one way: `__main__ -> net -> seal, config, principal, telemetry -> core -> errors`."""
+"""Imports point one way: `__main__ -> probe -> net -> seal, config, principal, telemetry -> core -> errors`."""
 
 import ast
 import sys
@@ -21,6 +21,7 @@ FOREIGN: dict[str, set[str]] = {
     "telemetry": {"prometheus_client", "structlog"},
     "net": {"aiohttp", "msgspec", "multidict", "uvloop", "yarl"},
     "demo": {"mcp", "mcp_types", "pydantic", "uvicorn"},
+    "probe": {"aiohttp", "cryptography", "msgspec", "multidict", "uvloop", "yarl"},
     "__main__": {"uvloop"},
 }
 """What each layer may import of other people's."""
@@ -36,7 +37,8 @@ OWN: dict[str, set[str]] = {
     "telemetry": {"", "core", "errors"},
     "net": {"", "bearer", "config", "core", "errors", "net", "principal", "seal", "telemetry"},
     "demo": {"", "core", "demo"},
-    "__main__": {"", "config", "core", "demo", "errors", "net", "principal", "seal", "telemetry"},
+    "probe": {"", "config", "core", "errors", "net", "probe", "seal", "telemetry"},
+    "__main__": {"", "config", "core", "demo", "errors", "net", "principal", "probe", "seal", "telemetry"},
 }
 """What each layer may import of ours; "" is the package itself (its version)."""
 
@@ -65,7 +67,7 @@ IMPURE |= {
     "time",
     "uuid",
 }
-ASYNC_LAYERS = {"net", "demo", "__main__"}
+ASYNC_LAYERS = {"net", "demo", "probe", "__main__"}
 
 
 def layer(file: Path) -> str:
