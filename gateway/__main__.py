@@ -1,4 +1,7 @@
-"""The command line: argv to configuration to gateway; exit codes 0 (fine), 1 (bad configuration), 2 (bad usage)."""
+"""The command line: argv to configuration to gateway.
+
+Exit codes: 0 (fine), 1 (bad configuration), 2 (bad usage); `probe` has 3 (it works with limits) beside them.
+"""
 
 import argparse
 import base64
@@ -14,9 +17,9 @@ import uvloop
 from gateway import __version__, health
 from gateway.config import Config, ConfigError, Level, cautions, for_command, for_upstream, load, with_log_level
 from gateway.demo import run as demo
-from gateway.errors import GatewayError
-from gateway.net import app, probe, workers
+from gateway.net import app, workers
 from gateway.net.child import not_here
+from gateway.probe import command as probe
 from gateway.telemetry import TracesUnavailable, check_traces, configure_logging
 
 _KEY_BYTES = 32
@@ -34,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     options.command = command
     if bool(command) != getattr(options, "stdio", False):
-        parser.error("--stdio and a command go together: serve --stdio -- npx some-server")
+        parser.error("--stdio and a command go together: --stdio -- npx some-server")
     code: int = options.run(options)
     return code
 
@@ -76,10 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="check a configuration and exit")
     check.add_argument("--config", type=Path, metavar="FILE", required=True)
     check.set_defaults(run=_check)
-    probed = commands.add_parser("probe", help="find out what an old server speaks, and what that means")
-    probed.add_argument("url", metavar="URL", help="the old server's MCP endpoint")
-    probed.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="sent to the server")
-    probed.set_defaults(run=_probe)
+    probe.add(commands)
     commands.add_parser("health", help="is the gateway on this machine alive? For health checks", add_help=False)
     keygen = commands.add_parser("keygen", help="print a new key for state.keys")
     keygen.set_defaults(run=_keygen)
@@ -144,30 +144,6 @@ def _check(options: argparse.Namespace) -> int:
         if route.upstream.command is not None and (missing := not_here(route.upstream)):
             print(f"note: routes[{route.path}].upstream.{missing}, as far as can be seen on this machine")
     return 0
-
-
-def _probe(options: argparse.Namespace) -> int:
-    try:
-        config = for_upstream(options.url)
-        headers = dict(_header(text) for text in options.header)
-    except (ConfigError, ValueError) as exc:
-        print(str(exc).replace("--upstream", "URL"), file=sys.stderr)
-        return 1
-    configure_logging("error", config.log.format)
-    try:
-        found = uvloop.run(probe.probe(config, headers))
-    except GatewayError as exc:
-        print(exc.message, file=sys.stderr)
-        return 1
-    print("\n".join(probe.report(found)))
-    return 0
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon or not name.strip() or not (name + value).isprintable():
-        raise ValueError(f"--header: {name.strip()!r} is no header; write it as 'Name: value'")
-    return name.strip(), value.strip()
 
 
 def _keygen(_: argparse.Namespace) -> int:

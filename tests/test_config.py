@@ -385,6 +385,8 @@ def test_a_variable_cannot_add_structure_or_refer_to_another() -> None:
     assert found[0].startswith("replica.id: ")
     escaped = good("routes: [{upstream: {url: 'http://a/'}, ephemeral: ['$${A}', '${B}']}]\n#", {"B": "${A}"})
     assert escaped.routes[0].ephemeral == ("${A}", "${A}")
+    optional = good("routes: [{upstream: {command: [x], cwd: '$${A}'}}]\n#", {})
+    assert optional.routes[0].upstream.cwd == "${A}"
 
 
 def test_a_missing_variable_is_named_with_its_path() -> None:

@@ -1,4 +1,4 @@
-"""Imports point one way: `__main__ -> net -> seal, config, principal, telemetry -> core -> errors`."""
+"""Imports point one way: `__main__ -> probe -> net -> seal, config, principal, telemetry -> core -> errors`."""
 
 import ast
 import sys
@@ -23,6 +23,7 @@ FOREIGN: dict[str, set[str]] = {
     "demo": {"mcp", "mcp_types", "pydantic", "uvicorn"},
     "health": {"yaml"},
     "entry": set(),
+    "probe": {"aiohttp", "cryptography", "msgspec", "multidict", "uvloop", "yarl"},
     "__main__": {"uvloop"},
 }
 """What each layer may import of other people's."""
@@ -40,7 +41,8 @@ OWN: dict[str, set[str]] = {
     "demo": {"", "core", "demo"},
     "health": set(),
     "entry": {"health"},
-    "__main__": {"", "config", "core", "demo", "errors", "health", "net", "principal", "seal", "telemetry"},
+    "__main__": {"", "config", "core", "demo", "errors", "health", "net", "principal", "probe", "seal", "telemetry"},
+    "probe": {"", "config", "core", "errors", "net", "probe", "seal", "telemetry"},
 }
 """What each layer may import of ours; "" is the package itself (its version)."""
 
@@ -69,7 +71,7 @@ IMPURE |= {
     "time",
     "uuid",
 }
-ASYNC_LAYERS = {"net", "demo", "__main__"}
+ASYNC_LAYERS = {"net", "demo", "probe", "__main__"}
 
 
 def layer(file: Path) -> str:

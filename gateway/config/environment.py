@@ -21,8 +21,9 @@ def substitute(text: str, env: Mapping[str, str]) -> str:
     if "${" not in text:
         return text
     filled = _REFERENCE.sub(lambda match: _fill(match, env), text)
-    names = [match["name"] for match in _REFERENCE.finditer(text) if match["name"]]
-    return Given(filled, ", ".join(f"${{{name}}}" for name in names)) if names else filled
+    # What was escaped is given too: read once more, as the text of an optional key is, it would be a variable.
+    origins = (f"${{{match['name']}}}" if match["name"] else match[0] for match in _REFERENCE.finditer(text))
+    return Given(filled, ", ".join(origins))
 
 
 def _fill(match: re.Match[str], env: Mapping[str, str]) -> str:

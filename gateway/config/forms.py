@@ -138,6 +138,19 @@ def _header(text: str) -> str | None:
     return name
 
 
+def sendable_header(name: str, value: str) -> tuple[str, str]:
+    """Return a header of the command line, its name in lower case; ValueError, without the value, where it is none.
+
+    `Authorization` is let through: here it is what a client would send.
+    """
+    known = "authorization" if name.lower() == "authorization" else _header(name)
+    if known is None:
+        raise ValueError("this is no header's name")
+    if _header_value(value) is None:
+        raise ValueError(f"the value of {known} is not one line of plain text")
+    return known, value
+
+
 def _header_value(text: str) -> str | None:
     return text if len(text) <= _HEADER_VALUE_CHARACTERS and _HEADER_VALUE.fullmatch(text) else None
 

@@ -14,7 +14,7 @@ def unpacked(data: bytes) -> Sequence[bytes]:
         return (data,)
     try:
         return [bytes(item) for item in jsonrpc.decode(data, type=list[Raw])]
-    except ValueError:
+    except (ValueError, RecursionError):
         return (data,)
 
 

@@ -131,16 +131,21 @@ _CERTIFICATE_CAUSES: Final = {
 def tls_cause(exc: BaseException) -> str | None:
     """What went wrong with TLS before anything was sent, in an operator's words; None where it is no such error."""
     if isinstance(exc, aiohttp.ClientConnectorCertificateError):
-        failure = exc.certificate_error
-        code = getattr(failure, "verify_code", 0)
-        said = getattr(failure, "verify_message", "") or "it is not accepted"
-        return _CERTIFICATE_CAUSES.get(code, f"its certificate is refused ({said})")
+        return certificate_cause(exc.certificate_error)
     if isinstance(exc, aiohttp.ClientConnectorSSLError):
-        return _handshake_cause(getattr(exc.os_error, "reason", None) or str(exc.os_error))
+        return handshake_cause(getattr(exc.os_error, "reason", None) or str(exc.os_error))
     return None
 
 
-def _handshake_cause(reason: str) -> str:
+def certificate_cause(failure: Exception) -> str:
+    """What is wrong with a certificate, and after a semicolon what to do."""
+    code = getattr(failure, "verify_code", 0)
+    said = getattr(failure, "verify_message", "") or "it is not accepted"
+    return _CERTIFICATE_CAUSES.get(code, f"its certificate is refused ({said})")
+
+
+def handshake_cause(reason: str) -> str:
+    """What OpenSSL's word for a failed handshake means, and what to do."""
     if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER" in reason:
         return f"it does not speak TLS there ({reason}); check https and the port of upstream.url"
     if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason or "HANDSHAKE_FAILURE" in reason:

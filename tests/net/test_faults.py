@@ -85,6 +85,10 @@ async def oversized_json(turn: Turn) -> None:
     turn.reply(body=body(turn, text("x" * 70_000)))
 
 
+async def endless_batch(turn: Turn) -> None:
+    turn.reply(200, b"[" * 30_000)
+
+
 async def nothing(turn: Turn) -> None:
     turn.reply(202)
 
@@ -127,6 +131,7 @@ async def redirect(turn: Turn) -> None:
         cut_in_the_event,
         oversized,
         oversized_json,
+        endless_batch,
         nothing,
         html,
         a_result_that_is_no_object,
@@ -246,6 +251,7 @@ async def test_a_handshake_that_never_ends_is_given_up(upstream: FakeUpstream, b
         (200, b'{"jsonrpc":"2.0","id":"init","error":{"code":-32602,"message":"no"}}'),
         (200, b"<html>"),
         (200, b""),
+        (200, b"[" * 30_000),
         (404, b"nothing here"),
         (500, b"oops"),
         (400, b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"bad"}}'),

@@ -1,0 +1,86 @@
+"""The configuration that serves a server which was probed, as YAML with the reasons; pure.
+
+Secrets are left to variables: what was given to the probe is not in it.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gateway.config import Route
+from gateway.probe.findings import Server
+
+_AUTHORIZATION: Final = "authorization"
+_SLOW_PART: Final = 0.5
+"""A handshake that takes this part of its time needs more of it."""
+_HEADROOM: Final = 4
+
+
+def snippet(server: Server, route: Route, sent: Sequence[str], handshake_seconds: float, *, needs_sse: bool) -> str:
+    """Return YAML that `mrtr-gateway check` accepts; `sent` are the names of the headers that the probe was given."""
+    lines = ["# mrtr-gateway serve --config gateway.yaml", "routes:", "  - path: /mcp", "    upstream:"]
+    lines += _upstream(server, route, needs_sse=needs_sse)
+    lines += _credentials(route, [name.lower() for name in sent])
+    lines += _advice(server)
+    if server.handshake_seconds > handshake_seconds * _SLOW_PART:
+        wanted = round(server.handshake_seconds * _HEADROOM)
+        lines += [
+            "timeouts:",
+            f"  # the handshake took {server.handshake_seconds:.1f} s",
+            f"  handshake_seconds: {wanted}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _upstream(server: Server, route: Route, *, needs_sse: bool) -> Iterator[str]:
+    upstream = route.upstream
+    if upstream.command is not None:
+        yield f"      command: {_text(list(upstream.command))}"
+        if upstream.env:
+            yield "      env:"
+            yield from (f'        {name}: "${{{name}}}"' for name in sorted(upstream.env))
+        return
+    url, query, _ = (upstream.url or "").partition("?")
+    if query:
+        yield "      # the query may be secret: it is left to a variable"
+        yield f'      url: {_text(url)[:-1]}?${{UPSTREAM_QUERY}}"'
+    else:
+        yield f"      url: {_text(url)}"
+    if upstream.transport != "auto":
+        yield f"      transport: {upstream.transport}"
+    elif needs_sse:
+        yield "      transport: sse  # auto does not find it: a POST to this URL is not answered"
+    elif server.transport == "sse":
+        yield "      # HTTP+SSE, which auto finds; transport: sse saves it a request"
+    tls = upstream.tls
+    if tls.ca_file is not None:
+        yield f"      tls: {{ca_file: {_text(tls.ca_file)}}}"
+    elif not tls.verify:
+        yield "      # better: ca_file with the authority of its certificate"
+        yield "      tls: {verify: false}"
+
+
+def _credentials(route: Route, sent: list[str]) -> Iterator[str]:
+    others = [name for name in sent if name != _AUTHORIZATION]
+    if _AUTHORIZATION in sent and route.upstream.command is None:
+        yield "    # The probe sent an Authorization: each client's own goes upstream. For one"
+        yield "    # credential for all, of the gateway's own, write instead:"
+        yield "    # credentials: {mode: replace, token_file: /run/secrets/upstream-token}"
+    if others:
+        yield "    # The probe sent these: each client's own go upstream. For one value for"
+        yield "    # all, write set_headers."
+        yield f"    forward_headers: {_text(others)}"
+
+
+def _advice(server: Server) -> Iterator[str]:
+    if server.era != "old" or not server.sessions or server.event_store:
+        return
+    if server.tools > server.ephemeral_tools:
+        yield "    # Tools that may run twice and do not say so; those that say so need no"
+        yield "    # mention. They survive the death of the replica that holds their call."
+        yield '    # ephemeral: ["get_*"]'
+
+
+def _text(value: object) -> str:
+    """In JSON, which is YAML too; `${` would be a variable."""
+    return json.dumps(value).replace("${", "$${")

@@ -1,0 +1,172 @@
+"""What of a configuration is no upstream: its files, keys, listeners, peers and issuer, as seen from this machine."""
+
+import asyncio
+import errno
+import os
+import socket
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from gateway.config import Config, cautions, digest, jwks_context, split_address
+from gateway.net.client import FOREIGN, Client, mapped
+from gateway.net.members import resolve
+from gateway.probe.discreet import clean
+from gateway.probe.examination import Notes
+from gateway.probe.requests import ask
+from gateway.seal.keyring import Keyring
+
+_OURS: Final = b"mcp_gateway_"
+"""What the names of a gateway's metrics begin with."""
+_SHOWN: Final = 8
+
+
+async def look_around(config: Config) -> Notes:
+    """Check all that; nothing is raised."""
+    exam = Notes()
+    exam.ok("configuration", f"valid, digest {digest(config)}, {len(config.routes)} route(s)")
+    for caution in cautions(config):
+        key, _, why = caution.partition(" is ")
+        exam.warn("caution", key, f"It is {why}." if why else caution, "See docs/configuration.md.")
+    _look_at_keys(exam, config)
+    client = Client(config.limits, config.timeouts)
+    try:
+        await _look_at_listeners(exam, config, client)
+        await _look_at_peers(exam, config)
+        await _look_at_issuer(exam, config, client)
+    finally:
+        await client.close()
+    return exam
+
+
+def _look_at_keys(exam: Notes, config: Config) -> None:
+    keys = config.state.raw_keys()
+    if keys:
+        ids = Keyring(keys, "state").key_ids
+        exam.ok("state keys", f"{len(keys)}: {', '.join(ids)}; the first one seals")
+        return
+    exam.warn(
+        "state keys",
+        "none: each start makes one of its own",
+        "A restart makes every requestState invalid that a client still holds, and no other process can open them.",
+        "Make one with `mrtr-gateway keygen`, and give it in state.keys or state.keys_file.",
+    )
+
+
+async def _look_at_listeners(exam: Notes, config: Config, client: Client) -> None:
+    runs = config.admin is not None and await _is_gateway(config.admin, client)
+    listeners = (("listen", config.listen), ("admin", config.admin), ("replica.listen", config.replica.listen))
+    for name, address in listeners:
+        if address is None:
+            continue
+        problem = _bind(address)
+        if problem is None:
+            exam.ok(name, f"{address} is free")
+        elif problem.errno == errno.EADDRINUSE and runs:
+            exam.ok(name, f"{address} is in use, and a gateway runs here")
+        elif problem.errno == errno.EADDRINUSE:
+            _ = exam.failed(
+                name,
+                f"{address} is in use by another process",
+                "The gateway cannot start.",
+                "Stop that process, or choose another port.",
+            )
+        else:
+            _ = exam.failed(
+                name,
+                f"{address} cannot be listened at ({clean(problem.strerror or str(problem), 80)})",
+                "The gateway cannot start.",
+                "Choose an address of this machine, and a port from 1024 on.",
+            )
+
+
+def _bind(address: str) -> OSError | None:
+    host, port = split_address(address)
+    try:
+        family, kind, protocol, _, to = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(to)
+    except OSError as exc:
+        return exc
+    return None
+
+
+async def _is_gateway(address: str, client: Client) -> bool:
+    host, port = split_address(address)
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (not listened at)
+    try:
+        url = URL.build(scheme="http", host=loopback, port=port, path="/metrics")
+        reply = await ask(client, "GET", url, {}, None, client.timeouts.connect_seconds)
+    except FOREIGN:
+        return False
+    return reply.status == 200 and _OURS in reply.body
+
+
+async def _look_at_peers(exam: Notes, config: Config) -> None:
+    replica = config.replica
+    if replica.peers_dns is not None:
+        host, port = split_address(replica.peers_dns)
+        try:
+            async with asyncio.timeout(config.timeouts.connect_seconds):
+                found = await resolve(host, port)
+        except (OSError, TimeoutError) as exc:
+            why = clean(getattr(exc, "strerror", None) or "no answer in time", 80)
+            exam.warn(
+                "peers",
+                f"{host} has no address ({why})",
+                "A retry that arrives at another replica than the one that holds its call is lost to it.",
+                "Check the headless service's name, and that it names pods that are not ready "
+                "(publishNotReadyAddresses); run this where the gateway runs.",
+            )
+            return
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        exam.ok("peers", f"{host} names {', '.join(found[:_SHOWN])}{more}")
+        return
+    own = replica.id or socket.gethostname()
+    for name, address in sorted(replica.peers.items()):
+        if name == own:
+            continue
+        problem = await _connect(address, config.timeouts.peer_connect_seconds)
+        if problem:
+            exam.warn(
+                "peers",
+                f"{name} at {address} {problem}",
+                "Calls that it holds cannot be continued from here; others take it for dead.",
+                "Check that it runs, its replica.listen, and what stands between.",
+            )
+        else:
+            exam.ok("peers", f"{name} at {address} accepts connections")
+
+
+async def _connect(address: str, seconds: float) -> str:
+    """Why nobody is there; empty when somebody is."""
+    try:
+        async with asyncio.timeout(seconds):
+            _, writer = await asyncio.open_connection(*split_address(address))
+    except TimeoutError:
+        return f"does not answer within {seconds:g} s"
+    except OSError as exc:
+        return f"refuses ({os.strerror(exc.errno) if exc.errno else clean(str(exc), 80)})"
+    writer.close()
+    return ""
+
+
+async def _look_at_issuer(exam: Notes, config: Config, client: Client) -> None:
+    principal = config.principal
+    if principal.source != "jwt" or principal.jwks_url is None:
+        return
+    client.change(config.limits, config.timeouts, jwks_context(principal))
+    why = "Nobody's token can be verified without the issuer's keys: every call is answered HTTP 503."
+    fix = "Check principal.jwks_url and principal.jwks_ca_file, and that this machine may reach the issuer."
+    try:
+        reply = await ask(client, "GET", URL(principal.jwks_url), {}, None, config.timeouts.handshake_seconds)
+    except FOREIGN as exc:
+        cause = clean(mapped(exc, "The issuer").message, 200) if isinstance(exc, aiohttp.ClientError) else "no answer"
+        _ = exam.failed("issuer", cause, why, fix)
+        return
+    if reply.status == 200 and b'"keys"' in reply.body:
+        exam.ok("issuer", f"its keys are at {clean(principal.jwks_url.partition('?')[0], 200)}")
+    else:
+        _ = exam.failed("issuer", f"HTTP {reply.status}, and no keys (JWKS)", why, fix)

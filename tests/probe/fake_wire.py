@@ -1,0 +1,40 @@
+"""A FAKE server of bytes: each connection is given the same bytes, whatever it says, and is closed or stays open."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import repeat
+
+
+@asynccontextmanager
+async def fake_wire(said: bytes, *, times: int | None = 1, stays: bool = False) -> AsyncIterator[str]:
+    """Its URL; `times` None: without end."""
+    open_now: set[asyncio.StreamWriter] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_now.add(writer)
+        try:
+            if await reader.read(1) == b"":
+                return
+            each: Iterator[None] = repeat(None) if times is None else repeat(None, times)
+            for _ in each:
+                writer.write(said)
+                await writer.drain()
+            if stays:
+                while await reader.read(65_536):
+                    pass
+        except ConnectionError:
+            pass
+        finally:
+            open_now.discard(writer)
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, family=socket.AF_INET)
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"http://{host}:{port}/mcp"
+    finally:
+        server.close()
+        for writer in open_now:
+            writer.transport.abort()

@@ -1,0 +1,58 @@
+"""Examines a server as the command does, in this process and with short times."""
+
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from gateway.config import Route, UpstreamTls, contexts, for_upstream
+from gateway.probe.examination import Subject
+from gateway.probe.examine import examine
+from gateway.probe.findings import Check, Upstream, report
+from gateway.probe.show import lines
+
+SECONDS = 2.0
+
+
+def subject(
+    url: str,
+    headers: dict[str, str] | None = None,
+    *,
+    seconds: float = SECONDS,
+    wait: float = 0,
+    transport: str = "auto",
+    **tls: Any,
+) -> Subject:
+    config = for_upstream(url, env={})
+    names = ("connect_seconds", "handshake_seconds", "answer_seconds", "cancel_seconds")
+    timeouts = structs.replace(config.timeouts, **dict.fromkeys(names, seconds))
+    tls = {name: str(value) if isinstance(value, Path) else value for name, value in tls.items()}
+    route: Route = config.routes[0]
+    upstream = structs.replace(route.upstream, tls=UpstreamTls(**tls), transport=transport)
+    route = structs.replace(route, upstream=upstream)
+    config = structs.replace(config, routes=(route,), timeouts=timeouts)
+    context = contexts(config).upstreams[route.path]
+    return Subject(route=route, config=config, headers=headers or {}, tls=context, wait_seconds=wait)
+
+
+async def look(url: str, headers: dict[str, str] | None = None, **options: Any) -> Upstream:
+    return await examine(subject(url, headers, **options))
+
+
+def check(found: Upstream, name: str) -> Check:
+    """The only check of that name."""
+    (one,) = [check for check in found.checks if check.name == name]
+    return one
+
+
+def states(found: Upstream) -> dict[str, str]:
+    return {check.name: check.state for check in found.checks}
+
+
+def answers(found: Upstream) -> dict[str, str]:
+    return {feature.name: feature.answer for feature in found.features}
+
+
+def everything_in(found: Upstream) -> str:
+    """All that is printed of it, as text and (where it is escaped) as data."""
+    return "\n".join(lines(report("", (), (found,)), colour=False)) + repr(found)

@@ -1,0 +1,69 @@
+"""What a server comes to, where no real server at hand is so; tests/e2e/test_probe.py has the real ones."""
+
+import pytest
+from msgspec import structs
+
+from gateway.config import for_upstream
+from gateway.probe.findings import Check, Feature, Server, State, worst
+from gateway.probe.verdicts import features, unknown
+
+CONFIG = for_upstream("http://127.0.0.1:9/mcp", env={})
+GOOD = Server(sessions=True, side_stream=True, tools=4, ephemeral_tools=1, capabilities=("tools", "tools.listChanged"))
+
+
+def feature(name: str, *, by_route: bool = False, **differs: object) -> Feature:
+    (one,) = [
+        each for each in features(structs.replace(GOOD, **differs), CONFIG, replays=by_route) if each.name == name
+    ]
+    return one
+
+
+@pytest.mark.parametrize(
+    ("name", "differs", "answer", "short"),
+    [
+        ("questions", {"side_stream": False}, "partly", "only those on the call's own stream"),
+        ("questions", {"side_stream": False, "json_replies": True}, "no", "no, its replies are JSON"),
+        ("questions", {"sessions": False, "json_replies": True}, "no", "no, the server is stateless"),
+        ("replica_death", {"event_store": True}, "yes", "yes, resumed from the event store"),
+        ("replica_death", {"event_store": True, "replays": False}, "partly", "does not replay"),
+        ("replica_death", {"transport": "stdio"}, "partly", "a child ends with its gateway"),
+        ("subscriptions", {"side_stream": False}, "no", "no, there is no GET stream"),
+        ("subscriptions", {"capabilities": ("tools",)}, "not offered", "announces no changes"),
+        ("old_clients", {"transport": "stdio"}, "not offered", "modern clients only"),
+        ("calls", {"task_tools": 1, "left_out_tools": ("x",)}, "partly", "all but 2"),
+        ("long_calls", {"json_replies": True}, "partly", "up to 300 s"),
+    ],
+)
+def test_a_feature_is_judged_by_what_it_needs(name: str, differs: dict[str, object], answer: str, short: str) -> None:
+    found = feature(name, **differs)
+    assert (found.answer, short in found.short) == (answer, True), found
+
+
+def test_a_route_that_replays_survives_without_a_store() -> None:
+    assert feature("replica_death", by_route=True).answer == "yes"
+    assert "nothing is held" in feature("questions", by_route=True).why
+
+
+def test_what_is_not_known_depends_on_what_there_is() -> None:
+    told = unknown(GOOD, waited=False)
+    assert any("--wait" in sentence for sentence in told)
+    assert not any("--wait" in sentence for sentence in unknown(GOOD, waited=True))
+    child = structs.replace(GOOD, transport="stdio")
+    assert not any("URL" in sentence or "--wait" in sentence for sentence in unknown(child, waited=False))
+    store = structs.replace(GOOD, event_store=True)
+    assert any("event store" in sentence for sentence in unknown(store, waited=False))
+
+
+@pytest.mark.parametrize(
+    ("states", "answers", "state"),
+    [
+        (("ok",), ("yes", "partly", "not offered"), "ok"),
+        (("ok", "warning"), ("yes",), "warning"),
+        (("ok",), ("yes", "no"), "warning"),
+        (("warning", "failed"), ("no",), "failed"),
+    ],
+)
+def test_the_worst_counts(states: tuple[State, ...], answers: tuple[str, ...], state: str) -> None:
+    checks = tuple(Check(name="n", state=each, found="f") for each in states)
+    told = tuple(Feature(name="n", title="t", answer=each, short="s") for each in answers)  # type: ignore[arg-type]
+    assert worst(checks, told) == state
