@@ -172,6 +172,8 @@ class UpstreamError(GatewayError):
     """The upstream failed; the message names route, cause and what to check."""
 
     reason = "upstream_error"
+    is_counted = False
+    """Whether the metrics have this one; who met it first counts it."""
 
     def __init__(self, message: str, *, data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message, data={"reason": self.reason, **(data or {})})

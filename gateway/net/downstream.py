@@ -256,8 +256,12 @@ class Downstream:
         except asyncio.CancelledError:
             outcome = Outcome.CANCELLED
             raise
-        except GatewayError:
+        except GatewayError as exc:
             outcome = Outcome.REJECTED
+            if isinstance(exc, UpstreamError) and not exc.is_counted:
+                # Before there was a call: its server did not even shake hands, or refused the credential.
+                bridge.metrics.upstream_failed(bridge.route.path, exc.reason)
+                exc.is_counted = True
             raise
         finally:
             if incoming.hop is None:  # else the replica that the client speaks to counts it

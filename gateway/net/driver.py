@@ -441,6 +441,7 @@ class Driver:
         except GatewayError as exc:
             if isinstance(exc, UpstreamError):
                 self._bridge.metrics.upstream_failed(self._bridge.route.path, exc.reason)
+                exc.is_counted = True
             replayable = await self._may_replay(exc)
             # The stream of an answered call may break while the call that a referral re-issued runs already.
             if call is None or call is self._call:

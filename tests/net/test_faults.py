@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -261,6 +262,39 @@ async def test_what_is_no_handshake_is_one_clear_error(
     reply = await client.call()
     assert reply.outcome == (200, -32603, "upstream_unreachable")
     assert upstream.url in reply.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        (mcp.TOOLS_CALL, {"name": "run", "arguments": {}}),  # its tool is looked up before
+        (mcp.TOOLS_LIST, {}),
+        (mcp.DISCOVER, {}),
+        (mcp.LISTEN, {"notifications": {"toolsListChanged": True}}),
+    ],
+)
+async def test_each_failure_is_counted_once_wherever_it_is_met(
+    upstream: FakeUpstream, begin: Start, method: str, params: dict[str, Any]
+) -> None:
+    stand = await begin()
+    await upstream.close()
+    reply = await stand.client().post(method, params)
+    assert reply.outcome[2] == "upstream_unreachable"
+    assert stand.metric("mcp_gateway_upstream_errors_total", kind="upstream_unreachable") == 1
+
+
+@pytest.mark.parametrize("method", [mcp.TOOLS_CALL, mcp.TOOLS_LIST])
+async def test_a_refused_handshake_is_counted_once(upstream: FakeUpstream, begin: Start, method: str) -> None:
+    """It goes up to whoever asks whether the upstream is modern after all, counted or not."""
+    stand = await begin()
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(404, b"nothing here")
+
+    upstream.on("initialize", refuse)
+    reply = await stand.client().post(method, {"name": "run", "arguments": {}})
+    assert reply.outcome[2] == "upstream_unreachable"
+    assert stand.metric("mcp_gateway_upstream_errors_total", kind="upstream_unreachable") == 1
 
 
 async def test_an_upstream_that_is_not_there_is_one_clear_error(upstream: FakeUpstream, client: Client) -> None:
