@@ -391,6 +391,7 @@ class Metrics:
         self._declare_holds()
         self._declare_upstreams()
         self._declare_process(version)
+        self._show_own_zeroes()
         for route in routes:
             self.show_zeroes(route)
 
@@ -496,10 +497,17 @@ class Metrics:
             "mcp_gateway_task_failures_total", "Unexpected exceptions: each is a bug.", registry=registry
         )
 
+    def _show_own_zeroes(self) -> None:
+        """See `show_zeroes`: of what alerts look at and no route has."""
+        _ = [self._state_rejections[reason,] for reason in StateReason]
+        _ = [self._peer_rejections[reason,] for reason in StateReason]
+        _ = [self._reloads[outcome,] for outcome in ("applied", "rejected")]
+
     def show_zeroes(self, route: str) -> None:
         """Let a rate start from zero: an alert cannot see a counter's first step otherwise."""
         _ = self._held[route,], self._opened[route,], self._lost[route,], self._left_out[route,]
         _ = [self._continuations[route, step] for step in Step]
+        _ = [self._children_ended[route, why] for why in ("asked", "unasked")]
         _ = [self._peer_requests[outcome,] for outcome in PeerOutcome]
         _ = [self._passed[route, era, outcome] for era in TrafficEra for outcome in Passed]
         _ = [self._probes[route, era] for era in UpstreamEra]
