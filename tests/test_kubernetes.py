@@ -3,6 +3,7 @@
 What they mean together (ports, times, names) is compared with the configuration that their pods load.
 """
 
+import base64
 import copy
 import json
 import re
@@ -15,6 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from gateway.config.keys import decode_key, read_key_lines
 from tests.kube import (
     CHART,
     HELM,
@@ -406,3 +408,45 @@ def test_the_monitoring_component_can_be_added(tmp_path: Path) -> None:
     )
     kinds = {one["kind"] for one in yaml.safe_load_all(run(KUBECTL, "kustomize", str(tmp_path)))}
     assert kinds >= {"PodMonitor", "Deployment"}
+
+
+# --- what the READMEs say ---
+
+
+def block(readme: Path, holds: str) -> str:
+    """The only code block with these words."""
+    (found,) = (
+        text
+        for text in re.findall(r"^ *```\n(.*?)^ *```$", readme.read_text(), re.MULTILINE | re.DOTALL)
+        if holds in text
+    )
+    return str(found)
+
+
+def test_the_command_of_the_readme_makes_a_rule_of_the_alerts() -> None:
+    command, _, sent_to = block(KUBERNETES / "README.md", "kind: PrometheusRule").rpartition("|")
+    assert sent_to.strip() == "kubectl -n mcp apply -f -"
+    rule = yaml.safe_load(run("bash", "-c", command))
+    assert (rule["apiVersion"], rule["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((REPOSITORY / "deploy" / "prometheus" / "alerts.yml").read_text())
+
+
+def test_the_values_of_the_readme_are_enough() -> None:
+    objects = helm(values=block(CHART.parent / "README.md", "repository: registry"))
+    assert container_of(objects)["image"] == "registry.example.com/mrtr-gateway:0.1.0"
+    assert gateway_of(objects).security.allowed_hosts == ("mrtr-gateway", "mcp.example.com")
+
+
+@pytest.mark.parametrize("readme", [KUBERNETES / "README.md", CHART.parent / "README.md"])
+def test_the_secret_of_the_readme_is_the_one_that_the_pods_mount(readme: Path) -> None:
+    """kubectl itself makes it, of a key of this program."""
+    command = block(readme, "create secret").replace("\\\n", "").strip().splitlines()[0]
+    command = command.replace("mrtr-gateway keygen", f"{sys.executable} -m gateway keygen")
+    said = run("bash", "-c", command.replace("kubectl", str(KUBECTL), 1) + " --dry-run=client -o yaml")
+    secret = yaml.safe_load(said)
+    objects = kustomize("base")
+    (mounted,) = (volume["secret"] for volume in pod_of(objects)["volumes"] if "secret" in volume)
+    assert secret["metadata"]["name"] == mounted["secretName"]
+    key = base64.b64decode(secret["data"][Path(KEYS_FILE).name]).decode()
+    assert len(read_key_lines(key)) == 1
+    assert len(decode_key(read_key_lines(key)[0])) >= 32

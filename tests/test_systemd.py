@@ -1,22 +1,27 @@
-"""The unit of deploy/systemd: systemd's own programs judge it, and a real gateway gets what it sends."""
+"""The unit of deploy/systemd: systemd's own programs judge it, and a real systemd starts, reloads and stops it."""
 
-import asyncio
 import configparser
+import json
 import os
 import re
-import shlex
+import resource
 import shutil
 import subprocess
 import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from gateway.config import Config, load
-from tests.gateway_process import STATE_KEY, gateway
+from tests.cluster import replaced
+from tests.gateway_process import STATE_KEY
 from tests.kube import drain_seconds
-from tests.parts.launch import REPOSITORY
+from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 
 SYSTEMD: Final = REPOSITORY / "deploy" / "systemd"
 UNIT: Final = SYSTEMD / "mrtr-gateway.service"
@@ -112,44 +117,155 @@ def test_there_are_descriptors_for_what_may_be_held(tmp_path: Path) -> None:
     assert int(files) > 2 * config.hold.max_calls + config.limits.connections
 
 
-def commands(key: str, config: Path, pid: int) -> list[list[str]]:
-    """The unit's own commands, for this program, this file and this process."""
-    found = []
-    for line in settings()[key]:
-        words = shlex.split(line.replace("$MAINPID", str(pid)).replace("/etc/mrtr-gateway/gateway.yaml", str(config)))
-        found.append([sys.executable, "-m", "gateway", *words[1:]] if words[0] == PROGRAM else words)
-    return found
-
-
-def do(command: list[str]) -> int:
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=False).returncode
-
-
-async def test_a_reload_is_heard_and_a_bad_file_is_refused_before() -> None:
-    """systemd stops at the first command that fails, and `systemctl reload` fails with it."""
-    async with gateway("http://127.0.0.1:9/mcp") as gw:
-        assert gw.process is not None
-        config = gw.directory / "gateway.yaml"
-        check, hang_up = commands("ExecReload", config, gw.process.pid)
-        assert await asyncio.to_thread(do, check) == 0
-        assert do(hang_up) == 0
-
-        async def loaded_again() -> bool:
-            return len(gw.log("config.loaded")) > 0
-
-        await gw.until(loaded_again, "read its file again")
-        good = config.read_text()
-        gw.write("routes: []")
-        assert await asyncio.to_thread(do, check) != 0
-        gw.write(good)
-
-
-def test_what_it_starts_is_a_command_of_the_program() -> None:
-    (command,) = commands("ExecStart", SYSTEMD / "gateway.yaml", 0)
-    assert command[3:] == ["serve", "--config", str(SYSTEMD / "gateway.yaml")]
-
-
 def test_the_addition_for_children_only_opens_what_it_names() -> None:
     parser = configparser.ConfigParser(strict=False)
     parser.read_string((SYSTEMD / "stdio.conf").read_text())
-    assert {key.lower() for key in parser["Service"]} == {"cachedirectory", "environment", "memorydenywriteexecute"}
+    assert {key.lower() for key in parser["Service"]} == {
+        "cachedirectory",
+        "environment",
+        "memorydenywriteexecute",
+        "systemcallfilter",
+    }
+
+
+# --- a real systemd ---
+
+BOOT: Final = """
+set -eu
+mount --make-rprivate / && mount --make-rshared /
+for folder in /run /opt /etc/systemd/system /lib/systemd/system-generators; do mount -t tmpfs tmpfs $folder; done
+if [ -d /sys/fs/cgroup/systemd ] && ! mountpoint -q /sys/fs/cgroup/systemd; then
+  mount -t cgroup -o none,name=systemd cgroup /sys/fs/cgroup/systemd
+fi
+mkdir -p /opt/mrtr-gateway/bin /opt/mrtr-gateway/etc && mount --bind {here}/etc /opt/mrtr-gateway/etc
+printf '#!/bin/sh\\nexec {python} -m gateway "$@"\\n' > {program} && chmod 755 {program}
+cp -r {here}/units/. /etc/systemd/system/
+container=docker exec /lib/systemd/systemd --system --unit=nothing.target --show-status=no
+"""
+"""A systemd of its own, with nothing to start: all that it sees of the unit's paths ends with its namespaces."""
+
+NOTHING: Final = "[Unit]\nDefaultDependencies=no\n"
+ADDITION: Final = """
+[Unit]
+DefaultDependencies=no
+[Service]
+# Where the program of the tests is; installed, it is in /opt.
+ProtectHome=tmpfs
+BindReadOnlyPaths={seen}
+Environment=PYTHONPATH={repository}
+LimitNOFILE={files}
+StandardError=append:{here}/stderr
+"""
+
+
+def can_boot() -> bool:
+    """Whether this machine lets us have namespaces to mount in."""
+    if os.geteuid() != 0 or not Path("/lib/systemd/systemd").exists():
+        return False
+    tried = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "mount", "-t", "tmpfs", "tmpfs", "/opt"]
+    return subprocess.run(tried, capture_output=True, check=False).returncode == 0
+
+
+class Systemd:
+    """A systemd that runs, and knows the unit."""
+
+    def __init__(self, here: Path, pid: int, admin: str) -> None:
+        self.here = here
+        self.pid = pid
+        self.admin = admin
+
+    def inside(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command where this systemd is process 1."""
+        return subprocess.run(
+            ["nsenter", "--target", str(self.pid), "--mount", "--pid", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def ctl(self, *words: str) -> int:
+        return self.inside("systemctl", *words).returncode
+
+    def show(self, name: str) -> str:
+        return self.inside("systemctl", "show", "--value", "--property", name, UNIT.name).stdout.strip()
+
+    def events(self) -> list[str]:
+        path = self.here / "stderr"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line)["event"] for line in lines if line.startswith("{")]
+
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            told = [path.read_text() for path in (self.here / "boot.log", self.here / "stderr") if path.exists()]
+            assert time.monotonic() < deadline, f"not in {seconds} s: {what}; {told}"
+            time.sleep(0.05)
+
+    def ready(self) -> bool:
+        with suppress(OSError), urllib.request.urlopen(f"http://{self.admin}/readyz", timeout=2) as answer:
+            return bool(answer.status == 200)
+        return False
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[Systemd]:
+    tmp_path.chmod(0o755)
+    units, etc = tmp_path / "units", tmp_path / "etc"
+    addition = units / f"{UNIT.name}.d"
+    addition.mkdir(parents=True)
+    etc.mkdir()
+    (units / UNIT.name).write_text(UNIT.read_text().replace("/etc/mrtr-gateway", "/opt/mrtr-gateway/etc"))
+    (units / "nothing.target").write_text(NOTHING)
+    seen = f"{REPOSITORY} {sys.base_prefix}"
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    (addition / "test.conf").write_text(ADDITION.format(seen=seen, repository=REPOSITORY, files=files, here=tmp_path))
+    (etc / "state-keys").write_text(STATE_KEY)
+    (etc / "state-keys").chmod(0o600)
+    listen, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    text = replaced((SYSTEMD / "gateway.yaml").read_text(), "127.0.0.1:8080", listen)
+    (etc / "gateway.yaml").write_text(replaced(text, "127.0.0.1:9090", admin))
+    boot = BOOT.format(here=tmp_path, python=sys.executable, program=PROGRAM)
+    with (tmp_path / "boot.log").open("wb") as log:
+        namespaces = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
+        outer = subprocess.Popen(
+            [*namespaces, "sh", "-c", boot],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread has been started
+        )
+    try:
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+        found = Systemd(tmp_path, 0, admin)
+        found.until(lambda: bool(children.read_text().strip()), "unshare has a child")
+        found.pid = int(children.read_text())
+        found.until(lambda: found.ctl("list-units") == 0, "systemd answers")
+        yield found
+    finally:
+        outer.kill()
+        outer.wait()
+
+
+@pytest.mark.skipif(not can_boot(), reason="needs systemd, and root that may mount")
+def test_a_real_systemd_starts_reloads_and_stops_it(systemd: Systemd) -> None:
+    assert systemd.ctl("start", UNIT.name) == 0
+    systemd.until(systemd.ready, "the gateway is ready behind its walls")
+    pid = systemd.show("MainPID")
+    status = dict(line.split(":\t", 1) for line in systemd.inside("cat", f"/proc/{pid}/status").stdout.splitlines())
+    assert "0" not in status["Uid"].split()
+    assert (status["NoNewPrivs"], status["Seccomp"], int(status["CapEff"], 16)) == ("1", "2", 0)
+
+    assert systemd.ctl("reload", UNIT.name) == 0
+    systemd.until(lambda: "config.loaded" in systemd.events(), "the file was read again")
+    file = systemd.here / "etc" / "gateway.yaml"
+    good = file.read_text()
+    file.write_text(good + "nonsense: 1\n")
+    assert systemd.ctl("reload", UNIT.name) != 0
+    file.write_text(good)
+    assert (systemd.show("MainPID"), systemd.show("NRestarts")) == (pid, "0")
+    assert "config.rejected" not in systemd.events(), "a bad file is refused before the gateway hears of it"
+
+    assert systemd.ctl("stop", UNIT.name) == 0
+    assert systemd.events()[-2:] == ["server.draining", "server.stopped"]
+    assert (systemd.show("Result"), systemd.show("ExecMainStatus")) == ("success", "0")
