@@ -11,9 +11,8 @@ import math
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import telemetry
 from gateway.telemetry import Metrics
@@ -38,6 +38,18 @@ RUNBOOK: Final = (REPOSITORY / "docs" / "monitoring.md").read_text()
 
 SILENT: Final = {"mcp_gateway_peer_rejected_total": "nobody who is no replica asks"}
 """Metrics whose queries need not have data, each with its reason."""
+
+WORDS: Final[dict[tuple[str, str], Iterable[str]]] = {
+    ("mcp_gateway_continuations_total", "step"): telemetry.Step,
+    ("mcp_gateway_upstream_errors_total", "kind"): telemetry.UpstreamFailure,
+    ("mcp_gateway_downstream_rejected_total", "reason"): telemetry.Rejection,
+    ("mcp_gateway_state_rejected_total", "reason"): telemetry.StateReason,
+    ("mcp_gateway_peer_rejected_total", "reason"): telemetry.StateReason,
+    ("mcp_gateway_peer_requests_total", "outcome"): telemetry.PeerOutcome,
+    ("mcp_gateway_children_ended_total", "why"): ("asked", "unasked"),
+    ("mcp_gateway_config_reloads_total", "outcome"): ("applied", "rejected"),
+}
+"""What a label of a metric can be, wherever a query names a value."""
 
 needs_prometheus = pytest.mark.skipif(not installed(), reason="apt install prometheus")
 
@@ -112,12 +124,6 @@ def families() -> dict[str, tuple[str, ...]]:
     return found
 
 
-def label_words() -> set[str]:
-    """Every value that a label of a closed list can have."""
-    enums = (one for one in vars(telemetry).values() if isinstance(one, type) and issubclass(one, StrEnum))
-    return {"applied", "rejected", "asked", "unasked", *itertools.chain.from_iterable(map(list, enums))}
-
-
 @pytest.mark.parametrize(("where", "expression"), EXPRESSIONS)
 def test_every_name_in_a_query_is_one_of_the_gateways(where: str, expression: str) -> None:
     known = {**families(), "up": ()}
@@ -130,9 +136,28 @@ def test_every_name_in_a_query_is_one_of_the_gateways(where: str, expression: st
             if label in {"job", "instance", "route"}:
                 continue
             for each in value.split("|") if "~" in operator else [value]:
-                assert any(re.fullmatch(each, word) for word in label_words()), f"{where}: {label} is never {each}"
+                assert any(re.fullmatch(each, word) for word in WORDS[name, label]), (
+                    f"{where}: {label} is never {each}"
+                )
     labels = {label.strip() for by in re.findall(r"by \(([^)]*)\)", expression) for label in by.split(",")}
     assert labels <= {"job", "instance", *itertools.chain.from_iterable(known[name] for name, _ in selectors)}, where
+
+
+def test_what_an_alert_sees_increase_is_there_from_the_start() -> None:
+    """From nothing to 1 is no increase."""
+    body, _ = Metrics("1", ["/mcp"]).render()
+    samples = [sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples]
+    seen = 0
+    for rule in RULES:
+        for name, matchers in re.findall(r"increase\((\w+)(?:{([^}]*)})?\[", rule["expr"]):
+            wanted = re.findall(r'(\w+)(=~|!=|=)"([^"]*)"', matchers)
+            found = [sample for sample in samples if sample.name == name]
+            for label, operator, value in wanted:
+                matches = re.compile(value if operator == "=~" else re.escape(value)).fullmatch
+                found = [one for one in found if bool(matches(one.labels[label])) is (operator != "!=")]
+            assert found, f"{rule['alert']}: {name} {wanted}"
+            seen += 1
+    assert seen > 8
 
 
 def test_each_alert_leads_to_its_section_of_the_runbook_and_each_section_is_of_an_alert() -> None:
