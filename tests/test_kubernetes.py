@@ -15,7 +15,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from msgspec.structs import replace
 
+from gateway import __version__
 from gateway.config.keys import decode_key, read_key_lines
 from tests.kube import (
     CHART,
@@ -44,6 +46,7 @@ NEWEST = "1.37"
 CUSTOM = {"PodMonitor", "PrometheusRule"}
 """Kinds that Kubernetes itself does not know."""
 MONITORED = ("--set", "monitoring.podMonitor=true", "--set", "monitoring.rules=true")
+OWN_NAMES = ("mrtr-gateway", "mrtr-gateway.default", "mrtr-gateway.default.svc")
 STRICT = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -135,6 +138,14 @@ def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
     assert values.keys() == schema["properties"].keys() - {"global"}
 
 
+def test_the_version_is_the_gateways() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == chart["version"] == __version__
+    for folder in ("example", "sidecar"):
+        (image,) = yaml.safe_load((KUBERNETES / folder / "kustomization.yaml").read_text())["images"]
+        assert image["newTag"] == __version__
+
+
 def test_every_file_is_used() -> None:
     for folder in ("base", "example", "sidecar", "monitoring"):
         kustomization = KUBERNETES / folder / "kustomization.yaml"
@@ -164,7 +175,9 @@ def comparable(objects: Objects) -> Objects:
 
 def test_the_chart_makes_what_the_manifests_are() -> None:
     assert comparable(helm()) == comparable(kustomize("base"))
-    assert gateway_of(helm()) == gateway_of(kustomize("base"))
+    chart, base = gateway_of(helm()), gateway_of(kustomize("base"))
+    assert replace(chart, security=base.security) == base, "only the chart knows its namespace"
+    assert set(chart.security.allowed_hosts) > set(base.security.allowed_hosts)
 
 
 def test_two_releases_do_not_meet() -> None:
@@ -173,7 +186,13 @@ def test_two_releases_do_not_meet() -> None:
     assert labels_of(one) != labels_of(other, "second-mrtr-gateway")
     config = gateway_of(other, "second-mrtr-gateway")
     assert config.replica.peers_dns == "second-mrtr-gateway-peers:8081"
-    assert config.security.allowed_hosts == ("second-mrtr-gateway",)
+    assert config.security.allowed_hosts[0] == "second-mrtr-gateway"
+
+
+def test_clients_may_come_by_the_name_that_helm_tells() -> None:
+    said = run(HELM, "install", "mrtr-gateway", str(CHART), "--dry-run=client", "--namespace", "mcp")
+    (host,) = re.findall(r"connect to http://([^/]+)/mcp$", said, re.MULTILINE)
+    assert host in gateway_of(helm("--namespace", "mcp")).security.allowed_hosts
 
 
 def test_the_readers_words_win_over_the_charts() -> None:
@@ -193,7 +212,7 @@ def test_the_readers_words_win_over_the_charts() -> None:
     config = gateway_of(objects)
     assert (config.listen, config.replica.listen) == ("0.0.0.0:18080", "0.0.0.0:18081")
     assert config.limits.body_bytes == 16_777_216
-    assert config.security.allowed_hosts == ("mrtr-gateway", "mcp.example.com")
+    assert config.security.allowed_hosts == (*OWN_NAMES, "mcp.example.com")
     assert_consistent(objects)
     assert pod_of(objects)["terminationGracePeriodSeconds"] > 600
     assert [each["name"] for each in container_of(objects)["env"]] == ["POD_NAME", "API_KEY"]
@@ -434,7 +453,7 @@ def test_the_command_of_the_readme_makes_a_rule_of_the_alerts() -> None:
 def test_the_values_of_the_readme_are_enough() -> None:
     objects = helm(values=block(CHART.parent / "README.md", "repository: registry"))
     assert container_of(objects)["image"] == "registry.example.com/mrtr-gateway:0.1.0"
-    assert gateway_of(objects).security.allowed_hosts == ("mrtr-gateway", "mcp.example.com")
+    assert gateway_of(objects).security.allowed_hosts == (*OWN_NAMES, "mcp.example.com")
 
 
 @pytest.mark.parametrize("readme", [KUBERNETES / "README.md", CHART.parent / "README.md"])

@@ -20,7 +20,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $name := include "mrtr-gateway.name" . }}
 {{- $config := deepCopy .Values.config }}
 {{- if not (dig "security" "allowed_hosts" list $config) }}
-{{- $_ := mergeOverwrite $config (dict "security" (dict "allowed_hosts" (prepend .Values.hosts $name))) }}
+{{- $names := list $name (printf "%s.%s" $name .Release.Namespace) (printf "%s.%s.svc" $name .Release.Namespace) }}
+{{- $_ := mergeOverwrite $config (dict "security" (dict "allowed_hosts" (concat $names .Values.hosts))) }}
 {{- end }}
 {{- $keys := dict }}
 {{- if not (dig "state" "keys" list $config) }}
