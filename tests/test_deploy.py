@@ -1,15 +1,18 @@
 """The balancers' files of deploy/ are right as far as their programs tell; tests/e2e/test_replicas.py runs them."""
 
+import json
 import os
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 
 from gateway.config import parse
-from tests.cluster import CONFIGURATIONS, FILES, Balancer, BalancerName, Place, installed, program
+from tests.cluster import CONFIGURATIONS, DEPLOY, FILES, Balancer, BalancerName, Place, installed, program
 
 PLACES = [Place(f"gw-{number}", f"127.0.0.1:{20000 + number}", f"127.0.0.1:{21000 + number}") for number in (1, 2)]
 DEFAULTS = parse("routes: [{upstream: {url: 'http://127.0.0.1:9000/mcp'}}]", "defaults", {})
@@ -103,3 +106,21 @@ def test_nginx_stores_nothing() -> None:
 def test_neither_sends_a_request_twice() -> None:
     assert re.findall(r"proxy_next_upstream (.*);", directives("nginx")) == ["error timeout"]
     assert re.findall(r"retry-on (.*)", directives("haproxy")) == ["conn-failure"]
+
+
+# --- what editors check ---
+
+SCHEMA_LINE = re.compile(r"^# yaml-language-server: \$schema=(\S+)$", re.MULTILINE)
+WITH_SCHEMA = [path for path in sorted(DEPLOY.glob("**/*.yaml")) if SCHEMA_LINE.search(path.read_text())]
+
+
+@pytest.mark.parametrize("path", WITH_SCHEMA, ids=lambda path: str(path.relative_to(DEPLOY)))
+def test_the_schema_that_a_file_names_is_there_and_accepts_it(path: Path) -> None:
+    (named,) = SCHEMA_LINE.findall(path.read_text())
+    schema = json.loads((path.parent / named).read_text())
+    jsonschema.Draft202012Validator(schema).validate(yaml.safe_load(path.read_text()))
+
+
+def test_every_configuration_names_its_schema() -> None:
+    assert {path.name for path in WITH_SCHEMA} >= {"gateway.yaml", "values.yaml"}
+    assert not set(DEPLOY.glob("**/gateway.yaml")) - set(WITH_SCHEMA)

@@ -411,6 +411,15 @@ def test_the_pod_monitor_finds_the_pods_by_the_name_that_the_alerts_know() -> No
         assert labels_of(objects)[monitor["spec"]["jobLabel"]] == "mrtr-gateway"
 
 
+def test_the_pod_monitor_of_the_sidecar_finds_it() -> None:
+    monitor = yaml.safe_load((KUBERNETES / "sidecar" / "pod-monitor.yaml").read_text())
+    objects = kustomize("sidecar")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels_of(objects, "old-server").items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in container_of(objects)["ports"]}
+    assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "mrtr-gateway"}]
+
+
 def test_the_chart_has_the_alerts_as_they_are() -> None:
     rules = helm(*MONITORED)["PrometheusRule", "mrtr-gateway"]["spec"]
     assert rules == yaml.safe_load((REPOSITORY / "deploy" / "prometheus" / "alerts.yml").read_text())
