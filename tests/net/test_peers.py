@@ -568,7 +568,7 @@ def refused(stand: Stand) -> dict[str, int]:
         each.labels["reason"]: int(each.value)
         for family in families
         for each in family.samples
-        if each.name == "mcp_gateway_peer_rejected_total"
+        if each.name == "mcp_gateway_peer_rejected_total" and each.value
     }
 
 
