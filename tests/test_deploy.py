@@ -1,20 +1,19 @@
-"""What deploy/ ships is right as far as the programs that read it can tell; tests/e2e/test_replicas.py runs it."""
+"""The balancers' files of deploy/ are right as far as their programs tell; tests/e2e/test_replicas.py runs them."""
 
+import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
-from gateway.config import Config, ConfigError, parse
+from gateway.config import parse
 from tests.cluster import CONFIGURATIONS, DEPLOY, FILES, Balancer, BalancerName, Place, installed, program
 
-KUBERNETES = DEPLOY / "kubernetes"
-ENVIRONMENT = {"MRTR_STATE_KEY": "0f" * 32, "POD_NAME": "mrtr-gateway-7d9c8b6f5-x2abc"}
 PLACES = [Place(f"gw-{number}", f"127.0.0.1:{20000 + number}", f"127.0.0.1:{21000 + number}") for number in (1, 2)]
 DEFAULTS = parse("routes: [{upstream: {url: 'http://127.0.0.1:9000/mcp'}}]", "defaults", {})
 
@@ -25,29 +24,6 @@ def only(*names: BalancerName) -> list[Any]:
         pytest.param(name, marks=pytest.mark.skipif(not installed(name), reason=f"apt install {name}"))
         for name in names
     ]
-
-
-def objects() -> dict[tuple[str, str], dict[str, Any]]:
-    """All that Kustomize would apply, by kind and name."""
-    listed = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["resources"]
-    found = [one for name in listed for one in yaml.safe_load_all((KUBERNETES / name).read_text())]
-    return {(one["kind"], one["metadata"]["name"]): one for one in found}
-
-
-def gateway_in_kubernetes(**environment: str) -> Config:
-    text = objects()["ConfigMap", "mrtr-gateway"]["data"]["gateway.yaml"]
-    return parse(text, "gateway.yaml", {**ENVIRONMENT, **environment})
-
-
-def pod() -> dict[str, Any]:
-    spec: dict[str, Any] = objects()["Deployment", "mrtr-gateway"]["spec"]["template"]["spec"]
-    return spec
-
-
-def container() -> dict[str, Any]:
-    (found,) = pod()["containers"]
-    assert isinstance(found, dict)
-    return found
 
 
 # --- balancers ---
@@ -132,89 +108,19 @@ def test_neither_sends_a_request_twice() -> None:
     assert re.findall(r"retry-on (.*)", directives("haproxy")) == ["conn-failure"]
 
 
-# --- Kubernetes ---
+# --- what editors check ---
+
+SCHEMA_LINE = re.compile(r"^# yaml-language-server: \$schema=(\S+)$", re.MULTILINE)
+WITH_SCHEMA = [path for path in sorted(DEPLOY.glob("**/*.yaml")) if SCHEMA_LINE.search(path.read_text())]
 
 
-def test_kubernetes_would_accept_the_manifests() -> None:
-    files = [
-        KUBERNETES / name for name in yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["resources"]
-    ]
-    code, said = verdict([sys.executable, "-m", "kubernetes_validate.__main__", "--strict", *map(str, files)])
-    assert code == 0, said
-    assert said.count(" passed for resource ") == len(files)
+@pytest.mark.parametrize("path", WITH_SCHEMA, ids=lambda path: str(path.relative_to(DEPLOY)))
+def test_the_schema_that_a_file_names_is_there_and_accepts_it(path: Path) -> None:
+    (named,) = SCHEMA_LINE.findall(path.read_text())
+    schema = json.loads((path.parent / named).read_text())
+    jsonschema.Draft202012Validator(schema).validate(yaml.safe_load(path.read_text()))
 
 
-def test_kubernetes_would_refuse_a_wrong_manifest(tmp_path: Path) -> None:
-    wrong = tmp_path / "service.yaml"
-    wrong.write_text((KUBERNETES / "service.yaml").read_text().replace("sessionAffinity", "sessionAffinty"))
-    assert verdict([sys.executable, "-m", "kubernetes_validate.__main__", "--strict", str(wrong)])[0] != 0
-
-
-def test_every_manifest_is_listed() -> None:
-    files = {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
-    assert files == set(yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["resources"])
-
-
-def test_the_configuration_of_the_pods_loads() -> None:
-    config = gateway_in_kubernetes()
-    assert config.replica.id == ENVIRONMENT["POD_NAME"]
-    assert len(config.state.raw_keys()) == 1
-
-
-def test_the_key_in_the_secret_is_one_that_nobody_can_start_with() -> None:
-    placeholder = objects()["Secret", "mrtr-gateway"]["stringData"]["state-key"]
-    with pytest.raises(ConfigError, match="make one with `mrtr-gateway keygen`"):
-        gateway_in_kubernetes(MRTR_STATE_KEY=placeholder)
-
-
-def test_the_pods_get_what_their_configuration_reads() -> None:
-    text = objects()["ConfigMap", "mrtr-gateway"]["data"]["gateway.yaml"]
-    given = {one["name"]: one["valueFrom"] for one in container()["env"]}
-    assert given.keys() == set(re.findall(r"\$\{(\w+)\}", text)) == ENVIRONMENT.keys()
-    assert given["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
-    secret = given["MRTR_STATE_KEY"]["secretKeyRef"]
-    assert secret["key"] in objects()["Secret", secret["name"]]["stringData"]
-
-
-def test_ports_names_and_labels_agree() -> None:
-    config = gateway_in_kubernetes()
-    ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
-    listening = {"http": config.listen, "peer": config.replica.listen, "admin": config.admin}
-    assert {name: f"0.0.0.0:{port}" for name, port in ports.items()} == listening
-    service, peers = objects()["Service", "mrtr-gateway"], objects()["Service", "mrtr-gateway-peers"]
-    assert config.replica.peers_dns == f"{peers['metadata']['name']}:{peers['spec']['ports'][0]['port']}"
-    assert peers["spec"]["ports"][0]["port"] == ports["peer"], "a headless service does not translate ports"
-    assert [one["spec"]["ports"][0]["targetPort"] for one in (service, peers)] == ["http", "peer"]
-    labels = objects()["Deployment", "mrtr-gateway"]["spec"]["template"]["metadata"]["labels"]
-    budget, policy = objects()["PodDisruptionBudget", "mrtr-gateway"], objects()["NetworkPolicy", "mrtr-gateway"]
-    assert [
-        service["spec"]["selector"],
-        peers["spec"]["selector"],
-        budget["spec"]["selector"]["matchLabels"],
-        policy["spec"]["podSelector"]["matchLabels"],
-    ] == [labels] * 4
-    assert (peers["spec"]["clusterIP"], peers["spec"]["publishNotReadyAddresses"]) == ("None", True)
-
-
-def test_only_replicas_reach_the_peer_port() -> None:
-    rules = objects()["NetworkPolicy", "mrtr-gateway"]["spec"]["ingress"]
-    labels = objects()["Deployment", "mrtr-gateway"]["spec"]["template"]["metadata"]["labels"]
-    allowed = {rule["ports"][0]["port"]: rule.get("from") for rule in rules}
-    assert allowed.keys() == {"http", "peer", "admin"}
-    assert allowed["peer"] == [{"podSelector": {"matchLabels": labels}}]
-    assert allowed["admin"] is not None
-
-
-def test_a_pod_has_time_to_drain() -> None:
-    config = gateway_in_kubernetes()
-    needed = config.hold.drain_delay_seconds + config.hold.drain_seconds + config.timeouts.cancel_seconds
-    assert pod()["terminationGracePeriodSeconds"] > needed
-    assert "lifecycle" not in container(), "the gateway itself waits for the balancers"
-
-
-def test_probes_ask_what_the_gateway_answers() -> None:
-    probes = {name: container()[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")}
-    assert probes == {
-        "livenessProbe": {"path": "/healthz", "port": "admin"},
-        "readinessProbe": {"path": "/readyz", "port": "admin"},
-    }
+def test_every_configuration_names_its_schema() -> None:
+    assert {path.name for path in WITH_SCHEMA} >= {"gateway.yaml", "values.yaml"}
+    assert not set(DEPLOY.glob("**/gateway.yaml")) - set(WITH_SCHEMA)

@@ -1,0 +1,480 @@
+"""The manifests and the chart of deploy/: real kubectl and helm build them, the schemas of Kubernetes judge them.
+
+What they mean together (ports, times, names) is compared with the configuration that their pods load.
+"""
+
+import base64
+import copy
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from gateway import __version__
+from gateway.config.keys import decode_key, read_key_lines
+from tests.kube import (
+    CHART,
+    HELM,
+    KEYS_FILE,
+    KUBECTL,
+    KUBERNETES,
+    POD_NAME,
+    Objects,
+    Refused,
+    drain_seconds,
+    gateway_of,
+    helm,
+    kustomize,
+    run,
+)
+from tests.parts.launch import REPOSITORY
+
+pytestmark = [
+    pytest.mark.skipif(not KUBECTL.exists() or not HELM.exists(), reason="scripts/parts has not been run"),
+]
+
+OLDEST = {"base": "1.25", "example": "1.25", "sidecar": "1.29", "chart": "1.25"}
+"""The oldest Kubernetes that the README and the chart name."""
+NEWEST = "1.37"
+CUSTOM = {"PodMonitor", "PrometheusRule"}
+"""Kinds that Kubernetes itself does not know."""
+MONITORED = ("--set", "monitoring.podMonitor=true", "--set", "monitoring.rules=true")
+OWN_NAMES = ("mrtr-gateway", "mrtr-gateway.default", "mrtr-gateway.default.svc")
+STRICT = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def built(what: str) -> Objects:
+    return helm(*MONITORED) if what == "chart" else kustomize(what)
+
+
+def pod_of(objects: Objects, name: str = "mrtr-gateway") -> dict[str, Any]:
+    spec: dict[str, Any] = objects["Deployment", name]["spec"]["template"]["spec"]
+    return spec
+
+
+def labels_of(objects: Objects, name: str = "mrtr-gateway") -> dict[str, str]:
+    labels: dict[str, str] = objects["Deployment", name]["spec"]["template"]["metadata"]["labels"]
+    return labels
+
+
+def container_of(objects: Objects) -> dict[str, Any]:
+    """The gateway's container, wherever it is."""
+    for kind, name in objects:
+        if kind == "Deployment":
+            spec = pod_of(objects, name)
+            (found,) = (
+                each
+                for each in [*spec["containers"], *spec.get("initContainers", [])]
+                if "serve" in each.get("args", [])
+            )
+            assert isinstance(found, dict)
+            return found
+    raise AssertionError("no deployment")
+
+
+# --- what the programs say ---
+
+
+@pytest.mark.parametrize("version", ["oldest", NEWEST])
+@pytest.mark.parametrize("what", OLDEST)
+def test_kubernetes_would_accept_the_objects(what: str, version: str) -> None:
+    version = OLDEST[what] if version == "oldest" else version
+    kinds = set()
+    for (kind, _), one in built(what).items():
+        if kind not in CUSTOM:
+            assert kubernetes_validate.validate(one, version, strict=True) == version
+            kinds.add(kind)
+    assert kinds >= {"ConfigMap", "Deployment", "Service", "NetworkPolicy"}
+
+
+def test_kubernetes_would_refuse_a_key_that_is_misspelled() -> None:
+    wrong = copy.deepcopy(kustomize("base")["Service", "mrtr-gateway"])
+    wrong["spec"]["sessionAffinty"] = wrong["spec"].pop("sessionAffinity")
+    with pytest.raises(kubernetes_validate.ValidationError, match="sessionAffinty"):
+        kubernetes_validate.validate(wrong, NEWEST, strict=True)
+
+
+def test_helm_finds_nothing_to_improve() -> None:
+    said = run(HELM, "lint", "--strict", str(CHART))
+    assert "0 chart(s) failed" in said
+    assert "[WARNING]" not in said
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ("{config: {holdd: {ttl_seconds: 3}}}", "additional properties 'holdd' not allowed"),
+        ("{config: {hold: {drain_seconds: never}}}", "at '/config/hold/drain_seconds'"),
+        ("{config: {hold: {drain_seconds: '${DRAIN}'}}}", "write a number, the pods' grace period is made of it"),
+        ("{autoscaling: {max: 4}}", "additional properties 'max' not allowed"),
+    ],
+)
+def test_the_chart_refuses_what_no_pod_could_start_with(values: str, complaint: str) -> None:
+    with pytest.raises(Refused, match=re.escape(complaint)):
+        helm(values=values)
+
+
+def test_the_schema_of_the_values_is_what_its_script_prints() -> None:
+    script = REPOSITORY / "scripts" / "print_values_schema"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    wanted = "run scripts/print_values_schema > deploy/helm/mrtr-gateway/values.schema.json"
+    assert (CHART / "values.schema.json").read_text() == done.stdout, wanted
+
+
+def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert values.keys() == schema["properties"].keys() - {"global"}
+
+
+def test_the_version_is_the_gateways() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == chart["version"] == __version__
+    for folder in ("example", "sidecar"):
+        (image,) = yaml.safe_load((KUBERNETES / folder / "kustomization.yaml").read_text())["images"]
+        assert image["newTag"] == __version__
+
+
+def test_every_file_is_used() -> None:
+    for folder in ("base", "example", "sidecar", "monitoring"):
+        kustomization = KUBERNETES / folder / "kustomization.yaml"
+        text = kustomization.read_text()
+        unused = [path.name for path in (KUBERNETES / folder).glob("*.yaml") if path.name not in text]
+        assert unused in ([], ["kustomization.yaml"]), folder
+
+
+# --- the chart and the manifests are the same ---
+
+
+def comparable(objects: Objects) -> Objects:
+    """Leave out what Helm and Kustomize each add in their own way: labels, digests, and the configuration's text."""
+    ours = copy.deepcopy(objects)
+    for (kind, _), one in ours.items():
+        one["metadata"] = {"name": re.sub(r"-[0-9a-z]{10}$", "", one["metadata"]["name"])}
+        text = json.dumps(one, sort_keys=True)
+        text = text.replace('"app.kubernetes.io/instance": "mrtr-gateway", ', "")
+        text = re.sub(r'"name": "mrtr-gateway-[0-9a-z]{10}"', '"name": "mrtr-gateway"', text)
+        text = re.sub(r'"image": "mrtr-gateway:[^"]*"', '"image": "mrtr-gateway"', text)
+        text = re.sub(r'"annotations": {"checksum/config": "\w+"}, ', "", text)
+        text = text.replace('"imagePullPolicy": "IfNotPresent", ', "")
+        one.clear()
+        one.update(json.loads(text) if kind != "ConfigMap" else {})
+    return ours
+
+
+def test_the_chart_makes_what_the_manifests_are() -> None:
+    assert comparable(helm()) == comparable(kustomize("base"))
+    chart, base = gateway_of(helm()), gateway_of(kustomize("base"))
+    assert replace(chart, security=base.security) == base, "only the chart knows its namespace"
+    assert set(chart.security.allowed_hosts) > set(base.security.allowed_hosts)
+
+
+def test_two_releases_do_not_meet() -> None:
+    one, other = helm(release="mrtr-gateway"), helm(release="second")
+    assert not one.keys() & other.keys()
+    assert labels_of(one) != labels_of(other, "second-mrtr-gateway")
+    config = gateway_of(other, "second-mrtr-gateway")
+    assert config.replica.peers_dns == "second-mrtr-gateway-peers:8081"
+    assert config.security.allowed_hosts[0] == "second-mrtr-gateway"
+
+
+def test_clients_may_come_by_the_name_that_helm_tells() -> None:
+    said = run(HELM, "install", "mrtr-gateway", str(CHART), "--dry-run=client", "--namespace", "mcp")
+    (host,) = re.findall(r"connect to http://([^/]+)/mcp$", said, re.MULTILINE)
+    assert host in gateway_of(helm("--namespace", "mcp")).security.allowed_hosts
+
+
+def test_the_readers_words_win_over_the_charts() -> None:
+    values = """
+        config:
+          listen: 0.0.0.0:18080
+          replica: {listen: "0.0.0.0:18081", peers_dns: "mrtr-gateway-peers:18081"}
+          hold: {drain_seconds: 600}
+          limits: {body_bytes: 16777216}
+        hosts: [mcp.example.com]
+        env: [{name: API_KEY, valueFrom: {secretKeyRef: {name: api, key: key}}}]
+        autoscaling: {enabled: false}
+        replicas: 2
+        networkPolicy: {monitoringNamespace: observed}
+    """
+    objects = helm(values=values)
+    config = gateway_of(objects)
+    assert (config.listen, config.replica.listen) == ("0.0.0.0:18080", "0.0.0.0:18081")
+    assert config.limits.body_bytes == 16_777_216
+    assert config.security.allowed_hosts == (*OWN_NAMES, "mcp.example.com")
+    assert_consistent(objects)
+    assert pod_of(objects)["terminationGracePeriodSeconds"] > 600
+    assert [each["name"] for each in container_of(objects)["env"]] == ["POD_NAME", "API_KEY"]
+    assert ("HorizontalPodAutoscaler", "mrtr-gateway") not in objects
+    assert objects["Deployment", "mrtr-gateway"]["spec"]["replicas"] == 2
+
+
+def test_a_change_of_the_configuration_rolls_the_pods() -> None:
+    def stamp(drain: int) -> str:
+        objects = helm(values=f"{{config: {{hold: {{drain_seconds: {drain}}}}}}}")
+        annotations = objects["Deployment", "mrtr-gateway"]["spec"]["template"]["metadata"]["annotations"]
+        return str(annotations["checksum/config"])
+
+    assert stamp(30) != stamp(31)
+    (configuration,) = (volume for volume in pod_of(kustomize("base"))["volumes"] if "configMap" in volume)
+    assert re.fullmatch(r"mrtr-gateway-[0-9a-z]{10}", configuration["configMap"]["name"])
+
+
+# --- what they mean together ---
+
+
+def assert_consistent(objects: Objects) -> None:
+    """Ports, names and labels agree with one another and with the configuration."""
+    config, container, labels = gateway_of(objects), container_of(objects), labels_of(objects)
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    listening = {"http": config.listen, "peer": config.replica.listen, "admin": config.admin}
+    assert {name: f"0.0.0.0:{port}" for name, port in ports.items()} == listening
+    service, peers = objects["Service", "mrtr-gateway"], objects["Service", "mrtr-gateway-peers"]
+    assert config.replica.peers_dns == f"{peers['metadata']['name']}:{peers['spec']['ports'][0]['port']}"
+    assert peers["spec"]["ports"][0]["port"] == ports["peer"], "a headless service does not translate ports"
+    assert [one["spec"]["ports"][0]["targetPort"] for one in (service, peers)] == ["http", "peer"]
+    assert [
+        service["spec"]["selector"],
+        peers["spec"]["selector"],
+        objects["Deployment", "mrtr-gateway"]["spec"]["selector"]["matchLabels"],
+        objects["PodDisruptionBudget", "mrtr-gateway"]["spec"]["selector"]["matchLabels"],
+        objects["NetworkPolicy", "mrtr-gateway"]["spec"]["podSelector"]["matchLabels"],
+        pod_of(objects)["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"],
+    ] == [labels] * 6
+    assert (peers["spec"]["clusterIP"], peers["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert service["metadata"]["name"] in config.security.allowed_hosts
+
+
+@pytest.mark.parametrize("folder", ["base", "example"])
+def test_ports_names_and_labels_agree(folder: str) -> None:
+    assert_consistent(kustomize(folder))
+
+
+@pytest.mark.parametrize("folder", ["base", "example", "sidecar"])
+def test_every_pod_is_a_replica_with_a_name_of_its_own_and_the_keys_of_all(folder: str) -> None:
+    objects = kustomize(folder)
+    config = gateway_of(objects)
+    assert config.replica.id == POD_NAME
+    assert len(config.state.raw_keys()) == 1
+    container = container_of(objects)
+    assert container["env"] == [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    (name,) = (name for (kind, name) in objects if kind == "Deployment")
+    volumes = {volume["name"]: volume for volume in pod_of(objects, name)["volumes"]}
+    (secret,) = (volume["name"] for volume in volumes.values() if "secret" in volume)
+    assert f"{mounts[secret]}/state-keys" == KEYS_FILE
+    assert volumes[secret]["secret"]["defaultMode"] == 0o440
+    (files,) = (volume["name"] for volume in volumes.values() if "configMap" in volume)
+    assert container["args"] == ["serve", "--config", f"{mounts[files]}/gateway.yaml"]
+    # A mount below a read-only one cannot be made.
+    assert not any(
+        one != other and one.startswith(f"{other}/") for one in mounts.values() for other in mounts.values()
+    )
+
+
+def test_no_secret_is_in_the_manifests() -> None:
+    everything = [built(what) for what in OLDEST]
+    assert not [key for objects in everything for key in objects if key[0] == "Secret"]
+
+
+@pytest.mark.parametrize("folder", ["base", "example", "sidecar"])
+def test_the_gateway_may_do_nothing_but_serve(folder: str) -> None:
+    objects = kustomize(folder)
+    (name,) = (name for (kind, name) in objects if kind == "Deployment")
+    pod, container = pod_of(objects, name).get("securityContext", {}), container_of(objects)["securityContext"]
+    assert {key: container[key] for key in STRICT} == STRICT
+    together = {**pod, **container}
+    assert together["runAsNonRoot"] is True
+    assert together["runAsUser"] == together["runAsGroup"] == together["fsGroup"] == 65532
+    assert together["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+@pytest.mark.parametrize("folder", ["base", "example", "sidecar"])
+def test_only_replicas_reach_the_peer_port(folder: str) -> None:
+    objects = kustomize(folder)
+    ((_, policy),) = ((key, one) for key, one in objects.items() if key[0] == "NetworkPolicy")
+    peer, admin = ("gateway-peer", "gateway-admin") if folder == "sidecar" else ("peer", "admin")
+    allowed = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]}
+    assert len(allowed) == 3
+    assert allowed[peer] == [{"podSelector": policy["spec"]["podSelector"]}]
+    assert allowed[admin] is not None
+    (name,) = (name for (kind, name) in objects if kind == "Deployment")
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels_of(objects, name).items()
+
+
+@pytest.mark.parametrize("folder", ["base", "example"])
+def test_a_pod_has_time_to_drain(folder: str) -> None:
+    objects = kustomize(folder)
+    assert pod_of(objects)["terminationGracePeriodSeconds"] > drain_seconds(gateway_of(objects))
+    assert "lifecycle" not in container_of(objects), "the gateway itself waits for the balancers"
+
+
+@pytest.mark.parametrize("folder", ["base", "sidecar"])
+def test_probes_ask_what_the_gateway_answers(folder: str) -> None:
+    container = container_of(kustomize(folder))
+    admin = "gateway-admin" if folder == "sidecar" else "admin"
+    probes = {name: container[name]["httpGet"] for name in container if name.endswith("Probe")}
+    assert probes == {
+        "startupProbe": {"path": "/healthz", "port": admin},
+        "livenessProbe": {"path": "/healthz", "port": admin},
+        "readinessProbe": {"path": "/readyz", "port": admin},
+    }
+
+
+def test_a_drain_is_noticed_before_new_calls_are_refused() -> None:
+    for folder in ("base", "example", "sidecar"):
+        probe, config = container_of(kustomize(folder))["readinessProbe"], gateway_of(kustomize(folder))
+        assert probe["periodSeconds"] * probe["failureThreshold"] < config.hold.drain_delay_seconds
+
+
+def test_the_autoscaler_takes_one_pod_at_a_time_and_the_deployment_does_not_gainsay_it() -> None:
+    objects = kustomize("base")
+    scaler = objects["HorizontalPodAutoscaler", "mrtr-gateway"]["spec"]
+    assert scaler["scaleTargetRef"]["name"] == "mrtr-gateway"
+    assert "replicas" not in objects["Deployment", "mrtr-gateway"]["spec"]
+    down = scaler["behavior"]["scaleDown"]
+    ((policy),) = down["policies"]
+    assert policy["value"] == 1
+    assert policy["periodSeconds"] > drain_seconds(gateway_of(objects))
+    assert down["stabilizationWindowSeconds"] >= gateway_of(objects).hold.ttl_seconds
+
+
+# --- beside the server in one pod ---
+
+
+def test_the_sidecar_is_a_native_one_and_the_server_stays_as_it_was() -> None:
+    shipped = {
+        one["kind"]: one for one in yaml.safe_load_all((KUBERNETES / "sidecar" / "old-server.yaml").read_text())
+    }
+    objects = kustomize("sidecar")
+    pod = pod_of(objects, "old-server")
+    (before,) = shipped["Deployment"]["spec"]["template"]["spec"]["containers"]
+    (after,) = pod["containers"]
+    assert {key: value for key, value in after.items() if key != "lifecycle"} == before
+    (gateway,) = pod["initContainers"]
+    assert gateway["restartPolicy"] == "Always"
+    config = gateway_of(objects)
+    assert config.routes[0].upstream.url == f"http://127.0.0.1:{before['ports'][0]['containerPort']}/mcp"
+    ports = {port["name"]: f"0.0.0.0:{port['containerPort']}" for port in gateway["ports"]}
+    assert ports == {"gateway": config.listen, "gateway-peer": config.replica.listen, "gateway-admin": config.admin}
+
+
+def test_clients_reach_the_gateway_where_they_reached_the_server() -> None:
+    service = kustomize("sidecar")["Service", "old-server"]
+    assert service["spec"]["ports"] == [{"name": "http", "port": 80, "targetPort": "gateway"}]
+    assert service["metadata"]["name"] in gateway_of(kustomize("sidecar")).security.allowed_hosts
+
+
+def test_the_gateways_of_the_pods_find_one_another() -> None:
+    objects = kustomize("sidecar")
+    peers = objects["Service", "old-server-peers"]
+    (port,) = peers["spec"]["ports"]
+    assert gateway_of(objects).replica.peers_dns == f"{peers['metadata']['name']}:{port['port']}"
+    assert port["targetPort"] == "gateway-peer"
+    assert (peers["spec"]["clusterIP"], peers["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert peers["spec"]["selector"].items() <= labels_of(objects, "old-server").items()
+
+
+def test_the_server_outlives_the_gateways_drain() -> None:
+    """Kubernetes ends sidecars last: without both hooks the held calls' server would go first."""
+    pod = pod_of(kustomize("sidecar"), "old-server")
+    config = gateway_of(kustomize("sidecar"))
+    (server,), (gateway,) = pod["containers"], pod["initContainers"]
+    waits = server["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert gateway["lifecycle"]["preStop"] == {"exec": {"command": ["sh", "-c", "kill -TERM 1"]}}
+    assert waits > drain_seconds(config)
+    assert pod["terminationGracePeriodSeconds"] > waits + 10
+
+
+# --- monitoring ---
+
+
+def test_the_pod_monitor_finds_the_pods_by_the_name_that_the_alerts_know() -> None:
+    (KUBERNETES / "monitoring" / "kustomization.yaml").read_text().index("pod-monitor.yaml")
+    shipped = yaml.safe_load((KUBERNETES / "monitoring" / "pod-monitor.yaml").read_text())
+    for monitor, objects in ((shipped, kustomize("base")), (helm(*MONITORED)["PodMonitor", "mrtr-gateway"], helm())):
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= labels_of(objects).items()
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] in {port["name"] for port in container_of(objects)["ports"]}
+        assert endpoint["path"] == "/metrics"
+        assert labels_of(objects)[monitor["spec"]["jobLabel"]] == "mrtr-gateway"
+
+
+def test_the_pod_monitor_of_the_sidecar_finds_it() -> None:
+    monitor = yaml.safe_load((KUBERNETES / "sidecar" / "pod-monitor.yaml").read_text())
+    objects = kustomize("sidecar")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels_of(objects, "old-server").items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in container_of(objects)["ports"]}
+    assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "mrtr-gateway"}]
+
+
+def test_the_chart_has_the_alerts_as_they_are() -> None:
+    rules = helm(*MONITORED)["PrometheusRule", "mrtr-gateway"]["spec"]
+    assert rules == yaml.safe_load((REPOSITORY / "deploy" / "prometheus" / "alerts.yml").read_text())
+    assert rules["groups"]
+
+
+def test_the_monitoring_component_can_be_added(tmp_path: Path) -> None:
+    kustomization = tmp_path / "kustomization.yaml"
+    relative = "../" * len(tmp_path.parts[1:])
+    kustomization.write_text(
+        f"resources: [{relative}{KUBERNETES}/base]\ncomponents: [{relative}{KUBERNETES}/monitoring]\n".replace(
+            "//", "/"
+        )
+    )
+    kinds = {one["kind"] for one in yaml.safe_load_all(run(KUBECTL, "kustomize", str(tmp_path)))}
+    assert kinds >= {"PodMonitor", "Deployment"}
+
+
+# --- what the READMEs say ---
+
+
+def block(readme: Path, holds: str) -> str:
+    """The only code block with these words."""
+    (found,) = (
+        text
+        for text in re.findall(r"^ *```\n(.*?)^ *```$", readme.read_text(), re.MULTILINE | re.DOTALL)
+        if holds in text
+    )
+    return str(found)
+
+
+def test_the_command_of_the_readme_makes_a_rule_of_the_alerts() -> None:
+    command, _, sent_to = block(KUBERNETES / "README.md", "kind: PrometheusRule").rpartition("|")
+    assert sent_to.strip() == "kubectl -n mcp apply -f -"
+    rule = yaml.safe_load(run("bash", "-c", command))
+    assert (rule["apiVersion"], rule["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((REPOSITORY / "deploy" / "prometheus" / "alerts.yml").read_text())
+
+
+def test_the_values_of_the_readme_are_enough() -> None:
+    objects = helm(values=block(CHART.parent / "README.md", "repository: registry"))
+    assert container_of(objects)["image"] == "registry.example.com/mrtr-gateway:0.1.0"
+    assert gateway_of(objects).security.allowed_hosts == (*OWN_NAMES, "mcp.example.com")
+
+
+@pytest.mark.parametrize("readme", [KUBERNETES / "README.md", CHART.parent / "README.md"])
+def test_the_secret_of_the_readme_is_the_one_that_the_pods_mount(readme: Path) -> None:
+    """kubectl itself makes it, of a key of this program."""
+    command = block(readme, "create secret").replace("\\\n", "").strip().splitlines()[0]
+    command = command.replace("mrtr-gateway keygen", f"{sys.executable} -m gateway keygen")
+    said = run("bash", "-c", command.replace("kubectl", str(KUBECTL), 1) + " --dry-run=client -o yaml")
+    secret = yaml.safe_load(said)
+    objects = kustomize("base")
+    (mounted,) = (volume["secret"] for volume in pod_of(objects)["volumes"] if "secret" in volume)
+    assert secret["metadata"]["name"] == mounted["secretName"]
+    key = base64.b64decode(secret["data"][Path(KEYS_FILE).name]).decode()
+    assert len(read_key_lines(key)) == 1
+    assert len(decode_key(read_key_lines(key)[0])) >= 32
