@@ -109,7 +109,7 @@ class Downstream:
             body = await read_body(http, config.limits.body_bytes, config.limits.receive_seconds)
             return await self._reply(Incoming(http.path, http.headers, http.remote, body), wire, http)
         except GatewayError as exc:
-            return await self._refuse(wire, exc, exc.request_id)
+            return await self._refuse(wire, exc, exc.request_id, http.path)
         finally:
             self.in_flight -= 1
 
@@ -143,13 +143,14 @@ class Downstream:
                     raise
                 return passed
         except GatewayError as exc:
-            return await self._refuse(wire, exc, exc.request_id or id_)
+            return await self._refuse(wire, exc, exc.request_id or id_, incoming.path)
         except (ConnectionError, PeerFailed):
             raise  # nobody is there to be told; aiohttp, or the peer listener, knows what to do
         except Exception:  # the outermost edge of a request
             self._metrics.task_failed()
             log.exception(Event.TASK_FAILED, task="request")
-            return await self._refuse(wire, GatewayError("Internal error of the gateway; its log says more"), id_)
+            bug = GatewayError("Internal error of the gateway; its log says more")
+            return await self._refuse(wire, bug, id_, incoming.path)
 
     async def _pass(self, http: web.BaseRequest, incoming: Incoming, bridge: Bridge) -> web.StreamResponse | None:
         """The reply to what is not bridged; None to what is."""
@@ -354,7 +355,10 @@ class Downstream:
                 sent[name] = value
         return sent
 
-    async def _refuse(self, wire: Wire, error: GatewayError, id_: bytes | None) -> web.StreamResponse:
+    async def _refuse(self, wire: Wire, error: GatewayError, id_: bytes | None, path: str) -> web.StreamResponse:
+        bridge = self._routes.bridges.get(path)
+        if bridge is not None:  # else there is no such route, and the path is its client's
+            bridge.health.note(error)
         if isinstance(error, InvalidState):
             self._metrics.state_rejected(error.reason)
             log.info(Event.STATE_REJECTED, reason=error.reason)

@@ -8,7 +8,7 @@ import asyncio
 import ipaddress
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Final
+from typing import Final, Literal
 
 import aiohttp
 from aiohttp import web
@@ -36,6 +36,14 @@ _NAME_SECONDS: Final = 2
 _LOG_SECONDS: Final = 1.0
 """Refusals on the peer port are logged no more often than this; the metrics count each."""
 _FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
+
+_SEEN: Final[dict[PeerOutcome, Literal["answered", "dead", "stalled"]]] = {
+    PeerOutcome.SERVED: "answered",
+    PeerOutcome.GONE: "answered",
+    PeerOutcome.DEAD: "dead",
+    PeerOutcome.STALLED: "stalled",
+    PeerOutcome.BROKE: "stalled",
+}
 
 Replied = tuple[web.StreamResponse, Outcome]
 Serve = Callable[[Incoming, Wire], Awaitable[object]]
@@ -139,6 +147,7 @@ class Peers:
             return replied
         finally:
             self._metrics.peer_asked(outcome)
+            self._members.note(member, _SEEN[outcome])
 
     async def _exchange(self, address: Address, hop: Hop, wire: Wire, *, fresh: bool) -> Replied:
         async with await self._open(address, hop, fresh=fresh) as response:
