@@ -98,7 +98,7 @@ class Overview(Probes):
     async def status(self) -> Status:
         """See `Probes`: one page of all workers."""
         texts = await asyncio.gather(*(process.get("/status.json") for process in list(self._processes.values())))
-        parts = [msgspec.json.decode(text, type=Status) for text in texts if text is not None]
+        parts = [part for text in texts if text is not None and (part := _read(text)) is not None]
         host = self.config.replica.id or socket.gethostname()
         return together(about(self.config, host, self._began, is_draining=self.draining), parts)
 
@@ -121,3 +121,11 @@ class Overview(Probes):
                 scrapes.append(scrape.parse(text))
                 process.counted = scrape.lasting(scrapes[-1])
         return scrape.write(scrape.merge(scrapes)).encode(), content_type
+
+
+def _read(text: str) -> Status | None:
+    """What a worker said; one that was started after an upgrade of the package may say it in other words."""
+    try:
+        return msgspec.json.decode(text, type=Status)
+    except msgspec.MsgspecError:
+        return None

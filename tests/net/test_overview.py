@@ -36,6 +36,8 @@ class FakeWorker:
         self.metrics = Metrics("1", ["/mcp"])
         self.metrics.set_held_limit(10)
         self.ready = True
+        self.words: bytes | None = None
+        """What it answers to everything, if not what a worker does."""
         self.free = asyncio.Event()
         """Cleared: it takes requests and does not answer."""
         self.free.set()
@@ -53,6 +55,8 @@ class FakeWorker:
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
         self.asked.set()
         await self.free.wait()
+        if self.words is not None:
+            return web.Response(body=self.words)
         return await self._admin.handle(http)
 
     def work(self, times: int) -> None:
@@ -206,6 +210,13 @@ async def test_the_status_is_of_all_workers_and_says_who_is_silent(host: Host) -
     assert "gw-1#1" in status.notices[0].text
     host.overview.draining = True
     assert (await host.overview.status()).state == "draining"
+
+
+async def test_a_worker_that_speaks_of_other_things_is_silent(host: Host) -> None:
+    one, _ = await host.start(0), await host.start(1)
+    one.words = b'{"version": 2}'
+    status = await host.overview.status()
+    assert [process.state for process in status.processes] == ["silent", "ready"]
 
 
 @asynccontextmanager
