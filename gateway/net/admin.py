@@ -1,10 +1,15 @@
-"""The operator's listener: /healthz, /readyz, /metrics. No bodies, no contents, GET only."""
+"""The operator's listener: /healthz, /readyz, /metrics, /status. No bodies, no contents, GET only."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import msgspec
 from aiohttp import web
 
+from gateway.errors import Forbidden
+from gateway.net.guard import check_admin
+from gateway.net.status import Status
+from gateway.net.status_page import HEADERS, every_seconds, page, prefers_json
 from gateway.telemetry import Metrics
 
 
@@ -25,12 +30,36 @@ class Probes(ABC):
             case "/metrics":
                 body, content_type = await self.exposition()
                 return web.Response(body=body, headers={"Content-Type": content_type})
+            case "/status" | "/status.json":
+                return await self._status(http)
             case _:
-                return web.Response(status=404, text="try /healthz /readyz /metrics\n")
+                return web.Response(status=404, text="try /healthz /readyz /metrics /status\n")
+
+    async def _status(self, http: web.BaseRequest) -> web.StreamResponse:
+        names = self.names()
+        try:
+            if names is not None:
+                check_admin(http.headers.get("Host"), names)
+        except Forbidden as exc:
+            return web.Response(status=exc.status, text=f"{exc.message}\n")
+        status = await self.status()
+        if http.path == "/status.json" or prefers_json(http.headers.get("Accept", "")):
+            body, content_type = msgspec.json.encode(status), "application/json"
+        else:
+            body, content_type = page(status, every_seconds(http.query.get("refresh"))).encode(), "text/html"
+        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=HEADERS)
 
     @abstractmethod
     async def unready(self) -> str | None:
         """Say in a few words why no new client should come here; None when it should."""
+
+    @abstractmethod
+    async def status(self) -> Status:
+        """Tell all that /status shows."""
+
+    @abstractmethod
+    def names(self) -> frozenset[str] | None:
+        """By which host names /status may be asked for, beside addresses; None: by any."""
 
     @abstractmethod
     async def exposition(self) -> tuple[bytes, str]:
@@ -40,13 +69,30 @@ class Probes(ABC):
 class Admin(Probes):
     """The listener of one process that serves."""
 
-    def __init__(self, metrics: Metrics, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        is_ready: Callable[[], bool],
+        survey: Callable[[], Status],
+        names: Callable[[], frozenset[str] | None],
+    ) -> None:
+        """`survey` gathers the status, `names` are those by which it may be asked for."""
         self._metrics = metrics
         self._is_ready = is_ready
+        self._survey = survey
+        self._names = names
 
     async def unready(self) -> str | None:
         """See `Probes`."""
         return None if self._is_ready() else "draining"
+
+    def names(self) -> frozenset[str] | None:
+        """See `Probes`."""
+        return self._names()
+
+    async def status(self) -> Status:
+        """See `Probes`."""
+        return self._survey()
 
     async def exposition(self) -> tuple[bytes, str]:
         """See `Probes`."""

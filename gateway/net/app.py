@@ -6,6 +6,7 @@ import resource
 import secrets
 import signal
 import ssl
+import time
 from typing import Final
 
 from gateway import __version__
@@ -17,6 +18,7 @@ from gateway.net.callers import Callers
 from gateway.net.client import Client
 from gateway.net.downstream import Downstream
 from gateway.net.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.net.guard import admin_names
 from gateway.net.members import Members, Worker
 from gateway.net.named import Named
 from gateway.net.parking import Lot
@@ -26,7 +28,9 @@ from gateway.net.reload import Read, Reload
 from gateway.net.routes import Routes, end_streams
 from gateway.net.server import Handler, Listener
 from gateway.net.succession import Succession
+from gateway.net.survey import survey
 from gateway.net.tasks import Tasks
+from gateway.net.troubles import Troubles
 from gateway.net.wellknown import WellKnown
 from gateway.seal.envelope import Sealer
 from gateway.seal.hop import Hops
@@ -39,6 +43,7 @@ _POLL_SECONDS: Final = 0.05
 _FLUSH_SECONDS: Final = 3.0
 """How long the last spans may take to be sent at the end."""
 _EPHEMERAL_KEY_BYTES: Final = 32
+_SALT_BYTES: Final = 16
 
 
 class Gateway:
@@ -60,6 +65,8 @@ class Gateway:
         self.metrics.set_held_limit(config.hold.max_calls)
         bodies.on = config.debug.bodies
         self.tasks = Tasks(self.metrics)
+        self.troubles = Troubles()
+        self.began = time.monotonic()
         self.lot: Lot[Driver] = Lot(config.hold)
         self._worker = worker
         self._own_key: tuple[bytes, ...] = (worker.key,) if worker is not None else ()
@@ -100,7 +107,16 @@ class Gateway:
         config, tls = self.config, contexts(self.config)
         self._client = Client(config.limits, config.timeouts)
         self.routes = Routes(
-            config, self._client, self.lot, self._sealer, self.metrics, self.tasks, self.members.own, self._epoch, tls
+            config,
+            self._client,
+            self.lot,
+            self._sealer,
+            self.metrics,
+            self.tasks,
+            self.members.own,
+            self._epoch,
+            tls,
+            self.troubles,
         )
         self._callers = Callers(config, self._client, self.tasks)
         succession = Succession(self.members, self._peers)
@@ -119,7 +135,8 @@ class Gateway:
         await self.members.begin()
         self.listen = await self._open(self.downstream.handle, self.config.listen, shared=True, tls=tls.listener)
         self._front = self._listeners[-1]
-        admin = Admin(self.metrics, lambda: self.ready)
+        mark = secrets.token_bytes(_SALT_BYTES) if self._worker is None else self._worker.mark
+        admin = Admin(self.metrics, lambda: self.ready, lambda: survey(self, mark), self._allowed)
         if self._worker is not None:
             self.admin = await self._open(admin.handle, self._worker.socket("admin"))
         elif self.config.admin is not None:
@@ -138,6 +155,20 @@ class Gateway:
         )
         _caution(config)
         self.reload.begin()
+
+    def _allowed(self) -> frozenset[str] | None:
+        """By which names browsers may ask for the status; None on a worker's socket, which no browser reaches."""
+        return None if self._worker is not None else admin_names(self.config)
+
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """Ids of the state keys, the sealing one first."""
+        return self._keyring.key_ids
+
+    @property
+    def connections(self) -> int:
+        """Open connections of clients."""
+        return self._front.connections
 
     async def _open_door(self) -> None:
         """Let the other replicas in."""

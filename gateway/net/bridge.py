@@ -12,6 +12,7 @@ from gateway.net.era import Era
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
 from gateway.net.tasks import Tasks
+from gateway.net.troubles import Health
 from gateway.seal.envelope import Sealer
 from gateway.telemetry import Metrics
 
@@ -42,5 +43,6 @@ class Bridge(msgspec.Struct, frozen=True, eq=False):
     listeners: set["Subscription"]
     era: Era | None
     """None where the upstream is a child: nothing can be passed through to it."""
+    health: Health
     streams: set["Lasting"]
     """Those of old clients, and of a modern upstream's subscriptions."""

@@ -77,7 +77,7 @@ class Child:
         """Whether the gateway wants its end."""
         self.born = time.monotonic()
         self._upstream = upstream
-        self._route = route
+        self.route = route
         self._tasks = tasks
         self._input = _Input()
         self._output = _Output(Lines(event_bytes), self)
@@ -216,11 +216,11 @@ class Child:
 
     def _report(self) -> None:
         if self.asked:
-            log.debug(Event.CHILD_ENDED, route=self._route)
+            log.debug(Event.CHILD_ENDED, route=self.route)
         else:
             log.warning(
                 Event.CHILD_ENDED,
-                route=self._route,
+                route=self.route,
                 upstream=self._upstream.name,
                 why=self.over.result(),
                 stderr=list(self.mutter.last),

@@ -457,6 +457,9 @@ class Downstream:
     async def _refuse(
         self, wire: Wire, error: GatewayError, id_: bytes | None, path: str, request_id: str
     ) -> web.StreamResponse:
+        bridge = self._routes.bridges.get(path)
+        if bridge is not None:  # else there is no such route, and the path is its client's
+            bridge.health.note(error)
         if isinstance(error, InvalidState):
             self._metrics.state_rejected(error.reason)
             note = _STATE_NOTES.get(error.reason, _STATE_FOREIGN)

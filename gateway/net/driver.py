@@ -23,6 +23,8 @@ from gateway.net.bridge import Bridge
 from gateway.net.lists import Ticket  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.sessions import Call, PoolKey, Session
+from gateway.net.status import HeldStatus
+from gateway.net.troubles import presentable
 from gateway.net.upstream import Headers
 from gateway.seal import passage
 from gateway.seal.envelope import (
@@ -61,6 +63,7 @@ _REPLAYABLE: Final = (CallLost, SessionLost, Unreachable)
 """Errors after which a call's result can never come."""
 _LEARN_SECONDS: Final = 1.0
 """How long a client that waits for a lost call is kept while its tool is looked up."""
+_NAME_CHARACTERS: Final = 80
 _LEG_TIMERS: Final = frozenset({Timer.QUIET, Timer.LEG, Timer.GRACE})
 
 
@@ -121,6 +124,24 @@ class Driver:
     def bridge(self) -> Bridge:
         """What it began with: a reload leaves it that."""
         return self._bridge
+
+    def glance(self, now: float) -> HeldStatus:
+        """What may be told of it, `now` being the monotonic time; nothing that a client or an upstream said."""
+        request, exchange = self._request, self._exchange
+        is_parked = exchange.state in _HELD
+        patience = wait_seconds(self._bridge.config)
+        return HeldStatus(
+            route=self._bridge.route.path,
+            method=request.method,
+            name=presentable(request.target[:_NAME_CHARACTERS]) if request.method != mcp.RESOURCES_READ else "",
+            state=exchange.state,
+            round=exchange.round,
+            asked=tuple(sorted({question.method.partition("/")[0] for question in exchange.questions.values()})),
+            age_seconds=now - self._started,
+            expires_in_seconds=max(self._parked_at + patience - now, 0) if is_parked else None,
+            owner="",
+            caller="",
+        )
 
     # -- from the client's side ---------------------------------------------------------------------------------
 
@@ -396,6 +417,7 @@ class Driver:
     def _fail(self, legs: tuple[on.Leg, ...], error: GatewayError) -> None:
         self._outcome = Outcome.ERROR
         self._cause, self._error = error.message, error
+        self._bridge.health.note(error)
         for leg in legs:
             self._finish(leg, Last.of_error(error, leg.id, self._outboxes[leg].request_id))
 
@@ -480,6 +502,7 @@ class Driver:
                 self._send(call)
                 await session.run(call, self._call_headers(call))
         except GatewayError as exc:
+            self._bridge.health.note(exc)
             if call is not None and call.span is not None:
                 call.span.end(ending_of(exc))
             if isinstance(exc, UpstreamError):
@@ -545,6 +568,7 @@ class Driver:
                 if not joined.done():
                     joined.set_result(None)
         except GatewayError as exc:
+            self._bridge.health.note(exc)
             replayable = await self._may_replay(exc)
             self._cancel_orphan(envelope)
             if not replayable:

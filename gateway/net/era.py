@@ -7,6 +7,7 @@ the client's words what is wrong, and the next request asks again.
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final
 
 import aiohttp
@@ -28,6 +29,10 @@ _ANSWER_BYTES: Final = 262_144
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 
 
+def _nothing() -> None:
+    """For who does not want to know."""
+
+
 class _Probe:
     """One probe under way."""
 
@@ -42,7 +47,17 @@ class _Probe:
 class Era:
     """What is known of one upstream."""
 
-    def __init__(self, route: str, endpoint: Endpoint, client: Client, metrics: Metrics, tasks: Tasks) -> None:
+    def __init__(  # noqa: PLR0913  (what it asks with, and who hears of it)
+        self,
+        route: str,
+        endpoint: Endpoint,
+        client: Client,
+        metrics: Metrics,
+        tasks: Tasks,
+        answered: Callable[[], None] = _nothing,
+    ) -> None:
+        """`answered` hears of every probe that the upstream answered as one of either era does."""
+        self._answered = answered
         self.endpoint = endpoint
         self._route = route
         self._client = client
@@ -91,6 +106,7 @@ class Era:
         self._metrics.era_probed(self._route, name)
         if found is not None:
             self.known, self._found = found, time.monotonic()
+            self._answered()
             log.info(Event.ERA_FOUND, route=self._route, era=name)
 
     async def _answer(self, probe: _Probe) -> bool | None:

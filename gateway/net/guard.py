@@ -3,12 +3,13 @@
 Source: specification 2026-07-28 basic/transports/streamable-http, Security & Endpoint.
 """
 
+import ipaddress
 from functools import lru_cache
 from typing import Final
 
 from yarl import URL
 
-from gateway.config import Security, split_address
+from gateway.config import Config, Security, split_address
 from gateway.errors import Forbidden
 
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -37,6 +38,34 @@ class Guard:
         same = origin_name is not None and origin_name == name and not self._origins
         if not (same or (self._local and not self._origins and origin_name in _LOOPBACK)):
             raise Forbidden(f"Origin {origin[:80]!r} is not allowed; list it in security.allowed_origins")
+
+
+def admin_names(config: Config) -> frozenset[str]:
+    """By which names the admin listener may be asked for what a foreign page must not read, beside any address."""
+    host, _ = split_address(config.admin or "")
+    return _LOOPBACK | {host.lower(), *(name.lower() for name in config.security.allowed_hosts)}
+
+
+def check_admin(host: str | None, names: frozenset[str]) -> None:
+    """Raise Forbidden where a name was rebound to this listener.
+
+    Nobody can rebind an address: so who comes to one means it. Scrapers and probes are not asked, only the status is
+    told to people's browsers.
+    """
+    name = _name(host)
+    if name is None or not (name in names or (host or "").lower() in names or _is_address(name)):
+        raise Forbidden(
+            f"Host {(host or '')[:80]!r} is not served here; reach /status by an address or by localhost, or list the "
+            "name in security.allowed_hosts"
+        )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        _ = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ import hashlib
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -41,6 +41,19 @@ _SILENT_SECONDS: Final = 2.0
 One that was refused is asked again at once, since that costs nothing: it may be back."""
 
 
+_SEEN_KEPT: Final = 1000
+"""Members that are remembered for who looks; names of replicas that are gone pile up elsewhere."""
+
+
+class Seen(msgspec.Struct):
+    """What came of dealing with a member."""
+
+    state: Literal["answered", "dead", "stalled"]
+    """The last time."""
+    answered: float | None = None
+    """Monotonic time of its last answer."""
+
+
 class Worker(msgspec.Struct, frozen=True):
     """One of several processes that share `listen`: what its supervisor tells it.
 
@@ -53,6 +66,11 @@ class Worker(msgspec.Struct, frozen=True):
     directory: str
     key: bytes
     read: Callable[[], Config] | None = None
+
+    @property
+    def mark(self) -> bytes:
+        """A secret that all workers share and that opens nothing: callers look the same in what each tells of them."""
+        return hashlib.sha256(b"mrtr-gateway/status/" + self.key).digest()
 
     def socket(self, purpose: str, number: int | None = None) -> Address:
         """The unix socket of a worker, this one's own without a number."""
@@ -92,6 +110,8 @@ class Members:
         self._looked = float("-inf")
         self._looking: asyncio.Task[None] | None = None
         self._silent: dict[str, float] = {}
+        self.seen: dict[str, Seen] = {}
+        """By worker on this host, and by host elsewhere."""
 
     def change(self, replica: Replica) -> None:
         """Other peers from now on."""
@@ -213,6 +233,26 @@ class Members:
         host = member.partition("#")[0]
         _ = self._found.pop(host, None), self._greeted.pop(host, None)
 
+    def others(self) -> dict[str, Address]:
+        """Who else there is, as far as is known now, and where."""
+        replica, worker = self._replica, self._worker
+        greeted = {host: address for host, (address, until) in self._greeted.items() if time.monotonic() < until}
+        found = {**greeted, **self._found} if replica.peers_dns is not None else dict(replica.peers)
+        found.pop(self.host, None)
+        siblings = range(worker.count) if worker is not None else ()
+        found |= {f"{self.host}#{number}": "this host" for number in siblings}
+        found.pop(self.own, None)
+        return found
+
+    def note(self, member: str, state: Literal["answered", "dead", "stalled"]) -> None:
+        """Remember what came of dealing with a member, for who looks."""
+        name = member if self.is_own_host(member) else member.partition("#")[0]
+        seen = self.seen.pop(name, None)
+        answered = time.monotonic() if state == "answered" else seen.answered if seen is not None else None
+        self.seen[name] = Seen(state, answered)
+        if len(self.seen) > _SEEN_KEPT:
+            del self.seen[next(iter(self.seen))]
+
     async def _look(self) -> None:
         """Ask the name service, once for all who want to know; what it said a moment ago is not news."""
         if self._looking is None:
@@ -241,6 +281,8 @@ class Members:
                 if isinstance(name, str) and name != self.host
             }
             self._ever.update(self._found)
+            for name in self._found:
+                self.note(name, "answered")
         finally:
             self._looked = time.monotonic()
             self._looking = None

@@ -8,6 +8,7 @@ session like any other.
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from gateway.config import Route, Upstream
@@ -28,8 +29,20 @@ _LONG_LIFE_SECONDS: Final = 10.0
 class Nursery:
     """Starts the children of one route."""
 
-    def __init__(self, route: Route, client: Client, metrics: Metrics, tasks: Tasks, living: set[Child]) -> None:
-        """`client` has the bounds of everything that upstreams send; `living` has all children of the process."""
+    def __init__(  # noqa: PLR0913  (what starts them, and who hears of their ends)
+        self,
+        route: Route,
+        client: Client,
+        metrics: Metrics,
+        tasks: Tasks,
+        living: set[Child],
+        ended: Callable[[str], None],
+    ) -> None:
+        """`client` has the bounds of everything that upstreams send; `living` has all children of the process.
+
+        `ended` hears how a child ended that nobody asked to end.
+        """
+        self._ended = ended
         self.where = f"The upstream {route.upstream.name} of route {route.path}"
         self._path = route.path
         self._upstream: Upstream = route.upstream
@@ -135,6 +148,8 @@ class Nursery:
     def _gone(self, child: Child) -> None:
         self._living.discard(child)
         self._metrics.child_ended(self._path, asked=child.asked)
+        if not child.asked:
+            self._ended(child.over.result())
         self._room.release()
         self._changed.set()
 

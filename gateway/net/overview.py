@@ -6,15 +6,22 @@ reason the last counters of a worker that does not answer in time are given agai
 """
 
 import asyncio
+import socket
+import time
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
 import aiohttp
+import msgspec
 
+from gateway.config import Config
 from gateway.net import scrape
 from gateway.net.admin import Probes
+from gateway.net.guard import admin_names
 from gateway.net.server import UNIX
+from gateway.net.status import Status, together
+from gateway.net.survey import about
 from gateway.telemetry import Metrics
 
 _ANSWER_SECONDS: Final = 1.0
@@ -46,12 +53,15 @@ class _Process:
 class Overview(Probes):
     """Answers for all workers; the supervisor says which there are."""
 
-    def __init__(self, metrics: Metrics, workers: int) -> None:
+    def __init__(self, metrics: Metrics, config: Config) -> None:
         self.draining = False
         self.proven: set[int] = set()
         """Workers that were seen ready once."""
         self._metrics = metrics
-        self._count = workers
+        self.config = config
+        """The newest one; the number of workers stays."""
+        self._count = config.workers
+        self._began = time.monotonic()
         self._processes: dict[int, _Process] = {}
         self._ended: scrape.Families = {}
         self._turn = asyncio.Lock()
@@ -81,6 +91,17 @@ class Overview(Probes):
         missing = [str(number) for number, is_ready in enumerate(ready) if not is_ready]
         return f"not ready: worker {', '.join(missing)}" if missing else None
 
+    def names(self) -> frozenset[str] | None:
+        """See `Probes`."""
+        return admin_names(self.config)
+
+    async def status(self) -> Status:
+        """See `Probes`: one page of all workers."""
+        texts = await asyncio.gather(*(process.get("/status.json") for process in list(self._processes.values())))
+        parts = [part for text in texts if text is not None and (part := _read(text)) is not None]
+        host = self.config.replica.id or socket.gethostname()
+        return together(about(self.config, host, self._began, is_draining=self.draining), parts)
+
     async def exposition(self) -> tuple[bytes, str]:
         """See `Probes`: one scrape of all workers, and of the supervisor as one more process."""
         # One at a time, or the answer that is older could arrive last and take a counter back.
@@ -100,3 +121,11 @@ class Overview(Probes):
                 scrapes.append(scrape.parse(text))
                 process.counted = scrape.lasting(scrapes[-1])
         return scrape.write(scrape.merge(scrapes)).encode(), content_type
+
+
+def _read(text: str) -> Status | None:
+    """What a worker said; one that was started after an upgrade of the package may say it in other words."""
+    try:
+        return msgspec.json.decode(text, type=Status)
+    except msgspec.MsgspecError:
+        return None

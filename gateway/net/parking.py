@@ -4,7 +4,7 @@ It is the only place that finds an exchange by its id; whatever lets other repli
 results (exchanges that are over, but whose last reply may have got lost) make room for calls that wait.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, ValuesView
 from typing import Generic, Protocol, TypeVar
 
 from gateway.config import Hold
@@ -42,6 +42,15 @@ class Lot(Generic[P]):
 
     def __iter__(self) -> Iterator[P]:
         return iter([*self._waiting.values(), *self._kept.values()])
+
+    def waiting(self) -> ValuesView[P]:
+        """The parked calls as they are, those first that were parked first."""
+        return self._waiting.values()
+
+    @property
+    def most_of_one(self) -> int:
+        """How many calls are parked of the principal that has most."""
+        return max(self._per_principal.values(), default=0)
 
     def find(self, exchange_id: str) -> P | None:
         """The exchange of that id, if this replica has it."""

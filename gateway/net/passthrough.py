@@ -199,6 +199,7 @@ class Passthrough:
                     url = target or _with_query(endpoint.url, http.rel_url.raw_query_string)
                     response = await bridge.client.open(http.method, url, headers, body or None)
                     if response.status not in _REDIRECTS:
+                        bridge.health.ok()
                         return response
                     response.close()
                     if target is None:

@@ -8,7 +8,7 @@ import asyncio
 import ipaddress
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Final
+from typing import Final, Literal
 
 import aiohttp
 from aiohttp import web
@@ -40,6 +40,14 @@ _REJECTED_FIX: Final = (
     "replica.listen"
 )
 _FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
+
+_SEEN: Final[dict[PeerOutcome, Literal["answered", "dead", "stalled"]]] = {
+    PeerOutcome.SERVED: "answered",
+    PeerOutcome.GONE: "answered",
+    PeerOutcome.DEAD: "dead",
+    PeerOutcome.STALLED: "stalled",
+    PeerOutcome.BROKE: "stalled",
+}
 
 Replied = tuple[web.StreamResponse, Ending]
 Serve = Callable[[Incoming, Wire], Awaitable[object]]
@@ -145,6 +153,7 @@ class Peers:
             return replied
         finally:
             self._metrics.peer_asked(outcome)
+            self._members.note(member, _SEEN[outcome])
 
     async def _exchange(self, address: Address, hop: Hop, wire: Wire, *, fresh: bool) -> Replied:
         async with await self._open(address, hop, fresh=fresh) as response:

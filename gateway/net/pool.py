@@ -76,6 +76,11 @@ class Group:
         if len(self._accepted) > _CREDENTIALS_KEPT:
             _ = self._accepted.popitem(last=False)
 
+    @property
+    def served(self) -> float:
+        """Monotonic time at which the upstream last served a request; -inf before the first."""
+        return next(reversed(self._accepted.values()), float("-inf"))
+
     def changed(self, method: str, data: bytes) -> None:  # noqa: ARG002  (a Watcher of its sessions)
         """Forget what a change made wrong."""
         if method == mcp.TOOLS_CHANGED:
@@ -148,6 +153,8 @@ class Pool:
         self._left_out: set[LeftOut] = set()
         self._opening = 0
         self.closed = False
+        self._served = float("-inf")
+        """When the upstream last served a session of a group that is forgotten."""
         self._sweeper = tasks.start(self._sweep(), f"session sweeper of {route.path}")
 
     def change(self, config: Config, route: Route) -> None:
@@ -164,6 +171,22 @@ class Pool:
     def handshake_seconds(self) -> float:
         """The deadline of everything the gateway asks on its own account."""
         return self._config.timeouts.handshake_seconds
+
+    @property
+    def served(self) -> float:
+        """Monotonic time at which the upstream last served a request of any session; -inf before the first."""
+        return max((self._served, *(group.served for group in self._groups.values())))
+
+    @property
+    def most(self) -> int:
+        """Sessions that there may be; each is a process where the upstream is a command."""
+        most, upstream = self._config.sessions.max, self.route.upstream
+        return most if upstream.command is None else min(most, upstream.max_children)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a session."""
+        return sum(len(group.waiting) for group in self._groups.values())
 
     def leave_out(self, tool: LeftOut) -> None:
         """Count a tool that clients do not get to see, and warn of it once."""
@@ -357,13 +380,7 @@ class Pool:
             return False
         if self._principals.get(key.principal, 0) >= limits.max_per_principal:
             return self._evict_idle(key.principal)
-        return self._count < self._most or self._evict_idle()
-
-    @property
-    def _most(self) -> int:
-        """Sessions that there may be; each is a process where the upstream is a command."""
-        most, upstream = self._config.sessions.max, self.route.upstream
-        return most if upstream.command is None else min(most, upstream.max_children)
+        return self._count < self.most or self._evict_idle()
 
     def _evict_idle(self, principal: bytes | None = None) -> bool:
         """Close the session that has been idle longest, this principal's or anybody's; whether there was one."""
@@ -581,6 +598,7 @@ class Pool:
                     session = group.idle.popleft()
                     self._drop(session, end=not session.lost)
                 if not group.count and not group.waiting and now - group.used > idle_seconds:
+                    self._served = max(self._served, group.served)
                     del self._groups[key]
 
     async def close(self) -> None:

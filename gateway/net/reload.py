@@ -1,7 +1,7 @@
 """SIGHUP: the configuration file is read again, and taken over whole or not at all."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.config import Config, ConfigError, changes, contents, digest, refused
 from gateway.net.tasks import Tasks
@@ -28,6 +28,8 @@ class Reload:
         """`read` is None where the configuration is no file; `count` hears of each one's end, `name` is logged."""
         self.closed = False
         """Set when the process drains: then its settings stay."""
+        self.rejected: tuple[str, ...] | None = None
+        """What was wrong with the file, if it was not taken over the last time."""
         self._read = read
         self._config = config
         self._contents = contents(config)
@@ -93,12 +95,13 @@ class Reload:
             for key, content in files.items()
             if key not in changed and self._contents.get(key, content) != content
         ]
-        self._config, self._contents = new, files
+        self._config, self._contents, self.rejected = new, files, None
         note = "reloaded" if changed else "nothing changed"
         log.info(Event.CONFIG_LOADED, note=note, configuration=digest(new), changed=changed, **self._name)
         return True
 
-    def _reject(self, problems: object) -> bool:
+    def _reject(self, problems: Sequence[str]) -> bool:
+        self.rejected = tuple(problems)
         note = "the configuration stays as it was"
         log.error(Event.CONFIG_REJECTED, problems=problems, note=note, **self._name)
         return False

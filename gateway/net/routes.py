@@ -7,6 +7,7 @@ handed on as long as what shapes its sessions is the same.
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from typing import Final
 
 from gateway.config import Config, Contexts, Route, on_route
@@ -25,6 +26,7 @@ from gateway.net.parking import Lot
 from gateway.net.pool import Pool
 from gateway.net.stdio import StdioChannel
 from gateway.net.tasks import Tasks
+from gateway.net.troubles import Health, Troubles
 from gateway.seal.envelope import Sealer
 from gateway.telemetry import Metrics
 
@@ -45,7 +47,9 @@ class Routes:
         owner: str,
         epoch: str,
         tls: Contexts,
+        troubles: Troubles,
     ) -> None:
+        self._troubles = troubles
         self.bridges: dict[str, Bridge] = {}
         """Where new requests go; another dict after every reload."""
         self.lot = lot
@@ -91,18 +95,20 @@ class Routes:
         self._metrics.show_zeroes(route.path)
         if before is not None and _shape(before.route) == _shape(route):
             client, pool, listeners = before.client, before.pool, before.listeners
-            era, streams = before.era, before.streams
+            era, streams, health = before.era, before.streams, before.health
             pool.change(config, route)
         else:
             client = self._client.sibling(config.limits, config.timeouts)
             listeners, streams = set(), set()
+            health = Health(route.path, route.upstream.url, self._troubles)
             if endpoint is None:
-                pool, era = self._pool_of_children(config, route, client), None
+                pool, era = self._pool_of_children(config, route, client, health), None
             else:
-                era = Era(route.path, endpoint, client, self._metrics, self._tasks)
+                era = Era(route.path, endpoint, client, self._metrics, self._tasks, health.ok)
                 if route.upstream.transport == "sse":
                     era.transport_found(speaks_sse=True)
-                connect = connector(route.upstream.transport, client, endpoint, self._tasks, era.transport_found)
+                found = _heard(era, health)
+                connect = connector(route.upstream.transport, client, endpoint, self._tasks, found)
                 pool = Pool(config, route, connect, self._metrics, self._tasks)
         client.change(config.limits, config.timeouts, tls, route.upstream.tls.server_name)
         return Bridge(
@@ -120,16 +126,21 @@ class Routes:
             epoch=self.epoch,
             listeners=listeners,
             era=era,
+            health=health,
             streams=streams,
         )
 
-    def _pool_of_children(self, config: Config, route: Route, client: Client) -> Pool:
-        nursery = Nursery(route, client, self._metrics, self._tasks, self._children)
+    def _pool_of_children(self, config: Config, route: Route, client: Client, health: Health) -> Pool:
+        nursery = Nursery(route, client, self._metrics, self._tasks, self._children, health.child_ended)
 
         def connect() -> StdioChannel:
             return StdioChannel(nursery, lambda: self._metrics.upstream_failed(route.path, "malformed"))
 
         return Pool(config, route, connect, self._metrics, self._tasks, nursery.cool)
+
+    def children(self, path: str) -> int:
+        """How many processes of a route's command there are, also of before a reload."""
+        return sum(child.route == path for child in self._children)
 
     async def end_children(self) -> None:
         """Kill the children that are left; when it returns, none of their processes is."""
@@ -147,6 +158,16 @@ class Routes:
         """
         bridge.pool.retire()
         end_streams(bridge)
+
+
+def _heard(era: Era, health: Health) -> Callable[[bool], None]:
+    """Who hears that an upstream speaks HTTP+SSE, or does not any more."""
+
+    def found(speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)
+        era.transport_found(speaks_sse)
+        health.speaks_sse = speaks_sse
+
+    return found
 
 
 def end_streams(bridge: Bridge) -> None:

@@ -159,6 +159,11 @@ class Listener:
         )
         self._runner = web.ServerRunner(self._server, shutdown_timeout=1.0)
 
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._server.connections)
+
     def change(self, limits: Limits) -> None:
         """Other bounds for the connections that are opened from now on."""
         self._server.limits = limits

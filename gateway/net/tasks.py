@@ -18,6 +18,8 @@ class Tasks:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._running: set[asyncio.Task[None]] = set()
+        self.failures = 0
+        """Unexpected exceptions so far."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -36,6 +38,7 @@ class Tasks:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and task.exception() is not None:
+            self.failures += 1
             self._metrics.task_failed()
             log.error(Event.TASK_FAILED, task=task.get_name(), exc_info=task.exception())
 
@@ -46,6 +49,7 @@ class Tasks:
             try:
                 callback()
             except Exception:  # the outermost edge of a timer
+                self.failures += 1
                 self._metrics.task_failed()
                 log.exception(Event.TASK_FAILED, task=name)
 

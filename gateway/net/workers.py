@@ -77,7 +77,7 @@ class Supervisor:
         self._key = key
         self._metrics = Metrics(__version__)
         self._tasks = Tasks(self._metrics)
-        self._overview = Overview(self._metrics, config.workers)
+        self._overview = Overview(self._metrics, config)
         self._lives: dict[int, _Life] = {}
         # The workers are told when it is done: one that started meanwhile with the old configuration reads it too.
         self._reload = Reload(
@@ -180,7 +180,7 @@ class Supervisor:
 
     def _change(self, config: Config) -> None:
         """Start workers with another configuration from now on."""
-        self._config = config
+        self._config = self._overview.config = config
         if self._listener is not None:
             self._listener.change(config.limits)
 

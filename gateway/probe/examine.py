@@ -302,7 +302,7 @@ async def _examine_child(exam: Examination, metrics: Metrics) -> None:
         )
     exam.ok("program", route.upstream.name)
     living, noise = _Living(), list[None]()
-    nursery = Nursery(route, exam.client, metrics, exam.tasks, living)
+    nursery = Nursery(route, exam.client, metrics, exam.tasks, living, lambda _: None)
     try:
         async with session(exam, lambda: StdioChannel(nursery, lambda: noise.append(None)), mcp.LEGACY) as opened:
             _introduce(exam, opened)

@@ -392,6 +392,10 @@ class Metrics:
         """Count an exception that reached a task's edge."""
         self._task_failures.inc()
 
+    def sessions(self, route: str) -> dict[str, int]:
+        """Return a route's sessions by state."""
+        return {state.value: self._session_counts[route, state] for state in SessionState}
+
     def render(self) -> tuple[bytes, str]:
         """Return (body, content type) of /metrics."""
         for labels, count in self._session_counts.items():

@@ -103,6 +103,25 @@ async def test_a_command_that_does_not_exist_is_named(client: Wire, gw: Gateway)
     assert "No such file or directory (directory /no/such/folder)" in error["message"]
 
 
+async def test_children_are_told_on_the_status_page(client: Wire, gw: Gateway) -> None:
+    for path in ("/missing", "/one"):
+        _ = await client.on(gw.base + path).call("echo")
+
+    async def routes() -> dict[str, Any]:
+        async with gw.http.get(f"{gw.admin}/status.json") as response:
+            text = await response.text()
+        assert SECRET not in text
+        return {route["path"]: route for route in json.loads(text)["routes"]}
+
+    async def one_is_left() -> bool:
+        return (await routes())["/missing"]["children"] == 0 and (await routes())["/one"]["children"] == 1
+
+    await gw.until(one_is_left, "the one that could not be started is gone, the other one is there")
+    missing, one = (await routes())["/missing"], (await routes())["/one"]
+    assert (missing["health"], missing["transport"], missing["upstream"]) == ("failing", "stdio", "no-such-program")
+    assert (missing["children_limit"], one["children_limit"], one["health"]) == (32, 1, "ok")
+
+
 async def test_a_child_that_dies_at_once_is_started_ever_more_seldom(client: Wire, gw: Gateway) -> None:
     at = client.on(gw.base + "/die")
     answers = await asyncio.gather(*(at.call("echo") for _ in range(20)))

@@ -581,7 +581,7 @@ async def test_no_secret_reaches_logs_metrics_admin_or_errors(
     shown.append((await client.call("works", arguments, answers={"q": {"action": CANARY}}, state="x")).data.decode())
     await client.call("works", arguments)  # and nobody comes back
     await upstream.saw(mcp.CANCELLED)
-    for path in ("/metrics", "/readyz", "/healthz", "/"):
+    for path in ("/metrics", "/readyz", "/healthz", "/status", "/status.json", "/"):
         async with stand.http.get(f"http://{stand.gateway.admin}{path}") as response:
             shown.append(await response.text())
     shown.append(log_lines.stream.getvalue())

@@ -10,18 +10,22 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.config import Limits
+from gateway.config import Limits, parse
 from gateway.net import overview
 from gateway.net.admin import Admin, Probes
 from gateway.net.overview import Overview
 from gateway.net.server import Listener
+from gateway.net.status import ProcessState, ProcessStatus, Status
+from gateway.net.survey import about
 from gateway.telemetry import Metrics
 
 TASKS = "mcp_gateway_task_failures_total"
 LIMIT = "mcp_gateway_held_calls_limit"
 ANSWER_SECONDS = 0.2
+CONFIG = parse("{workers: 2, replica: {id: gw-1}, routes: [{upstream: {url: 'http://127.0.0.1:1/mcp'}}]}", "test", {})
 
 
 class FakeWorker:
@@ -32,16 +36,27 @@ class FakeWorker:
         self.metrics = Metrics("1", ["/mcp"])
         self.metrics.set_held_limit(10)
         self.ready = True
+        self.words: bytes | None = None
+        """What it answers to everything, if not what a worker does."""
         self.free = asyncio.Event()
         """Cleared: it takes requests and does not answer."""
         self.free.set()
         self.asked = asyncio.Event()
-        self._admin = Admin(self.metrics, lambda: self.ready)
+        self._admin = Admin(self.metrics, lambda: self.ready, self._survey, lambda: None)
         self._listener = Listener(self._handle, self.address, Limits())
+
+    def _survey(self) -> Status:
+        name = Path(self.address).stem.rpartition("-")[2]
+        status = about(CONFIG, "gw-1", 0, is_draining=not self.ready)
+        state: ProcessState = "ready" if self.ready else "draining"
+        process = ProcessStatus(id=f"gw-1#{name}", state=state, held=3, configuration="aaa")
+        return replace(status, processes=(process,), held_total=3)
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
         self.asked.set()
         await self.free.wait()
+        if self.words is not None:
+            return web.Response(body=self.words)
         return await self._admin.handle(http)
 
     def work(self, times: int) -> None:
@@ -61,7 +76,7 @@ class Host:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.own = Metrics("1")
-        self.overview = Overview(self.own, 2)
+        self.overview = Overview(self.own, CONFIG)
         self.workers: list[FakeWorker] = []
 
     async def start(self, number: int) -> FakeWorker:
@@ -183,6 +198,27 @@ async def test_ready_is_when_every_worker_is(host: Host) -> None:
     assert await host.overview.unready() == "draining"
 
 
+async def test_the_status_is_of_all_workers_and_says_who_is_silent(host: Host) -> None:
+    _, two = await host.start(0), await host.start(1)
+    status = await host.overview.status()
+    assert (status.state, status.held_total, status.notices) == ("ready", 6, ())
+    assert [process.id for process in status.processes] == ["gw-1#0", "gw-1#1"]
+    two.free.clear()
+    status = await host.overview.status()
+    assert (status.state, status.held_total) == ("not ready", 3)
+    assert [process.state for process in status.processes] == ["ready", "silent"]
+    assert "gw-1#1" in status.notices[0].text
+    host.overview.draining = True
+    assert (await host.overview.status()).state == "draining"
+
+
+async def test_a_worker_that_speaks_of_other_things_is_silent(host: Host) -> None:
+    one, _ = await host.start(0), await host.start(1)
+    one.words = b'{"version": 2}'
+    status = await host.overview.status()
+    assert [process.state for process in status.processes] == ["silent", "ready"]
+
+
 @asynccontextmanager
 async def served(probes: Probes) -> AsyncIterator[str]:
     listener = Listener(probes.handle, "127.0.0.1:0", Limits())
@@ -206,6 +242,9 @@ async def test_the_supervisor_answers_as_one_process_does(host: Host) -> None:
         assert (status, text.endswith("\n")) == (200, True)
         assert 'mcp_gateway_held_calls{route="/mcp"} 0.0' in text
         assert (await get("/other"))[0] == 404
+        assert (await get("/status"))[1].startswith("<!DOCTYPE html>")
+        async with http.get(f"{url}/status", headers={"Host": "evil.example"}) as response:
+            assert response.status == 403
         async with http.get(f"{url}/metrics") as response:
             assert response.headers["Content-Type"] == worker.metrics.render()[1]
         async with http.post(f"{url}/readyz") as response:

@@ -22,6 +22,7 @@ from gateway.core import mcp
 from gateway.core.events import Expired
 from gateway.core.exchange import State
 from gateway.net.members import Address, Worker
+from gateway.net.survey import known_peers
 from gateway.seal import hop as hops
 from gateway.seal.envelope import Envelope
 from gateway.seal.hop import Data, End, Frames, Gone, Head, Hop, Hops, Me
@@ -244,6 +245,24 @@ async def test_a_retry_that_reaches_another_replica_is_served_by_the_owner(
     assert (asked_peers(one), asked_peers(two)) == ({}, {"served": 1})
     assert operations(two, "complete") == 1
     assert operations(one, "complete") == 1, "only the replica that the client spoke to counts a request"
+
+
+async def test_what_came_of_it_is_told_to_who_looks(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(ask)
+
+    def told() -> list[tuple[str, str]]:
+        return [(peer.id, peer.state) for peer in known_peers(two.gateway.members)]
+
+    assert told() == [("gw-1", "not asked")]
+    _ = await two.client().answer(await one.client().call())
+    assert told() == [("gw-1", "answered")]
+    asked = await one.client().call()
+    await cluster.crash(one)
+    _ = await two.client().answer(asked)
+    assert told() == [("gw-1", "dead")]
+    (peer,) = known_peers(two.gateway.members)
+    assert peer.last_answer_seconds_ago is not None, "when it last did is still known"
 
 
 async def test_every_round_may_reach_another_replica(upstream: FakeUpstream, cluster: Cluster) -> None:

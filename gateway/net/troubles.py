@@ -1,0 +1,191 @@
+"""What went wrong lately, for the operator who looks: each kind of error once, with its count and what to do.
+
+Rule: an error's text is what the log has, masked; what an upstream said about a call is left out of it. Keys are made
+of the text without its numbers, so that a thousand errors that differ in a port or a duration are one line.
+"""
+
+import re
+import time
+from collections import OrderedDict
+from typing import Final
+from weakref import WeakSet
+
+from yarl import URL
+
+from gateway.errors import Busy, GatewayError, InvalidState, NoKeys, OwnerStalled, Unreachable, UpstreamError
+from gateway.net.status import MOST_ERRORS, ErrorStatus, Failure
+from gateway.telemetry import mask
+
+_TEXT_CHARACTERS: Final = 400
+_NUMBERS: Final = re.compile(r"\d+")
+_QUOTES: Final = (
+    re.compile(r"(?<=refused a message): .*", re.DOTALL),
+    re.compile(r"(answered HTTP \d+) \(.*\)", re.DOTALL),
+)
+"""What a server answers to a call or an answer may repeat what is in it."""
+_NOT_BY_CLIENTS: Final = frozenset({"unknown_key"})
+"""Rejected states that say something about the deployment; the others are their clients' business."""
+_FAILURES: Final = frozenset({"upstream_unreachable", "upstream_error", "session_lost", "call_lost"})
+"""After these an upstream counts as failing; one that refuses a caller is there."""
+
+FIXES: Final = {
+    "upstream_unreachable": "`mrtr-gateway probe URL`, run where the gateway runs, tells address, connection, TLS and "
+    "handshake apart",
+    "command_unreachable": "Run the command by hand, as the gateway's user and in its folder; the gateway's log has "
+    "what it said on stderr (`child.ended`)",
+    "upstream_error": "Look at the upstream's own log at this time",
+    "session_lost": "Was the server restarted, or is it several instances without sticky sessions? Give the route one "
+    "instance's url, or have the server keep its sessions",
+    "call_lost": "Look at the upstream's own log at this time; for a server that is slow, not stuck, raise "
+    "timeouts.idle_seconds. The call may have had effects",
+    "upstream_cannot_ask": "Run the server with sessions: in stateless mode no answer can reach it",
+    "upstream_refused": "With credentials.mode `forward` the client's own token was refused; with `replace` renew "
+    "credentials.token or token_file, and send SIGHUP",
+    "owner_lost": "Why did that replica end? A call survives it where the server keeps event ids, or its tool may run "
+    "twice: docs/continuity.md",
+    "busy": "Raise the limit that it names, or add replicas; docs/limits.md says what each costs",
+    "no_keys": "Reach principal.jwks_url from where the gateway runs; its log has the reason (`keys.failed`)",
+    "owner_stalled": "Look at that replica: is it overloaded or stopped? Do clocks and state.keys of both agree, and "
+    "does its replica.listen let this one in?",
+    "unknown_key": "Give all replicas the same state.keys; drop an old key only state.ttl_seconds after it stopped "
+    "sealing. Right after a start without state.keys this is to be expected",
+    "child_ended": "Its last lines on stderr are in the gateway's log (`child.ended`)",
+    "internal": "This is a bug of the gateway: please report it with the traceback in the log (`task.failed`)",
+}
+"""By kind: what an operator does next."""
+
+
+class Troubles:
+    """The errors of one process."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, str, str], _Known] = OrderedDict()
+        """The one that was seen last is the last; there are never more than are shown."""
+        self._noted: WeakSet[GatewayError] = WeakSet()
+
+    def note(self, error: GatewayError, route: str = "", text: str = "", fix: str = "") -> str | None:
+        """Take an error in; its kind, None where it is its client's alone or was taken in before.
+
+        `text` and `fix` are the error's own where they have to be told in other words.
+        """
+        kind = _kind(error)
+        if kind is None or error in self._noted:
+            return None
+        self._noted.add(error)
+        self.say(kind, text or error.message, route, fix)
+        return kind
+
+    def say(self, kind: str, text: str, route: str = "", fix: str = "") -> None:
+        """Take in what no exception tells."""
+        text = presentable(text)
+        now = time.monotonic()
+        key = kind, route, _NUMBERS.sub("0", text)
+        known = self._known.pop(key, None) or _Known(now)
+        known.count += 1
+        known.last, known.text, known.fix = now, text, fix or FIXES.get(kind, "")
+        self._known[key] = known
+        if len(self._known) > MOST_ERRORS:
+            _ = self._known.popitem(last=False)
+
+    def told(self) -> tuple[ErrorStatus, ...]:
+        """All that are known, the newest first."""
+        now = time.monotonic()
+        return tuple(
+            ErrorStatus(
+                kind=kind,
+                route=route,
+                text=known.text,
+                fix=known.fix,
+                count=known.count,
+                first_seconds_ago=now - known.first,
+                last_seconds_ago=now - known.last,
+            )
+            for (kind, route, _), known in reversed(self._known.items())
+        )
+
+
+class _Known:
+    """One line of the list."""
+
+    __slots__ = ("count", "first", "fix", "last", "text")
+
+    def __init__(self, now: float) -> None:
+        self.first = self.last = now
+        self.count = 0
+        self.text = self.fix = ""
+
+
+class Health:
+    """What the traffic of one route shows of its upstream."""
+
+    def __init__(self, route: str, url: str | None, troubles: Troubles) -> None:
+        """`url` is the upstream's; its query may be a secret, and is in the texts of errors."""
+        self.answered = float("-inf")
+        """When the upstream last answered what did not go through a session: a probe, or what is passed through."""
+        self.speaks_sse = False
+        self._route = route
+        self._url = url or ""
+        self._troubles = troubles
+        self._failed = float("-inf")
+        self._kind = self._cause = self._fix = ""
+
+    def ok(self) -> None:
+        """The upstream has answered."""
+        self.answered = time.monotonic()
+
+    def note(self, error: GatewayError) -> None:
+        """Take in an error of a request of this route, whosoever it is; the same one may come several times."""
+        text = self._told(error.message)
+        fix = FIXES["command_unreachable"] if isinstance(error, Unreachable) and not self._url else ""
+        kind = self._troubles.note(error, self._route, text, fix)
+        if kind in _FAILURES:
+            self._failed, self._kind, self._cause = time.monotonic(), kind, presentable(text)
+            self._fix = fix or FIXES[kind]
+
+    def child_ended(self, how: str) -> None:
+        """A child ended that nobody asked to."""
+        self._troubles.say("child_ended", f"A child of route {self._route} {how}", self._route)
+
+    @property
+    def failure(self) -> Failure | None:
+        """The last one, however long ago."""
+        if not self._kind:
+            return None
+        ago = time.monotonic() - self._failed
+        return Failure(kind=self._kind, cause=self._cause, fix=self._fix, seconds_ago=ago)
+
+    def _told(self, text: str) -> str:
+        return text.replace(self._url, public_url(self._url)) if self._url else text
+
+
+def public_url(url: str) -> str:
+    """Return a URL without what may be secret: user, password, query and fragment."""
+    whole = URL(url)
+    plain = str(whole.with_user(None).with_query(None).with_fragment(None))
+    return f"{plain}?…" if whole.raw_query_string else plain
+
+
+def presentable(text: str) -> str:
+    """Return one line of what may be shown: without secrets, control characters, or what a server said of a call."""
+    for quote in _QUOTES:
+        text = quote.sub(lambda found: found[1] if found.re.groups else "", text)
+    plain = "".join(letter if letter.isprintable() else " " for letter in text)
+    shown = mask(plain)
+    return shown if len(shown) <= _TEXT_CHARACTERS else f"{shown[: _TEXT_CHARACTERS - 1]}…"
+
+
+def _kind(error: GatewayError) -> str | None:
+    """Name an error that is an operator's business; None for one that is its client's."""
+    match error:
+        case UpstreamError():
+            return str((error.data or {}).get("reason", error.reason))
+        case Busy():
+            return "busy"
+        case NoKeys():
+            return "no_keys"
+        case OwnerStalled():
+            return "owner_stalled"
+        case InvalidState(reason=reason) if reason in _NOT_BY_CLIENTS:
+            return reason
+        case _:
+            return "internal" if type(error) is GatewayError else None

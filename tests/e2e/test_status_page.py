@@ -1,0 +1,292 @@
+"""The status page as people see it: in a real Chromium, of real gateways that hold calls of a real old server."""
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
+
+import pytest
+import pytest_asyncio
+
+from tests.browser import PROGRAM, Browser, Tab, chromium
+from tests.e2e.wire import Wire, wire
+from tests.gateway_process import Gateway, gateway
+from tests.net.fake_upstream import FakeUpstream, Turn
+from tests.parts.launch import NODE_MODULES, PARTS, OldServer, free_port, old_server
+
+AXE: Final = NODE_MODULES / "axe-core" / "axe.min.js"
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(not (PARTS / "py130").exists() or not AXE.exists(), reason="scripts/parts has not been run"),
+    pytest.mark.skipif(PROGRAM is None, reason="apt install chromium"),
+]
+
+EVIL: Final = '<script>document.title="owned"</script><img src=//example.com/x onerror=alert(1)>'
+SECRET: Final = "s3cr3t"
+SCREENS: Final = {"phone": (390, 844), "desk": (1440, 900)}
+LOOKS: Final = [(screen, dark) for screen, dark in product(SCREENS, (False, True))]
+
+
+@dataclass
+class Stage:
+    """A gateway in every kind of trouble, one that is well, and a browser."""
+
+    troubled: Gateway
+    well: Gateway
+    server: OldServer
+    client: Wire
+    browser: Browser
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage() -> AsyncIterator[Stage]:
+    """Two workers before a real server, a dead one and a hostile one; and one process that only has a parked call."""
+    fake = FakeUpstream()  # no real server has a name like this
+    await fake.start()
+
+    async def ask(turn: Turn) -> None:
+        _ = await turn.elicit("q")
+
+    async def refuse(turn: Turn) -> None:
+        await turn.error(-32000, EVIL)
+
+    fake.tool(ask)
+    evil = FakeUpstream()
+    evil.on("initialize", refuse)
+    await evil.start()
+    async with old_server("py130") as server, chromium() as browser:
+        urls = {"/mcp": server.url, "/dead": f"http://127.0.0.1:{free_port()}/mcp", "/named": fake.url}
+        urls["/evil"] = evil.url
+        routes = [{"path": path, "upstream": {"url": url}} for path, url in urls.items()]
+        hold = {"max_calls": 10}
+        async with (
+            gateway("unused", routes=routes, workers=2, hold=hold, replica={"id": "gw-1"}) as troubled,
+            gateway(server.url, replica={"id": "gw-2"}) as well,
+            wire(troubled.url, Authorization=f"Bearer {SECRET}-token-of-ann") as client,
+        ):
+            for _ in range(3):
+                asked = await client.call("ask", {"question": f"{SECRET}-question"})
+                assert asked.asks
+            assert (await client.on(troubled.base + "/named").call(EVIL)).asks
+            for path in ("/dead", "/evil"):
+                assert (await client.on(troubled.base + path).call("echo")).error
+            assert (await client.on(well.url).call("ask", {"question": "Who?"})).asks
+            yield Stage(troubled, well, server, client, browser)
+    for each in (fake, evil):
+        await each.close()
+
+
+async def shown(stage: Stage, gw: Gateway, screen: str = "desk", *, dark: bool = False, query: str = "") -> Tab:
+    tab = await stage.browser.tab(*SCREENS[screen], dark=dark)
+    await tab.go(f"{gw.admin}/status{query}")
+    return tab
+
+
+async def cells(tab: Tab, section: str) -> list[list[str]]:
+    """The rows of a section's table, as they are to be read."""
+    rows: list[list[str]] = await tab.run(
+        f"[...document.querySelectorAll('section[aria-labelledby={section}] tbody tr')]"
+        ".map(row => [...row.children].map(cell => cell.innerText.trim()))"
+    )
+    return rows
+
+
+# What is there.
+
+
+async def test_a_gateway_at_work_is_told(stage: Stage) -> None:
+    tab = await shown(stage, stage.well)
+    assert await tab.run("document.title") == "gw-2: ready - mrtr-gateway"
+    (route,) = await cells(tab, "routes")
+    assert route[0] == "/mcp"
+    assert route[1].split("\n")[0] == stage.server.url
+    assert "streamable-http, old era" in route[1]
+    assert route[2].startswith("ok")
+    assert route[3].split("\n")[0] == "1 of 11,000"
+    assert "1 busy" in route[3]
+    (call,) = await cells(tab, "held")
+    assert call[0].split() == ["tools/call", "ask"]
+    assert call[1:4] == ["/mcp", "elicitation", "1"]
+    assert call[6] == "gw-2"
+    assert re.fullmatch(r"9 min( \d+ s)?|10 min", call[5])
+    ((process, state, *_),) = await cells(tab, "processes")
+    assert (process.split()[0], state) == ("gw-2", "ready")
+    ((key, use),) = await cells(tab, "keys")
+    assert re.fullmatch("[0-9a-f]{8}", key)
+    assert use == "seals and opens"
+    assert not await tab.run("document.querySelector('#attention')")
+
+
+async def test_trouble_is_told_first_and_with_its_fix(stage: Stage) -> None:
+    tab = await shown(stage, stage.troubled)
+    assert "things to look at" in await tab.run("document.querySelector('h1').innerText")
+    first = await tab.run("document.querySelector('section h2').innerText")
+    assert first == "To look at"
+    notices = await tab.run("document.querySelector('.notices').innerText")
+    assert "The upstream of /dead is failing" in notices
+    assert "cannot be reached" in notices
+    assert "mrtr-gateway probe URL" in notices
+    routes = {row[0]: row for row in await cells(tab, "routes")}
+    assert list(routes)[:2] == ["/dead", "/evil"], "those that fail stand first"
+    assert routes["/dead"][2].startswith("failing")
+    assert routes["/mcp"][2].startswith("ok")
+    assert routes["/mcp"][4] == "3"
+    owners = {row[6] for row in await cells(tab, "held")}
+    assert owners <= {"gw-1#0", "gw-1#1"}
+    assert len(await cells(tab, "held")) == 4
+    assert [row[0].split()[0] for row in await cells(tab, "processes")] == ["gw-1#0", "gw-1#1"]
+    assert len({row[0].split()[2] for row in await cells(tab, "processes")}) == 2, "two pids"
+    assert len(await cells(tab, "keys")) == 1, "the workers' own key seals nothing where there are others"
+    assert {row[0].split("\n")[0] for row in await cells(tab, "errors")} == {"upstream_unreachable"}
+
+
+async def test_the_json_says_the_same(stage: Stage) -> None:
+    async with stage.troubled.http.get(f"{stage.troubled.admin}/status.json") as response:
+        told = await response.json()
+    tab = await shown(stage, stage.troubled)
+    assert [row[0] for row in await cells(tab, "routes")] == [route["path"] for route in told["routes"]]
+    assert len(await cells(tab, "held")) == told["held_total"] == 4
+    assert told["state"] == "ready"
+
+
+async def test_no_contents_and_no_callers(stage: Stage) -> None:
+    async with stage.troubled.http.get(f"{stage.troubled.admin}/status.json") as response:
+        told = await response.text()
+    tab = await shown(stage, stage.troubled)
+    for text in (told, await tab.run("document.documentElement.outerHTML")):
+        assert SECRET not in text
+        assert "elicitation" in text
+
+
+# That it is safe.
+
+
+async def test_hostile_names_are_text(stage: Stage) -> None:
+    tab = await shown(stage, stage.troubled)
+    body = await tab.run("document.body.innerText")
+    assert body.count('<script>document.title="owned"</script>') >= 2, "the tool's name, and the server's error"
+    assert await tab.run("document.scripts.length + document.images.length") == 0
+    assert "owned" not in await tab.run("document.title")
+
+
+async def test_the_page_asks_nobody_and_complains_of_nothing(stage: Stage) -> None:
+    before = [len(gw.log()) for gw in (stage.troubled, stage.well)]
+    for gw in (stage.troubled, stage.well):
+        tab = await shown(stage, gw)
+        outside = [url for url in tab.requests if not url.startswith("data:")]
+        assert outside == [f"{gw.admin}/status"]
+        assert tab.complaints == []
+    assert [len(gw.log()) for gw in (stage.troubled, stage.well)] == before
+
+
+async def test_what_a_browser_is_told_not_to_do_it_does_not(stage: Stage) -> None:
+    """The policy holds: a script and a style that get into the page are of no effect."""
+    tab = await shown(stage, stage.well)
+    await tab.run(
+        "document.body.insertAdjacentHTML('beforeend', '<style>body { display: none }</style>"
+        '<img id=planted src="https://example.com/x.png">\'); '
+        "const s = document.createElement('script'); s.textContent = 'window.owned = 1'; document.body.append(s);"
+    )
+    assert await tab.run("[window.owned, getComputedStyle(document.body).display]") == [None, "block"]
+    assert any("Content Security Policy" in complaint for complaint in tab.complaints)
+
+
+# That it can be read.
+
+CONTRASTS = """
+(() => {
+  const rgb = text => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number); return {r, g, b, a}; };
+  const light = ({r, g, b}) => [r, g, b].map(c => c / 255)
+    .map(c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [.2126, .7152, .0722][i], 0);
+  const behind = element => {
+    for (let e = element; e; e = e.parentElement) {
+      const found = rgb(getComputedStyle(e).backgroundColor);
+      if (found.a === 1) return found;
+      if (found.a !== 0) throw new Error('half transparent');
+    }
+    return {r: 255, g: 255, b: 255};
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
+    const [one, other] = [light(rgb(getComputedStyle(element).color)), light(behind(element))].sort((a, b) => b - a);
+    found.push([(one + .05) / (other + .05), walker.currentNode.data.trim().slice(0, 40)]);
+  }
+  return found;
+})()
+"""
+
+
+@pytest.mark.parametrize(("screen", "dark"), LOOKS, ids=str)
+async def test_every_text_stands_out_and_nothing_hangs_over(stage: Stage, screen: str, dark: bool) -> None:  # noqa: FBT001
+    for gw in (stage.troubled, stage.well):
+        tab = await shown(stage, gw, screen, dark=dark)
+        contrasts = await tab.run(CONTRASTS)
+        assert len(contrasts) > 40
+        assert min(contrasts)[0] >= 4.5, min(contrasts)
+        width = SCREENS[screen][0]
+        assert await tab.run("document.documentElement.scrollWidth") <= width
+        over = await tab.run(
+            "[...document.body.querySelectorAll('*')]"
+            f".filter(e => e.getBoundingClientRect().right > {width + 1} && !e.closest('thead')).map(e => e.outerHTML)"
+        )
+        assert over == []
+
+
+async def test_dark_is_dark_and_light_is_light(stage: Stage) -> None:
+    backs = []
+    for dark in (False, True):
+        tab = await shown(stage, stage.well, dark=dark)
+        colour = await tab.run("getComputedStyle(document.body).backgroundColor")
+        backs.append(sum(map(int, re.findall(r"\d+", colour))))
+    assert backs[0] > 600
+    assert backs[1] < 150
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+async def test_axe_finds_nothing(stage: Stage, screen: str) -> None:
+    """https://github.com/dequelabs/axe-core: the rules of WCAG 2.2 A and AA, and its best practices."""
+    for gw in (stage.troubled, stage.well):
+        tab = await shown(stage, gw, screen)
+        await tab.run(AXE.read_text())
+        found: dict[str, Any] = await tab.run("axe.run().then(r => ({bad: r.violations, good: r.passes.length}))")
+        assert [(each["id"], each["nodes"][0]["html"][:200]) for each in found["bad"]] == []
+        assert found["good"] > 15
+
+
+async def test_a_narrow_screen_changes_the_look_and_not_the_tables(stage: Stage) -> None:
+    wide, narrow = await shown(stage, stage.troubled), await shown(stage, stage.troubled, "phone")
+    assert await wide.run("getComputedStyle(document.querySelector('td')).display") == "table-cell"
+    assert await narrow.run("getComputedStyle(document.querySelector('td')).display") != "table-cell"
+    for role in ("table", "row", "columnheader", "rowheader"):
+        assert (await wide.roles()).count(role) == (await narrow.roles()).count(role) > 3, role
+    assert await narrow.run(
+        "[...document.querySelectorAll('table')].every(each => each.caption.innerText.length > 10)"
+    )
+
+
+async def test_all_that_can_be_used_can_be_used_by_keyboard(stage: Stage) -> None:
+    tab = await shown(stage, stage.well)
+    reached = []
+    for _ in range(3):
+        for kind in ("keyDown", "keyUp"):
+            await tab.send("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+        reached.append(await tab.run("document.activeElement.textContent"))
+        assert await tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert reached == ["Load again every 10 s", "as JSON", "metrics"]
+
+
+async def test_the_page_loads_itself_again_when_asked_to(stage: Stage) -> None:
+    tab = await shown(stage, stage.well, query="?refresh=2")
+    assert "Loaded again every 2 s" in await tab.run("document.querySelector('footer').innerText")
+    await tab.reload_after()
+    assert tab.requests[:2] == [f"{stage.well.admin}/status?refresh=2"] * 2
+    await tab.run("document.querySelector('footer a').click()")
+    await tab.reload_after()
+    assert await tab.run("location.search") == ""
