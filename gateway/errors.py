@@ -200,14 +200,20 @@ class SessionLost(UpstreamError):
     """The upstream refused the session id before it took the call; nothing was run."""
 
     reason = "session_lost"
-    fix = "nothing: a restarted server forgets its sessions, and the next call opens one"
+    fix = (
+        "nothing, if the server was restarted: the next call opens a session. If it is several instances without "
+        "sticky sessions, give the route one instance's url"
+    )
 
 
 class CallLost(UpstreamError):
     """The call was sent and its result will not come; it may have had effects."""
 
     reason = "call_lost"
-    fix = "look into the upstream's own log for why it did not answer; check the call's effects before it is repeated"
+    fix = (
+        "look into the upstream's own log for why it did not answer; for a server that is slow, not stuck, raise "
+        "timeouts.idle_seconds. Check the call's effects before it is repeated"
+    )
 
 
 class CallGone(CallLost):
@@ -232,7 +238,10 @@ class Refused(UpstreamError):
     """
 
     reason = "upstream_refused"
-    fix = "check the credential: the caller's own, or that of routes[].credentials"
+    fix = (
+        "check the credential: with credentials.mode `forward` it is the caller's own; with `replace` renew "
+        "credentials.token or token_file, and send SIGHUP"
+    )
 
     def __init__(self, message: str, *, status: int, challenge: str | None = None, is_clients: bool = True) -> None:
         super().__init__(message, data={"status": status})

@@ -28,31 +28,19 @@ _NOT_BY_CLIENTS: Final = frozenset({"unknown_key"})
 _FAILURES: Final = frozenset({"upstream_unreachable", "upstream_error", "session_lost", "call_lost"})
 """After these an upstream counts as failing; one that refuses a caller is there."""
 
-FIXES: Final = {
-    "upstream_unreachable": "`mrtr-gateway probe URL`, run where the gateway runs, tells address, connection, TLS and "
-    "handshake apart",
-    "command_unreachable": "Run the command by hand, as the gateway's user and in its folder; the gateway's log has "
-    "what it said on stderr (`child.ended`)",
-    "upstream_error": "Look at the upstream's own log at this time",
-    "session_lost": "Was the server restarted, or is it several instances without sticky sessions? Give the route one "
-    "instance's url, or have the server keep its sessions",
-    "call_lost": "Look at the upstream's own log at this time; for a server that is slow, not stuck, raise "
-    "timeouts.idle_seconds. The call may have had effects",
-    "upstream_cannot_ask": "Run the server with sessions: in stateless mode no answer can reach it",
-    "upstream_refused": "With credentials.mode `forward` the client's own token was refused; with `replace` renew "
-    "credentials.token or token_file, and send SIGHUP",
-    "owner_lost": "Why did that replica end? A call survives it where the server keeps event ids, or its tool may run "
+_FIXES: Final = {
+    "owner_lost": "why did that replica end? A call survives it where the server keeps event ids, or its tool may run "
     "twice: docs/continuity.md",
-    "busy": "Raise the limit that it names, or add replicas; docs/limits.md says what each costs",
-    "no_keys": "Reach principal.jwks_url from where the gateway runs; its log has the reason (`keys.failed`)",
-    "owner_stalled": "Look at that replica: is it overloaded or stopped? Do clocks and state.keys of both agree, and "
-    "does its replica.listen let this one in?",
-    "unknown_key": "Give all replicas the same state.keys; drop an old key only state.ttl_seconds after it stopped "
+    "unknown_key": "give all replicas the same state.keys; drop an old key only state.ttl_seconds after it stopped "
     "sealing. Right after a start without state.keys this is to be expected",
-    "child_ended": "Its last lines on stderr are in the gateway's log (`child.ended`)",
-    "internal": "This is a bug of the gateway: please report it with the traceback in the log (`task.failed`)",
+    "internal": "this is a bug of the gateway: please report it with the traceback in the log (`task.failed`)",
 }
-"""By kind: what an operator does next."""
+"""By kind, where the error itself says nothing or less of what an operator does next."""
+_COMMAND_FIX: Final = (
+    "run the command by hand, as the gateway's user and in its folder; the gateway's log has what it said on stderr "
+    "(`child.ended`)"
+)
+_CHILD_FIX: Final = "its last lines on stderr are in the gateway's log (`child.ended`)"
 
 
 class Troubles:
@@ -66,23 +54,23 @@ class Troubles:
     def note(self, error: GatewayError, route: str = "", text: str = "", fix: str = "") -> str | None:
         """Take an error in; its kind, None where it is its client's alone or was taken in before.
 
-        `text` and `fix` are the error's own where they have to be told in other words.
+        `text` and `fix` are there where the error's own do not serve.
         """
         kind = _kind(error)
         if kind is None or error in self._noted:
             return None
         self._noted.add(error)
-        self.say(kind, text or error.message, route, fix)
+        self.say(kind, text or error.message, fix or _fix(kind, error), route)
         return kind
 
-    def say(self, kind: str, text: str, route: str = "", fix: str = "") -> None:
+    def say(self, kind: str, text: str, fix: str, route: str = "") -> None:
         """Take in what no exception tells."""
         text = presentable(text)
         now = time.monotonic()
         key = kind, route, _NUMBERS.sub("0", text)
         known = self._known.pop(key, None) or _Known(now)
         known.count += 1
-        known.last, known.text, known.fix = now, text, fix or FIXES.get(kind, "")
+        known.last, known.text, known.fix = now, text, _sentence(fix)
         self._known[key] = known
         if len(self._known) > MOST_ERRORS:
             _ = self._known.popitem(last=False)
@@ -136,15 +124,15 @@ class Health:
     def note(self, error: GatewayError) -> None:
         """Take in an error of a request of this route, whosoever it is; the same one may come several times."""
         text = self._told(error.message)
-        fix = FIXES["command_unreachable"] if isinstance(error, Unreachable) and not self._url else ""
+        fix = _COMMAND_FIX if isinstance(error, Unreachable) and not self._url else ""
         kind = self._troubles.note(error, self._route, text, fix)
         if kind in _FAILURES:
             self._failed, self._kind, self._cause = time.monotonic(), kind, presentable(text)
-            self._fix = fix or FIXES[kind]
+            self._fix = _sentence(fix or _fix(kind, error))
 
     def child_ended(self, how: str) -> None:
         """A child ended that nobody asked to."""
-        self._troubles.say("child_ended", f"A child of route {self._route} {how}", self._route)
+        self._troubles.say("child_ended", f"A child of route {self._route} {how}", _CHILD_FIX, self._route)
 
     @property
     def failure(self) -> Failure | None:
@@ -172,6 +160,15 @@ def presentable(text: str) -> str:
     plain = "".join(letter if letter.isprintable() else " " for letter in text)
     shown = mask(plain)
     return shown if len(shown) <= _TEXT_CHARACTERS else f"{shown[: _TEXT_CHARACTERS - 1]}…"
+
+
+def _fix(kind: str, error: GatewayError) -> str:
+    """What an operator does next."""
+    return _FIXES.get(kind, error.fix)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _kind(error: GatewayError) -> str | None:
