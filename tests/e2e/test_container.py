@@ -34,7 +34,10 @@ from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.gateway_process import HELD
 from tests.parts.clients.drive import available, elicit
 from tests.parts.launch import OldServer, free_port, old_server
+from tests.prometheus import installed as prometheus_installed
+from tests.prometheus import prometheus
 from tests.test_image import locked
+from tests.test_monitoring import concrete, queries
 
 USER: Final = "65532"
 KEY: Final = "0f" * 32
@@ -117,6 +120,32 @@ async def test_a_modern_client_answers_the_question_of_an_old_server(
 async def test_it_is_scraped_and_calls_itself_healthy(box: Container) -> None:
     assert await box.metric("mcp_gateway_build_info") == 1
     assert box.is_healthy()
+
+
+@pytest.mark.skipif(not prometheus_installed(), reason="apt install prometheus")
+async def test_a_published_server_a_container_and_a_prometheus(image: None, drivers: Drivers) -> None:
+    """A platform team's first hour: server-everything, the image, a question, a scrape, the dashboard's queries."""
+    async with old_server("everything") as server, AsyncExitStack() as stack:
+        config = addresses()
+        box = await stack.enter_async_context(container("everything", config, *STRICT, *given(config, server)))
+        found = await stack.enter_async_context(prometheus([box.config["admin"]]))
+        client = await drivers.connect("ts", box.url)
+        answers = [elicit({"action": "accept", "content": {"name": "Ann"}})]
+        reply = await client.call_tool("trigger-elicitation-request", {}, answers=answers)
+        assert reply.kinds == ["elicit"]
+        assert '"Ann"' in reply.text
+
+        async def scraped() -> bool:
+            rounds = (
+                'mcp_server_operation_duration_seconds_count{method="tools/call", outcome=~"input_required|complete"}'
+            )
+            found_now = await found.query(f"sum({rounds})")
+            return bool(found_now) and float(found_now[0]["value"][1]) == 2
+
+        await found.until(scraped, "both rounds of the call are in Prometheus")
+        for _, expression in queries():
+            await found.query(await concrete(found, expression))  # raises where there is no answer
+        assert not await found.query('ALERTS{alertstate="firing"}')
 
 
 async def test_it_runs_as_nobody_with_no_right_and_writes_nothing(box: Container) -> None:

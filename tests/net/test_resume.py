@@ -217,8 +217,11 @@ async def test_a_server_is_given_the_pause_that_it_asks_for(
 ) -> None:
     pauses: list[float] = []
 
+    sleep_really = asyncio.sleep
+
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
+        await sleep_really(0)  # others sleep too, and would have the loop for themselves
 
     async def tool(turn: Turn) -> None:
         await turn.raw(b"id: e1\nretry: 7000\ndata:\n\n")
