@@ -93,9 +93,14 @@ def _move_in() -> None:
     """Have the store here; podman refuses one that was made elsewhere."""
     place = STORE / "place"
     if not place.exists() or place.read_text() != str(STORE):
-        shutil.rmtree(STORE, ignore_errors=True)
+        shutil.rmtree(STORE, ignore_errors=True)  # there is none, or it was copied from elsewhere
         STORE.mkdir(parents=True)
         place.write_text(str(STORE))
+
+
+def leave() -> None:
+    """Take away the mounts that podman leaves in its store: with them nobody could remove the folder."""
+    subprocess.run(["umount", "--recursive", "--quiet", STORE / "storage" / "overlay"], check=False)
 
 
 def _sources() -> str:

@@ -55,6 +55,7 @@ def test_every_package_is_pinned_by_hashes_and_none_by_an_address(name: str) -> 
     assert all(count > 0 for _, count in locked(name).values())
     assert "://" not in LOCKS[name].read_text()
     assert "--index" not in LOCKS[name].read_text()
+    assert not re.search(r"(?:^|[\s(])/\w", LOCKS[name].read_text()), "a path of the machine that wrote it"
 
 
 def test_the_locks_serve_several_architectures() -> None:
