@@ -3,6 +3,7 @@
 All clients of a process share its connections (aiohttp keeps those of different TLS contexts apart).
 """
 
+import os
 import ssl
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -159,9 +160,11 @@ def mapped(exc: BaseException, where: str) -> UpstreamError:
     if cause is not None:
         return Unreachable(f"{where} cannot be reached over TLS: {cause}")
     if isinstance(exc, aiohttp.ClientConnectorError):
+        number = exc.os_error.errno
+        # What the event loop says of a refused connection is a call of its own with an address that is known already.
+        why = os.strerror(number) if number is not None and number > 0 else exc.strerror or exc.os_error
         return Unreachable(
-            f"{where} cannot be reached ({exc.strerror or exc.os_error}); check that the server runs and "
-            "that upstream.url is right"
+            f"{where} cannot be reached ({why}); check that the server runs and that upstream.url is right"
         )
     if isinstance(exc, aiohttp.ConnectionTimeoutError):
         return Unreachable(

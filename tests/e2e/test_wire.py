@@ -341,7 +341,7 @@ BAD_STATES: dict[str, Send] = {
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def refused(shared: Setup) -> bytes:
     """The one reply to every state that is not accepted."""
-    return (await retry(shared, "nonsense")).body
+    return (await retry(shared, "nonsense")).nameless
 
 
 @pytest.mark.parametrize("case", BAD_STATES)
@@ -351,7 +351,7 @@ async def test_a_bad_state_gets_the_one_error_and_harms_nothing(s: Setup, refuse
     answer = await BAD_STATES[case](s, state)
     assert answer.status == 400
     assert answer.error == STATE_ERROR
-    assert answer.body == refused
+    assert answer.nameless == refused
     assert await s.gw.metric(HELD) == 1
     assert (await retry(s, state)).text == NAMED
     await s.ended("ask", "finished")
@@ -369,7 +369,7 @@ async def test_a_state_of_a_method_is_for_that_method(s: Setup) -> None:
 async def test_a_state_of_another_gateways_key_is_refused(s: Setup, refused: bytes) -> None:
     async with setup(server=s.server, state={"keys": ["ab" * 32]}) as other:
         first = await other.wire.on(Authorization="Bearer ann").call("ask", ARGUMENTS)
-        assert (await retry(s, first.state)).body == refused
+        assert (await retry(s, first.state)).nameless == refused
         assert (await retry(other, first.state)).text == NAMED
 
 
@@ -377,7 +377,7 @@ async def test_a_state_is_good_for_its_time_only(server: OldServer, refused: byt
     async with setup(server=server, state={"ttl_seconds": 0.4}, hold={"ttl_seconds": 0.4}) as s:
         state = (await s.wire.on(Authorization="Bearer ann").call("ask", ARGUMENTS)).state
         await asyncio.sleep(0.5)
-        assert (await retry(s, state)).body == refused
+        assert (await retry(s, state)).nameless == refused
         assert await s.gw.metric(REJECTED, reason="expired") == 1
 
 
@@ -386,7 +386,7 @@ async def test_a_state_of_an_exchange_that_is_over_is_refused(server: OldServer,
         state = (await s.wire.on(Authorization="Bearer ann").call("ask", ARGUMENTS)).state
         assert (await retry(s, state)).text == NAMED
         await asyncio.sleep(0.3)
-        assert (await retry(s, state)).body == refused
+        assert (await retry(s, state)).nameless == refused
         assert await s.gw.metric(REJECTED, reason="ended") == 1
         assert len(s.new("run")) == len(s.new("answered")) == 1
 
@@ -398,7 +398,7 @@ async def test_an_expired_call_is_cancelled_and_everything_is_freed(server: OldS
         await s.gw.settled()
         await s.ended("ask", "answered")
         assert s.new("answered")[0]["result"] == {"action": "cancel"}
-        assert (await retry(s, state)).body == refused
+        assert (await retry(s, state)).nameless == refused
 
 
 def jwt(**claims: str) -> str:
@@ -483,7 +483,7 @@ async def test_other_answers_to_an_answered_state_are_refused(s: Setup, refused:
     state = (await s.park()).state
     assert (await s.wire.call("ask", state=state, answers=ANSWERS)).text == NAMED
     other = await s.wire.call("ask", state=state, answers={"Name": BOB}, id="same")
-    assert (other.status, other.body) == (400, refused)
+    assert (other.status, other.nameless) == (400, refused)
     assert [entry["result"] for entry in s.new("answered")] == [ACCEPT]
 
 
@@ -725,7 +725,7 @@ async def test_an_upstream_that_dies_while_a_call_is_parked_is_one_prompt_error(
         assert answer.error["data"]["reason"] == "call_lost"
         await s.gw.settled()
         again = await s.wire.call("ask", state=state, answers=ANSWERS, id="r")
-        assert again.body == answer.body
+        assert again.nameless == answer.nameless
 
 
 async def test_an_upstream_that_was_restarted_while_a_call_was_parked_is_one_prompt_error() -> None:

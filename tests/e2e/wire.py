@@ -7,6 +7,7 @@
 Every reply is checked against the schema of 2026-07-28, and to have exactly one final message with the request's id.
 """
 
+import copy
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -46,7 +47,19 @@ class Answer:
 
     @property
     def final(self) -> Json:
-        return self.messages[-1]
+        """The last message. The id of the HTTP request, which is in each error of the gateway, is left out."""
+        found = copy.deepcopy(self.messages[-1])
+        data = found.get("error", {}).get("data")
+        if isinstance(data, dict) and "requestId" in data:
+            assert data.pop("requestId") == self.headers["X-Request-Id"], self
+            if not data:
+                del found["error"]["data"]
+        return found
+
+    @property
+    def nameless(self) -> bytes:
+        """The body, but for the id of the HTTP request."""
+        return self.body.replace(self.headers["X-Request-Id"].encode(), b"ID")
 
     @property
     def result(self) -> Json:
