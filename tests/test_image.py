@@ -29,7 +29,8 @@ def locked(name: str) -> dict[str, tuple[str, int]]:
 
 def required(name: str) -> list[Requirement]:
     if name == "requirements":
-        lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        lines = [*project["dependencies"], *project["optional-dependencies"]["otel"]]
     else:
         text = (ROOT / "scripts" / "requirements-build.in").read_text()
         lines = [line for line in text.splitlines() if line and not line.startswith("#")]

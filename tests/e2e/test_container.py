@@ -198,6 +198,12 @@ async def test_without_an_upstream_it_says_what_is_missing(image: None) -> None:
     assert said.startswith("routes[0].upstream.url: ${MRTR_UPSTREAM} is not set; export MRTR_UPSTREAM")
 
 
+async def test_the_image_can_trace(image: None) -> None:
+    asked = ["--env=MRTR_UPSTREAM=http://127.0.0.1:9/mcp", "--env=GATEWAY_TRACES=true"]
+    code, said = once(*STRICT, *asked, command=["check", "--config", "/etc/mrtr-gateway/config.yaml"])
+    assert (code, "note: " in said) == (0, False), said
+
+
 async def test_the_image_says_what_it_is(image: None) -> None:
     found = inspected(IMAGE)
     assert found["User"] == f"{USER}:{USER}"
