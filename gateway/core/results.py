@@ -5,7 +5,7 @@ Sources: specification 2026-07-28 basic/index (ResultType, Error Codes), server/
 
 import re
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -15,22 +15,29 @@ from gateway.core import jsonrpc, mcp
 _LISTED: Final = ("content", "contents", "messages", "tools", "prompts", "resources", "resourceTemplates")
 _NESTED: Final = ("annotations", "content", "resource", "execution")
 _TTL: Final = re.compile(rb"[0-9]{1,15}")
-_TOOL_ERROR: Final = re.compile(rb'"isError"\s*:\s*true')
 _SCOPES: Final = (b'"private"', b'"public"')
 _NOT_FOUND: Final = re.compile(r"unknown resource|resource[^.]*not found|not found", re.IGNORECASE)
 _RESERVED_CODES: Final = range(-32099, -32019)
 """Codes only the specification may give a meaning (basic/index); an old server's own use of one would mislead."""
 
 
+class Modern(NamedTuple):
+    """A complete result of 2026-07-28."""
+
+    body: bytes
+    is_tool_error: bool
+    """Whether it is a tool's, which says in it that it failed."""
+
+
 def modern(  # noqa: PLR0913  (all of it decides the few bytes that are added)
     method: str, result: Raw, server_info: Raw, ttl_ms: int, scope: str, *, retried: bool
-) -> bytes:
+) -> Modern:
     """A complete result of 2026-07-28; raises ValueError when `result` is no object.
 
     `retried`: the result depends on answers, so it must not be cached (server/utilities/caching, Cache Key).
     """
-    if method == mcp.TOOLS_CALL and _is_plain(result):
-        return _plain_prefix(bytes(server_info)) + bytes(result)[1:]
+    if method == mcp.TOOLS_CALL and (plain := _plain(result)) is not None:
+        return Modern(_plain_prefix(bytes(server_info)) + bytes(result)[1:], _is_true(plain.isError))
     opened = jsonrpc.fields(result)
     parts: dict[str, bytes | Raw] = {"resultType": b'"complete"'}
     nulls = b"null" in bytes(result)
@@ -51,17 +58,11 @@ def modern(  # noqa: PLR0913  (all of it decides the few bytes that are added)
         parts.setdefault("ttlMs", b"%d" % ttl_ms)
         parts.setdefault("cacheScope", jsonrpc.encode(scope))
     parts["_meta"] = _meta(opened.get("_meta"), server_info)
-    return jsonrpc.merge(parts.items())
+    return Modern(jsonrpc.merge(parts.items()), method == mcp.TOOLS_CALL and _is_true(opened.get("isError", UNSET)))
 
 
-def is_tool_error(result: Raw) -> bool:
-    """Whether a tool says in its result that it failed; one look at the bytes says no of nearly all."""
-    if _TOOL_ERROR.search(bytes(result)) is None:
-        return False
-    try:
-        return _decode_outcome(result).isError
-    except (ValueError, RecursionError):
-        return False
+def _is_true(value: Raw | UnsetType) -> bool:
+    return value is not UNSET and bytes(value) == b"true"
 
 
 def stated_ttl_ms(raw: Raw | None) -> int | None:
@@ -69,33 +70,27 @@ def stated_ttl_ms(raw: Raw | None) -> int | None:
     return int(bytes(raw)) if raw is not None and _TTL.fullmatch(bytes(raw)) else None
 
 
-class _Outcome(msgspec.Struct):
-    isError: bool = False  # noqa: N815  (the wire's spelling)
-
-
-_decode_outcome = msgspec.json.Decoder(_Outcome).decode
-
-
 class _Plain(msgspec.Struct):
-    """The members of a tool result that decide whether it needs more than two members in front."""
+    """The members of a tool result that decide whether it needs more than two members in front, and `isError`."""
 
     content: Raw | UnsetType = UNSET
     resultType: Raw | UnsetType = UNSET  # noqa: N815  (the wire's spelling)
     meta: Raw | UnsetType = msgspec.field(name="_meta", default=UNSET)
+    isError: Raw | UnsetType = UNSET  # noqa: N815
 
 
 _decode_plain = msgspec.json.Decoder(_Plain).decode
 
 
-def _is_plain(result: Raw) -> bool:
-    """Whether nothing in a tool result has to be changed: it is then copied once, whatever its size."""
+def _plain(result: Raw) -> _Plain | None:
+    """A tool result in which nothing has to be changed: it is then copied once, whatever its size."""
     if b"null" in bytes(result):
-        return False
+        return None
     try:
         plain = _decode_plain(result)
     except (ValueError, RecursionError):
-        return False  # the general way says what is wrong
-    return plain.content is not UNSET and plain.resultType is UNSET and plain.meta is UNSET
+        return None  # the general way says what is wrong
+    return plain if plain.content is not UNSET and plain.resultType is UNSET and plain.meta is UNSET else None
 
 
 @lru_cache(maxsize=256)

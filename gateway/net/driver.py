@@ -262,9 +262,7 @@ class Driver:
         try:
             if request.method == mcp.TOOLS_LIST:
                 result = catalog.usable(self._bridge.pool, result)
-            elif request.method == mcp.TOOLS_CALL and results.is_tool_error(result):
-                self._ending = _TOOL_FAILED
-            body = results.modern(
+            body, is_tool_error = results.modern(
                 request.method,
                 result,
                 self._server_info,
@@ -279,6 +277,8 @@ class Driver:
                     f"{request.method} with a result that is no object; the call may have had effects"
                 )
             )
+        if is_tool_error:
+            self._ending = _TOOL_FAILED
         if request.method == mcp.TOOLS_LIST:
             catalog.learn(self._bridge.pool.group(self._key), request.params, result)
         if self.ticket is not None:

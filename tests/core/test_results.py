@@ -16,7 +16,7 @@ TOOL = {"name": "t", "inputSchema": {"type": "object", "properties": {"a": {"def
 
 def modern(method: str, result: Any, *, retried: bool = False) -> dict[str, Any]:
     data = result if isinstance(result, Raw) else raw(result)
-    found = assert_modern_result(method, results.modern(method, data, raw(INFO), 5000, "public", retried=retried))
+    found = assert_modern_result(method, results.modern(method, data, raw(INFO), 5000, "public", retried=retried).body)
     assert found.pop("resultType") == "complete"
     assert found.pop("_meta") == {mcp.META_SERVER_INFO: INFO}
     return found
@@ -101,7 +101,7 @@ def test_a_result_cannot_call_itself_anything_but_complete() -> None:
 def test_meta_is_kept_and_the_server_named() -> None:
     old = raw({"content": [], "_meta": {"a": 1}})
     found = assert_modern_result(
-        mcp.TOOLS_CALL, results.modern(mcp.TOOLS_CALL, old, raw(INFO), 0, "public", retried=False)
+        mcp.TOOLS_CALL, results.modern(mcp.TOOLS_CALL, old, raw(INFO), 0, "public", retried=False).body
     )
     assert found["_meta"] == {"a": 1, mcp.META_SERVER_INFO: INFO}
     modern(mcp.TOOLS_CALL, {"content": [], "_meta": None})
@@ -109,7 +109,8 @@ def test_meta_is_kept_and_the_server_named() -> None:
 
 def test_content_is_spliced_and_not_rebuilt() -> None:
     content = b'[ {"type":"text","text":"\\u00e9","n":1e1} ]'
-    written = results.modern(mcp.TOOLS_CALL, Raw(b'{"content":%b}' % content), raw(INFO), 0, "public", retried=False)
+    old = Raw(b'{"content":%b}' % content)
+    written = results.modern(mcp.TOOLS_CALL, old, raw(INFO), 0, "public", retried=False).body
     assert content in written
 
 
@@ -117,8 +118,25 @@ def test_content_is_spliced_and_not_rebuilt() -> None:
     "content", [Raw(b'{"content":"null"}'), Raw(b'{"content":["null", null]}')], ids=["a string", "no objects"]
 )
 def test_content_of_a_wrong_shape_is_left_to_the_client(content: Raw) -> None:
-    written = results.modern(mcp.TOOLS_CALL, content, raw(INFO), 0, "public", retried=False)
+    written = results.modern(mcp.TOOLS_CALL, content, raw(INFO), 0, "public", retried=False).body
     assert json.loads(written)["content"] == json.loads(bytes(content))["content"]
+
+
+@pytest.mark.parametrize(
+    ("method", "result", "failed"),
+    [
+        (mcp.TOOLS_CALL, b'{"content":[],"isError": true }', True),
+        (mcp.TOOLS_CALL, b'{"isError":true,"_meta":{"a":1}}', True),
+        (mcp.TOOLS_CALL, b'{"content":[],"isError":true,"structuredContent":null}', True),
+        (mcp.TOOLS_CALL, b'{"content":[],"isError":false}', False),
+        (mcp.TOOLS_CALL, b'{"content":[],"isError":"true"}', False),
+        (mcp.TOOLS_CALL, b'{"content":[],"isError":null}', False),
+        (mcp.TOOLS_CALL, b'{"content":[{"isError":true}]}', False),
+        (mcp.PROMPTS_GET, b'{"messages":[],"isError":true}', False),
+    ],
+)
+def test_a_tool_that_failed_is_told_from_one_that_did_not(method: str, result: bytes, *, failed: bool) -> None:
+    assert results.modern(method, Raw(result), raw(INFO), 0, "public", retried=False).is_tool_error is failed
 
 
 @pytest.mark.parametrize("result", [b"[]", b"null", b'"x"', b'{"_meta":[]}'])
