@@ -21,7 +21,7 @@ from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
 
 log = get_logger()
 
-_PROBE_SECONDS: Final = 3.0
+PROBE_SECONDS: Final = 3.0
 """A client that waits ten seconds for its first answer must get one after a probe that did not."""
 _DOUBT_SECONDS: Final = 5.0
 """A verdict this young is not asked for again, whatever an upstream answers."""
@@ -95,7 +95,7 @@ class Era:
 
     async def _ask(self, probe: _Probe) -> None:
         try:
-            async with asyncio.timeout(_PROBE_SECONDS):
+            async with asyncio.timeout(PROBE_SECONDS):
                 probe.found = await self._answer(probe)
         except (*FOREIGN, UpstreamError):
             pass  # a request says it better
@@ -112,7 +112,7 @@ class Era:
     async def _answer(self, probe: _Probe) -> bool | None:
         for _ in range(2):
             async with self._client.exchange(
-                "POST", self.endpoint.url, _headers(probe.headers), era.discover(), self.endpoint.where
+                "POST", self.endpoint.url, discover_headers(probe.headers), era.discover(), self.endpoint.where
             ) as response:
                 if response.status in _REDIRECTS:
                     self.endpoint.follow(response.headers.get("Location"))
@@ -122,7 +122,8 @@ class Era:
         return None
 
 
-def _headers(headers: Headers) -> dict[str, str]:
+def discover_headers(headers: Headers) -> dict[str, str]:
+    """Those of the probe, with the credentials of the request that it is for."""
     return {
         **headers,
         "Accept": "application/json, text/event-stream",

@@ -1,7 +1,6 @@
 """One server under examination: what is asked of it and how, and what was found so far."""
 
 import ssl
-from typing import Final
 
 from msgspec import Struct
 
@@ -10,9 +9,6 @@ from gateway.net.client import Client, Endpoint
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Headers
 from gateway.probe.findings import Check, Server, State
-
-ERA_SECONDS: Final = 3.0
-"""The gateway waits no longer for an answer to `server/discover`."""
 
 
 class Subject(Struct, frozen=True, kw_only=True):

@@ -15,8 +15,9 @@ from yarl import URL
 
 from gateway.core import era, jsonrpc, mcp
 from gateway.net.client import FOREIGN, Endpoint
+from gateway.net.era import PROBE_SECONDS, discover_headers
 from gateway.probe.discreet import clean
-from gateway.probe.examination import ERA_SECONDS, Examination, Stopped
+from gateway.probe.examination import Examination, Stopped
 from gateway.probe.requests import Reply, ask, messages
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -80,14 +81,8 @@ async def greet(exam: Examination) -> bool | None:
 
 
 async def _first_reply(exam: Examination) -> Reply | None:
-    seconds, endpoint = min(ERA_SECONDS, exam.timeouts.handshake_seconds), exam.endpoint
-    headers = {
-        **exam.subject.headers,
-        "Accept": "application/json, text/event-stream",
-        "Content-Type": "application/json",
-        mcp.PROTOCOL_VERSION: mcp.MODERN,
-        mcp.METHOD_HEADER: mcp.DISCOVER,
-    }
+    seconds, endpoint = min(PROBE_SECONDS, exam.timeouts.handshake_seconds), exam.endpoint
+    headers = discover_headers(exam.subject.headers)
 
     def is_told(reply: Reply) -> bool:
         return era.verdict(reply.status, reply.content_type, reply.body) is not None and bool(messages(reply)[0])

@@ -112,7 +112,7 @@ FIXED = [
     ("tools that are warned of", [count(pool._LEFT_OUT_KEPT)]),
     ("looking up whether a lost call's tool may run twice", [seconds(driver._LEARN_SECONDS)]),
     ("the end of an answered stream", [seconds(streamable._DRAIN_SECONDS)]),
-    ("finding out the upstream's era", [seconds(era._PROBE_SECONDS), f"every {seconds(era._DOUBT_SECONDS)}"]),
+    ("finding out the upstream's era", [seconds(era.PROBE_SECONDS), f"every {seconds(era._DOUBT_SECONDS)}"]),
 ]
 
 

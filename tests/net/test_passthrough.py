@@ -456,7 +456,7 @@ async def test_a_probe_that_says_nothing_is_asked_again(
 async def test_a_probe_that_hangs_is_given_up(
     upstream: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(era, "_PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(era, "PROBE_SECONDS", 0.05)
     upstream.on("server/discover", Turn.for_ever)
     assert (await client.call()).text == "done"
     async with asyncio.timeout(3):
