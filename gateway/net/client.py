@@ -23,6 +23,8 @@ _KEEP_ALIVE_SECONDS: Final = 4.0
 _READ_BYTES: Final = 65_536
 FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
 """What aiohttp raises; none of it leaves the files that speak to upstreams."""
+REDIRECTS: Final = (301, 302, 303, 307, 308)
+"""Statuses whose Location is another address of what was asked for."""
 
 
 class Client:

@@ -14,7 +14,7 @@ import aiohttp
 
 from gateway.core import era, mcp
 from gateway.errors import UpstreamError
-from gateway.net.client import FOREIGN, Client, Endpoint
+from gateway.net.client import FOREIGN, REDIRECTS, Client, Endpoint
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Headers
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
@@ -26,7 +26,6 @@ PROBE_SECONDS: Final = 3.0
 _DOUBT_SECONDS: Final = 5.0
 """A verdict this young is not asked for again, whatever an upstream answers."""
 _ANSWER_BYTES: Final = 262_144
-_REDIRECTS: Final = (301, 302, 303, 307, 308)
 
 
 def _nothing() -> None:
@@ -114,7 +113,7 @@ class Era:
             async with self._client.exchange(
                 "POST", self.endpoint.url, discover_headers(probe.headers), era.discover(), self.endpoint.where
             ) as response:
-                if response.status in _REDIRECTS:
+                if response.status in REDIRECTS:
                     self.endpoint.follow(response.headers.get("Location"))
                     continue
                 probe.refused = response.status in (401, 403)

@@ -17,7 +17,7 @@ from yarl import URL
 from gateway.core import jsonrpc, mcp, sse
 from gateway.errors import CallGone, CallLost, GatewayError, NoHandshake, SessionLost, Unreachable, UpstreamError
 from gateway.net.batches import unpacked
-from gateway.net.client import Client, Endpoint
+from gateway.net.client import REDIRECTS, Client, Endpoint
 from gateway.net.refusals import NotSpoken, initialized, refusal
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers, Receive
@@ -31,7 +31,6 @@ _EARLY_KEPT: Final = 16
 _EARLY_BYTES: Final = 65_536
 _TAKEN_ELSEWHERE: Final = (307, 308)
 """A POST that is answered so was not taken, and is to be sent again as it is."""
-_REDIRECTS: Final = (301, 302, 303, 307, 308)
 
 
 class _Waiting:
@@ -163,7 +162,7 @@ class HttpSseChannel(Channel):
         wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
         for _ in range(2):
             async with self._client.exchange("GET", endpoint.url, wanted, None, endpoint.where) as response:
-                if response.status in _REDIRECTS:
+                if response.status in REDIRECTS:
                     endpoint.follow(response.headers.get("Location"))
                     continue
                 if response.status in (401, 403) or response.status >= 500:

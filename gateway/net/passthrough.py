@@ -31,7 +31,7 @@ from gateway.errors import (
     UpstreamError,
 )
 from gateway.net.bridge import Bridge
-from gateway.net.client import FOREIGN, Endpoint, mapped
+from gateway.net.client import FOREIGN, REDIRECTS, Endpoint, mapped
 from gateway.net.era import Era
 from gateway.net.headers import for_passing, passed_back
 from gateway.net.named import Beginning, Named
@@ -39,7 +39,6 @@ from gateway.net.upstream import Headers
 from gateway.net.wire import REQUEST_ID, Challenge, send
 from gateway.telemetry import Metrics, Passed, TrafficEra
 
-_REDIRECTS: Final = (301, 302, 303, 307, 308)
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REBUILT: Final = frozenset({"origin", "proxy-connection"})
 """An Origin was checked here and names a page that the upstream does not know."""
@@ -198,7 +197,7 @@ class Passthrough:
                 for _ in range(2):
                     url = target or _with_query(endpoint.url, http.rel_url.raw_query_string)
                     response = await bridge.client.open(http.method, url, headers, body or None)
-                    if response.status not in _REDIRECTS:
+                    if response.status not in REDIRECTS:
                         bridge.health.ok()
                         return response
                     response.close()

@@ -20,7 +20,7 @@ from msgspec import Raw
 from gateway.core import jsonrpc, mcp, sse
 from gateway.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.net.batches import hand_over
-from gateway.net.client import FOREIGN, Client, Endpoint, Exchange, mapped
+from gateway.net.client import FOREIGN, REDIRECTS, Client, Endpoint, Exchange, mapped
 from gateway.net.refusals import NotSpoken, initialized, read_body, refusal
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers, Receive
@@ -40,7 +40,6 @@ _RESUME_HEAD_SECONDS: Final = 5.0
 _RETRY_FIELD_SECONDS: Final = 60.0
 """The longest pause that a server's `retry` field gets."""
 _HANDED_KEPT: Final = 4096
-_REDIRECTS: Final = (301, 302, 303, 307, 308)
 _PASSING: Final = (408, 409, 425, 429)
 """What a GET may be answered that is served later: 409 while the server takes the broken stream for an open one."""
 _OTHER: Final = (400, 404, 405)
@@ -90,7 +89,7 @@ class StreamableChannel(Channel):
         """Send `initialize`, following one redirect within the origin; raises NotSpoken too."""
         for _ in range(2):
             async with self._post(message, headers) as response:
-                if response.status in _REDIRECTS:
+                if response.status in REDIRECTS:
                     self._endpoint.follow(response.headers.get("Location"))
                     continue
                 self._note(response, headers)
@@ -205,7 +204,7 @@ class StreamableChannel(Channel):
         endpoint = self._endpoint
         newest = self._get_headers(headers)
         async with self._client.exchange("GET", endpoint.url, newest, None, endpoint.where) as response:
-            if response.status in _REDIRECTS:
+            if response.status in REDIRECTS:
                 # Not known here yet in a session that another process opened.
                 endpoint.follow(response.headers.get("Location"))
                 raise _NotYet(f"{endpoint.where} redirected")

@@ -24,7 +24,7 @@ from gateway.config import Config, Route
 from gateway.core import jsonrpc, oauth
 from gateway.core.oauth import Document, Place
 from gateway.errors import Busy, GatewayError, InvalidRequest, MethodNotFound, Unreachable, UpstreamError
-from gateway.net.client import FOREIGN, Client, mapped, read_at_most
+from gateway.net.client import FOREIGN, REDIRECTS, Client, mapped, read_at_most
 from gateway.net.routes import Routes
 from gateway.net.wire import read_body
 
@@ -44,7 +44,6 @@ _KEPT_SECONDS: Final = 10.0
 _KEPT: Final = 1024
 _PREFLIGHT_SECONDS: Final = 600
 _HOST: Final = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
-_LOCATIONS: Final = (301, 302, 303, 307, 308)
 
 
 class _Asked(NamedTuple):
@@ -253,7 +252,7 @@ class WellKnown:
             if "WWW-Authenticate" in kept:
                 kept["WWW-Authenticate"] = oauth.challenge(kept["WWW-Authenticate"], place)
             location = response.headers.get("Location")
-            if location is not None and response.status in _LOCATIONS and _is_plain(location):
+            if location is not None and response.status in REDIRECTS and _is_plain(location):
                 kept["Location"] = _location(response.url, location, published, place)
             return web.Response(body=await _body(response, route), status=response.status, headers=kept)
 

@@ -14,13 +14,12 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.core import era, jsonrpc, mcp
-from gateway.net.client import FOREIGN, Endpoint
+from gateway.net.client import FOREIGN, REDIRECTS, Endpoint
 from gateway.net.era import PROBE_SECONDS, discover_headers
 from gateway.probe.discreet import clean
 from gateway.probe.examination import Examination, Stopped
 from gateway.probe.requests import Reply, ask, messages
 
-_REDIRECTS: Final = (301, 302, 303, 307, 308)
 _FOLLOWED: Final = 2
 _GATEWAYS: Final = (502, 503, 504)
 _PROXY: Final = re.compile(
@@ -56,7 +55,7 @@ async def greet(exam: Examination) -> bool | None:
         reply = await _first_reply(exam)
         if reply is None:
             return None
-        if reply.status not in _REDIRECTS:
+        if reply.status not in REDIRECTS:
             break
         _follow(exam, endpoint, reply)
     else:
