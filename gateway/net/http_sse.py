@@ -15,10 +15,10 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.core import jsonrpc, mcp, sse
-from gateway.errors import CallGone, CallLost, GatewayError, NoHandshake, SessionLost, Unreachable, UpstreamError
+from gateway.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
 from gateway.net.batches import unpacked
 from gateway.net.client import REDIRECTS, Client, Endpoint
-from gateway.net.refusals import NotSpoken, initialized, refusal
+from gateway.net.refusals import Greeting, NotSpoken, refusal
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers, Receive
 
@@ -78,24 +78,16 @@ class HttpSseChannel(Channel):
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Open the stream, wait for its endpoint, send `initialize`; raises NotSpoken too."""
         await self.connect(headers)
-        where, answers = self._endpoint.where, list[Raw]()
-
-        def receive(data: bytes) -> bool:
-            result = initialized(data, where)
-            if result is not None:
-                answers.append(result)
-            return bool(answers)
-
+        where = self._endpoint.where
+        greeting = Greeting(where)
         try:
-            refused = await self.request(message, headers, receive)
+            refused = await self.request(message, headers, greeting.receive)
         except SessionLost as exc:
             raise Unreachable(
                 f"{where} opened a stream, and the address that it named for messages does not know it; several "
                 "replicas of an HTTP+SSE server need a sticky load balancer before them"
             ) from exc
-        if refused is not None:
-            raise NoHandshake(f"{where} refused `initialize`: {refused.message[:200]}")
-        return answers[0]
+        return greeting.result(refused)
 
     async def connect(self, headers: Headers) -> None:
         """Open the stream and wait for its endpoint; raises NotSpoken, Unreachable or Refused."""

@@ -56,9 +56,27 @@ def _json_error(body: bytes) -> jsonrpc.Error | None:
     return jsonrpc.error(opened.error) if isinstance(opened.error, Raw) else None
 
 
-def initialized(data: bytes, where: str) -> Raw | None:
-    """The result of `initialize`, None for what else is said meanwhile; raises NoHandshake or ValueError."""
-    opened = jsonrpc.message(data)
-    if isinstance(opened.error, Raw):
-        raise NoHandshake(f"{where} refused `initialize`: {jsonrpc.error(opened.error).message[:200]}")
-    return opened.result if isinstance(opened.result, Raw) else None
+class Greeting:
+    """Hears the answer to `initialize`, whichever stream or body it comes in."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._results: list[Raw] = []
+
+    def receive(self, data: bytes) -> bool:
+        """Take a message; whether it was the answer. Raises NoHandshake or ValueError."""
+        opened = jsonrpc.message(data)
+        if isinstance(opened.error, Raw):
+            raise self._refused(jsonrpc.error(opened.error))
+        if isinstance(opened.result, Raw):
+            self._results.append(opened.result)
+        return bool(self._results)
+
+    def result(self, refusal: jsonrpc.Error | None) -> Raw:
+        """The answer, when its reply was read; raises NoHandshake for one that was a `refusal`."""
+        if refusal is not None:
+            raise self._refused(refusal)
+        return self._results[0]
+
+    def _refused(self, error: jsonrpc.Error) -> NoHandshake:
+        return NoHandshake(f"{self._where} refused `initialize`: {error.message[:200]}")

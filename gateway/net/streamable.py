@@ -21,7 +21,7 @@ from gateway.core import jsonrpc, mcp, sse
 from gateway.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.net.batches import hand_over
 from gateway.net.client import FOREIGN, REDIRECTS, Client, Endpoint, Exchange, mapped
-from gateway.net.refusals import NotSpoken, initialized, read_body, refusal
+from gateway.net.refusals import Greeting, NotSpoken, read_body, refusal
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers, Receive
 from gateway.net.vigil import Vigil
@@ -102,30 +102,23 @@ class StreamableChannel(Channel):
         raise Unreachable(f"{self._endpoint.where} redirects in a circle; set upstream.url to the final address")
 
     async def _initialized(self, response: aiohttp.ClientResponse) -> Raw:
-        where, answers = self._endpoint.where, list[Raw]()
-
-        def receive(data: bytes) -> bool:
-            result = initialized(data, where)
-            if result is not None:
-                answers.append(result)
-            return bool(answers)
-
+        where = self._endpoint.where
+        greeting = Greeting(where)
         try:
-            refused = await self._read(response, receive)
+            refused = await self._read(response, greeting.receive)
         except SessionLost as exc:
             raise NoHandshake(
                 f"{where} answered `initialize` with HTTP {response.status}; check the path of upstream.url"
             ) from exc
         except ValueError as exc:
             raise NotSpoken(f"{where} answered `initialize` with what is no JSON-RPC") from exc
-        if refused is not None:
-            raise NoHandshake(f"{where} refused `initialize`: {refused.message[:200]}")
+        result = greeting.result(refused)
         self.session_id = response.headers.get(mcp.SESSION_ID)
         if self.session_id is not None:
             self._fixed[mcp.SESSION_ID] = self.session_id
         # Without a session id the old SDKs run stateless: a question is sent, its answer never arrives.
         self.can_ask = self.session_id is not None
-        return answers[0]
+        return result
 
     def suspect(self) -> str:
         """A server that answers with JSON sends nothing until its result is there: a question is swallowed."""
