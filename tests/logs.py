@@ -2,12 +2,7 @@
 
 import io
 import json
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-
-import structlog
 
 from gateway.telemetry import configure_logging
 
@@ -24,16 +19,8 @@ class Lines:
         return [line for line in found if event in (None, line["event"])]
 
 
-@contextmanager
-def captured(level: str = "debug") -> Iterator[Lines]:
-    """Have every module of the gateway log here, and leave the logging as it was."""
-    root = logging.getLogger()
-    handlers, before = root.handlers[:], root.level
+def captured(level: str = "debug") -> Lines:
+    """Have every module of the gateway log here until the test ends (see tests/conftest.py)."""
     lines = Lines()
     configure_logging(level, "json", lines.stream)
-    try:
-        yield lines
-    finally:
-        logging.captureWarnings(capture=False)
-        root.handlers[:], root.level = handlers, before
-        structlog.reset_defaults()
+    return lines

@@ -1,7 +1,7 @@
 """The gateway, its fake upstream, and what must be true after every test."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -29,10 +29,9 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def log_lines() -> Iterator[Lines]:
+def log_lines() -> Lines:
     """The log; to be asked for before what logs when it starts."""
-    with captured() as lines:
-        yield lines
+    return captured()
 
 
 @pytest.fixture
