@@ -1,5 +1,5 @@
 # `make help` lists the targets. Everything is built inside this folder: .venv (the gateway and its tools) and
-# .parts (the real old servers and new clients of the tests, each in an environment of its own).
+# .parts (the real legacy servers and modern clients of the tests, each in its own environment).
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-demo: $(VENV)/stamp ## an old server, the gateway and a modern client: answer a question
+demo: $(VENV)/stamp ## a legacy server, the gateway and a modern client: answer a question
 	@$(BIN)/mrtr-gateway demo --cache .parts/demo
 
 test: $(VENV)/stamp parts ## every test, with real servers and clients and the official conformance suite
@@ -42,7 +42,7 @@ $(VENV)/stamp: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $@
 
-parts: $(VENV)/stamp ## the real old servers and new clients of the tests
+parts: $(VENV)/stamp ## the real legacy servers and modern clients of the tests
 	scripts/parts
 
 image: ## the container image, with docker, podman or buildah
