@@ -19,7 +19,7 @@ from typing import Final
 from tests.parts.launch import REPOSITORY
 
 PAGES: Final = [
-    *(REPOSITORY / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted(REPOSITORY.glob("*.md")),
     *sorted(REPOSITORY.glob("docs/**/*.md")),
     *sorted(REPOSITORY.glob("deploy/**/*.md")),
 ]
