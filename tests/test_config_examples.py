@@ -89,21 +89,21 @@ def is_served(config: Config, host: str) -> bool:
 
 @says(
     "minimal.yaml",
-    "The least that runs: the old server at 127.0.0.1:9000, served to clients at http://127.0.0.1:8080/mcp.",
+    "The minimum: clients reach the legacy server at 127.0.0.1:9000 through http://127.0.0.1:8080/mcp.",
 )
 def minimal(config: Config) -> None:
     assert (config.listen, only(config).path) == ("127.0.0.1:8080", "/mcp")
     assert only(config).upstream.url == "http://127.0.0.1:9000/mcp"
 
 
-@says("full.yaml", "Every key with its default; only routes must be written (see minimal.yaml).")
+@says("full.yaml", "Every key with its default; only `routes` is required (see minimal.yaml).")
 def full(config: Config) -> None:
     assert config == load(CONFIG / "minimal.yaml", {})  # every key: test_config.py compares them with the model's
 
 
 @says(
     "one-server.yaml",
-    "One gateway in front of one old server that exists already, for clients on a network.",
+    "One gateway in front of one existing legacy server, for clients on a network.",
 )
 def one_server(config: Config) -> None:
     assert config.listen.startswith("0.0.0.0:")
@@ -115,7 +115,7 @@ def one_server(config: Config) -> None:
 
 @says(
     "stdio.yaml",
-    "An old server that speaks stdio, as children of the gateway beside it: the sidecar (docs/stdio.md).",
+    "A legacy server that speaks stdio and runs as child processes of the gateway (docs/stdio.md).",
 )
 def stdio(config: Config) -> None:
     upstream = only(config).upstream
@@ -127,7 +127,7 @@ def stdio(config: Config) -> None:
 
 @says(
     "routes.yaml",
-    "Several old servers behind one gateway, each with the credential that it wants (docs/routes.md).",
+    "Several legacy servers behind one gateway, each with the credential that it needs (docs/routes.md).",
 )
 def routes(config: Config) -> None:
     routes = {route.path: route for route in config.routes}
@@ -154,8 +154,7 @@ def replicas(config: Config) -> None:
 
 @says(
     "replicas-dns.yaml",
-    "Any number of replicas that find one another by a name: one and the same file for all of them "
-    "(docs/load-balancers.md).",
+    "Any number of replicas that find each other through DNS, all with the same file (docs/load-balancers.md).",
 )
 def replicas_dns(config: Config) -> None:
     assert config.replica.id == ENVIRONMENT["POD_NAME"]
@@ -167,7 +166,7 @@ def replicas_dns(config: Config) -> None:
 
 @says(
     "workers.yaml",
-    "Four processes on one machine that share a port and serve one another's calls (docs/workers.md).",
+    "Four processes on one machine that share a port and serve each other's calls (docs/workers.md).",
 )
 def workers(config: Config) -> None:
     assert config.workers == 4
@@ -177,7 +176,7 @@ def workers(config: Config) -> None:
 
 @says(
     "tls.yaml",
-    "TLS on both sides: https for clients, and towards an old server of a private authority (docs/tls.md).",
+    "TLS on both sides: https for clients, and https to a legacy server with a private authority (docs/tls.md).",
 )
 def tls(config: Config) -> None:
     made = contexts(config)
@@ -193,8 +192,8 @@ def tls(config: Config) -> None:
 
 @says(
     "oauth.yaml",
-    "OAuth through the gateway: clients sign in under the gateway's public name, at the old server's own authority "
-    "(docs/authorization.md).",
+    "OAuth through the gateway: clients sign in at the legacy server's own authorization server, under the gateway's "
+    "public name (docs/authorization.md).",
 )
 def oauth(config: Config) -> None:
     assert config.public_url == "https://mcp.example.com"
@@ -204,7 +203,7 @@ def oauth(config: Config) -> None:
 
 @says(
     "jwt.yaml",
-    "Callers are verified here: only bearer tokens that the issuer signed for this service are let in "
+    "The gateway verifies callers: it accepts only bearer tokens that the issuer signed for this service "
     "(docs/principal.md).",
 )
 def jwt(config: Config) -> None:
@@ -217,7 +216,7 @@ def jwt(config: Config) -> None:
 
 @says(
     "trusted-proxy.yaml",
-    "A proxy in front signs users in and names them in a header, which is believed from that proxy alone "
+    "A proxy in front signs users in and names them in a header, which the gateway trusts from that proxy alone "
     "(docs/principal.md).",
 )
 def trusted_proxy(config: Config) -> None:
@@ -229,7 +228,7 @@ def trusted_proxy(config: Config) -> None:
 
 @says(
     "replay.yaml",
-    "Nothing is held between rounds: each answer runs the tool again from its start (continuation: replay).",
+    "The gateway holds nothing between rounds: each answer runs the tool again from its start (continuation: replay).",
 )
 def replay(config: Config) -> None:
     assert only(config).continuation == "replay"
@@ -238,7 +237,7 @@ def replay(config: Config) -> None:
 
 @says(
     "ephemeral.yaml",
-    "Calls are held, and those of tools that may run twice are run again when they are lost (docs/continuity.md).",
+    "If a call is lost and its tool may run twice, the gateway runs it again (docs/continuity.md).",
 )
 def ephemeral(config: Config) -> None:
     route = only(config)
@@ -249,7 +248,7 @@ def ephemeral(config: Config) -> None:
 
 @says(
     "affinity.yaml",
-    "All calls of a caller go to one session of the old server, which keeps a cart, a login or a counter in it "
+    "All calls of a caller go to one session of the legacy server, which keeps a cart, a login or a counter in it "
     "(docs/continuity.md).",
 )
 def affinity(config: Config) -> None:
@@ -259,7 +258,7 @@ def affinity(config: Config) -> None:
 
 @says(
     "caching.yaml",
-    "Clients may keep the list of tools for a minute, and the gateway answers lists from its memory "
+    "Clients may cache the list of tools for a minute, and the gateway answers lists from its memory "
     "(docs/caching.md).",
 )
 def caching(config: Config) -> None:
@@ -274,8 +273,8 @@ def caching(config: Config) -> None:
 
 @says(
     "subscriptions.yaml",
-    "Bounds for subscriptions: how many streams one caller may keep open, and how quickly a client that stopped "
-    "reading is cut off (docs/subscriptions.md).",
+    "Limits for subscriptions: how many streams one caller may keep open, and how soon the gateway cuts off a client "
+    "that stopped reading (docs/subscriptions.md).",
 )
 def subscriptions(config: Config) -> None:
     held = on_route(config, only(config))
@@ -283,7 +282,7 @@ def subscriptions(config: Config) -> None:
     assert held.timeouts.send_seconds == 10
 
 
-@says("http-sse.yaml", "An old server that speaks HTTP+SSE, the transport of 2024-11-05 (docs/upstreams.md).")
+@says("http-sse.yaml", "A legacy server that speaks HTTP+SSE, the transport of 2024-11-05 (docs/upstreams.md).")
 def http_sse(config: Config) -> None:
     upstream = only(config).upstream
     assert upstream.transport == "sse"

@@ -38,7 +38,7 @@ Cacheable = Literal[
 
 
 class Discreet(Struct, frozen=True, kw_only=True):
-    """A section that never prints its secrets: what is a secret to a field's eye is only counted."""
+    """A section that hides the values of its secret fields when it is printed."""
 
     _secrets: ClassVar[frozenset[str]] = frozenset()
 
@@ -62,18 +62,22 @@ def _hidden(value: object) -> str | None:
 
 
 class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """TLS of the listener for clients; without `cert_file` there is none."""
+    """TLS of the listener for clients, switched on by `cert_file`."""
 
     cert_file: Annotated[
         Text | None,
-        Meta(description="Certificate (PEM), with those that link it to its authority. null: plain HTTP."),
+        Meta(description="Certificate (PEM), followed by its intermediate certificates. null: plain HTTP."),
     ] = None
     key_file: Annotated[
-        Text | None, Meta(description="Its private key (PEM), without a password. null: it stands in `cert_file`.")
+        Text | None,
+        Meta(description="Private key (PEM) of the certificate, without a password. null: the key is in `cert_file`."),
     ] = None
     client_ca_file: Annotated[
         Text | None,
-        Meta(description="Authorities (PEM) of clients: only who shows a certificate of theirs is let in. null: all."),
+        Meta(
+            description="Authorities (PEM) of client certificates: other clients are rejected. null: no "
+            "client certificate is needed."
+        ),
     ] = None
 
 
@@ -85,19 +89,20 @@ class State(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keys: Annotated[
         tuple[str, ...],
         Meta(
-            description="State keys (`mrtr-gateway keygen`): base64 or hex of 32 bytes or more. The first "
-            "seals, all open. Empty: one ephemeral key per start, for a single replica only.",
+            description="State keys (`mrtr-gateway keygen`): base64 or hex of 32 bytes or more. The first key "
+            "seals, all keys open. Empty: the gateway makes a key at each start, for a single "
+            "replica only.",
             extra={"secret": True},
         ),
     ] = ()
     keys_file: Annotated[
         Text | None,
         Meta(
-            description="Instead of `keys`: a file with one key per line and `#` comments. Its path "
-            "starts in the folder of the configuration file."
+            description="Alternative to `keys`: a file with one key per line and `#` comments. A relative "
+            "path starts in the folder of the configuration file."
         ),
     ] = None
-    ttl_seconds: Annotated[SomeSeconds, Meta(description="How long a sealed state opens, in seconds.")] = 600.0
+    ttl_seconds: Annotated[SomeSeconds, Meta(description="Lifetime of a sealed state.")] = 600.0
 
     def raw_keys(self) -> tuple[bytes, ...]:
         """Return the keys as bytes, in order; ValueError where a text is no key (never after `load`)."""
@@ -109,16 +114,18 @@ class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     id: Annotated[
         ReplicaId | None,
-        Meta(description="This replica's name, unique among its peers. Empty: the host's name."),
+        Meta(description="Name of this replica, unique among its peers. null: the host's name."),
     ] = None
-    listen: Annotated[Address | None, Meta(description="host:port of the peer listener. Empty: none.")] = None
+    listen: Annotated[Address | None, Meta(description="host:port of the peer listener. null: no peer listener.")] = (
+        None
+    )
     peers: Annotated[
         dict[ReplicaId, Address],
-        Meta(description="Peer listeners by replica id, this replica's own among them."),
+        Meta(description="Peer listeners of all replicas by replica id, including this one's."),
     ] = {}
     peers_dns: Annotated[
         Address | None,
-        Meta(description="Instead of `peers`: name:port of a headless service that resolves to all."),
+        Meta(description="Alternative to `peers`: name:port of a headless service that resolves to all replicas."),
     ] = None
 
 
@@ -127,74 +134,95 @@ class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     ttl_seconds: Annotated[
         SomeSeconds,
-        Meta(description="How long a parked call waits for its next round; state.ttl_seconds ends the wait too."),
+        Meta(description="How long a parked call waits for its next round. state.ttl_seconds limits the wait too."),
     ] = 600.0
-    max_calls: Annotated[Count, Meta(description="Parked calls of this replica, in all.")] = 10_000
-    max_calls_per_principal: Annotated[Count, Meta(description="Parked calls of one principal.")] = 1_000
+    max_calls: Annotated[Count, Meta(description="Maximum number of parked calls in this replica.")] = 10_000
+    max_calls_per_principal: Annotated[Count, Meta(description="Maximum number of parked calls of one principal.")] = (
+        1_000
+    )
     quiet_seconds: Annotated[
         Annotated[float, Meta(ge=0, le=5)],
-        Meta(description="Nested requests this close to one another share a round; 0 sends each at once."),
+        Meta(
+            description="Nested requests that arrive within this time of each other share a round. 0: each is "
+            "sent at once."
+        ),
     ] = 0.04
     grace_seconds: Annotated[
         Seconds,
-        Meta(description="How long a vanished client of a retry may come back before the call is cancelled."),
+        Meta(
+            description="When the client of a retry disconnects: how long it may come back before the call is "
+            "cancelled."
+        ),
     ] = 1.5
     linger_seconds: Annotated[
-        Seconds, Meta(description="How long a delivered result is kept for a repeat of the same retry.")
+        Seconds, Meta(description="How long a delivered result is kept in case the client repeats the same retry.")
     ] = 30.0
     drain_delay_seconds: Annotated[
         Seconds,
         Meta(
-            description="After SIGTERM: unready, but new calls are still served, so that load balancers can notice. "
-            "SIGINT does not wait."
+            description="After SIGTERM: how long the replica reports unready but still serves new calls, so "
+            "that load balancers notice. SIGINT skips this delay."
         ),
     ] = 2.0
     drain_seconds: Annotated[
-        Seconds, Meta(description="After that: how long parked calls may take to finish; peers still reach them.")
+        Seconds,
+        Meta(description="After that delay: how long parked calls may take to finish. Peers can still reach them."),
     ] = 30.0
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes beyond which a message is refused."""
+    """Maximum sizes of messages, and limits of connections."""
 
-    body_bytes: Annotated[Bytes, Meta(description="One downstream request body, inflated; beyond it HTTP 413.")] = (
-        4_194_304
-    )
-    event_bytes: Annotated[Bytes, Meta(description="One upstream SSE event or JSON answer.")] = 16_777_216
+    body_bytes: Annotated[
+        Bytes,
+        Meta(description="Maximum size of a client's request body, after decompression. A larger one gets HTTP 413."),
+    ] = 4_194_304
+    event_bytes: Annotated[
+        Bytes, Meta(description="Maximum size of one SSE event or JSON response of an upstream.")
+    ] = 16_777_216
     json_depth: Annotated[
-        Annotated[int, Meta(ge=8, le=512)], Meta(description="Nesting of objects and arrays in a message.")
+        Annotated[int, Meta(ge=8, le=512)], Meta(description="Maximum nesting of objects and arrays in a message.")
     ] = 64
     state_bytes: Annotated[
-        Annotated[int, Meta(ge=1024, le=65_536)], Meta(description="One sealed `requestState`.")
+        Annotated[int, Meta(ge=1024, le=65_536)], Meta(description="Maximum size of a sealed `requestState`.")
     ] = 8_192
     receive_seconds: Annotated[
-        SomeSeconds, Meta(description="Time in which a request head, and then its whole body, must arrive.")
+        SomeSeconds, Meta(description="Time limit for a request head to arrive, and again for its whole body.")
     ] = 30.0
-    connections: Annotated[Count, Meta(description="Open downstream connections.")] = 20_000
+    connections: Annotated[Count, Meta(description="Maximum number of open client connections.")] = 20_000
 
 
 class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Waiting times towards both sides, in seconds."""
+    """Timeouts towards clients, upstreams and peers, in seconds."""
 
-    connect_seconds: Annotated[SomeSeconds, Meta(description="Opening a connection to an upstream.")] = 5.0
-    handshake_seconds: Annotated[SomeSeconds, Meta(description="`initialize` until its result.")] = 10.0
+    connect_seconds: Annotated[
+        SomeSeconds, Meta(description="Time limit for opening a connection to an upstream.")
+    ] = 5.0
+    handshake_seconds: Annotated[SomeSeconds, Meta(description="Time limit from `initialize` to its result.")] = 10.0
     answer_seconds: Annotated[
-        SomeSeconds, Meta(description="POST of an answer or a notification until the upstream accepted it.")
+        SomeSeconds, Meta(description="Time limit for the upstream to accept the POST of an answer or a notification.")
     ] = 10.0
-    idle_seconds: Annotated[SomeSeconds, Meta(description="An upstream that is silent in a call.")] = 300.0
-    session_wait_seconds: Annotated[SomeSeconds, Meta(description="Waiting for a free session under the caps.")] = 10.0
+    idle_seconds: Annotated[SomeSeconds, Meta(description="How long an upstream may be silent during a call.")] = 300.0
+    session_wait_seconds: Annotated[
+        SomeSeconds, Meta(description="How long a request waits for a free session when the caps are reached.")
+    ] = 10.0
     keepalive_seconds: Annotated[
-        SomeSeconds, Meta(description="Silence downstream before an SSE comment is sent.")
+        SomeSeconds,
+        Meta(description="How long a response stream may be silent before the gateway sends an SSE comment."),
     ] = 15.0
-    cancel_seconds: Annotated[SomeSeconds, Meta(description="Delivery of `notifications/cancelled` or DELETE.")] = 5.0
-    send_seconds: Annotated[SomeSeconds, Meta(description="A client that does not read its reply.")] = 30.0
+    cancel_seconds: Annotated[
+        SomeSeconds, Meta(description="Time limit for delivering `notifications/cancelled` or DELETE.")
+    ] = 5.0
+    send_seconds: Annotated[SomeSeconds, Meta(description="How long a client may fail to read its reply.")] = 30.0
     peer_connect_seconds: Annotated[
-        SomeSeconds, Meta(description="Opening a connection to a peer; one that takes longer is dead.")
+        SomeSeconds,
+        Meta(description="Time limit for opening a connection to a peer. A peer that takes longer counts as dead."),
     ] = 0.5
     peer_accept_seconds: Annotated[
         SomeSeconds,
         Meta(
-            description="A peer that is connected, until it takes the request over; then the client is told to retry."
+            description="Time limit for a connected peer to take the request over. After it, the client is "
+            "told to retry."
         ),
     ] = 1.0
 
@@ -202,12 +230,18 @@ class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Sessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The pool of upstream sessions."""
 
-    max: Annotated[Count, Meta(description="Sessions per route, in use or idle; a parked call has one.")] = 11_000
-    max_per_principal: Annotated[Count, Meta(description="Sessions of one principal on one route.")] = 1_100
-    idle_seconds: Annotated[Seconds, Meta(description="An idle session is closed with DELETE after this time.")] = 60.0
+    max: Annotated[
+        Count, Meta(description="Maximum number of sessions per route, in use or idle. A parked call uses one.")
+    ] = 11_000
+    max_per_principal: Annotated[
+        Count, Meta(description="Maximum number of sessions of one principal on one route.")
+    ] = 1_100
+    idle_seconds: Annotated[
+        Seconds, Meta(description="After this idle time, the gateway closes a session with DELETE.")
+    ] = 60.0
     quarantine_seconds: Annotated[
         Seconds,
-        Meta(description="How long a call that was given up may take to end; its session is dropped then."),
+        Meta(description="How long an abandoned call may take to end before its session is dropped."),
     ] = 60.0
 
 
@@ -215,81 +249,90 @@ class Legs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Early ends of long requests, for clients that give up at 60 seconds."""
 
     limit_seconds: Annotated[
-        SomeSeconds, Meta(description="A request open this long is answered with a state-only round.")
+        SomeSeconds, Meta(description="A request that is open this long is answered with a round without questions.")
     ] = 50.0
     rounds: Annotated[
         Annotated[int, Meta(ge=0, le=9)],
-        Meta(description="State-only rounds per exchange (clients allow 10 in all); 0 keeps streams open."),
+        Meta(
+            description="Maximum number of such rounds per exchange (clients allow 10 rounds in all). 0: "
+            "streams stay open."
+        ),
     ] = 4
 
 
 class Principal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is calling."""
+    """How callers are identified."""
 
     source: Annotated[
         Literal["authorization", "header", "jwt"],
         Meta(
-            description="`authorization`: the bearer token, not verified; `header`: a header that a trusted proxy "
-            "sets; `jwt`: the bearer token, verified with the keys of its issuer."
+            description="How callers are identified. `authorization`: by the bearer token, not verified; "
+            "`header`: by a header that a trusted proxy sets; `jwt`: by the bearer token, "
+            "verified with its issuer's keys."
         ),
     ] = "authorization"
-    header: Annotated[Header | None, Meta(description="With source `header`: its name.")] = None
+    header: Annotated[Header | None, Meta(description="With source `header`: the name of the header.")] = None
     trusted_proxies: Annotated[
-        tuple[Network, ...], Meta(description="Networks (CIDR) whose forwarded headers are believed.")
+        tuple[Network, ...], Meta(description="Networks (CIDR) of proxies whose forwarded headers are trusted.")
     ] = ()
-    issuer: Annotated[Text | None, Meta(description="With source `jwt`: what `iss` must be, to the letter.")] = None
+    issuer: Annotated[Text | None, Meta(description="With source `jwt`: the exact value that `iss` must have.")] = None
     jwks_url: Annotated[
-        str | None, Meta(description="With source `jwt`: where the issuer's keys are.", extra={"form": "url"})
+        str | None, Meta(description="With source `jwt`: the URL of the issuer's keys.", extra={"form": "url"})
     ] = None
-    jwks_file: Annotated[Text | None, Meta(description="Instead of `jwks_url`: a file with the keys (JWKS).")] = None
+    jwks_file: Annotated[Text | None, Meta(description="Alternative to `jwks_url`: a file with the keys (JWKS).")] = (
+        None
+    )
     jwks_ca_file: Annotated[
-        Text | None, Meta(description="The authority (PEM) of `jwks_url`. null: those of the system.")
+        Text | None, Meta(description="Authority (PEM) of the server at `jwks_url`. null: the system's authorities.")
     ] = None
     jwks_stale_seconds: Annotated[
         Annotated[float, Meta(ge=0, le=604_800)],
-        Meta(description="How long the keys are used after the last time that they could be fetched."),
+        Meta(description="How long the keys stay in use after the last successful fetch."),
     ] = 86_400.0
     audience: Annotated[
-        tuple[Text, ...], Meta(description="With source `jwt`: `aud` must name one of these. Empty: not looked at.")
+        tuple[Text, ...], Meta(description="With source `jwt`: `aud` must name one of these. Empty: not checked.")
     ] = ()
     algorithms: Annotated[
         tuple[Algorithm, ...],
-        Meta(description="With source `jwt`: the signatures that are accepted.", min_length=1),
+        Meta(description="With source `jwt`: the accepted signature algorithms.", min_length=1),
     ] = ("RS256", "ES256")
 
 
 class Security(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Defence against DNS rebinding."""
+    """Protection against DNS rebinding."""
 
     allowed_hosts: Annotated[
         tuple[Host, ...],
-        Meta(description="Values of `Host`. Empty: loopback names when listening on loopback, else any."),
+        Meta(
+            description="Accepted values of `Host`. Empty: loopback names if `listen` is on loopback, otherwise any."
+        ),
     ] = ()
     allowed_origins: Annotated[
-        tuple[Origin, ...], Meta(description="Values of `Origin`, beside requests that carry none.")
+        tuple[Origin, ...],
+        Meta(description="Accepted values of `Origin`. Requests without `Origin` are always accepted."),
     ] = ()
 
 
 class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Lines on stderr."""
+    """The log on stderr."""
 
-    level: Annotated[Level, Meta(description="The least level; read at start only. `serve --log-level` beats it.")] = (
-        "info"
-    )
+    level: Annotated[
+        Level, Meta(description="Minimum level. It is read only at start, and `serve --log-level` overrides it.")
+    ] = "info"
     format: Annotated[
         Literal["auto", "json", "console"],
-        Meta(description="`auto`: console on a terminal, else JSON lines."),
+        Meta(description="`auto`: console format on a terminal, otherwise JSON lines."),
     ] = "auto"
 
 
 class Debug(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is for finding a fault only."""
+    """Debugging aids."""
 
     bodies: Annotated[
         bool,
         Meta(
-            description="true: the log has every message of clients and upstreams, cut, without what looks like a "
-            "secret; a warning is logged at every start and reload."
+            description="true: log every message of clients and upstreams, truncated and with secrets masked. "
+            "The gateway logs a warning about this at every start and reload."
         ),
     ] = False
 
@@ -299,53 +342,59 @@ class UpstreamTls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     ca_file: Annotated[
         Text | None,
-        Meta(description="The authorities (PEM) that are trusted, and no others. null: those of the system."),
+        Meta(description="Trusted authorities (PEM), instead of the system's. null: the system's authorities."),
     ] = None
-    cert_file: Annotated[
-        Text | None, Meta(description="The certificate (PEM) that is shown to the server. null: none.")
-    ] = None
+    cert_file: Annotated[Text | None, Meta(description="Client certificate (PEM) for the server. null: none.")] = None
     key_file: Annotated[
-        Text | None, Meta(description="Its private key (PEM), without a password. null: it stands in `cert_file`.")
+        Text | None,
+        Meta(description="Private key (PEM) of the certificate, without a password. null: the key is in `cert_file`."),
     ] = None
     server_name: Annotated[
-        Host | None, Meta(description="The name that the server's certificate must be for. null: that of `url`.")
+        Host | None, Meta(description="Name that the server's certificate must be for. null: the name in `url`.")
     ] = None
     verify: Annotated[
-        bool, Meta(description="false: the server may be anybody; a warning is logged at every start and reload.")
+        bool,
+        Meta(
+            description="false: accept any certificate, and so any server. The gateway logs a warning about "
+            "this at every start and reload."
+        ),
     ] = True
 
 
 class Upstream(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One old server: `url` or `command`."""
+    """One server: `url` or `command`."""
 
-    url: Annotated[str | None, Meta(description="The server's MCP endpoint.", extra={"form": "url"})] = None
+    url: Annotated[str | None, Meta(description="URL of the server's MCP endpoint.", extra={"form": "url"})] = None
     command: Annotated[
         Annotated[tuple[Text, ...], Meta(min_length=1)] | None,
-        Meta(description="A stdio server's program and its arguments; it is started without a shell."),
+        Meta(description="Program and arguments of a stdio server, started without a shell."),
     ] = None
     env: Annotated[
         dict[Variable, Annotated[str, Meta(extra={"secret": True})]],
         Meta(
-            description="With `command`: the child's environment, beside PATH, HOME, USER, SHELL, TERM, TMPDIR, TZ "
-            "and the locale; it gets nothing else of the gateway's."
+            description="With `command`: the child's environment. Of the gateway's own variables it gets only "
+            "PATH, HOME, USER, SHELL, TERM, TMPDIR, TZ and the locale."
         ),
     ] = {}
     cwd: Annotated[
-        Text | None, Meta(description="With `command`: the folder it runs in. Empty: the gateway's own.")
+        Text | None, Meta(description="With `command`: the working directory. null: the gateway's own.")
     ] = None
     max_children: Annotated[
         Annotated[int, Meta(ge=1, le=10_000)],
-        Meta(description="With `command`: its processes, in use, idle or ending; a parked call has one."),
+        Meta(
+            description="With `command`: maximum number of its processes, in use, idle or ending. A parked "
+            "call uses one."
+        ),
     ] = 32
     warm: Annotated[
         Annotated[int, Meta(ge=0, le=100)],
-        Meta(description="With `command`: children started ahead for whoever comes next."),
+        Meta(description="With `command`: how many children are started in advance."),
     ] = 1
     transport: Annotated[
         Literal["auto", "streamable-http", "sse", "stdio"],
-        Meta(description="How to talk to it; `auto` finds out."),
+        Meta(description="Transport of the server. `auto` detects it."),
     ] = "auto"
-    tls: Annotated[UpstreamTls, Meta(description="TLS towards it, where the url is https.")] = UpstreamTls()
+    tls: Annotated[UpstreamTls, Meta(description="TLS towards the server, if the URL is https.")] = UpstreamTls()
 
     @property
     def name(self) -> str:
@@ -362,33 +411,33 @@ class Upstream(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Credentials(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What goes upstream in place of, or as, the client's `Authorization`."""
+    """The credential that goes upstream: the client's `Authorization`, none, or the gateway's own."""
 
     _secrets = frozenset({"token"})
 
     mode: Annotated[
         Literal["forward", "drop", "replace"],
         Meta(
-            description="The client's `Authorization`: `forward` sends it upstream, `drop` does not, `replace` sends "
-            "the gateway's own instead."
+            description="What happens to the client's `Authorization`: `forward` sends it upstream, `drop` "
+            "does not, `replace` sends the gateway's own instead."
         ),
     ] = "forward"
-    token: Annotated[HeaderValue | None, Meta(description="With `replace`: the secret.", extra={"secret": True})] = (
-        None
-    )
+    token: Annotated[
+        HeaderValue | None, Meta(description="With `replace`: the gateway's own secret.", extra={"secret": True})
+    ] = None
     token_file: Annotated[
-        Text | None, Meta(description="Instead of `token`: a file with the secret in its only line.")
+        Text | None, Meta(description="Alternative to `token`: a file with the secret in its only line.")
     ] = None
     header: Annotated[
         Header | None,
-        Meta(description="With `replace`: the header that carries it as it is. null: `Authorization: Bearer`."),
+        Meta(description="With `replace`: the header that carries the bare secret. null: `Authorization: Bearer`."),
     ] = None
 
 
 class Freshness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What differs for one method; what is left out is as for all."""
+    """Overrides for one method. Keys that are left out have the route's value."""
 
-    ttl_ms: Annotated[TtlMs | None, Meta(description="`ttlMs` of this method's results, in milliseconds.")] = None
+    ttl_ms: Annotated[TtlMs | None, Meta(description="`ttlMs` of this method's results.")] = None
     scope: Annotated[CacheScope | None, Meta(description="`cacheScope` of this method's results.")] = None
 
 
@@ -396,23 +445,24 @@ _AS_FOR_ALL = Freshness()
 
 
 class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Freshness that modern results must state and old servers cannot."""
+    """Freshness, which modern results must state and legacy servers cannot."""
 
     ttl_ms: Annotated[
-        TtlMs, Meta(description="`ttlMs` of lists and resources, in milliseconds; a server's own wins.")
+        TtlMs, Meta(description="`ttlMs` of lists and resources. A server's own value takes precedence.")
     ] = 0
     scope: Annotated[
-        CacheScope, Meta(description="`cacheScope` of the same results; `public` lets caches mix callers.")
+        CacheScope,
+        Meta(description="`cacheScope` of the same results. `public` lets caches share them between callers."),
     ] = "private"
     methods: Annotated[
         dict[Cacheable, Freshness],
-        Meta(description="Other values for single methods, e.g. `tools/list: {ttl_ms: 60000, scope: public}`."),
+        Meta(description="Values for single methods, e.g. `tools/list: {ttl_ms: 60000, scope: public}`."),
     ] = {}
     lists_seconds: Annotated[
         Seconds,
         Meta(
-            description="How long the gateway itself keeps a caller's lists and answers from them; 0: not. "
-            "A list_changed that it hears ends that early."
+            description="How long the gateway answers a caller's lists from its own memory. 0: never. A "
+            "`list_changed` from the server ends this early."
         ),
     ] = 0.0
 
@@ -425,7 +475,7 @@ class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RouteHold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one route has of `hold` for itself; a key that is not given is that of `hold`."""
+    """Overrides of `hold` for one route. Keys that are left out have the value of `hold`."""
 
     ttl_seconds: Annotated[SomeSeconds | None, Meta(description="As `hold.ttl_seconds`.")] = None
     quiet_seconds: Annotated[
@@ -436,7 +486,7 @@ class RouteHold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RouteLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one route has of `limits` for itself; a key that is not given is that of `limits`."""
+    """Overrides of `limits` for one route. Keys that are left out have the value of `limits`."""
 
     body_bytes: Annotated[Bytes | None, Meta(description="As `limits.body_bytes`.")] = None
     event_bytes: Annotated[Bytes | None, Meta(description="As `limits.event_bytes`.")] = None
@@ -446,7 +496,7 @@ class RouteLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class RouteTimeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one route has of `timeouts` for itself; a key that is not given is that of `timeouts`."""
+    """Overrides of `timeouts` for one route. Keys that are left out have the value of `timeouts`."""
 
     connect_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.connect_seconds`.")] = None
     handshake_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.handshake_seconds`.")] = None
@@ -459,13 +509,14 @@ class RouteTimeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one route has of `sessions` for itself, beside how its calls share them."""
+    """Overrides of `sessions` for one route, and how its calls share sessions."""
 
     affinity: Annotated[
         Literal["none", "principal"],
         Meta(
-            description="`none`: a call takes any session of its principal; `principal`: all calls of a principal, "
-            "with the same client and capabilities, go to one session while it lives, one after the other."
+            description="`none`: a call uses any session of its principal; `principal`: all calls of a "
+            "principal with the same client and capabilities use one session while it lives, one "
+            "after another."
         ),
     ] = "none"
     max: Annotated[Count | None, Meta(description="As `sessions.max`.")] = None
@@ -475,7 +526,7 @@ class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class RouteLegs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one route has of `legs` for itself; a key that is not given is that of `legs`."""
+    """Overrides of `legs` for one route. Keys that are left out have the value of `legs`."""
 
     limit_seconds: Annotated[SomeSeconds | None, Meta(description="As `legs.limit_seconds`.")] = None
     rounds: Annotated[Annotated[int, Meta(ge=0, le=9)] | None, Meta(description="As `legs.rounds`.")] = None
@@ -487,83 +538,91 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     _secrets = frozenset({"set_headers"})
 
     path: Annotated[str, Meta(description="The public path.", extra={"form": "path"})] = "/mcp"
-    upstream: Annotated[Upstream, Meta(description="Where its requests go.")]
+    upstream: Annotated[Upstream, Meta(description="The server behind this route.")]
     continuation: Annotated[
         Literal["hold", "replay"],
         Meta(
-            description="`hold` parks the call between rounds; `replay` holds nothing and runs the call again with "
-            "the answers, so every tool of the route must be one that may run twice."
+            description="`hold` parks the call between rounds; `replay` holds nothing and runs the call again "
+            "with the answers, so every tool of the route must be safe to run twice."
         ),
     ] = "hold"
     ephemeral: Annotated[
         tuple[Text, ...],
         Meta(
-            description="Name patterns of tools that may run twice, e.g. `weather_*`, beside those that say so with "
-            "`readOnlyHint` or `idempotentHint`: they are run again when their call is lost."
+            description="Name patterns of tools that may run twice, e.g. `weather_*`, in addition to tools "
+            "with `readOnlyHint` or `idempotentHint`. If a call of such a tool is lost, it is run "
+            "again."
         ),
     ] = ()
     undeclared: Annotated[
         Literal["abort", "refuse"],
         Meta(
-            description="A nested request that the client did not declare: `abort` ends the call (-32021), "
-            "`refuse` answers it with an error and lets the tool fall back."
+            description="What happens to a nested request that needs a capability which the client did not "
+            "declare: `abort` ends the call (-32021), `refuse` answers the server with an error "
+            "and lets the tool continue."
         ),
     ] = "abort"
-    credentials: Annotated[Credentials, Meta(description="Who the upstream is told is calling.")] = Credentials()
+    credentials: Annotated[Credentials, Meta(description="Credential that the upstream receives.")] = Credentials()
     forward_headers: Annotated[
-        tuple[Header, ...], Meta(description="Client headers that go upstream, beside `Authorization`.")
+        tuple[Header, ...], Meta(description="Client headers that go upstream, in addition to `Authorization`.")
     ] = ()
     drop_headers: Annotated[
         tuple[Header, ...],
-        Meta(description="Client headers that do not go upstream where all others do: with clients of the old era."),
+        Meta(description="Client headers that do not go upstream with passed-through requests, where all others do."),
     ] = ()
     set_headers: Annotated[
         dict[Header, HeaderValue],
-        Meta(description="Headers that every request upstream has, in place of the client's; taken for secrets."),
+        Meta(description="Headers of every upstream request. They replace the client's, and are treated as secrets."),
     ] = {}
     cache: Annotated[Cache, Meta(description="Freshness of this route's lists and resources.")] = Cache()
-    hold: Annotated[RouteHold, Meta(description="This route's own times of a wait.")] = RouteHold()
-    limits: Annotated[RouteLimits, Meta(description="This route's own sizes.")] = RouteLimits()
-    timeouts: Annotated[RouteTimeouts, Meta(description="This route's own waiting times.")] = RouteTimeouts()
-    sessions: Annotated[RouteSessions, Meta(description="This route's own pool of sessions.")] = RouteSessions()
-    legs: Annotated[RouteLegs, Meta(description="This route's own early ends.")] = RouteLegs()
+    hold: Annotated[RouteHold, Meta(description="Overrides of `hold` for this route.")] = RouteHold()
+    limits: Annotated[RouteLimits, Meta(description="Overrides of `limits` for this route.")] = RouteLimits()
+    timeouts: Annotated[RouteTimeouts, Meta(description="Overrides of `timeouts` for this route.")] = RouteTimeouts()
+    sessions: Annotated[RouteSessions, Meta(description="Overrides of `sessions` for this route.")] = RouteSessions()
+    legs: Annotated[RouteLegs, Meta(description="Overrides of `legs` for this route.")] = RouteLegs()
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration of one mrtr-gateway process."""
 
-    listen: Annotated[Address, Meta(description="host:port for clients; port 0 picks a free one.")] = "127.0.0.1:8080"
+    listen: Annotated[Address, Meta(description="host:port for clients. Port 0 picks a free port.")] = "127.0.0.1:8080"
     public_url: Annotated[
         Origin | None,
         Meta(
-            description="Origin at which clients reach this gateway, for what OAuth metadata names. Empty: what the "
-            "request's `Host` says."
+            description="Origin at which clients reach this gateway, used in OAuth metadata. null: the "
+            "request's `Host`."
         ),
     ] = None
     admin: Annotated[
-        Address | None, Meta(description="host:port of /metrics /healthz /readyz /status. null: none.")
+        Address | None,
+        Meta(description="host:port of /metrics, /healthz, /readyz and /status. null: no admin listener."),
     ] = "127.0.0.1:9090"
     workers: Annotated[
         Annotated[int, Meta(ge=1, le=1024)],
-        Meta(description="Processes that share `listen`; each has the caps of hold, limits and sessions for itself."),
+        Meta(
+            description="Number of processes that share `listen`. The caps of hold, limits and sessions apply "
+            "to each process."
+        ),
     ] = 1
     tls: Annotated[Tls, Meta(description="TLS of `listen`.")] = Tls()
     state: Annotated[State, Meta(description="How `requestState` is sealed.")] = State()
     replica: Annotated[Replica, Meta(description="This process among its peers.")] = Replica()
     hold: Annotated[Hold, Meta(description="Calls that wait between two rounds.")] = Hold()
-    limits: Annotated[Limits, Meta(description="Sizes beyond which a message is refused.")] = Limits()
-    timeouts: Annotated[Timeouts, Meta(description="Waiting times towards both sides.")] = Timeouts()
+    limits: Annotated[Limits, Meta(description="Maximum sizes of messages, and limits of connections.")] = Limits()
+    timeouts: Annotated[Timeouts, Meta(description="Timeouts towards clients, upstreams and peers.")] = Timeouts()
     sessions: Annotated[Sessions, Meta(description="The pool of upstream sessions.")] = Sessions()
-    legs: Annotated[Legs, Meta(description="Early ends of long requests.")] = Legs()
-    principal: Annotated[Principal, Meta(description="Who is calling.")] = Principal()
-    security: Annotated[Security, Meta(description="Defence against DNS rebinding.")] = Security()
-    log: Annotated[Log, Meta(description="Lines on stderr.")] = Log()
+    legs: Annotated[Legs, Meta(description="Early ends of long requests, for clients that give up at 60 seconds.")] = (
+        Legs()
+    )
+    principal: Annotated[Principal, Meta(description="How callers are identified.")] = Principal()
+    security: Annotated[Security, Meta(description="Protection against DNS rebinding.")] = Security()
+    log: Annotated[Log, Meta(description="The log on stderr.")] = Log()
     traces: Annotated[
         bool,
         Meta(
-            description="true: spans are sent with OTLP over HTTP, as the OTEL_* environment variables say; needs "
+            description="true: send spans with OTLP over HTTP, as the OTEL_* environment variables say. Needs "
             "`pip install 'mrtr-gateway[otel]'`."
         ),
     ] = False
-    debug: Annotated[Debug, Meta(description="What is for finding a fault only.")] = Debug()
+    debug: Annotated[Debug, Meta(description="Debugging aids.")] = Debug()
     routes: Annotated[tuple[Route, ...], Meta(description="Public paths and their upstreams.", min_length=1)]
