@@ -152,30 +152,30 @@ class Metrics:
     def _declare_traffic(self) -> None:
         self._operations = self._histogram(
             "mcp_server_operation_duration_seconds",
-            "Time from a request to its final message, per round; of subscriptions/listen to its acknowledgement.",
+            "Time from a request to its final message, per round; for subscriptions/listen, to its acknowledgement.",
             ("route", "method", "protocol_version", "outcome", "error_type"),
             _DURATIONS,
         )
         self._nested = self._counter(
-            "nested_requests_total", "Requests that upstreams sent inside calls.", "route", "method", "outcome"
+            "nested_requests_total", "Nested requests that upstreams sent inside calls.", "route", "method", "outcome"
         )
         self._notifications = self._counter(
             "notifications_total", "Upstream notifications, forwarded or dropped.", "route", "kind", "outcome"
         )
         self._rejections = self._counter(
-            "downstream_rejected_total", "Requests refused before they reached an upstream.", "reason"
+            "downstream_rejected_total", "Requests that the gateway refused before they reached an upstream.", "reason"
         )
 
         self._passed = self._counter(
             "passed_through_total",
-            "Requests that were not bridged, by what became of them.",
+            "Passed-through requests, by outcome.",
             "route",
             "era",
             "outcome",
         )
         self._passing = self._histogram(
             "mcp_gateway_passed_through_duration_seconds",
-            "Time from a request that was not bridged to the end of its reply; without streams that are no reply.",
+            "Time from a passed-through request to the end of its reply, except for long-lived streams.",
             ("route", "era"),
             _DURATIONS,
         )
@@ -183,21 +183,23 @@ class Metrics:
     def _declare_holds(self) -> None:
         self._held = self._gauge("held_calls", "Calls parked between two rounds.", "route")
         self._hold_times = self._histogram(
-            "mcp_gateway_hold_duration_seconds", "Time a call was parked.", ("route",), _HOLDS
+            "mcp_gateway_hold_duration_seconds", "Time that a call was parked.", ("route",), _HOLDS
         )
         self._rounds = self._histogram(
-            "mcp_gateway_rounds_per_exchange", "Rounds that an exchange took.", ("route",), _ROUNDS
+            "mcp_gateway_rounds_per_exchange", "Number of rounds of an exchange.", ("route",), _ROUNDS
         )
         self._continuations = self._counter(
-            "continuations_total", "Retries, by what this process did with them.", "route", "step"
+            "continuations_total", "Retries, by the step that served them.", "route", "step"
         )
-        self._state_rejections = self._counter("state_rejected_total", "requestState that did not open.", "reason")
+        self._state_rejections = self._counter(
+            "state_rejected_total", "requestState values that were rejected.", "reason"
+        )
         self._peer_requests = self._counter(
-            "peer_requests_total", "Requests that went to another replica, by what became of them.", "outcome"
+            "peer_requests_total", "Requests forwarded to another replica, by outcome.", "outcome"
         )
         self._peer_rejections = self._counter(
             "peer_rejected_total",
-            "Requests on the peer listener that no replica sealed, or that came twice.",
+            "Requests on the peer listener that no replica sealed, or that arrived twice.",
             "reason",
         )
 
@@ -205,42 +207,42 @@ class Metrics:
         self._sessions = self._gauge("sessions", "Upstream sessions.", "route", "state")
         self._session_counts: Counts[tuple[str, ...]] = Counts()
         self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route")
-        self._lost = self._counter("sessions_lost_total", "Sessions that their upstream forgot.", "route")
+        self._lost = self._counter("sessions_lost_total", "Upstream sessions that the upstream forgot.", "route")
         self._lists = self._counter(
             "lists_answered_total",
-            "Lists on routes with cache.lists_seconds, by where they came from.",
+            "Lists on routes with cache.lists_seconds, by source.",
             "route",
             "source",
         )
         self._left_out = self._counter(
-            "tools_left_out_total", "Tools left out of a list because clients would refuse the whole of it.", "route"
+            "tools_left_out_total", "Tools left out of a list because clients would refuse the whole list.", "route"
         )
         self._subscriptions = self._gauge("subscriptions", "Open subscriptions/listen streams.", "route")
         self._subscriptions_lost = self._counter(
             "subscriptions_lost_total",
-            "Subscriptions whose session was lost, by what became of them.",
+            "Subscriptions that lost their session, by outcome.",
             "route",
             "outcome",
         )
-        self._children = self._gauge("children", "Processes of commands: warm, idle, in use or ending.", "route")
+        self._children = self._gauge("children", "Child processes: warm, idle, in use or ending.", "route")
         self._children_ended = self._counter(
-            "children_ended_total", "Children that ended, by whether the gateway wanted that.", "route", "why"
+            "children_ended_total", "Child processes that ended, by whether the gateway asked them to.", "route", "why"
         )
-        self._failures = self._counter("upstream_errors_total", "Failures of upstreams.", "route", "kind")
-        self._probes = self._counter(
-            "era_probes_total", "Probes of upstreams, by the era that they found.", "route", "era"
-        )
+        self._failures = self._counter("upstream_errors_total", "Failures of upstreams, by kind.", "route", "kind")
+        self._probes = self._counter("era_probes_total", "Probes of upstreams, by the era found.", "route", "era")
 
     def _declare_process(self, version: str) -> None:
         self._build = self._gauge("build_info", "The running version.", "version")
         self._build[version,].set(1)
         self._reloads = self._counter("config_reloads_total", "Configuration reloads.", "outcome")
         registry = self._registry
-        self._limit = Gauge("mcp_gateway_held_calls_limit", "Most calls that may be parked.", registry=registry)
-        self._seals = Counter("mcp_gateway_seals_total", "requestState sealed by this process.", registry=registry)
+        self._limit = Gauge("mcp_gateway_held_calls_limit", "Maximum number of parked calls.", registry=registry)
+        self._seals = Counter(
+            "mcp_gateway_seals_total", "requestState values that this process sealed.", registry=registry
+        )
         self._worker_restarts = Counter(
             "mcp_gateway_worker_restarts_total",
-            "Workers that ended unasked and were started again.",
+            "Workers that ended unexpectedly and were restarted.",
             registry=registry,
         )
         self._task_failures = Counter(
