@@ -15,7 +15,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
-{{/* The whole configuration: the reader's words win over the chart's. */}}
+{{/* The whole configuration: the user's values override the chart's. */}}
 {{- define "mrtr-gateway.config" -}}
 {{- $name := include "mrtr-gateway.name" . }}
 {{- $config := deepCopy .Values.config }}
@@ -40,7 +40,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ splitList ":" . | last }}
 {{- end }}
 
-{{/* A number of seconds that must be one here: a variable is known to the pods only. */}}
+{{/* A number of seconds. It cannot be a variable, because only the pods know its value. */}}
 {{- define "mrtr-gateway.seconds" -}}
 {{- if kindIs "string" .value }}{{ fail (printf "config.%s is %q: write a number, the pods' grace period is made of it" .key .value) }}{{ end }}
 {{- .value }}
