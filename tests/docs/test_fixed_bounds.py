@@ -1,4 +1,4 @@
-"""docs/limits.md has the bounds that nobody can configure: each number is the one of the code."""
+"""docs/limits.md has the limits that cannot be configured, with the numbers of the code."""
 
 import pytest
 
@@ -48,7 +48,7 @@ FIXED = [
     ("client info, client capabilities", [size(request._MAX_DECLARATION_BYTES)]),
     ("notifications a client is behind", [count(outbox._MAX_BEHIND)]),
     ("URIs of one subscription", [count(listen._MAX_URIS)]),
-    ("what a change says beside its URI", [size(listen._MAX_PARAMS_BYTES)]),
+    ("content of a change beside its URI", [size(listen._MAX_PARAMS_BYTES)]),
     (
         "OAuth's paths",
         [count(wellknown._AT_ONCE), size(wellknown._BODY_BYTES), size(wellknown._ANSWER_BYTES)],
@@ -66,8 +66,8 @@ FIXED = [
     ("a bearer token that is verified", [size(bearer.MAX_TOKEN_CHARACTERS), count(issuer._TOKENS_KEPT)]),
     ("open questions of one call", [count(exchange.MAX_QUESTIONS)]),
     ("a key of `inputRequests`", [f"{inputs._MAX_KEY} characters"]),
-    ("answers a call remembers for another run", [size(exchange.MAX_RECORD_BYTES)]),
-    ("runs of a call that may run twice", [f"{exchange.MAX_RUNS} beside the first"]),
+    ("recorded answers of one call", [size(exchange.MAX_RECORD_BYTES)]),
+    ("reruns of a call that may run twice", [f"{exchange.MAX_RUNS} beside the first"]),
     ("stderr", [f"{mutter._LINE_BYTES:,} bytes a line", f"{mutter._LINES_PER_SECOND} lines a second"]),
     (
         "the pause after a child that died at its start",
@@ -81,7 +81,7 @@ FIXED = [
     ("a request from a peer", [size(peers._OVERHEAD_BYTES)]),
     ("one frame from a peer", [size(peers._FRAME_BYTES)]),
     ("clocks of two replicas", [seconds(hop.SKEW_SECONDS)]),
-    ("requests from peers that are remembered", [count(hop._MAX_REMEMBERED)]),
+    ("remembered requests from peers", [count(hop._MAX_REMEMBERED)]),
     (
         "the name service",
         [
@@ -90,11 +90,11 @@ FIXED = [
             f"at most every {seconds(members._PAUSE_SECONDS)}",
         ],
     ),
-    ("an id that nobody ever heard of", [seconds(members._NAMELESS_SECONDS)]),
+    ("an unknown replica id", [seconds(members._NAMELESS_SECONDS)]),
     ("a replica that greeted", [seconds(members._GREETED_SECONDS)]),
-    ("the head of the side stream", [seconds(streamable._SIDE_HEAD_SECONDS)]),
+    ("the head of the standalone GET stream", [seconds(streamable._SIDE_HEAD_SECONDS)]),
     (
-        "the side stream, when it ends",
+        "the standalone GET stream, when it ends",
         [
             ", ".join(f"{pause:g}" for pause in streamable._REOPEN_SECONDS[:-1])
             + f" and {seconds(streamable._REOPEN_SECONDS[-1])}"
@@ -109,10 +109,10 @@ FIXED = [
         ],
     ),
     ("lists kept by `cache.lists_seconds`", [size(lists._MAX_BYTES), size(lists._MAX_PAGE_BYTES)]),
-    ("tools that are warned of", [count(pool._LEFT_OUT_KEPT)]),
+    ("tools with a warning in the log", [count(pool._LEFT_OUT_KEPT)]),
     ("looking up whether a lost call's tool may run twice", [seconds(driver._LEARN_SECONDS)]),
     ("the end of an answered stream", [seconds(streamable._DRAIN_SECONDS)]),
-    ("finding out the upstream's era", [seconds(era.PROBE_SECONDS), f"every {seconds(era._DOUBT_SECONDS)}"]),
+    ("the probe for the upstream's era", [seconds(era.PROBE_SECONDS), f"every {seconds(era._DOUBT_SECONDS)}"]),
 ]
 
 
