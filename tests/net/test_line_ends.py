@@ -1,4 +1,4 @@
-"""Upstreams that pretty-print: whatever line ends their JSON has, a client gets events that a standard parser reads."""
+"""Upstreams that pretty-print: whatever line ends their JSON has, a standard parser reads the events we write."""
 
 import asyncio
 import json
@@ -142,11 +142,9 @@ async def test_a_pretty_printed_change_reaches_who_subscribed(
 
 
 @pytest.mark.parametrize("end", ENDS, ids=repr)
-async def test_what_a_client_pretty_printed_comes_back_on_one_line(
+async def test_a_pretty_printed_request_is_served_like_any_other(
     upstream: FakeUpstream, client: Client, end: str
 ) -> None:
-    """Arguments go upstream as they came, over HTTP; nothing of the request is spliced into a stream unread."""
-
     async def tool(turn: Turn) -> None:
         await started(turn)
         await turn.result(text(turn.body["params"]["arguments"]["a"]))
