@@ -60,6 +60,20 @@ def messages(data: bytes) -> list[Any]:
     return [json.loads(event.data) for event in sse.Parser(1 << 20).feed(data)]
 
 
+def plain_nginx(directory: Path, behind: str) -> Balancer:
+    """An nginx that was told where to pass requests, and nothing of how."""
+    nginx = Balancer("nginx", directory, f"127.0.0.1:{free_port()}")
+    directory.chmod(0o755)  # its workers are another user
+    names = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    nginx.configuration.write_text(
+        f"pid {directory}/pid; events {{}} http {{ access_log off;\n"
+        + "".join(f"{name}_temp_path {directory / name};\n" for name in names)
+        + f"server {{ listen {nginx.address};\n"
+        f"location / {{ proxy_pass http://{behind}; proxy_http_version 1.0; }} }} }}\n"
+    )
+    return nginx
+
+
 @asynccontextmanager
 async def connected(stand: Stand) -> AsyncIterator[Http10]:
     host, _, port = stand.gateway.listen.rpartition(":")
@@ -180,18 +194,8 @@ async def test_a_client_that_cannot_know_of_it_is_not_told_to_continue(stand: St
 async def test_a_call_with_progress_goes_through_nginx_as_it_is_set_up_by_default(
     upstream: FakeUpstream, stand: Stand, tmp_path: Path
 ) -> None:
-    """`proxy_pass` and nothing else: HTTP/1.0 and `Connection: close` towards the gateway (before nginx 1.29.7)."""
-    nginx = Balancer("nginx", tmp_path, f"127.0.0.1:{free_port()}")
-    tmp_path.chmod(0o755)
-    temporary = "".join(
-        f"{name}_temp_path {tmp_path / name}; " for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    nginx.configuration.write_text(
-        f"pid {tmp_path}/pid; events {{}}\n"
-        f"http {{ access_log off; {temporary}\n"
-        f"server {{ listen {nginx.address}; "
-        f"location / {{ proxy_pass http://{stand.gateway.listen}; proxy_http_version 1.0; }} }} }}\n"
-    )
+    """HTTP/1.0 and `Connection: close` is what nginx before 1.29.7 speaks to upstreams by default."""
+    nginx = plain_nginx(tmp_path, stand.gateway.listen)
     upstream.tool(progressing)
     await nginx.start()
     try:
