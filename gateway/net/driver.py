@@ -20,6 +20,7 @@ from gateway.errors import CallLost, GatewayError, Refused, SessionLost, Unreach
 from gateway.net import catalog
 from gateway.net.alarms import wait_seconds
 from gateway.net.bridge import Bridge
+from gateway.net.headers import own_headers
 from gateway.net.lists import Ticket  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.sessions import Call, PoolKey, Session
@@ -643,7 +644,9 @@ class Driver:
 
     def _call_headers(self, call: Call) -> Headers:
         """This request's headers, with the call's own span in them where it has one."""
-        return self._headers if call.span is None else {**self._headers, **call.span.headers()}
+        if call.span is None:
+            return self._headers
+        return {**self._headers, **call.span.headers(), **own_headers(self._bridge.route)}
 
     def _cancel_orphan(self, envelope: Envelope) -> None:
         """Nobody will ever hear the call's result: tell the upstream, so that it does not wait for an answer."""
