@@ -600,9 +600,9 @@ class Driver:
         if not self._exchange.calling:
             self._release(clean=False)
             return
-        call = self._call = Call(upstream.call, b"", self, upstream.call)
+        call = Call(upstream.call, b"", self, upstream.call)
         call.span = self._begin_span(session)
-        self._call_sent = True
+        self._send(call)
 
         def attached() -> None:
             self._step(Step.RESUMED)
@@ -720,7 +720,7 @@ class Driver:
         return Call(call_id, jsonrpc.request(call_id, request.method, params), self, token, span=span)
 
     def _send(self, call: Call) -> None:
-        """Note that from here on the call may have effects."""
+        """Note that from here on the call may have effects, and that its upstream must not be silent for ever."""
         self._call = call
         self._call_sent = True
         config = self._bridge.config
