@@ -15,7 +15,7 @@ from gateway.seal.envelope import Envelope
 from gateway.seal.keyring import Keyring
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FORM, FakeUpstream, Script, Turn, text
-from tests.net.workbench import Client, Stand, eventually, jwt
+from tests.net.workbench import DECLINE, Client, Stand, eventually, jwt
 
 BOM = b"\xef\xbb\xbf"
 
@@ -582,7 +582,7 @@ async def test_a_call_taken_over_from_a_dead_process_is_given_up_when_it_is_sile
         await turn.for_ever()
 
     upstream.on("resume", silent)
-    reply = await client.call(state=state, answers=dict.fromkeys(asked.questions, {"action": "decline"}))
+    reply = await client.call(state=state, answers=dict.fromkeys(asked.questions, DECLINE))
     while reply.final.get("result", {}).get("resultType") == "input_required":  # a round that only sheds load
         reply = await client.call(state=reply.state)
     assert reply.outcome == (200, -32603, "call_lost")

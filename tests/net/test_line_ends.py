@@ -9,7 +9,17 @@ import pytest
 from tests.net.conftest import Start
 from tests.net.fake_upstream import DEADLINE, FORM, FakeUpstream, Seen, Turn, text
 from tests.net.workbench import Client, Reply
+from tests.parts.launch import PARTS
 
+PYTHON = PARTS / "py130" / "bin" / "python"
+READ = """
+import json, sys, httpx, httpx_sse
+url, headers, body = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+with httpx.Client(trust_env=False) as client:
+    with httpx_sse.connect_sse(client, "POST", url, headers=headers, content=body) as source:
+        print(json.dumps([event.json() for event in source.iter_sse()]))
+"""
+"""What the Python SDK reads streams with."""
 ENDS = ["\n", "\r\n", "\r"]
 TOKEN = {"progressToken": "p"}
 
@@ -156,3 +166,23 @@ async def test_a_pretty_printed_request_is_served_like_any_other(
     assert reply.text == "b\r\nc"
     sent: Seen = upstream.of("tools/call")[0]
     assert sent.body["params"]["arguments"] == {"a": "b\r\nc"}
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="scripts/parts has not been run")
+async def test_the_parser_of_the_python_sdk_reads_a_pretty_printed_result(
+    upstream: FakeUpstream, client: Client
+) -> None:
+    async def tool(turn: Turn) -> None:
+        await started(turn, "\r\n")
+        await turn.raw(event({"id": turn.id, "result": text("done")}, "\r\n"))
+
+    upstream.tool(tool)
+    headers, body = client.build("tools/call", {"name": "tool", "arguments": {}}, TOKEN)
+    reading = await asyncio.create_subprocess_exec(
+        *(str(PYTHON), "-c", READ, client.url, json.dumps(headers), body.decode()), stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(20):
+        printed, _ = await reading.communicate()
+    told, last = json.loads(printed)
+    assert told["method"] == "notifications/progress"
+    assert last["result"]["content"][0]["text"] == "done"

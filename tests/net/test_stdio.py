@@ -1,7 +1,7 @@
 """The channel to one child alone: one request after the other on one pipe, and each hears its own answer."""
 
 import asyncio
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from msgspec import Raw
@@ -62,8 +62,8 @@ class Bench:
         self.aside: list[bytes] = []
         self.after_first: Any = lambda: None
 
-    async def __aenter__(self) -> "Bench":
-        greeting = asyncio.ensure_future(self.channel.initialize(b"{}", NO_HEADERS))
+    async def __aenter__(self) -> Self:
+        greeting = asyncio.get_running_loop().create_task(self.channel.initialize(b"{}", NO_HEADERS))
         await asyncio.sleep(0)
         self.child.say(0)
         assert isinstance(await greeting, Raw)
