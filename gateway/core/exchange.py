@@ -36,7 +36,7 @@ from msgspec.structs import replace
 
 from gateway.core import commands as do
 from gateway.core import events as on
-from gateway.core import inputs, jsonrpc, mcp
+from gateway.core import inputs, jsonrpc, mcp, results
 from gateway.core.commands import Command, Timer
 from gateway.core.inputs import Capabilities, Question, Recorded
 from gateway.errors import (
@@ -486,16 +486,16 @@ class Exchange:
     def _refer(self, error: jsonrpc.Error) -> Commands:
         """-32042 became, in 2026-07-28, a round of url elicitations."""
         if not self._policy.may_ask:
-            return self._cannot_refer("error -32042 to a request that cannot ask")
+            return self._cannot_refer("error -32042 to a request that cannot ask", error)
         try:
             questions = inputs.url_questions(error.data, self._keys)
         except inputs.Malformed as exc:
-            return self._cannot_refer(str(exc))
+            return self._cannot_refer(str(exc), error)
         if not self._declared.url:
             missing = MissingCapability({"elicitation": {"url": {}}}, "error -32042")
             return self._end(lambda legs: do.Fail(legs, missing), clean=not self.questions)
         if len(questions) > MAX_QUESTIONS:
-            return self._cannot_refer(f"{len(questions)} of them")
+            return self._cannot_refer(f"{len(questions)} of them", error)
         self._calling = False
         # The call is over; what follows the urls is another one, and maybe in another session.
         self.record, self._withdrawn, self._owed = (), None, False
@@ -510,8 +510,8 @@ class Exchange:
         self.state = State.REFERRED
         return [*out, do.DisarmLeg(), do.Arm(Timer.TTL)]
 
-    def _cannot_refer(self, sent: str) -> Commands:
-        lost = jsonrpc.Error(mcp.INTERNAL_ERROR, f"The server wants a url to be visited first, but sent {sent}")
+    def _cannot_refer(self, sent: str, error: jsonrpc.Error) -> Commands:
+        lost = results.internal_error(f"The server wants a url to be visited first, but sent {sent}", error)
         return self._end(lambda legs: do.FailWith(legs, lost), clean=not self.questions)
 
     def _break(self, event: on.Broke) -> Commands:

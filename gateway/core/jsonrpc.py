@@ -76,7 +76,15 @@ def error(raw: Raw) -> Error:
     try:
         return _decode_error(raw)
     except (ValueError, RecursionError):
-        return Error(-32603, "the upstream answered with a malformed JSON-RPC error")
+        return Error(-32603, "the upstream answered with a malformed JSON-RPC error", _data(raw))
+
+
+def _data(raw: Raw) -> Raw | UnsetType:
+    """The `data` of an error whose other members are malformed."""
+    try:
+        return fields(raw).get("data", UNSET)
+    except ValueError:
+        return UNSET
 
 
 def text(raw: Raw | None) -> str | None:

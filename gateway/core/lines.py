@@ -1,6 +1,9 @@
 """Bytes to lines: the framing of MCP over stdio, one JSON-RPC message a line; incremental and bounded."""
 
 from collections.abc import Iterator
+from typing import Final
+
+_SPACES: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
 class LineTooLong(ValueError):
@@ -29,8 +32,13 @@ class Lines:
             raise LineTooLong(f"a line of more than {self.max_bytes} bytes")
 
 
-def one_line(message: bytes) -> bytes:
-    """The same JSON as one line: outside of strings a line end is white space, and inside JSON allows none."""
+def without_line_ends(message: bytes) -> bytes:
+    """The same JSON without line ends: between tokens they are white space, and strings cannot contain them."""
     if b"\n" in message or b"\r" in message:
-        message = message.replace(b"\r", b" ").replace(b"\n", b" ")
-    return message + b"\n"
+        return message.translate(_SPACES)
+    return message
+
+
+def one_line(message: bytes) -> bytes:
+    """The same JSON as one line."""
+    return without_line_ends(message) + b"\n"

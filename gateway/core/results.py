@@ -4,6 +4,7 @@ Sources: specification 2026-07-28 basic/index (ResultType, Error Codes), server/
 """
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -19,6 +20,9 @@ _SCOPES: Final = (b'"private"', b'"public"')
 _NOT_FOUND: Final = re.compile(r"unknown resource|resource[^.]*not found|not found", re.IGNORECASE)
 _RESERVED_CODES: Final = range(-32099, -32019)
 """Codes only the specification may give a meaning (basic/index); an old server's own use of one would mislead."""
+
+
+_UPSTREAM_DATA: Final = "upstreamData"
 
 
 class Modern(NamedTuple):
@@ -127,13 +131,37 @@ def _item(raw: Raw) -> bytes:
 def modern_error(method: str, target: str, error: jsonrpc.Error) -> jsonrpc.Error:
     """An upstream error as a 2026-07-28 client may see it."""
     if error.code == mcp.OLD_RESOURCE_NOT_FOUND or _is_not_found(method, error):
-        data = {"uri": target} if method == mcp.RESOURCES_READ else {}
-        return jsonrpc.Error(mcp.INVALID_PARAMS, error.message, Raw(jsonrpc.encode(data)) if data else error.data)
+        ours = {"uri": target} if method == mcp.RESOURCES_READ else {}
+        return jsonrpc.Error(mcp.INVALID_PARAMS, error.message, error_data(error.data, ours))
     if error.code in _RESERVED_CODES:
-        return jsonrpc.Error(mcp.INTERNAL_ERROR, error.message, Raw(b'{"upstreamCode":%d}' % error.code))
+        return internal_error(error.message, error)
     if error.data is not UNSET and jsonrpc.is_null(error.data):
         return jsonrpc.Error(error.code, error.message)
     return error
+
+
+def internal_error(message: str, error: jsonrpc.Error) -> jsonrpc.Error:
+    """The error -32603 for an upstream error whose code means nothing, or something else, in 2026-07-28."""
+    return jsonrpc.Error(mcp.INTERNAL_ERROR, message, error_data(error.data, {"upstreamCode": error.code}))
+
+
+def error_data(data: Raw | UnsetType, ours: Mapping[str, object]) -> Raw | UnsetType:
+    """The upstream's `data` with members of ours: an object keeps its own members.
+
+    Where `data` is no object, or has another value under one of our names, `upstreamData` is all of it.
+    """
+    if data is UNSET or jsonrpc.is_null(data):
+        return Raw(jsonrpc.encode(ours)) if ours else UNSET
+    if not ours:
+        return data
+    added: dict[str, bytes | Raw] = {name: jsonrpc.encode(value) for name, value in ours.items()}
+    try:
+        members = jsonrpc.fields(data)
+    except ValueError:
+        return Raw(jsonrpc.merge((added | {_UPSTREAM_DATA: data}).items()))
+    if any(name in members and bytes(members[name]) != value for name, value in added.items()):
+        added[_UPSTREAM_DATA] = data
+    return Raw(jsonrpc.merge((members | added).items()))
 
 
 def _is_not_found(method: str, error: jsonrpc.Error) -> bool:

@@ -8,6 +8,8 @@ from typing import Final
 
 import msgspec
 
+from gateway.core.lines import without_line_ends
+
 BOM: Final = b"\xef\xbb\xbf"
 KEEP_ALIVE: Final = b":\n\n"
 _RETRY_DIGITS: Final = 9
@@ -127,5 +129,5 @@ class Parser:
 
 
 def encode(data: bytes) -> bytes:
-    """One `message` event; `data` is one line, as JSON without white space always is."""
-    return b"event: message\ndata: %b\n\n" % data
+    """One `message` event of one JSON message, which may be spliced from JSON that somebody pretty-printed."""
+    return b"event: message\ndata: %b\n\n" % without_line_ends(data)

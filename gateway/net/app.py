@@ -40,6 +40,8 @@ from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_t
 log = get_logger()
 
 _POLL_SECONDS: Final = 0.05
+_RESTS: Final = 2
+"""How often in a row nothing must be left to do before a drain is over; see `Listener.is_writing`."""
 _FLUSH_SECONDS: Final = 3.0
 """How long the last spans may take to be sent at the end."""
 _EPHEMERAL_KEY_BYTES: Final = 32
@@ -245,10 +247,16 @@ class Gateway:
         if not self.members.alone:
             for driver in self.downstream.running - self.downstream.relayed:
                 driver.hand_over()
-        deadline = loop.time() + hold.drain_seconds
-        while (len(self.lot) or self.downstream.busy) and loop.time() < deadline:
+        deadline, rests = loop.time() + hold.drain_seconds, 0
+        while rests < _RESTS and loop.time() < deadline:
+            rests = 0 if self._is_busy() else rests + 1
             await asyncio.sleep(_POLL_SECONDS)
         self._part()
+
+    def _is_busy(self) -> bool:
+        """Whether a call is held, or a request has not been answered to its last byte."""
+        writing = any(listener.is_writing for listener in self._listeners)
+        return bool(len(self.lot) or self.downstream.busy or writing)
 
     def _part(self) -> None:
         """What still waits goes to another replica if one can go on with it; the rest ends with an error."""

@@ -32,7 +32,7 @@ from gateway.net.bridge import Bridge
 from gateway.net.callers import Callers
 from gateway.net.driver import Driver
 from gateway.net.guard import Guard
-from gateway.net.headers import asks_as_client, for_call
+from gateway.net.headers import asks_as_client, for_call, own_headers
 from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.passthrough import Passthrough, not_allowed, probe_headers
 from gateway.net.peers import PeerFailed, Replied
@@ -452,6 +452,7 @@ class Downstream:
             for name in _TRACE_CONTEXT:
                 _ = sent.pop(name, None)
             sent.update(incoming.span.headers())
+        sent.update(own_headers(bridge.route))
         return sent
 
     async def _refuse(

@@ -20,6 +20,7 @@ from gateway.errors import CallLost, GatewayError, Refused, SessionLost, Unreach
 from gateway.net import catalog
 from gateway.net.alarms import wait_seconds
 from gateway.net.bridge import Bridge
+from gateway.net.headers import own_headers
 from gateway.net.lists import Ticket  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.sessions import Call, PoolKey, Session
@@ -599,9 +600,9 @@ class Driver:
         if not self._exchange.calling:
             self._release(clean=False)
             return
-        call = self._call = Call(upstream.call, b"", self, upstream.call)
+        call = Call(upstream.call, b"", self, upstream.call)
         call.span = self._begin_span(session)
-        self._call_sent = True
+        self._send(call)
 
         def attached() -> None:
             self._step(Step.RESUMED)
@@ -643,7 +644,9 @@ class Driver:
 
     def _call_headers(self, call: Call) -> Headers:
         """This request's headers, with the call's own span in them where it has one."""
-        return self._headers if call.span is None else {**self._headers, **call.span.headers()}
+        if call.span is None:
+            return self._headers
+        return {**self._headers, **call.span.headers(), **own_headers(self._bridge.route)}
 
     def _cancel_orphan(self, envelope: Envelope) -> None:
         """Nobody will ever hear the call's result: tell the upstream, so that it does not wait for an answer."""
@@ -717,7 +720,7 @@ class Driver:
         return Call(call_id, jsonrpc.request(call_id, request.method, params), self, token, span=span)
 
     def _send(self, call: Call) -> None:
-        """Note that from here on the call may have effects."""
+        """Note that from here on the call may have effects, and that its upstream must not be silent for ever."""
         self._call = call
         self._call_sent = True
         config = self._bridge.config

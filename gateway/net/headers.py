@@ -30,7 +30,7 @@ def for_call(route: Route, headers: MultiMapping[str]) -> dict[str, str]:
         value = headers.get(name)
         if value is not None:
             sent[name] = _sendable(name, value)
-    sent.update(_own(route))
+    sent.update(own_headers(route))
     return sent
 
 
@@ -44,7 +44,7 @@ def for_passing(
     """
     if len(headers.getall(AUTHORIZATION, ())) > 1:
         raise InvalidRequest("There are several Authorization headers; send one")  # the first one is who is calling
-    own = _own(route)
+    own = own_headers(route)
     out = _NEVER | _named(headers.getall("Connection", ())) | dropped
     out |= set(route.drop_headers) | {name.lower() for name in own}
     if not asks_as_client(route):
@@ -60,8 +60,8 @@ def passed_back(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in out and _encodes(value))
 
 
-def _own(route: Route) -> dict[str, str]:
-    """What the gateway says on its own account."""
+def own_headers(route: Route) -> dict[str, str]:
+    """What the gateway says on its own account; no header of a client or a trace takes its place."""
     credentials = route.credentials
     own = dict(route.set_headers)
     if credentials.mode == "replace" and credentials.token is not None:

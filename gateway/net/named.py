@@ -19,7 +19,8 @@ from gateway.seal.keyring import Keyring
 
 PURPOSE: Final = "endpoint"
 _PARAMETER: Final = "mrtr-endpoint"
-_BLOCK_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_BLOCK_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|(?<!\n)\r|\r(?=[^\n]))")
+"""Two line ends of any kind. A CR after an LF may still become a CRLF, so it waits for the byte after it."""
 _BEGINNING_BYTES: Final = 16_384
 """A stream whose first event is larger does not begin with an endpoint."""
 

@@ -36,7 +36,7 @@ from gateway.net.era import Era
 from gateway.net.headers import for_passing, passed_back
 from gateway.net.named import Beginning, Named
 from gateway.net.upstream import Headers
-from gateway.net.wire import REQUEST_ID, Challenge, send
+from gateway.net.wire import REQUEST_ID, Challenge, leave_open, send
 from gateway.telemetry import Metrics, Passed, TrafficEra
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -233,6 +233,8 @@ class Passthrough:
         reply = web.StreamResponse(status=response.status, reason=response.reason, headers=self._head(http, response))
         if is_stream:
             reply.headers.setdefault("X-Accel-Buffering", "no")
+        if http.method != "HEAD" and "Content-Length" not in reply.headers:
+            leave_open(http, reply)
         if self.stopping:
             reply.force_close()
         beginning = self._named.beginning(http, endpoint) if is_stream else None

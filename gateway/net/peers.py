@@ -17,7 +17,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.config import Config, split_address
 from gateway.errors import GatewayError, InvalidState, OwnerStalled
 from gateway.net.members import Address, Members
-from gateway.net.wire import Incoming, Wire, read_body, send
+from gateway.net.wire import Incoming, Wire, leave_open, read_body, send
 from gateway.seal import hop as hops
 from gateway.seal.hop import Frames, Hop, Hops
 from gateway.telemetry import Ending, Event, Metrics, Outcome, PeerOutcome, get_logger
@@ -400,7 +400,7 @@ class PeerWire(Wire):
 
     async def open(self) -> None:
         """Tell the other side that its request was taken."""
-        self._stream.enable_chunked_encoding()
+        leave_open(self._http, self._stream)
         await self._stream.prepare(self._http)
 
     async def frame(self, *frames: hops.Frame) -> None:

@@ -246,9 +246,9 @@ class Pool:
         With affinity it is the one that there is.
         Raises Busy when none came free in `timeouts.session_wait_seconds`, and what opening one raises.
         """
-        group = self.group(key)
         deadline = 0.0
         while True:
+            group = self.group(key)  # after a wait it may be another one: an empty group is swept
             session = self._idle(group) or self._guest(group)
             if session is not None:
                 return session
@@ -277,13 +277,12 @@ class Pool:
 
     async def _make_room(self, key: PoolKey) -> Group:
         """Wait until one more session of this key may be opened."""
-        group = self.group(key)
         deadline = time.monotonic() + self._config.timeouts.session_wait_seconds
         while not self._has_room(key):
-            session = await self._wait(group, deadline - time.monotonic())
+            session = await self._wait(self.group(key), deadline - time.monotonic())
             if session is not None:
                 self.release(session, clean=True)  # the next in line has it, or it makes room
-        return group
+        return self.group(key)  # not that of before the wait: an empty group is swept
 
     async def cancel_orphan(self, session_id: str, version: str, call: Raw, reason: str, headers: Headers) -> None:
         """Cancel a call of a session that another process opened, without taking the session over."""

@@ -1,13 +1,17 @@
 """The HTTP listener: aiohttp's server with the bounds it lacks.
 
-aiohttp keeps a connection open for ever that sends half a request head, and takes any number of connections.
+aiohttp keeps a connection open for ever that sends half a request head, takes any number of connections, and does not
+tell whether the replies that it was given have been sent.
 """
 
 import asyncio
 import errno
+import fcntl
 import os
 import socket
 import ssl
+import sys
+import termios
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
@@ -30,16 +34,43 @@ _HANDSHAKE_SECONDS: Final = 10.0
 class _BoundedHandler(RequestHandler):
     """One connection: a request head must be complete within a deadline."""
 
-    __slots__ = ("_head_seconds", "_head_timer")
+    __slots__ = ("_finishing", "_head_seconds", "_head_timer", "_out", "_tls_socket")
 
     def __init__(self, manager: web.Server, head_seconds: float, **kwargs: Any) -> None:
         super().__init__(manager, **kwargs)
         self._head_seconds = head_seconds
         self._head_timer: asyncio.TimerHandle | None = None
+        self._finishing = False
+        self._out: asyncio.Transport
+        self._tls_socket: socket.socket | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        # aiohttp forgets the transport when it closes it, which is before all is sent.
+        self._out = cast("asyncio.Transport", transport)
+        if transport.get_extra_info("sslcontext") is not None:
+            self._tls_socket = transport.get_extra_info("socket")
         self._watch_head()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a reply was given to aiohttp that is not with the kernel yet.
+
+        The transport below TLS has a buffer that nobody can look into. While that is not empty, the kernel's is full.
+        """
+        if self._finishing or self._out.get_write_buffer_size():
+            return True
+        return self._tls_socket is not None and _kernel_queue(self._tls_socket) > 0
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write what is left of a reply when its handler is done; for most replies that is all of it."""
+        self._finishing = True
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._finishing = False
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -75,6 +106,14 @@ class _BoundedHandler(RequestHandler):
         self._head_timer = None
         if self.transport is not None:
             self.transport.abort()
+
+
+def _kernel_queue(of: socket.socket) -> int:
+    """How many bytes the other side has not acknowledged; 0 where the system does not say."""
+    try:
+        return int.from_bytes(fcntl.ioctl(of.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):  # closed, or no socket that could be asked
+        return 0
 
 
 class _BoundedServer(web.Server):
@@ -163,6 +202,11 @@ class Listener:
     def connections(self) -> int:
         """How many are open."""
         return len(self._server.connections)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether replies are on their way to the kernel. Over TLS a single no may be wrong: ask again a bit later."""
+        return any(each.is_writing for each in self._server.connections if isinstance(each, _BoundedHandler))
 
     def change(self, limits: Limits) -> None:
         """Other bounds for the connections that are opened from now on."""

@@ -19,6 +19,8 @@ from gateway.net.nursery import Nursery
 from gateway.net.upstream import Channel, Headers, Receive
 
 _JSONRPC: Final = "2.0"
+_Listening = tuple[Receive, "asyncio.Future[None]"]
+"""Who listens for a request, and the end of that."""
 
 
 class StdioChannel(Channel):
@@ -30,8 +32,7 @@ class StdioChannel(Channel):
         self._malformed = malformed
         self._child: Child
         self._started = False
-        self._call: tuple[Receive, asyncio.Future[None]] | None = None
-        """Who listens for the current request, and the end of that."""
+        self._call: _Listening | None = None
         self._side: Receive = _nobody
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
@@ -76,7 +77,7 @@ class StdioChannel(Channel):
         if child.over.done():
             raise SessionLost(f"{child.where} {child.over.result()}")
         answered = asyncio.get_running_loop().create_future()
-        self._call = receive, answered
+        call = self._call = receive, answered
         try:
             await child.send(message, self._nursery.bounds.timeouts.answer_seconds)
             _ = await asyncio.wait((answered, child.over), return_when=asyncio.FIRST_COMPLETED)
@@ -84,9 +85,14 @@ class StdioChannel(Channel):
                 raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")
             answered.result()
         finally:
-            self._call = None
+            self._forget(call)
             answered.cancel()
         return None
+
+    def _forget(self, call: _Listening) -> None:
+        """Nobody listens for this request any more. Another one may have followed its answer at once."""
+        if self._call is call:
+            self._call = None
 
     def _hear(self, line: bytes) -> None:
         if not _is_message(line):
@@ -95,13 +101,13 @@ class StdioChannel(Channel):
         if self._call is None:
             self._side(line)
             return
-        receive, answered = self._call
+        call = receive, answered = self._call
         try:
             if receive(line):
-                self._call = None
+                self._forget(call)
                 answered.set_result(None)
         except Exception as exc:  # noqa: BLE001 - it belongs to who waits for the answer, not to the pipe
-            self._call = None
+            self._forget(call)
             answered.set_exception(exc)
 
     async def send(self, message: bytes, headers: Headers) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from multidict import CIMultiDictProxy, istr
 
 from gateway.core import ids, sse
@@ -100,7 +100,7 @@ class HttpWire(Wire):
     async def start(self) -> None:
         """Send the head of an SSE stream."""
         self._stream = web.StreamResponse(headers={**SSE_HEADERS, _ID_HEADER: self._request_id})
-        self._stream.enable_chunked_encoding()
+        leave_open(self._http, self._stream)
         await self._stream.prepare(self._http)
         self.started = True
 
@@ -117,6 +117,14 @@ class HttpWire(Wire):
 
     def _show(self, data: bytes) -> None:
         bodies.show(Direction.TO_CLIENT, data, route=self._http.path[:80], request_id=self._request_id)
+
+
+def leave_open(http: web.BaseRequest, stream: web.StreamResponse) -> None:
+    """Have a body of unknown length end with a chunk, or with its connection where the client speaks HTTP/1.0."""
+    if http.version == HttpVersion11:
+        stream.enable_chunked_encoding()
+    else:
+        stream.force_close()
 
 
 async def send(http: web.BaseRequest, stream: web.StreamResponse, data: bytes, seconds: float) -> None:
@@ -140,8 +148,8 @@ async def read_body(http: web.BaseRequest, limit: int, seconds: float) -> bytes:
         return body
     if http.content_length is not None and http.content_length > limit:
         raise _too_large(limit)
-    if http.headers.get("Expect", "").lower() == "100-continue":
-        # aiohttp's low-level server leaves this to its handler.
+    if http.headers.get("Expect", "").lower() == "100-continue" and http.version >= HttpVersion11:
+        # aiohttp's low-level server leaves this to its handler. HTTP/1.0 knows no interim replies.
         await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         http.writer.output_size = 0
     received = bytearray()

@@ -151,8 +151,8 @@ def send(*answers: tuple[str, Any, Raw]) -> do.SendAnswers:
     return do.SendAnswers(tuple((Question(key, ANY, ANY, raw(id_), ANY), value) for key, id_, value in answers))
 
 
-def error(code: int, message: Any = ANY) -> jsonrpc.Error:
-    return jsonrpc.Error(code, message)
+def error(code: int, message: Any = ANY, data: Any = ANY) -> jsonrpc.Error:
+    return jsonrpc.Error(code, message, data)
 
 
 def waiting(by: on.Leg, **options: Any) -> Playbook:

@@ -1,5 +1,6 @@
 """Stories of one exchange, each told as its events and the commands that follow."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -509,6 +510,13 @@ def test_a_url_for_a_client_that_cannot_visit_it_is_refused() -> None:
 def test_a_malformed_url_error_is_an_internal_error(event: on.Failed) -> None:
     play = waiting(FIRST) >> event << do.DisarmLeg() << do.FailWith((FIRST,), error(mcp.INTERNAL_ERROR))
     assert play << do.ReleaseSession(clean=True)
+
+
+def test_a_url_error_that_cannot_be_a_round_keeps_its_code_and_data() -> None:
+    failed = waiting(FIRST).exchange.handle(url_required(elicitations="all"))[1]
+    assert isinstance(failed, do.FailWith)
+    assert isinstance(failed.error.data, Raw)
+    assert json.loads(bytes(failed.error.data)) == {"upstreamCode": -32042, "elicitations": "all"}
 
 
 def test_a_url_error_to_a_request_that_may_not_ask_is_an_internal_error() -> None:

@@ -56,6 +56,12 @@ def test_an_error_is_read_whatever_it_is(raw: bytes, code: int, message: str) ->
     assert (error.code, error.message) == (code, message)
 
 
+def test_the_data_of_a_malformed_error_is_kept() -> None:
+    error = jsonrpc.error(Raw(b'{"code":"x","data":{"why":[1]}}'))
+    assert isinstance(error.data, Raw)
+    assert bytes(error.data) == b'{"why":[1]}'
+
+
 @pytest.mark.parametrize(
     ("raw", "text"),
     [(b'"a"', "a"), (b'"\\u00e9"', "é"), (b"1", None), (b"null", None), (b'"\xff"', None), (None, None)],

@@ -1,5 +1,7 @@
 """The grammar of event streams; tests/property/test_sse_split cuts the same streams at every byte."""
 
+import json
+
 import pytest
 
 from gateway.core import sse
@@ -84,3 +86,13 @@ def test_the_bound_is_for_one_event() -> None:
 
 def test_what_is_written_is_read_back() -> None:
     assert Parser(1000).feed(sse.KEEP_ALIVE + sse.encode(b'{"a":1}') + sse.KEEP_ALIVE) == [Event(b'{"a":1}')]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_json_with_line_ends_is_written_as_one_event(end: bytes) -> None:
+    data = end.join([b"{", b'  "a": "x\\ny",', b'  "b": []', b"}"])
+    written = sse.encode(data)
+    assert written.count(b"\n") == 3
+    assert b"\r" not in written
+    (event,) = Parser(1000).feed(written)
+    assert json.loads(event.data) == {"a": "x\ny", "b": []}

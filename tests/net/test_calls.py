@@ -388,6 +388,11 @@ async def test_an_error_of_the_upstream_is_http_200(upstream: FakeUpstream, clie
     assert (reply.status, reply.error["code"], reply.error["data"]) == (200, -32603, {"upstreamCode": -32050})
 
 
+async def test_an_error_whose_code_is_mapped_keeps_its_data(upstream: FakeUpstream, client: Client) -> None:
+    upstream.tool(lambda turn: turn.error(-32050, "odd", {"field": "name", "hints": [1]}))
+    assert (await client.call()).error["data"] == {"field": "name", "hints": [1], "upstreamCode": -32050}
+
+
 async def test_an_error_32042_is_a_round_of_urls_and_the_call_runs_again(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:

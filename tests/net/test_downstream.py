@@ -390,6 +390,17 @@ async def test_trace_context_of_the_body_wins_and_cannot_inject(upstream: FakeUp
     assert not {"tracestate", "baggage", "x-evil"} & {name.lower() for name in sent}
 
 
+async def test_a_header_that_the_route_sets_is_not_the_clients_to_choose(upstream: FakeUpstream, begin: Start) -> None:
+    """Not by a header, not by `_meta`: neither of the handshake nor of the call."""
+    stand = await begin(route={"set_headers": {"Traceparent": "00-ours", "Baggage": "b=ours"}})
+    client = stand.client()
+    await client.call(meta={"traceparent": "00-body", "tracestate": "a=body"}, headers={"Baggage": "b=header"})
+    for seen in upstream.seen:
+        assert seen.headers.getall("traceparent") == ["00-ours"], seen.word
+        assert seen.headers.getall("baggage") == ["b=ours"], seen.word
+    assert upstream.of("tools/call")[0].headers["tracestate"] == "a=body"
+
+
 @pytest.mark.parametrize("name", ["Authorization", "X-Tenant"])
 async def test_a_header_that_is_no_text_is_refused_not_a_crash(
     upstream: FakeUpstream, begin: Start, name: str

@@ -4,13 +4,18 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gateway.core import mcp
+from gateway.core.events import Expired
 from gateway.net.driver import Driver
+from gateway.seal.envelope import Envelope
+from gateway.seal.keyring import Keyring
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FORM, FakeUpstream, Script, Turn, text
-from tests.net.workbench import Client, Stand, eventually, jwt
+from tests.net.workbench import DECLINE, Client, Stand, eventually, jwt
 
 BOM = b"\xef\xbb\xbf"
 
@@ -547,6 +552,42 @@ async def test_a_silent_upstream_is_given_up(upstream: FakeUpstream, begin: Star
     assert len(upstream.of("tools/call")) == 1
     await upstream.of("tools/call")[0].cut.wait()
     assert "DELETE" not in upstream.words
+
+
+def of_a_dead_process(state: str, session: str, cursor: str) -> str:
+    """The same state, as a process that is gone would have sealed it of a call in another session."""
+    ring = Keyring((bytes(range(32)),), "state")
+    envelope = msgspec.msgpack.Decoder(Envelope).decode(ring.open(state))
+    assert envelope.upstream is not None
+    upstream = replace(envelope.upstream, session=session, cursor=cursor)
+    gone = replace(envelope, exchange="x1", epoch="gone", upstream=upstream)
+    return ring.seal(msgspec.msgpack.encode(gone))
+
+
+@pytest.mark.parametrize("rounds", [0, 4])
+async def test_a_call_taken_over_from_a_dead_process_is_given_up_when_it_is_silent(
+    upstream: FakeUpstream, begin: Start, rounds: int
+) -> None:
+    stand = await begin(timeouts={"idle_seconds": 0.1}, legs={"rounds": rounds, "limit_seconds": 0.05})
+    client = stand.client()
+    upstream.tool(_ask)
+    asked = await client.call()
+    for driver in list(stand.gateway.lot):
+        driver._feed(Expired())
+    state = of_a_dead_process(asked.state, session="s0", cursor="e1")
+    upstream.known.add("s0")
+
+    async def silent(turn: Turn) -> None:
+        await turn.raw(b": here\n\n")
+        await turn.for_ever()
+
+    upstream.on("resume", silent)
+    reply = await client.call(state=state, answers=dict.fromkeys(asked.questions, DECLINE))
+    while reply.final.get("result", {}).get("resultType") == "input_required":  # a round that only sheds load
+        reply = await client.call(state=reply.state)
+    assert reply.outcome == (200, -32603, "call_lost")
+    assert "timeouts.idle_seconds" in reply.error["message"]
+    assert upstream.of("resume")[0].headers["Last-Event-ID"] == "e1"
 
 
 async def test_a_call_that_waits_for_its_client_is_not_silent(upstream: FakeUpstream, begin: Start) -> None:

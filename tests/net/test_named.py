@@ -68,6 +68,12 @@ def test_a_stream_in_pieces_is_the_same_stream(named: Named, size: int, end: byt
     assert begun.rest() == b""
 
 
+@pytest.mark.parametrize("ends", [b"\n\r\n", b"\r\n\n", b"\r\r\n"])
+def test_an_event_may_end_in_lines_that_end_differently(named: Named, ends: bytes) -> None:
+    told = beginning(named).feed(EVENT.replace(b"\r\n\r\n", ends))
+    assert named.target(asked(address(told.rstrip() + b"\n\n"), "POST"), UPSTREAM) is not None
+
+
 @pytest.mark.parametrize(
     "stream",
     [

@@ -9,6 +9,7 @@ from msgspec import Raw
 from gateway.config import parse
 from gateway.core import mcp
 from gateway.errors import Busy
+from gateway.net import pool as pools
 from gateway.net.pool import Pool
 from gateway.net.sessions import PoolKey, Session
 from gateway.net.tasks import Tasks
@@ -255,6 +256,33 @@ async def test_waiters_time_out_and_leave_nothing_behind() -> None:
     bench.pool.release(held, clean=True)
     assert await bench.acquire(key("a")) is held
     bench.pool.release(held, clean=True)
+    await bench.close()
+
+
+@pytest.mark.parametrize("how", ["acquire", "open", "adopt"])
+async def test_a_caller_whose_group_is_swept_while_it_waits_is_served(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told that there is room, and not run yet: nobody waits in its group then, and no session is there."""
+    monkeypatch.setattr(pools, "_SWEEP_SECONDS", 0)
+    bench = Bench(sessions={"max": 1, "idle_seconds": 0})
+    pool = bench.pool
+    begun: dict[str, Any] = {
+        "acquire": lambda: pool.acquire(key("a"), NO_HEADERS),
+        "open": lambda: pool.open(key("a"), NO_HEADERS),
+        "adopt": lambda: pool.adopt(key("a"), "s1", "2025-11-25", Raw(b"{}"), NO_HEADERS),
+    }
+    held = await bench.acquire(key("other"))
+    waiting: asyncio.Task[Session] = asyncio.get_running_loop().create_task(begun[how]())
+    await turns()
+    before = pool.group(key("a"))
+    pool.release(held, clean=False)
+    session = await asyncio.wait_for(waiting, 1)
+    pool.release(session, clean=False)
+    after = pool.group(key("a"))
+    assert after is not before, "it was swept in between"
+    assert not after.count
+    assert (await asyncio.wait_for(bench.acquire(key("a")), 1)) is not session
     await bench.close()
 
 

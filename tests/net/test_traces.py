@@ -321,6 +321,16 @@ async def test_without_traces_the_clients_own_context_goes_on_as_it_came(upstrea
     assert (meta["traceparent"], headers["traceparent"], meta["tracestate"]) == (PARENT, PARENT, "rojo=1")
 
 
+async def test_a_trace_does_not_replace_a_header_that_the_route_sets(
+    upstream: FakeUpstream, begin: Start, spans: Spans
+) -> None:
+    client = (await begin(traces=spans.traces(), route={"set_headers": {"traceparent": "00-ours"}})).client()
+    upstream.tool(asking)
+    asked = await client.call(meta={"traceparent": PARENT})
+    _ = await client.answer(asked)
+    assert {seen.headers["traceparent"] for seen in upstream.seen if seen.http_method != "DELETE"} == {"00-ours"}
+
+
 # -- what is sent, and what is not ------------------------------------------------------------------------------------
 
 

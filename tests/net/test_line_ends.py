@@ -1,0 +1,188 @@
+"""Upstreams that pretty-print: whatever line ends their JSON has, a standard parser reads the events we write."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.net.conftest import Start
+from tests.net.fake_upstream import DEADLINE, FORM, FakeUpstream, Seen, Turn, text
+from tests.net.workbench import Client, Reply
+from tests.parts.launch import PARTS
+
+PYTHON = PARTS / "py130" / "bin" / "python"
+READ = """
+import json, sys, httpx, httpx_sse
+url, headers, body = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+with httpx.Client(trust_env=False) as client:
+    with httpx_sse.connect_sse(client, "POST", url, headers=headers, content=body) as source:
+        print(json.dumps([event.json() for event in source.iter_sse()]))
+"""
+"""What the Python SDK reads streams with."""
+ENDS = ["\n", "\r\n", "\r"]
+TOKEN = {"progressToken": "p"}
+
+
+def pretty(value: Any, end: str = "\n") -> bytes:
+    return json.dumps(value, indent=2).replace("\n", end).encode()
+
+
+def event(message: dict[str, Any], end: str) -> bytes:
+    """A message as several `data:` lines, whose parser joins them by LF."""
+    lines = [b"data: " + line for line in pretty({"jsonrpc": "2.0", **message}).split(b"\n")]
+    return end.encode().join([*lines, b"", b""])
+
+
+async def started(turn: Turn, end: str = "\n") -> None:
+    """Make the reply to the client a stream, with a notification that is pretty-printed too."""
+    token = turn.body["params"]["_meta"]["progressToken"]
+    params = {"progressToken": token, "progress": 1, "message": "half", "more": {"a": [1, 2]}}
+    await turn.raw(event({"method": "notifications/progress", "params": params}, end))
+
+
+async def progressing(client: Client, **options: Any) -> Reply:
+    """Call with a progress token; the whole reply, each of whose events is one line of JSON."""
+    reply = await client.call(meta=TOKEN, **options)
+    assert reply.is_stream
+    fields = {line.partition(b":")[0] for line in reply.data.splitlines()}
+    assert fields <= {b"event", b"data", b""}, reply.data
+    return reply
+
+
+@pytest.mark.parametrize("end", ENDS, ids=repr)
+async def test_a_pretty_printed_result_ends_a_stream_like_any_other(
+    upstream: FakeUpstream, client: Client, end: str
+) -> None:
+    async def tool(turn: Turn) -> None:
+        await started(turn, end)
+        await turn.raw(event({"id": turn.id, "result": {**text("x\r\ny"), "structuredContent": {"a": [1]}}}, end))
+
+    upstream.tool(tool)
+    reply = await progressing(client)
+    assert reply.text == "x\r\ny", "line ends within strings are escaped, and stay"
+    assert reply.notifications[0]["params"]["more"] == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize("end", ENDS, ids=repr)
+async def test_a_pretty_printed_body_after_a_keep_alive_is_one_event(
+    upstream: FakeUpstream, begin: Start, end: str
+) -> None:
+    stand = await begin(timeouts={"keepalive_seconds": 0.02})
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await go.wait()
+        turn.reply(body=pretty({"jsonrpc": "2.0", "id": turn.id, "result": text("late")}, end))
+
+    upstream.tool(tool)
+    client = stand.client()
+    async with asyncio.timeout(DEADLINE), client.open("tools/call", {"name": "tool", "arguments": {}}) as response:
+        assert await response.content.readuntil(b":\n\n") == b":\n\n"
+        go.set()
+        reply = Reply(response, await response.read(), "tools/call")
+    assert reply.text == "late"
+
+
+@pytest.mark.parametrize("end", ENDS, ids=repr)
+async def test_a_pretty_printed_name_of_the_server_breaks_no_reply(
+    upstream: FakeUpstream, client: Client, end: str
+) -> None:
+    info = {"name": "fake", "version": "1", "title": "A\nB"}
+
+    async def initialize(turn: Turn) -> None:
+        upstream.known.add("s1")
+        result = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
+        message = pretty({"jsonrpc": "2.0", "id": turn.id, "result": result}, end)
+        turn.reply(body=message, headers={"Mcp-Session-Id": "s1"})
+
+    async def tool(turn: Turn) -> None:
+        await started(turn)
+        await turn.elicit("Name")
+        await turn.result(text("done"))
+
+    upstream.on("initialize", initialize)
+    upstream.tool(tool)
+    asked = await progressing(client)
+    assert asked.result["_meta"]["io.modelcontextprotocol/serverInfo"] == info
+    done = await client.answer(asked)
+    assert done.result["_meta"]["io.modelcontextprotocol/serverInfo"] == info
+
+
+@pytest.mark.parametrize("end", ENDS, ids=repr)
+async def test_a_pretty_printed_question_error_or_log_is_readable(
+    upstream: FakeUpstream, client: Client, end: str
+) -> None:
+    async def tool(turn: Turn) -> None:
+        await started(turn, end)
+        params = {"level": "error", "data": {"a": [1]}}
+        await turn.raw(event({"method": "notifications/message", "params": params}, end))
+        waiter = upstream.expect(turn.session, 7)
+        await turn.raw(event({"id": 7, "method": "elicitation/create", "params": FORM}, end))
+        await waiter
+        await turn.raw(event({"id": turn.id, "error": {"code": 5, "message": "no", "data": {"a": [1]}}}, end))
+
+    upstream.tool(tool)
+    upstream.capabilities = {"tools": {}, "logging": {}}
+    asked = await progressing(client)
+    assert [message["method"] for message in asked.notifications] == ["notifications/progress"]
+    (question,) = asked.questions.values()
+    assert question["params"]["requestedSchema"] == FORM["requestedSchema"]
+    assert (await client.answer(asked)).error["data"] == {"a": [1]}
+    level = {"io.modelcontextprotocol/logLevel": "info", **TOKEN}
+    logged = await client.call(meta=level)
+    assert [message["method"] for message in logged.notifications][-1] == "notifications/message"
+    _ = await client.answer(logged)
+
+
+@pytest.mark.parametrize("end", ENDS, ids=repr)
+async def test_a_pretty_printed_change_reaches_who_subscribed(
+    upstream: FakeUpstream, client: Client, end: str
+) -> None:
+    upstream.capabilities = {"tools": {"listChanged": True}}
+    wanted = {"notifications": {"toolsListChanged": True}}
+    async with asyncio.timeout(DEADLINE), client.open("subscriptions/listen", wanted) as response:
+        assert b"acknowledged" in await response.content.readuntil(b"\n\n")
+        params = {"_meta": {"why": {"a": [1]}}}
+        change = {"method": "notifications/tools/list_changed", "params": params}
+        upstream.side("s1").put_nowait(event(change, end))
+        told = await response.content.readuntil(b"\n\n")
+    (data,) = [line.partition(b": ")[2] for line in told.splitlines() if line.startswith(b"data")]
+    assert json.loads(data)["params"]["_meta"]["why"] == {"a": [1]}
+
+
+@pytest.mark.parametrize("end", ENDS, ids=repr)
+async def test_a_pretty_printed_request_is_served_like_any_other(
+    upstream: FakeUpstream, client: Client, end: str
+) -> None:
+    async def tool(turn: Turn) -> None:
+        await started(turn)
+        await turn.result(text(turn.body["params"]["arguments"]["a"]))
+
+    upstream.tool(tool)
+    headers, body = client.build("tools/call", {"name": "tool", "arguments": {"a": "b\r\nc"}}, TOKEN)
+    async with client.http.post(client.url, headers=headers, data=pretty(json.loads(body), end)) as response:
+        reply = Reply(response, await response.read(), "tools/call")
+    assert reply.text == "b\r\nc"
+    sent: Seen = upstream.of("tools/call")[0]
+    assert sent.body["params"]["arguments"] == {"a": "b\r\nc"}
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="scripts/parts has not been run")
+async def test_the_parser_of_the_python_sdk_reads_a_pretty_printed_result(
+    upstream: FakeUpstream, client: Client
+) -> None:
+    async def tool(turn: Turn) -> None:
+        await started(turn, "\r\n")
+        await turn.raw(event({"id": turn.id, "result": text("done")}, "\r\n"))
+
+    upstream.tool(tool)
+    headers, body = client.build("tools/call", {"name": "tool", "arguments": {}}, TOKEN)
+    reading = await asyncio.create_subprocess_exec(
+        *(str(PYTHON), "-c", READ, client.url, json.dumps(headers), body.decode()), stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(20):
+        printed, _ = await reading.communicate()
+    told, last = json.loads(printed)
+    assert told["method"] == "notifications/progress"
+    assert last["result"]["content"][0]["text"] == "done"

@@ -1,0 +1,121 @@
+"""The channel to one child alone: one request after the other on one pipe, and each hears its own answer."""
+
+import asyncio
+from typing import Any, Self
+
+import pytest
+from msgspec import Raw
+
+from gateway.config import Limits, Timeouts
+from gateway.core import jsonrpc
+from gateway.errors import CallLost
+from gateway.net.client import Client
+from gateway.net.stdio import StdioChannel
+from gateway.net.upstream import NO_HEADERS
+
+DEADLINE = 2.0
+
+
+class FakeChild:
+    """A FAKE child: it takes what is sent to it, and says what the test has it say."""
+
+    where = "The fake child"
+
+    def __init__(self) -> None:
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.sent: list[bytes] = []
+        self.hear: Any = None
+        self.asked = False
+
+    async def send(self, message: bytes, _seconds: float) -> None:
+        self.sent.append(message)
+
+    def say(self, id_: int) -> None:
+        self.hear(b'{"jsonrpc":"2.0","id":%d,"result":{"of":%d}}' % (id_, id_))
+
+
+class FakeNursery:
+    """A FAKE nursery, of one fake child."""
+
+    where = FakeChild.where
+
+    def __init__(self, bounds: Client) -> None:
+        self.child = FakeChild()
+        self.bounds = bounds
+
+    async def take(self) -> FakeChild:
+        return self.child
+
+    def proved(self, _child: FakeChild) -> None:
+        pass
+
+
+class Bench:
+    """A channel whose child has answered `initialize`."""
+
+    def __init__(self) -> None:
+        self.bounds = Client(Limits(), Timeouts())
+        self.nursery = FakeNursery(self.bounds)
+        self.child = self.nursery.child
+        self.channel = StdioChannel(self.nursery, lambda: None)  # type: ignore[arg-type]
+        self.answers: list[int] = []
+        self.aside: list[bytes] = []
+        self.after_first: Any = lambda: None
+
+    async def __aenter__(self) -> Self:
+        greeting = asyncio.get_running_loop().create_task(self.channel.initialize(b"{}", NO_HEADERS))
+        await asyncio.sleep(0)
+        self.child.say(0)
+        assert isinstance(await greeting, Raw)
+        await self.channel.listen("2025-11-25", NO_HEADERS, lambda line: bool(self.aside.append(line)), lambda: None)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.bounds.close()
+
+    def receive(self, line: bytes) -> bool:
+        found = jsonrpc.message(line).id
+        assert isinstance(found, Raw)
+        self.answers.append(int(bytes(found)))
+        after, self.after_first = self.after_first, lambda: None
+        after()
+        return True
+
+    def request(self, number: int) -> "asyncio.Task[Any]":
+        message = jsonrpc.request(b"%d" % number, "tools/call", {})
+        return asyncio.get_running_loop().create_task(self.channel.request(message, NO_HEADERS, self.receive))
+
+
+async def test_a_request_that_follows_at_once_hears_its_own_answer() -> None:
+    """An answer frees the session, whose next request may be sent before the first one's task has run again."""
+    async with Bench() as bench, asyncio.timeout(DEADLINE):
+        second: list[asyncio.Task[Any]] = []
+        bench.after_first = lambda: second.append(bench.request(2))
+        first = bench.request(1)
+        await asyncio.sleep(0)
+        bench.child.say(1)
+        assert await first is None
+        assert len(bench.child.sent) == 3
+        bench.child.say(2)
+        assert await second[0] is None
+        assert bench.answers == [1, 2]
+        assert not bench.aside
+
+
+async def test_a_listener_that_fails_fails_its_own_request_only() -> None:
+    async with Bench() as bench, asyncio.timeout(DEADLINE):
+        second: list[asyncio.Task[Any]] = []
+
+        def fail() -> None:
+            second.append(bench.request(2))
+            raise CallLost("broken")
+
+        bench.after_first = fail
+        first = bench.request(1)
+        await asyncio.sleep(0)
+        bench.child.say(1)
+        with pytest.raises(CallLost, match="broken"):
+            await first
+        bench.child.say(2)
+        assert await second[0] is None
+        assert not bench.aside
