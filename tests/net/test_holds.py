@@ -311,6 +311,59 @@ async def test_a_place_that_was_taken_meanwhile_ends_the_call(upstream: FakeUpst
     assert json.loads((await stand.client().answer(asked)).text) == ACCEPT
 
 
+class Crowd:
+    """Two tools: one runs until the test lets it end, the other asks and so takes a place."""
+
+    def __init__(self, upstream: FakeUpstream) -> None:
+        self.go = asyncio.Event()
+        upstream.tool(self.tool)
+
+    async def tool(self, turn: Turn) -> None:
+        if turn.body["params"]["name"] == "runs":
+            await self.go.wait()
+        else:
+            await turn.elicit("q")
+        await turn.result(text("done"))
+
+
+CAPS = [{"max_calls": 1}, {"max_calls_per_principal": 1}]
+
+
+@pytest.mark.parametrize("cap", CAPS)
+async def test_a_long_call_whose_caller_is_at_its_cap_keeps_its_leg(
+    upstream: FakeUpstream, begin: Start, cap: dict[str, int]
+) -> None:
+    stand = await begin(hold=cap, legs={"limit_seconds": 0.03})
+    client, crowd = stand.client("Bearer ada"), Crowd(upstream)
+    running = later(client.call("runs"))
+    await upstream.saw("tools/call")
+    asked = await client.call()
+    # The upstream's silence is watched from the leg's first limit on.
+    await eventually(lambda: len(stand.gateway.routes.bridges["/mcp"].alarms.idle), "the leg has reached its limit")
+    assert not running.done()
+    assert (await client.answer(asked)).text == "done"
+    shed = await running
+    assert shed.questions == {}, "now there is a place"
+    crowd.go.set()
+    assert (await client.call("runs", state=shed.state)).text == "done"
+    assert mcp.CANCELLED not in upstream.words
+
+
+async def test_a_call_that_another_replica_can_go_on_with_is_let_go_without_a_place(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(hold={"max_calls": 1, "drain_seconds": 0.05}, route={"ephemeral": ["runs"]})
+    client, crowd = stand.client("Bearer ada"), Crowd(upstream)
+    running = later(client.call("runs"))
+    await upstream.saw("tools/call")
+    _ = await client.call()
+    await asyncio.wait_for(stand.gateway.drain(delay_seconds=0), 5)
+    assert (await running).questions == {}
+    crowd.go.set()
+    for driver in list(stand.gateway.lot):
+        stand.gateway.lot.remove(driver)
+
+
 # -- whose state it is ------------------------------------------------------------------------------------------------
 
 
