@@ -228,7 +228,7 @@ class Session:
             self.lost = True  # for this process: the call runs there, so no DELETE
             raise
 
-    async def _follow(self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | None]) -> None:
+    async def _follow(self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | Raw | None]) -> None:
         """Keep account of a call while its stream is read."""
         assert self._call is None, "one call in flight per session"
         self._call, self._headers = call, headers
@@ -238,17 +238,15 @@ class Session:
             call.reader = asyncio.current_task()
             refusal = await reading
             if refusal is not None:
+                if self.channel.forgotten:
+                    self._forget()
                 self._settle()
-                call.listener.hear(on.Failed(refusal))
+                call.listener.hear(on.Failed(refusal) if isinstance(refusal, jsonrpc.Error) else on.Resulted(refusal))
         except Refused:
             self.turned_away = True
             raise
         except (SessionLost, CallGone):
-            self.lost = True
-            self._metrics.session_lost(self._route)
-            log.info(
-                Event.SESSION_LOST, route=self._route, note="the upstream does not know it any more; was it restarted?"
-            )
+            self._forget()
             raise
         except CallLost:
             self.lost = True  # the call may still run there: no DELETE
@@ -263,6 +261,14 @@ class Session:
             # Answered, the session may be in the next call's hands already while this stream still drains.
             if self._call is call:
                 self._settle()
+
+    def _forget(self) -> None:
+        """The upstream does not know the session any more."""
+        self.lost = True
+        self._metrics.session_lost(self._route)
+        log.info(
+            Event.SESSION_LOST, route=self._route, note="the upstream does not know it any more; was it restarted?"
+        )
 
     def _settle(self) -> None:
         """The call is no longer in flight."""
