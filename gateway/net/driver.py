@@ -194,11 +194,9 @@ class Driver:
             raise
         self._restored = False
 
-    def is_answered_by(self, request: Request) -> bool:
-        """Whether answers of this request go upstream, where its credential is checked with them."""
-        answers = request.input_responses or {}
-        waits = self._exchange.state is State.PARKED
-        return waits and any(key in answers for key in self._exchange.questions)
+    async def authorise(self, key: PoolKey, headers: Headers) -> None:
+        """Have the upstream check a retry's credential where the call runs, or ran; raises as `Pool.authorise`."""
+        await self._bridge.pool.authorise(key, headers, self._session or self._released)
 
     def leave(self, leg: on.Leg) -> None:
         """A leg's client is gone."""
