@@ -18,7 +18,7 @@ from gateway.core import jsonrpc, mcp, sse
 from gateway.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
 from gateway.net.batches import unpacked
 from gateway.net.client import REDIRECTS, Client, Endpoint
-from gateway.net.refusals import Doubted, Greeting, NotSpoken, check_pong, ping_id, refusal
+from gateway.net.refusals import PING_PREFIX, Doubted, Greeting, NotSpoken, check_pong, ping_id, refusal
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers, Receive
 
@@ -204,7 +204,7 @@ class HttpSseChannel(Channel):
 
     def _hand_over(self, data: bytes) -> None:
         """Give one message to who waits for it."""
-        if self._pings and self._is_pong(data):
+        if self._pings and PING_PREFIX in data and self._is_pong(data):
             return
         waiting = self._waiting
         if waiting is None:

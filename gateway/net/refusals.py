@@ -18,6 +18,8 @@ from gateway.net.client import Endpoint, read_at_most
 
 _SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
 _ERROR_BODY_BYTES: Final = 65_536
+PING_PREFIX: Final = b"gw-ping-"
+"""What the ids of the gateway's own pings begin with."""
 
 
 class NotSpoken(NoHandshake):
@@ -109,7 +111,7 @@ async def refusal(
 
 def ping_id() -> bytes:
     """The id of a ping: some servers key streams by it across sessions, so none is used twice."""
-    return b'"gw-ping-%b"' % secrets.token_hex(8).encode()
+    return b'"%b%b"' % (PING_PREFIX, secrets.token_hex(8).encode())
 
 
 def check_pong(said: jsonrpc.Error | Raw, where: str) -> None:
