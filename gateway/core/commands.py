@@ -71,7 +71,8 @@ class Forward(_Base, frozen=True):
 class Ask(_Base, frozen=True):
     """Seal the state of `round` and end these legs with an InputRequiredResult.
 
-    `state` is where another replica would go on. `held` when this one keeps the exchange until the client comes back.
+    `state` is where another replica would go on. `held` when the call waits for the client, and `stays` when
+    it does so here: it takes a place.
     """
 
     legs: tuple[Leg, ...]
@@ -79,6 +80,7 @@ class Ask(_Base, frozen=True):
     round: int
     state: str = "parked"
     held: bool = True
+    stays: bool = True
 
 
 class Reply(_Base, frozen=True):

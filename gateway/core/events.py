@@ -111,7 +111,9 @@ class QuietPassed(Event, frozen=True):
 
 
 class LegLimitPassed(Event, frozen=True):
-    """A leg has waited as long as clients wait."""
+    """A leg has waited as long as clients wait; `has_place` when the call may be parked."""
+
+    has_place: bool = True
 
 
 class GracePassed(Event, frozen=True):
@@ -123,7 +125,12 @@ class Expired(Event, frozen=True):
 
 
 class HandedOver(Event, frozen=True):
-    """This replica is going away while others stay: clients that wait shall come back, and reach another one."""
+    """This replica is going away while others stay: clients that wait shall come back, and reach another one.
+
+    `has_place` as in `LegLimitPassed`.
+    """
+
+    has_place: bool = True
 
 
 class LetGo(Event, frozen=True):

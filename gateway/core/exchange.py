@@ -570,14 +570,19 @@ class Exchange:
     def _quiet(self, _: on.QuietPassed) -> Commands:
         return self._ask(State.PARKED)
 
-    def _shed(self, _: on.LegLimitPassed) -> Commands:
-        """End the leg early and let the client come back at once (SEP-2322, Load Shedding)."""
+    def _shed(self, event: on.LegLimitPassed) -> Commands:
+        """End the leg early and let the client come back at once (SEP-2322, Load Shedding).
+
+        A call that finds no place keeps its leg: to end it would cost the client a call that runs.
+        """
         if not self._policy.may_ask or self.sheds >= self._policy.shed_rounds:
             return []
+        if not event.has_place:
+            return [do.Arm(Timer.LEG)]
         self.sheds += 1
         return self._ask(State.PARKED)
 
-    def _ask(self, state: State) -> Commands:
+    def _ask(self, state: State, *, stays: bool = True) -> Commands:
         holds = self._policy.holds
         if not holds and self.record is None:
             return self._abort(_unrecorded())
@@ -586,7 +591,7 @@ class Exchange:
         self._shown = frozenset(self.questions)
         legs, self._legs = self.legs, []
         resting = state if holds or state is State.REFERRED else State.BROKEN
-        ask = do.Ask(legs, dict(self.questions), self.round, resting, held=holds)
+        ask = do.Ask(legs, dict(self.questions), self.round, resting, held=holds, stays=stays)
         if holds:
             return [do.DisarmLeg(), ask, do.Arm(Timer.TTL)]
         return [do.DisarmLeg(), ask, *self._part("it will be run again with the answers")]
@@ -600,9 +605,9 @@ class Exchange:
         self.state = State.ENDED
         return [*out, do.Disarm(Timer.TTL), do.ReleaseSession(clean)]
 
-    def _hand_over(self, _: on.HandedOver) -> Commands:
-        """End the legs early; the retry reaches this replica through another one."""
-        return self._ask(State.PARKED) if self._policy.may_ask and self._policy.holds else []
+    def _hand_over(self, event: on.HandedOver) -> Commands:
+        """End the legs early, where there is a place; the retry reaches this replica through another one."""
+        return self._ask(State.PARKED) if self._policy.may_ask and self._policy.holds and event.has_place else []
 
     def _let_go(self, event: on.LetGo) -> Commands:
         """Nothing of the exchange stays here: its state says everything, and goes to who still waits for one."""
@@ -610,7 +615,7 @@ class Exchange:
         if self._legs:
             if not self._policy.may_ask:
                 return self._abort(Stopping("The gateway shut down before the call ended; it was cancelled"))
-            out = self._ask(State.PARKED)
+            out = self._ask(State.PARKED, stays=False)
             if not self._policy.holds:
                 return out
         reason = "the gateway shuts down; the call is run again" if event.cancel else None

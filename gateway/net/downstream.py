@@ -15,7 +15,6 @@ from gateway.core import era as eras
 from gateway.core import ids, jsonrpc, mcp, negotiate, sse
 from gateway.core import request as modern
 from gateway.core.events import Leg
-from gateway.core.exchange import State
 from gateway.core.request import Request
 from gateway.errors import (
     DownstreamError,
@@ -411,8 +410,11 @@ class Downstream:
                     bridge.metrics.continued(bridge.route.path, Step.FORWARDED)
                     _note_step(incoming.span, Step.FORWARDED)
                 return replied
-        if not _goes_upstream(driver, envelope, request):
-            await bridge.pool.authorise(key, headers)
+        # Before anything is answered or claimed: what the upstream says meanwhile goes to whoever waits.
+        if driver is not None:
+            await driver.authorise(key, headers)
+        else:
+            await bridge.pool.authorise(key, headers, elsewhere=_session_of(envelope))
         # While others were asked, a second retry may have come.
         driver = bridge.lot.find(envelope.exchange) or driver
         if driver is None:
@@ -529,12 +531,10 @@ def _pool_key(bridge: Bridge, request: Request, principal: bytes, headers: Heade
     return PoolKey(principal, bytes(request.client_info), bytes(request.capabilities), forwarded)
 
 
-def _goes_upstream(driver: Driver | None, envelope: Envelope, request: Request) -> bool:
-    """Whether an answer of this request goes upstream, where its credential is checked with it."""
-    if driver is not None:
-        return driver.is_answered_by(request)
-    answers = request.input_responses or {}
-    return envelope.state == State.PARKED and any(each.key in answers for each in envelope.open)
+def _session_of(envelope: Envelope) -> tuple[str, str] | None:
+    """Id and version of the session in which another replica's call runs."""
+    upstream = envelope.upstream
+    return (upstream.session, upstream.version) if upstream is not None else None
 
 
 async def _answer(wire: Wire, request: Request, result: bytes) -> Replied:

@@ -195,11 +195,9 @@ class Driver:
             raise
         self._restored = False
 
-    def is_answered_by(self, request: Request) -> bool:
-        """Whether answers of this request go upstream, where its credential is checked with them."""
-        answers = request.input_responses or {}
-        waits = self._exchange.state is State.PARKED
-        return waits and any(key in answers for key in self._exchange.questions)
+    async def authorise(self, key: PoolKey, headers: Headers) -> None:
+        """Have the upstream check a retry's credential where the call runs, or ran; raises as `Pool.authorise`."""
+        await self._bridge.pool.authorise(key, headers, self._session or self._released)
 
     def leave(self, leg: on.Leg) -> None:
         """A leg's client is gone."""
@@ -208,7 +206,7 @@ class Driver:
 
     def hand_over(self) -> None:
         """End the legs that wait with a state-only round: their clients shall reach this replica through others."""
-        self._feed(on.HandedOver())
+        self._feed(on.HandedOver(self._bridge.lot.has_place(self)))
 
     def let_go(self) -> bool:
         """Keep nothing of an exchange that another replica can go on with; whether there is one that can."""
@@ -427,7 +425,7 @@ class Driver:
         self.id = self.id or secrets.token_urlsafe(16)
         try:
             state = self._seal(ask)
-            if ask.held:
+            if ask.held and ask.stays:
                 self._bridge.lot.park(self)
         except GatewayError as exc:
             self._fail(ask.legs, exc)
@@ -855,7 +853,7 @@ class Driver:
         self._timers.pop(timer, None)
         if timer is Timer.LEG:
             self._watch_silence()
-        self._feed(_FIRED[timer])
+        self._feed(on.LegLimitPassed(self._bridge.lot.has_place(self)) if timer is Timer.LEG else _FIRED[timer])
         if timer is Timer.LINGER:
             self._bridge.lot.remove(self)
 
@@ -872,7 +870,6 @@ class Driver:
 
 _FIRED: Final[dict[Timer, on.Event]] = {
     Timer.QUIET: on.QuietPassed(),
-    Timer.LEG: on.LegLimitPassed(),
     Timer.GRACE: on.GracePassed(),
     Timer.TTL: on.Expired(),
     Timer.LINGER: on.Expired(),

@@ -18,7 +18,7 @@ from gateway.core import jsonrpc, mcp, sse
 from gateway.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
 from gateway.net.batches import unpacked
 from gateway.net.client import REDIRECTS, Client, Endpoint
-from gateway.net.refusals import Greeting, NotSpoken, refusal
+from gateway.net.refusals import PING_PREFIX, Doubted, Greeting, NotSpoken, check_pong, ping_id, refusal
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers, Receive
 
@@ -28,6 +28,7 @@ _LATE_POST_SECONDS: Final = 1.0
 """How long the POST of an answered request may still take to be accepted."""
 _ENDPOINT_BYTES: Final = 4096
 _EARLY_KEPT: Final = 16
+_PINGS_KEPT: Final = 64
 _EARLY_BYTES: Final = 65_536
 _TAKEN_ELSEWHERE: Final = (307, 308)
 """A POST that is answered so was not taken, and is to be sent again as it is."""
@@ -71,6 +72,10 @@ class HttpSseChannel(Channel):
         self._early: deque[bytes] = deque(maxlen=_EARLY_KEPT)
         """What was said between the answer to `initialize` and `listen`."""
         self._lost: Callable[[], None] | None = None
+        self._pings: deque[bytes] = deque(maxlen=_PINGS_KEPT)
+        """Ids of pings whose answers the stream will bring; they are for no request."""
+        self._is_ready = False
+        """Whether `initialized` was accepted; some servers die of a ping before it."""
         self._closed = False
 
     # -- handshake ----------------------------------------------------------------------------------------------
@@ -199,6 +204,8 @@ class HttpSseChannel(Channel):
 
     def _hand_over(self, data: bytes) -> None:
         """Give one message to who waits for it."""
+        if self._pings and PING_PREFIX in data and self._is_pong(data):
+            return
         waiting = self._waiting
         if waiting is None:
             if self._side is not None:
@@ -217,15 +224,27 @@ class HttpSseChannel(Channel):
                 self._waiting = None
             waiting.end(None)
 
+    def _is_pong(self, data: bytes) -> bool:
+        """Whether a message answers a ping."""
+        try:
+            opened = jsonrpc.message(data)
+        except ValueError:
+            return False
+        if opened.method is not None or not isinstance(opened.id, Raw) or bytes(opened.id) not in self._pings:
+            return False
+        self._pings.remove(bytes(opened.id))
+        return True
+
     # -- messages -----------------------------------------------------------------------------------------------
 
-    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | None:
+    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | Raw | None:
         """POST a request and wait until the stream has brought its answer."""
         if self._messages is None:
             raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
         waiting = self._waiting = _Waiting(receive)
+        self.taken = False
         try:
-            refused = await self._post(message, headers, waiting)
+            refused = await self._request(message, headers, waiting)
             if refused is not None:
                 return refused
             error = await waiting.over
@@ -235,6 +254,23 @@ class HttpSseChannel(Channel):
         finally:
             if self._waiting is waiting:
                 self._waiting = None
+
+    async def _request(self, message: bytes, headers: Headers, waiting: _Waiting) -> jsonrpc.Error | Raw | None:
+        """POST a request; what came with its refusal, unless the stream has answered it."""
+        try:
+            try:
+                refused = await self._post(message, headers, waiting)
+            except Doubted as exc:
+                if not self._is_ready:
+                    raise
+                self.forgotten = await exc.is_proven(self.ping(headers))
+                refused = exc.verdict(is_gone=self.forgotten)
+        except UpstreamError as exc:
+            # Whatever became of its POST, the server took what it answers; and with its stream a call may be lost.
+            if waiting.over.done() and (waiting.over.result() is None or isinstance(exc, SessionLost)):
+                return None
+            raise
+        return None if waiting.over.done() else refused
 
     async def resume(self, *_: object) -> None:
         """Not possible: the call went with the stream."""
@@ -247,18 +283,35 @@ class HttpSseChannel(Channel):
         """POST an answer or a notification; done when the server accepts it."""
         if self._messages is None:
             raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
-        refused = await self._post(message, headers, None)
+        try:
+            refused = await self._post(message, headers, None)
+        except Doubted as exc:
+            if not self._is_ready:
+                raise
+            refused = exc.verdict(is_gone=await exc.is_proven(self.ping(headers)))
         if refused is not None:
-            raise CallLost(f"{self._endpoint.where} refused a message: {refused.message[:200]}")
+            why = refused.message[:200] if isinstance(refused, jsonrpc.Error) else "with a result"
+            raise CallLost(f"{self._endpoint.where} refused a message: {why}")
+        self._is_ready = True
 
-    async def _post(self, message: bytes, headers: Headers, waiting: _Waiting | None) -> jsonrpc.Error | None:
+    async def ping(self, headers: Headers) -> None:
+        """POST a `ping`: what the server accepts is proof enough, its answer is dropped."""
+        if self._messages is None:
+            raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
+        id_ = ping_id()
+        self._pings.append(id_)
+        refused = await self._post(jsonrpc.request(id_, mcp.PING, {}), headers, None)
+        if refused is not None:
+            check_pong(refused, self._endpoint.where)
+
+    async def _post(self, message: bytes, headers: Headers, waiting: _Waiting | None) -> jsonrpc.Error | Raw | None:
         """Send a message until it is accepted or, being a request, answered."""
         where = self._endpoint.where
         try:
             async with asyncio.timeout(self._client.timeouts.answer_seconds) as deadline:
                 if waiting is not None:
                     waiting.posting = deadline
-                return await self._deliver(message, headers)
+                return await self._deliver(message, headers, waiting)
         except (TimeoutError, CallLost) as exc:
             if waiting is not None and waiting.over.done():
                 return None  # the stream said all there is to say
@@ -271,7 +324,7 @@ class HttpSseChannel(Channel):
             if waiting is not None:
                 waiting.posting = None
 
-    async def _deliver(self, message: bytes, headers: Headers) -> jsonrpc.Error | None:
+    async def _deliver(self, message: bytes, headers: Headers, waiting: _Waiting | None) -> jsonrpc.Error | Raw | None:
         """POST a message, following one redirect within the origin."""
         where, target = self._endpoint.where, self._messages
         for _ in range(2):
@@ -283,9 +336,11 @@ class HttpSseChannel(Channel):
                     target = self._endpoint.within(response.headers.get("Location", ""), target)
                     continue
                 if response.status >= 300:
-                    return await refusal(response, self._endpoint)
+                    return await refusal(response, self._endpoint, message)
                 if self._messages is not None:
                     self._messages = target
+                if waiting is not None and waiting is self._waiting:
+                    self.taken = True
                 return None
         raise Unreachable(f"{where} redirects messages in a circle or to another origin; have it name their address")
 

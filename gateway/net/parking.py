@@ -73,6 +73,16 @@ class Lot(Generic[P]):
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
 
+    def has_place(self, parked: P) -> bool:
+        """Whether this exchange is in, or could be parked."""
+        if parked.id in self._waiting:
+            return True
+        try:
+            self.check(parked.principal)
+        except Busy:
+            return False
+        return True
+
     def park(self, parked: P) -> None:
         """Take an exchange in; raises Busy. An exchange that is in already stays in."""
         if parked.id in self._waiting:

@@ -19,7 +19,7 @@ from yarl import URL
 from gateway import principal as principals
 from gateway.config import Config, Timeouts
 from gateway.core import era as eras
-from gateway.core import ids, jsonrpc, mcp, request
+from gateway.core import ids, jsonrpc, lost_session, mcp, request
 from gateway.errors import (
     CallLost,
     DownstreamError,
@@ -170,7 +170,8 @@ class Passthrough:
                 said = await _read(response, era.endpoint, bridge.config.timeouts.idle_seconds)
                 if eras.refutes(response.status, said):
                     era.doubt()
-                    if not await era.is_modern(probe_headers(headers)):
+                    # What answers this request may have run it: then only the next one is bridged.
+                    if not lost_session.is_answered(said, body) and not await era.is_modern(probe_headers(headers)):
                         return None, Passed.BRIDGED
                 return web.Response(
                     body=said, status=response.status, headers=self._head(http, response)

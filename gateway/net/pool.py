@@ -22,7 +22,7 @@ from gateway.core.negotiate import Handshake
 from gateway.core.request import Request
 from gateway.core.toolcheck import LeftOut
 from gateway.core.toolparams import Tool  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.errors import Busy, CallLost, Refused, Unreachable
+from gateway.errors import Busy, CallLost, Refused, SessionLost, Unreachable
 from gateway.net import affinity
 from gateway.net.headers import asks_as_client
 from gateway.net.lists import Lists, Ticket, place, seconds_kept
@@ -56,6 +56,8 @@ class Group:
         self.idle: deque[Session] = deque()
         self.waiting: deque[asyncio.Future[Session | None]] = deque()
         self.count = 0
+        self.sessions: dict[Session, None] = {}
+        """All that there are, the oldest first."""
         self.main: Session | None = None
         """With affinity: the session of all calls, from when it is being opened until it is dropped."""
         self.shaken: Handshake | None = None
@@ -210,26 +212,92 @@ class Pool:
         group.used = time.monotonic()
         return group
 
-    async def authorise(self, key: PoolKey, headers: Headers) -> None:
-        """Have the upstream see this credential, unless it just has; raises Refused.
+    async def authorise(
+        self,
+        key: PoolKey,
+        headers: Headers,
+        own: Session | None = None,
+        elsewhere: tuple[str, str] | None = None,
+    ) -> None:
+        """Have the upstream see this credential, unless it just has; raises Refused, and what a ping raises.
+
+        It is asked in the call's `own` session, or in the one that another process opened for the call `elsewhere`
+        (id and version); where that is gone, or there is none, in any session of the key. No session is taken for it:
+        a ping goes beside a call.
 
         A principal is read from a token whose signature nobody here checks. What the gateway answers from memory (a
         handshake, a kept result, a change on somebody's session) must not go out on a forged one. Where the upstream
         sees no credential of the client's, no claim of an unverified token makes a principal (`net.callers`).
         """
-        if not asks_as_client(self.route) or "Authorization" not in headers or self.group(key).accepts(headers):
+        group = self.group(key)
+        if not self._shows_credential(key, headers) or group.accepts(headers):
             return
-        session = self._guest_to_ask(self.group(key)) or await self.acquire(key, headers)
-        clean = False
         try:
-            if not self.group(key).accepts(headers):
-                _ = await session.ask(mcp.PING, {}, headers, self.handshake_seconds)
-            clean = True
-        except Refused:
-            clean = True  # it was not taken: the session is as it was
-            raise
+            if not await self._serves(group, headers, own, elsewhere):
+                # None knows it: to open one is to show the credential, too.
+                session = await (self.open(key, headers) if group.sessions else self.acquire(key, headers))
+                try:
+                    if not group.accepts(headers):
+                        await session.ping(headers)
+                        group.accept(headers)
+                finally:
+                    self.release(session, clean=True)
+        except CallLost as exc:
+            raise Unreachable(
+                f"{exc.message.partition(';')[0]}, so it is not known whether it accepts this credential; call again"
+            ) from exc
+
+    @property
+    def _where(self) -> str:
+        return f"The upstream {self.route.upstream.name} of route {self.route.path}"
+
+    def _shows_credential(self, key: PoolKey, headers: Headers) -> bool:
+        """Whether requests of this key show the upstream anything of the client's that it may check."""
+        if self.route.upstream.command is not None:
+            return False
+        return bool(key.headers) or (asks_as_client(self.route) and "Authorization" in headers)
+
+    async def _serves(
+        self,
+        group: Group,
+        headers: Headers,
+        own: Session | None = None,
+        elsewhere: tuple[str, str] | None = None,
+    ) -> bool:
+        """Have the credential checked in a session that is open; False where there is none any more.
+
+        Raises what a ping raises, but for SessionLost.
+        """
+        if elsewhere is not None and await self._serves_elsewhere(*elsewhere, headers):
+            group.accept(headers)
+            return True
+        mine = own.host or own if own is not None else None  # a guest speaks in its host's session
+        for session in (mine, *group.sessions) if mine is not None else tuple(group.sessions):
+            if not session.can_ping:
+                continue
+            try:
+                await session.ping(headers)
+            except SessionLost as exc:
+                if await session.is_alive() and session is mine:
+                    raise Refused(
+                        f"{self._where} does not accept the credential in the call's session", status=403
+                    ) from exc
+                continue
+            group.accept(headers)
+            return True
+        return False
+
+    async def _serves_elsewhere(self, session_id: str, version: str, headers: Headers) -> bool:
+        """As `_serves`, in a session that another process opened."""
+        channel = self._connect()
+        channel.adopt(session_id, version)
+        try:
+            await channel.ping(headers)
+        except SessionLost:
+            return False
         finally:
-            self.release(session, clean=clean)
+            await channel.close(end_session=False)
+        return True
 
     async def handshake(self, key: PoolKey, headers: Headers) -> Handshake:
         """What the upstream says of itself to this principal; opens a session only when it is not known yet."""
@@ -328,12 +396,6 @@ class Pool:
         guest = self._join(group.main, group)
         group.main.guests.add(guest)
         return guest
-
-    def _guest_to_ask(self, group: Group) -> Session | None:
-        """One for what asks nobody anything, so it may go beside any call: who continues one must not wait for it."""
-        if group.main is None or group.idle or not affinity.can_join(group.main):
-            return None
-        return self._join(group.main, group)
 
     def _join(self, host: Session, group: Group) -> Session:
         guest = Session(host.key, self._connect(), self.route.path, self._metrics, self._tasks, group.accept)
@@ -498,6 +560,7 @@ class Pool:
 
     def _enter(self, session: Session, group: Group) -> None:
         group.count += 1
+        group.sessions[session] = None
         self._count += 1
         self._principals[session.key.principal] = self._principals.get(session.key.principal, 0) + 1
         session.move(SessionState.BUSY)
@@ -562,6 +625,7 @@ class Pool:
             group.main = None
         end = end and not session.guests
         group.count -= 1
+        _ = group.sessions.pop(session, None)
         self._count -= 1
         left = self._principals[session.key.principal] - 1
         if left:

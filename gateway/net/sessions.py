@@ -79,6 +79,8 @@ class Call(msgspec.Struct, eq=False):
     """Whether the reading was ended from outside."""
     span: Span | None = None
     """Where calls are traced."""
+    headers: Headers = NO_HEADERS
+    """What it was sent with."""
 
     def leave(self) -> None:
         """Stop reading: the answer came on the side stream, or nobody waits for it any more."""
@@ -132,7 +134,7 @@ class Session:
         self._settlers: list[asyncio.Future[None]] = []
         self._log_level: str | None = None
         self._headers = NO_HEADERS
-        """Those of the last request: what the gateway answers by itself needs a credential too."""
+        """The newest that the upstream served: what the gateway answers by itself needs a credential too."""
         self.state: SessionState | None = None
 
     @property
@@ -144,6 +146,11 @@ class Session:
     def may_end(self) -> bool:
         """Whether nothing runs in the session any more, so that the upstream can be told of its end."""
         return not (self.lost or self.pending or self._owes)
+
+    @property
+    def can_ping(self) -> bool:
+        """Whether the session is open: its handshake is done, and it was neither closed nor lost."""
+        return self.state is not None and (self.opened or self.adopted) and not self.lost
 
     def works_on(self, call: Call) -> bool:
         """Whether this very call is in flight."""
@@ -171,7 +178,7 @@ class Session:
         ready = jsonrpc.notification(mcp.INITIALIZED)
         self._show(Direction.TO_UPSTREAM, ready)
         await self.channel.send(ready, headers)
-        self._accept(headers)
+        self._prove(headers)
         self.opened = True
         self._metrics.session_opened(self._route)
 
@@ -228,27 +235,25 @@ class Session:
             self.lost = True  # for this process: the call runs there, so no DELETE
             raise
 
-    async def _follow(self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | None]) -> None:
+    async def _follow(self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | Raw | None]) -> None:
         """Keep account of a call while its stream is read."""
         assert self._call is None, "one call in flight per session"
-        self._call, self._headers = call, headers
+        self._call, call.headers = call, headers
         self.turned_away = False
         call.sent = call.heard = time.monotonic()
         try:
             call.reader = asyncio.current_task()
             refusal = await reading
             if refusal is not None:
+                if self.channel.forgotten:
+                    self._forget()
                 self._settle()
-                call.listener.hear(on.Failed(refusal))
+                call.listener.hear(on.Failed(refusal) if isinstance(refusal, jsonrpc.Error) else on.Resulted(refusal))
         except Refused:
             self.turned_away = True
             raise
         except (SessionLost, CallGone):
-            self.lost = True
-            self._metrics.session_lost(self._route)
-            log.info(
-                Event.SESSION_LOST, route=self._route, note="the upstream does not know it any more; was it restarted?"
-            )
+            self._forget()
             raise
         except CallLost:
             self.lost = True  # the call may still run there: no DELETE
@@ -263,6 +268,35 @@ class Session:
             # Answered, the session may be in the next call's hands already while this stream still drains.
             if self._call is call:
                 self._settle()
+
+    def _forget(self) -> None:
+        """The upstream does not know the session any more."""
+        self.lost = True
+        self._metrics.session_lost(self._route)
+        log.info(
+            Event.SESSION_LOST, route=self._route, note="the upstream does not know it any more; was it restarted?"
+        )
+
+    def _prove(self, headers: Headers) -> None:
+        """The upstream has served a message that was sent with these headers."""
+        self._headers = headers
+        self._accept(headers)
+
+    async def ping(self, headers: Headers) -> None:
+        """Have the upstream see a credential, beside the call that may be in flight; raises as `Channel.ping`."""
+        await self.channel.ping(headers)
+        self._headers = headers
+
+    async def is_alive(self) -> bool:
+        """Whether the upstream takes a ping with the headers that it served last; a session that is gone is noted."""
+        try:
+            await self.channel.ping(self._headers)
+        except SessionLost:
+            self._forget()
+            return False
+        except GatewayError:
+            return False  # that tells nothing of the session
+        return True
 
     def _settle(self) -> None:
         """The call is no longer in flight."""
@@ -292,6 +326,7 @@ class Session:
             message = jsonrpc.result(upstream_id, body)
         self._show(Direction.TO_UPSTREAM, message, self._call)
         await self.channel.send(message, headers)
+        self._headers = headers
 
     async def cancel(self, call: Call, reason: str, headers: Headers) -> None:
         """Tell the upstream that the call is not wanted any more; best effort."""
@@ -366,21 +401,21 @@ class Session:
         if call is not None:
             call.heard = time.monotonic()
         if message.method is None:
-            return self._hear_response(call, message)
+            return self._hear_response(call, message, aside=aside)
         if isinstance(message.id, Raw):
             self._hear_request(call, message, message.id, aside=aside)
         else:
             self._hear_notification(call, message, data)
         return False
 
-    def _hear_response(self, call: Call | None, message: jsonrpc.Message) -> bool:
+    def _hear_response(self, call: Call | None, message: jsonrpc.Message, *, aside: bool) -> bool:
         event = _outcome(message)
         if call is None or event is None or not isinstance(message.id, Raw) or bytes(message.id) != call.id:
             self._metrics.upstream_failed(self._route, "unknown_id")
             return False
         self._owes = False
         self._settle()
-        self._accept(self._headers)
+        self._hear_served(call, aside=aside)
         call.listener.hear(event)
         return True
 
@@ -398,8 +433,16 @@ class Session:
         else:
             self.asked_aside |= aside
             self.asked_in_call |= not aside
-            self._accept(self._headers)
+            self._hear_served(call, aside=aside)
             call.listener.hear(on.Nested(id_, method, message.params))
+
+    def _hear_served(self, call: Call, *, aside: bool) -> None:
+        """Note what the call's own response proves of its credential.
+
+        What comes while its POST is pending, or on the side stream, may be about anything.
+        """
+        if self.channel.taken and not aside:
+            self._prove(call.headers)
 
     def _refuse_nameless(self, method: str, id_: Raw) -> None:
         """Answer a question that may be any call's: it is nobody's."""
@@ -409,9 +452,11 @@ class Session:
         self._answer_later(id_, error)
 
     def _answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
+        headers = self._headers or (self._call.headers if self._call is not None else NO_HEADERS)
+
         async def answer() -> None:
             try:
-                await self.answer(id_, body, self._headers)
+                await self.answer(id_, body, headers)
             except GatewayError as exc:
                 log.debug(Event.UPSTREAM_FAILED, route=self._route, cause=exc.message)
 

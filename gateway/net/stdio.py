@@ -26,6 +26,9 @@ _Listening = tuple[Receive, "asyncio.Future[None]"]
 class StdioChannel(Channel):
     """One child."""
 
+    taken = True
+    """A child is told no credential."""
+
     def __init__(self, nursery: Nursery, malformed: Callable[[], None]) -> None:
         """`malformed` hears of every line on stdout that is no JSON-RPC: some servers print there what they do."""
         self._nursery = nursery
@@ -113,6 +116,9 @@ class StdioChannel(Channel):
     async def send(self, message: bytes, headers: Headers) -> None:
         """Write an answer or a notification."""
         await self._child.send(message, self._nursery.bounds.timeouts.answer_seconds)
+
+    async def ping(self, headers: Headers) -> None:
+        """Nothing: a child is told no credential that it could refuse."""
 
     def adopt(self, session_id: str, version: str) -> None:
         """Refuse: nobody can speak to another process's child."""

@@ -21,7 +21,7 @@ from gateway.core import jsonrpc, mcp, sse
 from gateway.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.net.batches import hand_over
 from gateway.net.client import FOREIGN, REDIRECTS, Client, Endpoint, Exchange, mapped
-from gateway.net.refusals import Greeting, NotSpoken, read_body, refusal
+from gateway.net.refusals import Doubted, Greeting, NotSpoken, check_pong, ping_id, read_body, refusal
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers, Receive
 from gateway.net.vigil import Vigil
@@ -40,6 +40,7 @@ _RESUME_HEAD_SECONDS: Final = 5.0
 _RETRY_FIELD_SECONDS: Final = 60.0
 """The longest pause that a server's `retry` field gets."""
 _HANDED_KEPT: Final = 4096
+_PONG_BYTES: Final = 65_536
 _PASSING: Final = (408, 409, 425, 429)
 """What a GET may be answered that is served later: 409 while the server takes the broken stream for an open one."""
 _OTHER: Final = (400, 404, 405)
@@ -82,6 +83,8 @@ class StreamableChannel(Channel):
         """Whether there was a side stream, which hears_side may only suppose."""
         self._begun = False
         """Whether the reply to the current request has begun."""
+        self._is_ready = False
+        """Whether `initialized` was accepted; some servers die of a ping before it."""
 
     # -- handshake ----------------------------------------------------------------------------------------------
 
@@ -105,7 +108,7 @@ class StreamableChannel(Channel):
         where = self._endpoint.where
         greeting = Greeting(where)
         try:
-            refused = await self._read(response, greeting.receive)
+            refused = await self._read(response, greeting.receive, None)
         except SessionLost as exc:
             raise NoHandshake(
                 f"{where} answered `initialize` with HTTP {response.status}; check the path of upstream.url"
@@ -137,6 +140,7 @@ class StreamableChannel(Channel):
 
     def adopt(self, session_id: str, version: str) -> None:
         """Take over a session by its id."""
+        self._is_ready = True
         self.session_id = session_id
         self._fixed[mcp.SESSION_ID] = session_id
         self._fixed[mcp.PROTOCOL_VERSION] = version
@@ -225,7 +229,7 @@ class StreamableChannel(Channel):
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | None:
+    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | Raw | None:
         """POST a request and read its reply until it is answered; picks it up again where the server can do that."""
         self.cursor = None
         if self._handed:
@@ -233,14 +237,18 @@ class StreamableChannel(Channel):
         endpoint = self._endpoint
         try:
             # Without the context managers of the other requests: this is the hot path.
-            self._begun = False
+            self._begun = self.taken = False
             response = await self._client.open("POST", endpoint.url, {**headers, **self._fixed}, message)
             self._begun = True
             try:
                 self._note(response, headers)
-                return await self._read(response, receive)
+                self.taken = response.status < 300
+                return await self._read(response, receive, message)
             finally:
                 response.release()
+        except Doubted as exc:
+            self.forgotten = await exc.is_proven(self.ping(headers))
+            return exc.verdict(is_gone=self.forgotten)
         except _Cut as exc:
             if exc.cursor is None:  # only an id on this stream proves that there is a store
                 raise
@@ -260,6 +268,7 @@ class StreamableChannel(Channel):
     async def resume(self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
         """Pick up a request that another process sent."""
         self.cursor = cursor
+        self.taken = False
         await self._resume(cursor, headers, receive, attached)
 
     async def _resume(self, place: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
@@ -312,29 +321,32 @@ class StreamableChannel(Channel):
         endpoint = self._endpoint
         try:
             async with asyncio.timeout(_RESUME_HEAD_SECONDS):
+                newest_headers = self._headers or headers
                 newest = self._get_headers(headers) | {mcp.LAST_EVENT_ID: self._place}
                 response = await self._client.open("GET", endpoint.url, newest, None)
                 if response.status == 200 and response.content_type == "text/event-stream":
+                    self.taken = self.taken or newest_headers == headers
                     return response
                 try:
-                    raise await self._refused_resume(response)
+                    raise await self._refused_resume(response, newest_headers)
                 finally:
                     response.release()
         except FOREIGN as exc:
             raise _NotYet(mapped(exc, endpoint.where).message) from exc
 
-    async def _refused_resume(self, response: aiohttp.ClientResponse) -> CallLost:
+    async def _refused_resume(self, response: aiohttp.ClientResponse, headers: Headers) -> CallLost:
         """Why there is no stream to pick up; raises Refused."""
         status, where = response.status, self._endpoint.where
         if status < 300 or status in _PASSING or status >= 500:
             return _NotYet(f"{where} answered HTTP {status} to GET with Last-Event-ID")
         try:
             _ = await refusal(response, self._endpoint)
-        except SessionLost:
-            return CallGone(
-                f"{where} does not know the session of a running call any more (HTTP {status}), it was probably "
-                "restarted; the call may have had effects: check them before calling again"
-            )
+        except Doubted as exc:
+            if await exc.is_proven(self.ping(headers), of_get=True):
+                return CallGone(
+                    f"{where} does not know the session of a running call any more (HTTP {status}), it was probably "
+                    "restarted; the call may have had effects: check them before calling again"
+                )
         except CallLost:
             pass
         return CallLost(f"{where} cannot pick up a call (HTTP {status}); the call may have had effects")
@@ -343,8 +355,9 @@ class StreamableChannel(Channel):
         """POST an answer or a notification; done when the server accepts it."""
         try:
             async with asyncio.timeout(self._client.timeouts.answer_seconds), self._post(message, headers) as response:
-                if response.status >= 300 and (refused := await refusal(response, self._endpoint)) is not None:
-                    raise CallLost(f"{self._endpoint.where} refused a message: {refused.message[:200]}")
+                if response.status >= 300:
+                    raise await self._refused(response, headers)
+                self._is_ready = True
                 self._note(response, headers)
                 if self._vigil is not None:
                     self._vigil.answered()
@@ -355,6 +368,50 @@ class StreamableChannel(Channel):
                 "had effects"
             ) from exc
 
+    async def _refused(self, response: aiohttp.ClientResponse, headers: Headers) -> CallLost:
+        """Why the server did not take an answer or a notification; raises what `refusal` raises."""
+        try:
+            said = await refusal(response, self._endpoint)
+        except Doubted as exc:
+            if not self._is_ready:
+                raise
+            said = exc.verdict(is_gone=await exc.is_proven(self.ping(headers)))
+        why = said.message[:200] if isinstance(said, jsonrpc.Error) else f"HTTP {response.status}"
+        return CallLost(f"{self._endpoint.where} refused a message: {why}")
+
+    async def ping(self, headers: Headers) -> None:
+        """POST a `ping`; the request that may be under way is not touched."""
+        message = jsonrpc.request(ping_id(), mcp.PING, {})
+        try:
+            async with asyncio.timeout(self._client.timeouts.answer_seconds):
+                if not await self._ping(message, headers) and not await self._ping(message, headers):
+                    raise Unreachable(f"{self._endpoint.where} redirects in a circle")
+        except TimeoutError as exc:
+            raise CallLost(f"{self._endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
+
+    async def _ping(self, message: bytes, headers: Headers) -> bool:
+        """POST a ping once; False where it was redirected, to an address that this process did not know yet."""
+        endpoint = self._endpoint
+        async with self._post(message, headers) as response:
+            if response.status in REDIRECTS:
+                endpoint.follow(response.headers.get("Location"))
+                return False
+            if response.status >= 300:
+                check_pong(await refusal(response, endpoint, message), endpoint.where)
+            self._note(response, headers)
+            await self._hear_pong(response)
+        return True
+
+    async def _hear_pong(self, response: aiohttp.ClientResponse) -> None:
+        """Read the answer: a server whose stream was dropped would say it on the side stream."""
+        parser = sse.Parser(_PONG_BYTES)
+        try:
+            async for chunk in response.content.iter_any():
+                if any(event.data for event in parser.feed(chunk)):
+                    return
+        except sse.EventTooLarge:
+            response.close()
+
     def _note(self, response: aiohttp.ClientResponse, headers: Headers) -> None:
         """Keep the newest headers that the upstream served, for what is sent without a request: GET and DELETE."""
         if response.status < 300:
@@ -364,9 +421,11 @@ class StreamableChannel(Channel):
         endpoint = self._endpoint
         return self._client.exchange("POST", endpoint.url, {**headers, **self._fixed}, message, endpoint.where)
 
-    async def _read(self, response: aiohttp.ClientResponse, receive: Receive) -> jsonrpc.Error | None:
+    async def _read(
+        self, response: aiohttp.ClientResponse, receive: Receive, sent: bytes | None
+    ) -> jsonrpc.Error | Raw | None:
         if response.status >= 300:
-            return await refusal(response, self._endpoint)
+            return await refusal(response, self._endpoint, sent)
         if response.content_type == "text/event-stream":
             await self._read_events(response, receive)
             return None

@@ -33,6 +33,12 @@ class Channel(ABC):
     side_changed: Callable[[bool], None] | None = None
     """Called when the side stream was opened again (True: what was said meanwhile is lost) or will not be (False)."""
 
+    taken: bool = False
+    """Whether the server has taken the request under way with the credential that was sent with it."""
+
+    forgotten: bool = False
+    """Whether the server proved not to know the session any more."""
+
     session_id: str | None = None
     cursor: str | None = None
     """The last event id on the stream of the current request: always the place after what was handed over."""
@@ -54,10 +60,10 @@ class Channel(ABC):
         """Open the side stream, before `initialized` is sent; `lost` is called when it ends for good."""
 
     @abstractmethod
-    async def request(self, message: bytes, headers: Headers, receive: Receive) -> Error | None:
+    async def request(self, message: bytes, headers: Headers, receive: Receive) -> Error | Raw | None:
         """Send a request and hand over what comes on its stream until `receive` says that it is answered.
 
-        Returns the JSON-RPC error of a refusal in HTTP, whose id may be anything; else None.
+        Returns the answer of a refusal in HTTP: a JSON-RPC error, whose id may be anything, or a result; else None.
         Raises SessionLost or Refused when the server did not take it, Unreachable when it cannot have been sent,
         CallLost when its answer will not come. A stream that breaks is resumed from its cursor, if it gave one.
         """
@@ -79,6 +85,14 @@ class Channel(ABC):
     @abstractmethod
     async def send(self, message: bytes, headers: Headers) -> None:
         """Send an answer or a notification and wait until the server accepts it. Raises as `request` does."""
+
+    @abstractmethod
+    async def ping(self, headers: Headers) -> None:
+        """Have the server take a `ping` with these headers, beside a request that may be under way.
+
+        Returns when the server accepted it. Raises SessionLost when the refusal reads as if the session were gone,
+        Refused when the credentials are not accepted, CallLost or Unreachable when neither is known.
+        """
 
     @abstractmethod
     async def close(self, *, end_session: bool) -> None:

@@ -140,10 +140,15 @@ class Playbook:
 
 
 def ask(
-    legs: on.Leg | tuple[on.Leg, ...], round_: int, *keys: str, state: State = State.PARKED, held: bool = True
+    legs: on.Leg | tuple[on.Leg, ...],
+    round_: int,
+    *keys: str,
+    state: State = State.PARKED,
+    held: bool = True,
+    stays: bool = True,
 ) -> do.Ask:
     """The command that ends legs with these questions."""
-    return do.Ask(legs if isinstance(legs, tuple) else (legs,), dict.fromkeys(keys, ANY), round_, state, held)
+    return do.Ask(legs if isinstance(legs, tuple) else (legs,), dict.fromkeys(keys, ANY), round_, state, held, stays)
 
 
 def send(*answers: tuple[str, Any, Raw]) -> do.SendAnswers:

@@ -718,6 +718,14 @@ def test_after_its_limit_of_such_rounds_a_leg_is_kept_open() -> None:
     assert play.state is State.RUNNING
 
 
+def test_a_leg_whose_call_finds_no_place_is_kept_open_until_there_is_one() -> None:
+    play = waiting(FIRST, policy=Policy(shed_rounds=1))
+    for _ in range(2):
+        play = play >> on.LegLimitPassed(has_place=False) << do.Arm(Timer.LEG)
+        assert play.state is State.RUNNING
+    assert play >> on.LegLimitPassed() << do.DisarmLeg() << ask(FIRST, 1) << do.Arm(Timer.TTL)
+
+
 def test_a_question_that_comes_in_a_round_that_asks_nothing_is_asked_at_once() -> None:
     play = waiting(FIRST) >> on.LegLimitPassed() << do.DisarmLeg() << ask(FIRST, 1) << do.Arm(Timer.TTL) >> asked(0)
     play = play >> answered(SECOND, 1) << ask(SECOND, 1, "elicitation-1") << do.Arm(Timer.TTL)

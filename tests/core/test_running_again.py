@@ -1091,6 +1091,11 @@ def test_handing_over_is_no_load_shedding() -> None:
     assert play << do.Arm(Timer.TTL)
 
 
+def test_a_call_that_finds_no_place_is_not_handed_over() -> None:
+    play = talked((1,)) >> on.HandedOver(has_place=False)
+    assert play >> on.Resulted(RESULT) << ANY << do.Reply((SECOND,), RESULT) << do.ReleaseSession(clean=True) << ANY
+
+
 def test_a_call_that_may_not_ask_is_not_handed_over() -> None:
     play = Playbook(policy=Policy(may_ask=False)) >> on.Called(FIRST) << do.SendCall() >> on.HandedOver()
     assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
@@ -1127,7 +1132,8 @@ def test_two_legs_are_handed_over_together() -> None:
 
 @pytest.mark.parametrize("cancel", [True, False])
 def test_a_call_that_is_let_go_while_a_leg_waits(cancel: bool) -> None:  # noqa: FBT001
-    play = talked((1,)) >> on.LetGo(cancel) << do.DisarmLeg() << ask(SECOND, 2) << do.Arm(Timer.TTL) << do.DisarmLeg()
+    play = talked((1,)) >> on.LetGo(cancel) << do.DisarmLeg() << ask(SECOND, 2, stays=False)
+    play = play << do.Arm(Timer.TTL) << do.DisarmLeg()
     if cancel:
         play = play << do.CancelCall(ANY)
     assert play << do.Disarm(Timer.TTL) << do.ReleaseSession(clean=False)
@@ -1139,7 +1145,7 @@ def test_a_call_that_is_let_go_while_a_leg_waits(cancel: bool) -> None:  # noqa:
 @pytest.mark.parametrize("cancel", [True, False])
 def test_a_call_that_is_let_go_while_questions_gather(cancel: bool) -> None:  # noqa: FBT001
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.LetGo(cancel) << do.DisarmLeg()
-    play = play << ask(FIRST, 1, key(1)) << do.Arm(Timer.TTL) << do.DisarmLeg()
+    play = play << ask(FIRST, 1, key(1), stays=False) << do.Arm(Timer.TTL) << do.DisarmLeg()
     if cancel:
         play = play << do.Respond(raw(0), CANCEL, None) << do.CancelCall(ANY)
     assert play << do.Disarm(Timer.TTL) << do.ReleaseSession(clean=False)
@@ -1192,6 +1198,6 @@ def test_a_call_that_may_not_ask_cannot_be_let_go_while_its_leg_waits(cancel: bo
 @pytest.mark.parametrize("cancel", [True, False])
 def test_a_route_that_holds_nothing_lets_go_with_a_cancel_in_any_case(cancel: bool) -> None:  # noqa: FBT001
     play = waiting(FIRST, policy=REPLAY) >> on.LetGo(cancel) << do.DisarmLeg()
-    play = play << ask(FIRST, 1, state=State.BROKEN, held=False) << do.CancelCall(ANY) << do.Disarm(Timer.TTL)
-    assert play << do.ReleaseSession(clean=False)
+    play = play << ask(FIRST, 1, state=State.BROKEN, held=False, stays=False) << do.CancelCall(ANY)
+    assert play << do.Disarm(Timer.TTL) << do.ReleaseSession(clean=False)
     assert play.state is State.ENDED

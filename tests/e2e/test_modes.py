@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from tests.e2e.wire import ACCEPT, NAMED, Wire, wire
 from tests.gateway_process import Gateway, gateway
+from tests.net.workbench import jwt
 from tests.parts.launch import NODE, PARTS, OldServer, old_server
 
 pytestmark = [
@@ -111,3 +112,33 @@ async def test_a_server_that_forgot_its_sessions_is_served_in_new_ones() -> None
         assert [await echo(name) for name in FORGETFUL] == ["x"] * 3
         for name in FORGETFUL:
             assert await gw.metric("mcp_gateway_sessions_opened_total", route=f"/{name}") == 2
+
+
+ADA = {"iss": "https://as.example", "sub": "ada", "client_id": "c"}
+CHECKED = {
+    "py110": ("py110",),
+    "py130": ("py130",),
+    "fm3": ("fm3",),
+    "ts132": ("ts132",),
+    "py130-sse": ("py130-sse",),
+    "ts132-sse": ("ts132-sse",),
+}
+
+
+async def test_a_fresh_token_is_checked_beside_a_call_that_waits() -> None:
+    """With one session for each caller: it is the call's own that the ping goes to."""
+    async with AsyncExitStack() as stack:
+        entering = [stack.enter_async_context(old_server(*command)) for command in CHECKED.values()]
+        servers = dict(zip(CHECKED, await asyncio.gather(*entering), strict=True))
+        routes = [{"path": f"/{name}", "upstream": {"url": server.url}} for name, server in servers.items()]
+        caps = {"max_per_principal": 1}
+        gw = await stack.enter_async_context(gateway("", routes=routes, sessions=caps))
+        client = await stack.enter_async_context(wire(gw.base))
+        for name, server in servers.items():
+            old, new = (at(client, name).on(None, Authorization=jwt(**ADA, jti=jti)) for jti in ("old", "new"))
+            asked = await old.call("ask")
+            again = await new.call("ask", state=asked.state, answers={})
+            assert again.asks == asked.asks, name
+            assert (await new.call("ask", state=again.state, answers={"Name": ACCEPT})).text == NAMED, name
+            assert len(server.ledger("run", "ask")) == 1, name
+            assert await gw.metric("mcp_gateway_sessions_opened_total", route=f"/{name}") == 1, name

@@ -285,6 +285,19 @@ async def test_a_refreshed_token_is_checked_beside_the_call_that_has_the_session
     assert not upstream.of("DELETE")
 
 
+async def test_a_refreshed_token_is_checked_beside_a_call_that_joined_the_session(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin)
+    old, new = (stand.client(jwt(iss="i", sub="ada", client_id="c", jti=jti)) for jti in ("old", "new"))
+    first, second = await ask(old), await ask(old)
+    again = await new.call(arguments={"do": "ask"}, state=second.state, answers={})
+    assert again.questions == second.questions
+    assert [seen.session for seen in upstream.of(mcp.PING)] == ["s1"]
+    assert [await answer(new, each) for each in (first, second)] == ["accept", "accept"]
+    assert not upstream.of("DELETE")
+
+
 async def test_a_forged_token_does_not_end_the_session_of_the_one_it_names(
     upstream: FakeUpstream, tool: Tool, begin: Start
 ) -> None:

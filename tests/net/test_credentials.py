@@ -4,12 +4,20 @@ A principal is read from a token whose signature the gateway does not check: who
 is the same principal, and must still get nothing.
 """
 
+import asyncio
+from typing import Any
+
 import pytest
+from aiohttp import web
 
 from gateway.core import mcp
-from tests.net.fake_upstream import FakeUpstream, Turn
+from gateway.net import pool
+from tests.net.conftest import Start
+from tests.net.fake_sse import FakeSse, Message
+from tests.net.fake_upstream import FORM, FakeUpstream, Turn, event, text
 from tests.net.test_faults import challenge
-from tests.net.workbench import Reply, Stand, jwt
+from tests.net.test_holds import reach_leg_limit
+from tests.net.workbench import ACCEPT, Reply, Stand, eventually, jwt
 
 REAL, FORGED, REFRESHED = (jwt(iss="i", sub="ada", client_id="c", jti=name) for name in ("real", "forged", "new"))
 REFUSED = (401, -32603, "upstream_refused")
@@ -75,3 +83,281 @@ async def test_a_credential_that_was_just_served_is_not_asked_about(upstream: Fa
     assert (await stand.client(REAL).answer(asked)).text == "accept"
     assert (await stand.client(REAL).post(mcp.DISCOVER)).status == 200
     assert not upstream.of(mcp.PING)
+
+
+# -- each leg, in the call's own session ------------------------------------------------------------------------------
+
+
+async def refuse_session(turn: Turn) -> None:
+    turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
+
+
+def pings(upstream: FakeUpstream) -> list[tuple[str | None, str]]:
+    """Session and credential of each."""
+    return [(seen.session, seen.headers["Authorization"]) for seen in upstream.of(mcp.PING)]
+
+
+CAPS = [{"max": 1}, {"max_per_principal": 1}]
+
+
+@pytest.mark.parametrize("cap", CAPS)
+async def test_a_fresh_credential_needs_no_second_session_to_collect_a_long_call(
+    upstream: FakeUpstream, begin: Start, cap: dict[str, int]
+) -> None:
+    stand = await begin(sessions=cap, timeouts={"session_wait_seconds": 0.05})
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await go.wait()
+        await turn.result(text("done"))
+
+    upstream.tool(tool)
+    running = asyncio.get_running_loop().create_task(stand.client(REAL).call())
+    await upstream.saw("tools/call")
+    reach_leg_limit(stand)
+    shed = await running
+    refuse_all_but(upstream, REFRESHED)
+    collecting = asyncio.get_running_loop().create_task(stand.client(REFRESHED).call(state=shed.state))
+    await upstream.saw(mcp.PING)
+    go.set()
+    assert (await collecting).text == "done"
+    assert pings(upstream) == [("s1", REFRESHED)]
+    assert len(upstream.of("initialize")) == 1
+
+
+async def test_a_credential_is_checked_in_the_session_of_its_call(upstream: FakeUpstream, stand: Stand) -> None:
+    client = stand.client(REAL)
+    first, second = await client.call(), await client.call()
+    refuse_all_but(upstream, REFRESHED)
+    upstream.on("answer", lambda turn: turn.upstream._plain(turn))
+    again = await stand.client(REFRESHED).call(state=second.state, answers={})
+    assert again.questions == second.questions
+    assert pings(upstream) == [("s2", REFRESHED)]
+    for asked in (first, second):
+        assert (await stand.client(REFRESHED).answer(asked)).text == "accept"
+
+
+async def test_no_answer_of_a_refused_credential_reaches_the_call(upstream: FakeUpstream, stand: Stand) -> None:
+    asked = await stand.client(REAL).call()
+    assert (await stand.client(FORGED).answer(asked)).outcome == REFUSED
+    assert not upstream.of("answer")
+    assert pings(upstream) == [("s1", FORGED)]
+    assert (await stand.client(REAL).answer(asked)).text == "accept"
+
+
+async def test_a_refused_credential_that_answers_one_question_is_not_told_the_other(
+    upstream: FakeUpstream, stand: Stand
+) -> None:
+    async def two(turn: Turn) -> None:
+        await asyncio.gather(turn.elicit("one"), turn.elicit("two"))
+        await turn.result(text("done"))
+
+    upstream.on("tools/call", two)
+    asked = await stand.client(REAL).call()
+    release = asyncio.Event()
+
+    async def slow(turn: Turn) -> None:
+        if turn.seen.headers["Authorization"] == FORGED:
+            await release.wait()
+            turn.reply(401)
+        else:
+            upstream.accept(turn)
+
+    upstream.on("answer", slow)
+    partly = await stand.client(FORGED).call(state=asked.state, answers={"one": ACCEPT})
+    release.set()
+    assert partly.outcome == REFUSED
+    assert (await stand.client(REAL).answer(asked)).text == "done"
+
+
+async def test_a_leg_that_joins_is_checked_before_it_gets_anything(upstream: FakeUpstream, stand: Stand) -> None:
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await turn.elicit()
+        await go.wait()
+        await turn.result(text("done"))
+
+    upstream.on("tools/call", tool)
+    asked = await stand.client(REAL).call()
+    waiting = asyncio.get_running_loop().create_task(stand.client(REAL).answer(asked))
+    await upstream.saw("answer")
+    assert (await stand.client(FORGED).answer(asked)).outcome == REFUSED
+    assert pings(upstream) == [("s1", FORGED)]
+    go.set()
+    assert (await waiting).text == "done"
+
+
+async def test_a_kept_result_is_given_where_its_session_is_gone(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(sessions={"idle_seconds": 0})
+    asked, _ = await answered(stand)
+    await upstream.saw("DELETE")
+    assert (await stand.client(FORGED).answer(asked)).outcome == REFUSED
+    for word in ("initialize", "notifications/initialized", mcp.PING):
+        upstream.on(word, lambda turn: turn.upstream._plain(turn))
+    assert (await stand.client(REFRESHED).answer(asked)).text == "accept"
+    assert len(upstream.of("tools/call")) == 1
+    assert [seen.headers["Authorization"] for seen in upstream.of("initialize")][-2:] == [FORGED, REFRESHED]
+
+
+async def test_a_kept_result_is_checked_in_a_session_that_another_call_has(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(sessions={"max": 1})
+    asked, _ = await answered(stand)
+    other = await stand.client(REAL).call()
+    refuse_all_but(upstream, REFRESHED)
+    assert (await stand.client(REFRESHED).answer(asked)).text == "accept"
+    assert pings(upstream) == [("s1", REFRESHED)]
+    assert (await stand.client(REAL).answer(other)).text == "accept"
+
+
+async def test_a_credential_that_is_not_let_into_the_calls_session_gets_nothing_elsewhere(
+    upstream: FakeUpstream, stand: Stand
+) -> None:
+    asked, _ = await answered(stand)
+
+    async def bound(turn: Turn) -> None:
+        await (turn.result() if turn.seen.headers["Authorization"] == REAL else refuse_session(turn))
+
+    upstream.on(mcp.PING, bound)
+    upstream.on("initialize", lambda turn: turn.upstream._plain(turn))
+    reply = await stand.client(REFRESHED).answer(asked)
+    assert reply.outcome == (403, -32603, "upstream_refused")
+    assert len(upstream.of("initialize")) == 1
+
+
+async def test_a_ping_that_is_not_answered_leaves_the_call_unharmed(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(timeouts={"answer_seconds": 0.1})
+    asked = await stand.client(REAL).call()
+    upstream.once(mcp.PING, lambda turn: turn.for_ever())
+    reply = await stand.client(REFRESHED).answer(asked)
+    assert reply.outcome == (200, -32603, "upstream_unreachable")
+    assert "call again" in reply.error["message"]
+    assert (await stand.client(REAL).answer(asked)).text == "accept"
+
+
+async def test_a_replica_that_takes_over_has_the_credential_checked_in_the_calls_session(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    one, two = await begin(), await begin()
+    asked = await one.client(REAL).call()
+    assert (await two.client(FORGED).answer(asked)).outcome == REFUSED
+    refuse_all_but(upstream, REFRESHED)
+    upstream.on(mcp.CANCELLED, lambda turn: turn.upstream._plain(turn))
+    assert (await two.client(REFRESHED).answer(asked)).outcome == (200, -32603, "owner_lost")
+    assert pings(upstream) == [("s1", FORGED), ("s1", REFRESHED)]
+    assert (await one.client(REAL).answer(asked)).text == "accept"
+
+
+async def test_a_forwarded_key_is_checked_as_any_credential(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
+        upstream._scripts.pop(word)
+    upstream.tool(ask)
+    monkeypatch.setattr(pool, "_ACCEPTED_SECONDS", 0.0)
+    client = (await begin(route={"forward_headers": ["x-api-key"]})).client(headers={"x-api-key": "one"})
+    asked = await client.call()
+    assert (await client.answer(asked)).text == "accept"
+    assert upstream.of(mcp.PING)[0].headers["x-api-key"] == "one"
+
+    async def revoked(turn: Turn) -> None:
+        turn.reply(401)
+
+    upstream.on(mcp.PING, revoked)
+    assert (await client.answer(asked)).outcome == REFUSED
+
+
+def forget_all(stand: Stand) -> None:
+    """Nobody comes for what is kept."""
+    for driver in list(stand.gateway.lot):
+        stand.gateway.lot.remove(driver)
+
+
+# -- what proves a credential -----------------------------------------------------------------------------------------
+
+
+async def test_a_question_on_the_side_stream_proves_no_credential(upstream: FakeUpstream, stand: Stand) -> None:
+    assert (await stand.client(REAL).post("tools/list")).status == 200
+    refuse = asyncio.Event()
+
+    async def pending(turn: Turn) -> None:
+        message = {"jsonrpc": "2.0", "id": 7, "method": mcp.ELICIT, "params": FORM}
+        upstream.side(turn.session).put_nowait(event(message))
+        await refuse.wait()
+        turn.reply(401)
+
+    upstream.tool(pending)
+    asked = await stand.client(FORGED).call()
+    assert asked.questions
+    assert (await stand.client(FORGED).post(mcp.DISCOVER)).outcome == REFUSED
+    refuse.set()
+    await eventually(lambda: not stand.held)
+    assert (await stand.client(FORGED).post(mcp.DISCOVER)).outcome == REFUSED
+    forget_all(stand)
+
+
+async def test_over_http_sse_nothing_on_the_stream_proves_a_credential_whose_post_is_pending(begin: Start) -> None:
+    old, refuse = FakeSse(), asyncio.Event()
+    await old.start()
+
+    async def checked(message: Message) -> web.Response | None:
+        credential = old.posts[-1][0]["Authorization"]
+        if credential == REAL:
+            return None
+        if message.get("method") == "tools/call":
+            old.streams[0].say(id=7, method=mcp.ELICIT, params=FORM)
+            await refuse.wait()
+        return web.Response(status=401)
+
+    old.post = checked
+    try:
+        stand = await begin(route={"upstream": {"url": old.url, "transport": "sse"}})
+        assert (await stand.client(REAL).post("tools/list")).status == 200
+        asked: Any = await stand.client(FORGED).call()
+        assert asked.questions
+        assert (await stand.client(FORGED).post(mcp.DISCOVER)).outcome == REFUSED
+        refuse.set()
+        await eventually(lambda: not stand.held)
+        forget_all(stand)
+    finally:
+        await old.close()
+
+
+async def test_what_the_gateway_answers_by_itself_never_carries_an_unproven_credential(
+    upstream: FakeUpstream, stand: Stand
+) -> None:
+    assert (await stand.client(REAL).post("tools/list")).status == 200
+    refuse = asyncio.Event()
+
+    async def pending(turn: Turn) -> None:
+        upstream.side(turn.session).put_nowait(event({"jsonrpc": "2.0", "id": "p", "method": mcp.PING}))
+        await refuse.wait()
+        turn.reply(401)
+
+    upstream.tool(pending)
+    forged = asyncio.get_running_loop().create_task(stand.client(FORGED).call())
+    (pong,) = await upstream.saw("answer")
+    assert pong.headers["Authorization"] == REAL
+    refuse.set()
+    assert (await forged).outcome == REFUSED
+
+
+# -- a server that was restarted --------------------------------------------------------------------------------------
+
+
+async def test_a_kept_result_survives_the_restart_of_its_server(upstream: FakeUpstream, begin: Start) -> None:
+    for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
+        upstream._scripts.pop(word)
+    upstream.tool(ask)
+    upstream.on("GET", refuse_session)  # without a side stream, nothing tells that the sessions are gone
+    stand = await begin()
+    asked, other = await stand.client(REAL).call(), await stand.client(REAL).call()
+    for each in (asked, other):
+        assert (await stand.client(REAL).answer(each)).text == "accept"
+    upstream.forget()
+    assert (await stand.client(REFRESHED).answer(asked)).text == "accept"
+    assert upstream.of("initialize")[-1].headers["Authorization"] == REFRESHED
+    await eventually(lambda: stand.sessions("idle") == 1, "the sessions that are gone are forgotten")
+    assert len(upstream.of("tools/call")) == 2

@@ -432,6 +432,7 @@ async def test_a_forgotten_session_is_opened_again_once(
             await turn.result(text("again"))
 
     upstream.tool(tool)
+    upstream.on(mcp.PING, tool)
     assert (await client.call()).text == "again"
     assert runs == ["s2"]
     assert stand.metric("mcp_gateway_sessions_lost_total") == 1
@@ -445,6 +446,7 @@ async def test_a_session_forgotten_twice_is_an_error(
         turn.reply(status, sent)
 
     upstream.tool(tool)
+    upstream.on(mcp.PING, tool)
     assert (await client.call()).outcome == (200, -32603, "session_lost")
     assert len(upstream.of("tools/call")) == 2
 

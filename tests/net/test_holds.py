@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.core import mcp
+from gateway.core.commands import Timer
 from gateway.errors import Stopping
 from tests.net.conftest import Start
 from tests.net.fake_upstream import SAMPLE, FakeUpstream, Turn, text
@@ -309,6 +310,67 @@ async def test_a_place_that_was_taken_meanwhile_ends_the_call(upstream: FakeUpst
     assert len(await upstream.saw(mcp.CANCELLED)) == 1
     assert (await upstream.saw("answer"))[0].body["result"] == {"action": "cancel"}
     assert json.loads((await stand.client().answer(asked)).text) == ACCEPT
+
+
+class Crowd:
+    """Two tools: one runs until the test lets it end, the other asks and so takes a place."""
+
+    def __init__(self, upstream: FakeUpstream) -> None:
+        self.go = asyncio.Event()
+        upstream.tool(self.tool)
+
+    async def tool(self, turn: Turn) -> None:
+        if turn.body["params"]["name"] == "runs":
+            await self.go.wait()
+        else:
+            await turn.elicit("q")
+        await turn.result(text("done"))
+
+
+def reach_leg_limit(stand: Stand) -> None:
+    """Let the time of the one leg that waits pass."""
+    alarm = stand.gateway.routes.bridges["/mcp"].alarms.shared[Timer.LEG]
+    ((driver, (_, ring)),) = alarm._waiting.items()
+    alarm.disarm(driver)
+    ring()
+
+
+CAPS = [{"max_calls": 1}, {"max_calls_per_principal": 1}]
+
+
+@pytest.mark.parametrize("cap", CAPS)
+async def test_a_long_call_whose_caller_is_at_its_cap_keeps_its_leg(
+    upstream: FakeUpstream, begin: Start, cap: dict[str, int]
+) -> None:
+    stand = await begin(hold=cap)
+    client, crowd = stand.client("Bearer ada"), Crowd(upstream)
+    running = later(client.call("runs"))
+    await upstream.saw("tools/call")
+    asked = await client.call()
+    reach_leg_limit(stand)
+    assert (await client.answer(asked)).text == "done"
+    assert not running.done()
+    reach_leg_limit(stand)
+    shed = await running
+    assert shed.questions == {}, "now there is a place"
+    crowd.go.set()
+    assert (await client.call("runs", state=shed.state)).text == "done"
+    assert mcp.CANCELLED not in upstream.words
+
+
+async def test_a_call_that_another_replica_can_go_on_with_is_let_go_without_a_place(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(hold={"max_calls": 1, "drain_seconds": 0.05}, route={"ephemeral": ["runs"]})
+    client, crowd = stand.client("Bearer ada"), Crowd(upstream)
+    running = later(client.call("runs"))
+    await upstream.saw("tools/call")
+    _ = await client.call()
+    await asyncio.wait_for(stand.gateway.drain(delay_seconds=0), 5)
+    assert (await running).questions == {}
+    crowd.go.set()
+    for driver in list(stand.gateway.lot):
+        stand.gateway.lot.remove(driver)
 
 
 # -- whose state it is ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from gateway.net import http_sse
 from tests.net.conftest import Start
 from tests.net.fake_sse import FakeSse, Message, Stream
 from tests.net.fake_upstream import FORM, FakeUpstream, Turn, text
-from tests.net.workbench import Client, Stand, eventually
+from tests.net.workbench import Client, Stand, eventually, jwt
 
 
 @pytest.fixture
@@ -270,13 +270,30 @@ async def test_a_server_that_forgot_the_session_gets_the_call_in_a_new_one(
     _ = await client.call()
 
     async def forgot(_: Message) -> web.Response | None:
-        old.post = None
-        return web.Response(status=status, text=body)
+        return web.Response(status=status, text=body) if len(old.streams) == 1 else None
 
     old.post = forgot
     assert (await client.call()).text == "done"
     assert len(old.streams) == 2
     assert len(await old.heard("tools/call", 2)) == 2
+
+
+async def test_a_credential_is_checked_beside_a_call_and_nobody_hears_the_pong(old: FakeSse, begin: Start) -> None:
+    stand = await sse(begin, old)
+    one, fresh = (stand.client(jwt(iss="i", sub="ada", client_id="c", jti=jti)) for jti in ("one", "fresh"))
+    asked = await parked(old, one)
+    again = await fresh.call(state=asked.state, answers={})
+    assert again.questions == asked.questions
+    assert len(old.streams) == 1
+    assert [headers["Authorization"] for headers, message in old.posts if message.get("method") == mcp.PING] == [
+        fresh.build("ping")[0]["Authorization"]
+    ]
+    answering = asyncio.get_running_loop().create_task(fresh.answer(asked))
+    (call,) = await old.heard("tools/call")
+    await old.heard("answer")
+    old.streams[0].say(id=call["id"], result=text("done"))
+    assert (await answering).text == "done"
+    assert stand.metric("mcp_gateway_upstream_errors_total", kind="unknown_id") == 0
 
 
 async def test_a_server_whose_replicas_are_not_sticky_is_named_as_such(old: FakeSse, begin: Start) -> None:

@@ -534,6 +534,29 @@ async def test_an_upstream_that_became_old_is_found_out_too(
     assert probes(stand, "legacy") == 1
 
 
+@pytest.mark.usefixtures("_quick_doubt")
+async def test_a_call_that_was_answered_is_not_bridged_when_the_upstream_turns_out_old(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    make_modern(upstream)
+    assert (await client.call()).text == "modern"
+    runs = 0
+
+    async def fail(turn: Turn) -> None:
+        nonlocal runs
+        runs += 1
+        turn.reply(404, {"jsonrpc": "2.0", "id": turn.id, "error": {"code": -32000, "message": "No such file"}})
+
+    upstream.on("server/discover", lambda turn: _refuse(turn, 400))
+    upstream.on("tools/call", fail)
+    reply = await client.call()
+    assert (reply.status, reply.error["message"]) == (404, "No such file")
+    assert runs == 1
+    upstream.on("tools/call", lambda turn: turn.result(text("old")))
+    assert (await client.call()).text == "old"
+    assert probes(stand, "legacy") == 1
+
+
 async def test_a_modern_servers_refusals_are_passed_on_and_probe_nothing(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:

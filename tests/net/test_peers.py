@@ -367,6 +367,34 @@ async def test_an_owner_that_ends_says_so_through_others(upstream: FakeUpstream,
     gate.go.set()
 
 
+async def test_a_draining_replica_leaves_a_call_that_finds_no_place_its_leg(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    one, _ = await cluster.begin("gw-1", "gw-2", hold={"max_calls": 1})
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        if turn.body["params"]["name"] == "runs":
+            await go.wait()
+        else:
+            await turn.elicit()
+        await turn.result(text("done"))
+
+    upstream.tool(tool)
+    client = one.client()
+    running = later(client.call("runs"))
+    await upstream.saw("tools/call")
+    asked = await client.call()
+    draining = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
+    await eventually(lambda: one.gateway.downstream.stopping)
+    assert (await client.answer(asked)).text == "done"
+    assert not running.done()
+    go.set()
+    assert (await running).text == "done"
+    await in_time(draining)
+    assert mcp.CANCELLED not in upstream.words
+
+
 @pytest.mark.parametrize(
     ("status", "headers"), [(429, {"Retry-After": "7"}), (401, {"WWW-Authenticate": "X"}), (200, {})]
 )

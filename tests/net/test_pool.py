@@ -177,6 +177,9 @@ class SilentChannel(Channel):
     async def send(self, message: bytes, headers: Headers) -> None:
         pass
 
+    async def ping(self, headers: Headers) -> None:
+        pass
+
     async def close(self, *, end_session: bool) -> None:
         pass
 

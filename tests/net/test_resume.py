@@ -595,6 +595,7 @@ async def test_a_final_refusal_ends_it_at_once(
     upstream: FakeUpstream, status: int, body: Any, error: type[UpstreamError], words: str
 ) -> None:
     upstream.on("resume", refusing(status, body))
+    upstream.on(mcp.PING, refusing(status, body))
     async with replica(upstream) as here:
         session = await here.adopt()
         with pytest.raises(UpstreamError, match=words) as caught:
@@ -610,6 +611,22 @@ async def test_a_final_refusal_ends_it_at_once(
         assert here.metric("mcp_gateway_sessions_lost_total") == (error is CallGone)
         here.pool.release(session, clean=False)
     assert "DELETE" not in upstream.words
+
+
+@pytest.mark.parametrize(("status", "body"), [(404, b""), (400, b"Invalid session ID in Last-Event-ID")])
+async def test_a_get_that_is_refused_in_a_session_that_lives_is_no_lost_session(
+    upstream: FakeUpstream, status: int, body: bytes
+) -> None:
+    upstream.known.add("s0")
+    upstream.on("resume", refusing(status, body))
+    async with replica(upstream) as here:
+        session = await here.adopt()
+        with pytest.raises(CallLost, match="cannot pick up a call") as caught:
+            await here.resume(session)
+        assert type(caught.value) is CallLost
+        assert [seen.session for seen in upstream.of(mcp.PING)] == ["s0"]
+        assert here.metric("mcp_gateway_sessions_lost_total") == 0
+        here.pool.release(session, clean=False)
 
 
 class Attempts:

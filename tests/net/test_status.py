@@ -301,7 +301,7 @@ async def test_what_a_server_says_of_a_call_is_not_repeated(upstream: FakeUpstre
 
     async def fail(turn: Turn) -> None:
         error = {"code": -32000, "message": f"cannot pay with card {SECRET}"}
-        turn.reply(500, {"jsonrpc": "2.0", "id": turn.id, "error": error})
+        turn.reply(500, {"jsonrpc": "2.0", "id": None, "error": error})
 
     upstream.tool(fail)
     assert SECRET in (await stand.client().call()).error["message"], "its client gets to know"

@@ -1,0 +1,65 @@
+"""How old servers refuse a message in a session that they do not know; pure.
+
+An error that carries the id of the request that was sent is the answer to it, whatever words are in it: a tool may say
+"session" too. But a server that parses the body before it looks for the session repeats the id in its refusal. Only
+the exact words of a known server tell such a refusal from an answer.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Raw
+
+from gateway.core import jsonrpc
+from gateway.core.jsonrpc import Error, Message
+
+_MESSAGES: Final[Mapping[int, frozenset[str]]] = {
+    # TypeScript SDK 1.x and its examples, C# SDK
+    -32001: frozenset({"Session not found"}),
+    # Examples of the TypeScript SDK, server-everything, and the many servers that began as one of them
+    -32000: frozenset(
+        {
+            "Bad Request: No valid session ID provided",
+            "Bad Request: No valid session ID",
+            "Session not found",
+        }
+    ),
+    # Python SDK
+    -32600: frozenset(
+        {
+            "Bad Request: No valid session ID provided",
+            "Not Found: Invalid or expired session ID",
+            "Not Found: Session has been terminated",
+            "Session not found",
+        }
+    ),
+}
+
+
+def is_template(error: Error) -> bool:
+    """Whether these are the words in which a known server refuses a session that it does not know."""
+    return error.message in _MESSAGES.get(error.code, frozenset())
+
+
+def is_own(message: Message, sent: bytes | None) -> bool:
+    """Whether a response carries the id of the request that was sent, so that it is the answer to it."""
+    asked = opened(sent) if sent is not None else Message()
+    if asked.method is None or not isinstance(asked.id, Raw) or not isinstance(message.id, Raw):
+        return False
+    return message.method is None and bytes(message.id) == bytes(asked.id)
+
+
+def is_answered(body: bytes, sent: bytes) -> bool:
+    """Whether the body of a refusal answers the request that was sent, and does not say that its session is gone."""
+    message = opened(body)
+    if not is_own(message, sent):
+        return False
+    return not (isinstance(message.error, Raw) and is_template(jsonrpc.error(message.error)))
+
+
+def opened(body: bytes) -> Message:
+    """The message in a body; an empty one where the body is none."""
+    try:
+        return jsonrpc.message(body)
+    except ValueError:
+        return Message()
