@@ -30,6 +30,10 @@ class _Unsupported(msgspec.Struct):
     supported: list[str] = []
 
 
+_decode_discovered = msgspec.json.Decoder(_Discovered).decode
+_decode_unsupported = msgspec.json.Decoder(_Unsupported).decode
+
+
 def is_modern(http_method: str, version_header: str | None, body: bytes, max_depth: int) -> bool:
     """Whether a request is of the per-request era: its header or its `_meta` says so.
 
@@ -104,7 +108,7 @@ def _final(content_type: str, body: bytes) -> jsonrpc.Message | None:
 
 def _discovers(result: Raw) -> bool:
     try:
-        return any(map(request.names_modern, msgspec.json.decode(result, type=_Discovered).supportedVersions))
+        return any(map(request.names_modern, jsonrpc.inspect(_decode_discovered, result).supportedVersions))
     except (ValueError, RecursionError):
         return False
 
@@ -113,7 +117,7 @@ def _is_modern_error(error: jsonrpc.Error) -> bool:
     if error.code != mcp.UNSUPPORTED_VERSION:
         return error.code in _MODERN_ERRORS
     try:
-        supported = msgspec.json.decode(error.data, type=_Unsupported) if isinstance(error.data, Raw) else None
+        supported = jsonrpc.inspect(_decode_unsupported, error.data) if isinstance(error.data, Raw) else None
     except (ValueError, RecursionError):
         supported = None
     return supported is not None and any(map(request.names_modern, supported.supported))
