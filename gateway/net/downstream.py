@@ -415,17 +415,13 @@ class Downstream:
             await bridge.pool.authorise(key, headers)
         # While others were asked, a second retry may have come.
         driver = bridge.lot.find(envelope.exchange) or driver
+        outbox = round_.outbox()
         if driver is None:
-            driver = Driver.take_over(bridge, request, key, headers, envelope)
+            driver = Driver.take_over(bridge, request, key, headers, envelope, outbox)
         else:
             bridge.metrics.continued(bridge.route.path, Step.HELD)
             _note_step(incoming.span, Step.HELD)
-        outbox = round_.outbox()
-        try:
             driver.answer(outbox, request, envelope.round, headers)
-        except GatewayError:
-            driver.discard()
-            raise
         return await self._run(driver, outbox, round_.wire, self.running if incoming.hop is None else self.relayed)
 
     async def _run(self, driver: Driver, outbox: Outbox, wire: Wire, waiting: set[Driver]) -> Replied:
@@ -501,7 +497,7 @@ def _begin_span(traces: Traces, incoming: Incoming, bridge: Bridge, request: Req
     about = Operation(request.method, request.target, request.version, bridge.route.path)
     meta = {name: text for name, raw in request.user_meta.items() if (text := jsonrpc.text(raw)) is not None}
     headers = {name.lower(): value for name, value in incoming.headers.items()}
-    rpc_id = jsonrpc.text(request.id) or bytes(request.id).decode()
+    rpc_id = (jsonrpc.text(request.id) or bytes(request.id).decode()).encode("utf-8", "replace").decode()
     return traces.round(
         about,
         rpc_id,

@@ -105,8 +105,6 @@ class Driver:
         self._to_send: deque[Callable[[], Awaitable[None]]] = deque()
         self._sending = False
         self._binding: Binding | None = None
-        self._restored = False
-        """Whether no retry has been accepted since another replica's exchange was restored here."""
         self._taken: Envelope | None = None
         """The state with which another replica's call was taken over, until it is picked up."""
         self._run = 0
@@ -152,17 +150,23 @@ class Driver:
         self._feed(on.Called(outbox.leg))
 
     @classmethod
-    def take_over(
-        cls, bridge: Bridge, request: Request, key: PoolKey, headers: Headers, envelope: Envelope
+    def take_over(  # noqa: PLR0913  (what an exchange is made of)
+        cls, bridge: Bridge, request: Request, key: PoolKey, headers: Headers, envelope: Envelope, outbox: Outbox
     ) -> "Driver":
-        """Restore the exchange of a retry that no living replica has; raises Busy.
+        """Restore the exchange of a retry that no living replica has, and continue it; raises Busy.
 
-        Nothing goes upstream before its answers are found to be right.
+        Nothing goes upstream before its answers are found to be right. A place for it is taken only if they are:
+        whatever fails in here gives it back, and nothing is awaited meanwhile.
         """
         driver = cls(bridge, request, key, headers)
         driver.id = envelope.exchange
-        driver._taken, driver._restored = envelope, True
-        driver._restore(envelope)
+        driver._taken = envelope
+        try:
+            driver._restore(envelope)
+            driver.answer(outbox, request, envelope.round, headers)
+        except BaseException:
+            driver._discard()
+            raise
         return driver
 
     def _restore(self, envelope: Envelope) -> None:
@@ -173,26 +177,29 @@ class Driver:
         self._exchange.restore(passage.past(envelope))
         self._moved(before, self._exchange.state)
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """Forget an exchange that was restored for nothing: its retry was refused."""
-        if self._restored:
-            self._moved(self._exchange.state, State.IDLE)
-            self._bridge.lot.remove(self)
+        for timer in tuple(self._armed):
+            self._disarm(timer)
+        if self._task is not None:
+            _ = self._task.cancel()
+        self._moved(self._exchange.state, State.IDLE)
+        self._bridge.lot.remove(self)
 
     def answer(self, outbox: Outbox, request: Request, round_: int, headers: Headers) -> None:
         """Continue with a further leg; raises a DownstreamError with the call unharmed."""
         answers = request.input_responses or {}
+        answered = on.Answered(outbox.leg, round_, digest_answers(answers), answers)
         self._outboxes[outbox.leg] = outbox
         self.request_id, self._span = outbox.request_id, outbox.span
         before = self._headers
         self._headers = headers
         try:
-            self._feed(on.Answered(outbox.leg, round_, digest_answers(answers), answers))
+            self._feed(answered)
         except GatewayError:
             self._headers = before
             del self._outboxes[outbox.leg]
             raise
-        self._restored = False
 
     def is_answered_by(self, request: Request) -> bool:
         """Whether answers of this request go upstream, where its credential is checked with them."""
