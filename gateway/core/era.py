@@ -6,6 +6,7 @@ one's. What no MCP server need have said (a proxy's error page, a refused creden
 """
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -34,17 +35,18 @@ _decode_discovered = msgspec.json.Decoder(_Discovered).decode
 _decode_unsupported = msgspec.json.Decoder(_Unsupported).decode
 
 
-def is_modern(http_method: str, version_header: str | None, body: bytes, max_depth: int) -> bool:
+def is_modern(http_method: str, version_header: str | None, posted: Callable[[], request.Posted]) -> bool:
     """Whether a request is of the per-request era: its header or its `_meta` says so.
 
-    A body that is no single JSON-RPC request (a batch, an answer, no JSON at all) is not.
+    `posted` opens the body, where the header does not tell, and raises a DownstreamError. A body that is no single
+    JSON-RPC request (a batch, an answer, no JSON at all) is not of that era.
     """
     if request.names_modern(version_header):
         return True
     if http_method != "POST":
         return False
     try:
-        return request.is_modern(request.read(body, max_depth), version_header)
+        return request.is_modern(posted(), version_header)
     except DownstreamError:
         return False
 

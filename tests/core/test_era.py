@@ -33,7 +33,7 @@ ANSWER = {"jsonrpc": "2.0", "id": 1, "result": {"_meta": {mcp.META_VERSION: mcp.
     ],
 )
 def test_the_era_of_a_request(method: str, header: str | None, body: bytes, *, modern: bool) -> None:
-    assert era.is_modern(method, header, body, DEPTH) is modern
+    assert era.is_modern(method, header, lambda: request.read(body, DEPTH)) is modern
 
 
 def test_the_probe_is_a_modern_request() -> None:
