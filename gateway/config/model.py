@@ -161,6 +161,13 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         4_194_304
     )
     event_bytes: Annotated[Bytes, Meta(description="One upstream SSE event or JSON answer.")] = 16_777_216
+    behind_bytes: Annotated[
+        Bytes,
+        Meta(
+            description="Notifications that wait for one client that does not read; beyond it the oldest are dropped. "
+            "The newest is kept whatever its size."
+        ),
+    ] = 1_048_576
     json_depth: Annotated[
         Annotated[int, Meta(ge=8, le=512)], Meta(description="Nesting of objects and arrays in a message.")
     ] = 64

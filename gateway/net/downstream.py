@@ -104,7 +104,9 @@ class Round(msgspec.Struct, eq=False):
         """The way of an exchange's messages to this round's client."""
         request = self.request
         leg = Leg(request.id, request.progress_token, request.log_level)
-        return Outbox(leg, self.bridge.alarms.silence, self.incoming.request_id, self.incoming.span)
+        bridge, incoming = self.bridge, self.incoming
+        behind_bytes = bridge.config.limits.behind_bytes
+        return Outbox(leg, bridge.alarms.silence, behind_bytes, incoming.request_id, incoming.span)
 
 
 class Downstream:

@@ -64,6 +64,8 @@ _REPLAYABLE: Final = (CallLost, SessionLost, Unreachable)
 _LEARN_SECONDS: Final = 1.0
 """How long a client that waits for a lost call is kept while its tool is looked up."""
 _NAME_CHARACTERS: Final = 80
+_MAX_REFUSALS: Final = 256
+"""Of the upstream's questions, that may wait until it takes them; it gets no answer to what it asks beyond."""
 _LEG_TIMERS: Final = frozenset({Timer.QUIET, Timer.LEG, Timer.GRACE})
 
 
@@ -104,6 +106,8 @@ class Driver:
         self._task: asyncio.Task[None] | None = None
         self._to_send: deque[Callable[[], Awaitable[None]]] = deque()
         self._sending = False
+        self._refusals = 0
+        """How many of what is to be sent are answers that no client gave."""
         self._binding: Binding | None = None
         self._taken: Envelope | None = None
         """The state with which another replica's call was taken over, until it is picked up."""
@@ -786,10 +790,13 @@ class Driver:
 
     def _respond(self, id_: Raw, body: Raw | jsonrpc.Error | None) -> None:
         session, headers = self._session or self._released, self._headers
-        if session is None or body is None:
+        if session is None or body is None or self._refusals >= _MAX_REFUSALS:
             return
+        self._refusals += 1
+        id_ = Raw(bytes(id_))  # a copy: it would keep the whole message
 
         async def respond() -> None:
+            self._refusals -= 1
             try:
                 await session.answer(id_, body, headers)
             except UpstreamError as exc:
