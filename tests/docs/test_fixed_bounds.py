@@ -6,6 +6,7 @@ from gateway import bearer
 from gateway.core import exchange, inputs, request
 from gateway.net import (
     child,
+    downstream,
     driver,
     era,
     http_sse,
@@ -19,6 +20,7 @@ from gateway.net import (
     peers,
     pool,
     server,
+    sessions,
     streamable,
     wellknown,
 )
@@ -47,6 +49,11 @@ def count(value: int) -> str:
 FIXED = [
     ("client info, client capabilities", [size(request._MAX_DECLARATION_BYTES)]),
     ("notifications a client is behind", [count(outbox._MAX_BEHIND)]),
+    ("the body of a caller that is not verified", [size(downstream._REFUSED_BYTES)]),
+    (
+        "answers of the gateway's own",
+        [f"{sessions._MAX_OWED} in", f"{driver._MAX_REFUSALS} in", f"an id of {size(sessions._MAX_OWED_ID_BYTES)}"],
+    ),
     ("URIs of one subscription", [count(listen._MAX_URIS)]),
     ("what a change says beside its URI", [size(listen._MAX_PARAMS_BYTES)]),
     (
