@@ -72,6 +72,7 @@ FIXED = [
     ),
     ("a bearer token that is verified", [size(bearer.MAX_TOKEN_CHARACTERS), count(issuer._TOKENS_KEPT)]),
     ("open questions of one call", [count(exchange.MAX_QUESTIONS)]),
+    ("requests of the server in one call", [count(exchange.MAX_NESTED), size(exchange.MAX_NESTED_ID_BYTES)]),
     ("a key of `inputRequests`", [f"{inputs._MAX_KEY} characters"]),
     ("answers a call remembers for another run", [size(exchange.MAX_RECORD_BYTES)]),
     ("runs of a call that may run twice", [f"{exchange.MAX_RUNS} beside the first"]),
@@ -118,6 +119,7 @@ FIXED = [
     ("lists kept by `cache.lists_seconds`", [size(lists._MAX_BYTES), size(lists._MAX_PAGE_BYTES)]),
     ("tools that are warned of", [count(pool._LEFT_OUT_KEPT)]),
     ("looking up whether a lost call's tool may run twice", [seconds(driver._LEARN_SECONDS)]),
+    ("the id of an event", [count(streamable._EVENT_ID_CHARACTERS)]),
     ("the end of an answered stream", [seconds(streamable._DRAIN_SECONDS)]),
     ("finding out the upstream's era", [seconds(era.PROBE_SECONDS), f"every {seconds(era._DOUBT_SECONDS)}"]),
 ]
