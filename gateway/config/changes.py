@@ -34,6 +34,7 @@ _SHARED: Final = frozenset(
         "hold.drain_seconds",
         "limits.body_bytes",
         "limits.event_bytes",
+        "limits.behind_bytes",
         "limits.json_depth",
         "limits.state_bytes",
         "limits.receive_seconds",

@@ -180,6 +180,13 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     event_bytes: Annotated[
         Bytes, Meta(description="Maximum size of one SSE event or JSON response of an upstream.")
     ] = 16_777_216
+    behind_bytes: Annotated[
+        Bytes,
+        Meta(
+            description="Maximum size of the notifications that wait for one client that does not read. Beyond it, "
+            "the gateway drops the oldest, but keeps the newest whatever its size."
+        ),
+    ] = 1_048_576
     json_depth: Annotated[
         Annotated[int, Meta(ge=8, le=512)], Meta(description="Maximum nesting of objects and arrays in a message.")
     ] = 64

@@ -6,6 +6,7 @@ one's. What no MCP server need have said (a proxy's error page, a refused creden
 """
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -30,17 +31,22 @@ class _Unsupported(msgspec.Struct):
     supported: list[str] = []
 
 
-def is_modern(http_method: str, version_header: str | None, body: bytes, max_depth: int) -> bool:
+_decode_discovered = msgspec.json.Decoder(_Discovered).decode
+_decode_unsupported = msgspec.json.Decoder(_Unsupported).decode
+
+
+def is_modern(http_method: str, version_header: str | None, posted: Callable[[], request.Posted]) -> bool:
     """Whether a request is of the per-request era: its header or its `_meta` says so.
 
-    A body that is no single JSON-RPC request (a batch, an answer, no JSON at all) is not.
+    `posted` opens the body, where the header does not tell, and raises a DownstreamError. A body that is no single
+    JSON-RPC request (a batch, an answer, no JSON at all) is not of that era.
     """
     if request.names_modern(version_header):
         return True
     if http_method != "POST":
         return False
     try:
-        return request.is_modern(request.read(body, max_depth), version_header)
+        return request.is_modern(posted(), version_header)
     except DownstreamError:
         return False
 
@@ -104,7 +110,7 @@ def _final(content_type: str, body: bytes) -> jsonrpc.Message | None:
 
 def _discovers(result: Raw) -> bool:
     try:
-        return any(map(request.names_modern, msgspec.json.decode(result, type=_Discovered).supportedVersions))
+        return any(map(request.names_modern, jsonrpc.inspect(_decode_discovered, result).supportedVersions))
     except (ValueError, RecursionError):
         return False
 
@@ -113,7 +119,7 @@ def _is_modern_error(error: jsonrpc.Error) -> bool:
     if error.code != mcp.UNSUPPORTED_VERSION:
         return error.code in _MODERN_ERRORS
     try:
-        supported = msgspec.json.decode(error.data, type=_Unsupported) if isinstance(error.data, Raw) else None
+        supported = jsonrpc.inspect(_decode_unsupported, error.data) if isinstance(error.data, Raw) else None
     except (ValueError, RecursionError):
         supported = None
     return supported is not None and any(map(request.names_modern, supported.supported))

@@ -54,6 +54,9 @@ Commands = list[Command]
 MAX_QUESTIONS: Final = 64
 """Questions one round may carry; a server that asks more in 40 ms floods its user and is told so."""
 
+MAX_NESTED: Final = 10_000
+"""Requests of a server in one call whose ids are remembered, so that none counts twice; all beyond are refused."""
+MAX_NESTED_ID_BYTES: Final = 1024
 MAX_RECORD_BYTES: Final = 65_536
 """Answers an exchange remembers for another run of its call; with more, it cannot be run again."""
 MAX_RUNS: Final = 3
@@ -364,6 +367,9 @@ class Exchange:
     def _nested(self, event: on.Nested) -> Commands:  # noqa: PLR0911  (one for each thing it may be)
         if bytes(event.id) in self._seen:
             return [do.Count(event.method, "duplicate")]
+        if len(self._seen) >= MAX_NESTED or len(bytes(event.id)) > MAX_NESTED_ID_BYTES:
+            flooded = jsonrpc.Error(mcp.INVALID_REQUEST, "More requests than a call may make, or an id too long")
+            return [do.Respond(event.id, None, flooded), do.Count(event.method, "refused")]
         self._seen.add(bytes(event.id))
         refusal = self._refusal(event)
         if refusal is not None:

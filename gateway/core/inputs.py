@@ -66,7 +66,7 @@ def question_digest(question: Question) -> bytes:
         return question.digest
     assert question.params is not None, "a question has its params or its digest"
     try:
-        named = jsonrpc.canonical({"method": question.method, "params": jsonrpc.decode(question.params)})
+        named = jsonrpc.canonical({"method": question.method, "params": jsonrpc.value(question.params)})
     except (ValueError, RecursionError):
         named = b"%b %b" % (question.method.encode(), bytes(question.params))
     return hashlib.sha256(named).digest()[:16]
@@ -165,12 +165,12 @@ def _requirement(
     if params is UNSET:
         raise Malformed(f"{method}: params are missing")
     if method == mcp.SAMPLE:
-        sample = _decode_sample(params)
+        sample = jsonrpc.inspect(_decode_sample, params)
         chosen = sample.toolChoice is not UNSET and not jsonrpc.is_null(sample.toolChoice)
         if sample.tools is not None or chosen:
             return {"sampling": {"tools": {}}}, declared.sampling_tools, None
         return {"sampling": {}}, declared.sampling, None
-    elicit = _decode_elicit(params)
+    elicit = jsonrpc.inspect(_decode_elicit, params)
     if elicit.mode == "url":
         if elicit.url is UNSET:
             raise Malformed(f"{method}: url is missing")
@@ -192,7 +192,8 @@ def _modern_params(opened: jsonrpc.Fields, meta: jsonrpc.Fields) -> Raw:
 
 def assign_key(method: str, hint: str | None, used: Container[str]) -> str:
     """A key that is unique within the exchange: the hint, the form's title, or the method and a counter."""
-    base = hint[:_MAX_KEY] if hint else ""
+    # A client that cannot write half a surrogate pair could not answer under such a key.
+    base = hint[:_MAX_KEY].encode("utf-8", "replace").decode() if hint else ""
     if base and base not in used:
         return base
     number = 2 if base else 1
@@ -205,7 +206,7 @@ def assign_key(method: str, hint: str | None, used: Container[str]) -> str:
 def check_answer(question: Question, answer: Raw) -> Raw:
     """The answer as the upstream gets it; raises InvalidParams when it is none of the right kind."""
     try:
-        parsed = _ANSWERS[question.method].decode(answer)
+        parsed = jsonrpc.inspect(_ANSWERS[question.method].decode, answer)
         opened = jsonrpc.fields(answer)
     except (ValueError, RecursionError) as exc:
         kind = {mcp.ELICIT: "ElicitResult", mcp.SAMPLE: "CreateMessageResult", mcp.ROOTS: "ListRootsResult"}
@@ -216,13 +217,13 @@ def check_answer(question: Question, answer: Raw) -> Raw:
     kept: dict[str, bytes | Raw] = {k: v for k, v in opened.items() if not jsonrpc.is_null(v)}
     if isinstance(parsed, SampleAnswer) and isinstance(parsed.content, list) and len(parsed.content) == 1:
         # 2025-06-18 and earlier know a single content block only; a list of one says the same.
-        kept["content"] = jsonrpc.decode(opened["content"], type=list[Raw])[0]
+        kept["content"] = jsonrpc.items(opened["content"])[0]
     return Raw(jsonrpc.merge(kept.items()))
 
 
 def accepted(answer: Raw) -> bool:
     """Whether an elicitation was accepted."""
-    return bool(_ANSWERS[mcp.ELICIT].decode(answer).action == "accept")
+    return bool(jsonrpc.inspect(_ANSWERS[mcp.ELICIT].decode, answer).action == "accept")
 
 
 def withdrawn(question: Question) -> tuple[Raw | None, jsonrpc.Error | None]:
@@ -243,7 +244,7 @@ def input_requests(questions: dict[str, Question]) -> bytes:
 def url_questions(data: Raw | UnsetType, used: Container[str]) -> dict[str, Question]:
     """The url elicitations of an error -32042 (2025-11-25 URLElicitationRequiredError); raises Malformed."""
     try:
-        listed = jsonrpc.decode(data, type=_UrlRequired).elicitations if data is not UNSET else []
+        listed = jsonrpc.items(jsonrpc.fields(data)["elicitations"]) if data is not UNSET else []
         questions: dict[str, Question] = {}
         for raw in listed:
             opened = jsonrpc.fields(raw)
@@ -253,15 +254,11 @@ def url_questions(data: Raw | UnsetType, used: Container[str]) -> dict[str, Ques
                 raise Malformed("an elicitation that is not of mode url")
             key = assign_key(mcp.ELICIT, asked.hint, _Either(used, questions))
             questions[key] = Question(key, mcp.ELICIT, asked.params, None)
-    except (ValueError, RecursionError) as exc:
+    except (ValueError, RecursionError, KeyError) as exc:
         raise Malformed(f"error -32042: {exc}") from exc
     if not questions:
         raise Malformed("error -32042 without elicitations")
     return questions
-
-
-class _UrlRequired(msgspec.Struct):
-    elicitations: list[Raw]
 
 
 class _Either:

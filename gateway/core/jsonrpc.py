@@ -2,25 +2,33 @@
 
 Rule 1: `params`, `result` and `error` stay bytes (`msgspec.Raw`) until somebody needs a field of them, so a 100 KB
 tool result is spliced, not rebuilt. Rule 2: ids keep their JSON type; an id is compared and sent as its own bytes
-(mcp 1.23 ignores an answer whose integer id comes back as a string).
+(mcp 1.23 ignores an answer whose integer id comes back as a string). Rule 3: half a surrogate pair is a character like
+any other (`surrogates`): what has one is read, and goes on as it came.
 """
 
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
+from operator import add
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from gateway.core import surrogates
+
+T = TypeVar("T")
+
 EMPTY: Final = Raw(b"{}")
 NULL: Final = b"null"
 
-# Possessive, and an unterminated string is one token too: searching again after each of its quotes is quadratic.
-_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
+_MANY_DIGITS: Final = b"0" * 300
 _INTEGER: Final = re.compile(rb"-?[0-9]{1,300}")
-_LEVELS: Final = bytes.maketrans(b"[]{}", b"()()")
-_NO_LEVELS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_LEVELS: Final = bytes.maketrans(b"[]{}", b"1010")
+_NO_LEVELS: Final = bytes(set(range(256)) - set(b'[]{}"'))
 
 
 class Message(msgspec.Struct, gc=False):
@@ -47,9 +55,11 @@ Fields = dict[str, Raw]
 
 _decode_message = msgspec.json.Decoder(Message).decode
 _decode_fields = msgspec.json.Decoder(Fields).decode
+_decode_items = msgspec.json.Decoder(list[Raw]).decode
 _decode_text = msgspec.json.Decoder(str).decode
-_decode_error = msgspec.json.Decoder(Error).decode
-encode = msgspec.json.encode
+_decode_any = msgspec.json.Decoder().decode
+_decode_code = msgspec.json.Decoder(int).decode
+_encode = msgspec.json.encode
 decode = msgspec.json.decode
 
 
@@ -61,34 +71,137 @@ def message(data: bytes) -> Message:
         return _decode_message(data)
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        if (hidden := surrogates.hidden(data)) is None:
+            raise
+        return _odd_message(_odd_fields(hidden))
+
+
+def _odd_message(opened: Fields) -> Message:
+    """As `_decode_message`, for a message that has half a surrogate pair in it."""
+    version, method = text(opened.get("jsonrpc", Raw(b'""'))), opened.get("method")
+    named = text(method)
+    if version is None or (named is None and method is not None and not is_null(method)):
+        raise ValueError("`jsonrpc` and `method` must be strings")
+    id_, params = opened.get("id", UNSET), opened.get("params", UNSET)
+    return Message(version, id_, named, params, opened.get("result", UNSET), opened.get("error", UNSET))
 
 
 def fields(raw: Raw | bytes) -> Fields:
     """Open an object one level; raises ValueError when it is none."""
+    return _open(raw)[0]
+
+
+def _open(raw: Raw | bytes) -> tuple[Fields, bytes | None]:
+    """The members of an object; beside them the object with its halves hidden, if it has any."""
     try:
-        return _decode_fields(raw)
+        return _decode_fields(raw), None
+    except RecursionError as exc:
+        raise ValueError("JSON is nested too deeply") from exc
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        if (hidden := surrogates.hidden(bytes(raw))) is None:
+            raise
+        return _odd_fields(hidden), hidden
+
+
+def _odd_fields(hidden: bytes) -> Fields:
+    """As `_decode_fields`, for what has half a surrogate pair in it."""
+    try:
+        opened = _decode_fields(hidden)
+    except RecursionError as exc:
+        raise ValueError("JSON is nested too deeply") from exc
+    except UnicodeDecodeError:
+        opened = _decode_fields(surrogates.escaped(hidden))
+        values = (Raw(surrogates.unescaped(bytes(value))) for value in opened.values())
+        return dict(zip(surrogates.strings(opened), values, strict=True))
+    return {key: Raw(surrogates.shown(bytes(value))) for key, value in opened.items()}
+
+
+def items(raw: Raw | bytes) -> list[Raw]:
+    """Open an array one level; raises ValueError when it is none."""
+    try:
+        return _decode_items(raw)
+    except RecursionError as exc:
+        raise ValueError("JSON is nested too deeply") from exc
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        if (hidden := surrogates.hidden(bytes(raw))) is None:
+            raise
+        return [Raw(surrogates.shown(bytes(item))) for item in items(hidden)]
+
+
+def inspect(decode: Callable[[Raw | bytes], T], raw: Raw | bytes) -> T:
+    """Decode what is looked at and not passed on: half a surrogate pair counts as U+FFFD.
+
+    Raises what `decode`, of msgspec, raises.
+    """
+    try:
+        return decode(raw)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        if (hidden := surrogates.hidden(bytes(raw))) is None:
+            raise
+        return decode(surrogates.replaced(hidden))
+
+
+def value(raw: Raw | bytes) -> Any:
+    """The whole value; raises ValueError, also for a number that Python cannot hold, and RecursionError."""
+    try:
+        return _decode_any(raw)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        if surrogates.hidden(bytes(raw)) is None:
+            raise
+        return json.loads(bytes(raw).decode(), parse_float=_finite, parse_constant=_finite)
+
+
+def check_numbers(raw: Raw | bytes) -> None:
+    """Refuse a number that Python cannot hold, and so cannot compare; raises ValueError.
+
+    It takes an exponent of two digits or more, or 300 digits: in most JSON neither is found, and nothing is decoded.
+    """
+    plain = bytes(raw).translate(_DIGITS, b"+")
+    if b"0e00" not in plain and _MANY_DIGITS not in plain:
+        return
+    try:
+        _ = value(raw)
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
 
 
+def _finite(number: str) -> float:
+    found = float(number)
+    if not math.isfinite(found):
+        raise ValueError("Number out of range")
+    return found
+
+
+_MALFORMED: Final = "the upstream answered with a malformed JSON-RPC error"
+
+
 def error(raw: Raw) -> Error:
-    """Decode an `error` member; a malformed one becomes an internal error rather than a crash."""
+    """Read an `error` member; a malformed one becomes an internal error that keeps its `data`, and raises nothing."""
     try:
-        return _decode_error(raw)
-    except (ValueError, RecursionError):
-        return Error(-32603, "the upstream answered with a malformed JSON-RPC error", _data(raw))
-
-
-def _data(raw: Raw) -> Raw | UnsetType:
-    """The `data` of an error whose other members are malformed."""
-    try:
-        return fields(raw).get("data", UNSET)
+        opened = fields(raw)
     except ValueError:
-        return UNSET
+        return Error(-32603, _MALFORMED)
+    data = opened.get("data", UNSET)
+    try:
+        code, said = _decode_code(opened["code"]), text(opened.get("message", Raw(b'""')))
+    except (ValueError, KeyError):
+        return Error(-32603, _MALFORMED, data)
+    return Error(code, said, data) if said is not None else Error(-32603, _MALFORMED, data)
 
 
 def text(raw: Raw | None) -> str | None:
-    """The string in `raw`, or None when it is something else."""
+    """The string in `raw`, or None when it is something else; half a surrogate pair is a character."""
     if raw is None:
         return None
     data = bytes(raw)
@@ -98,8 +211,42 @@ def text(raw: Raw | None) -> str | None:
         return data[1:-1].decode()
     try:
         return _decode_text(data)
+    except msgspec.DecodeError:
+        return _odd_text(data)
     except ValueError:
         return None
+
+
+def _odd_text(data: bytes) -> str | None:
+    try:
+        found = json.loads(data.decode())
+    except ValueError:
+        return None
+    return found if isinstance(found, str) else None
+
+
+def encode(value: Any) -> bytes:
+    """JSON of values, `Raw` among them."""
+    try:
+        return _encode(value)
+    except UnicodeEncodeError:
+        return _encode_odd(value)
+
+
+def _encode_odd(value: Any) -> bytes:
+    """As `_encode`, for what has half a surrogate pair in it."""
+    match value:
+        case str():
+            return surrogates.written(value)
+        case Mapping():
+            return merge((key, _encode_odd(item)) for key, item in value.items())
+        case list() | tuple():
+            return b"[%b]" % b",".join(map(_encode_odd, value))
+        case Error():
+            data = {"data": value.data} if value.data is not UNSET else {}
+            return _encode_odd({"code": value.code, "message": value.message, **data})
+        case _:
+            return _encode(value)
 
 
 def is_id(raw: Raw | UnsetType) -> bool:
@@ -145,41 +292,82 @@ def check_bounds(data: bytes, max_depth: int) -> None:
             data.decode()
         except UnicodeDecodeError as exc:
             raise ValueError(f"not UTF-8 at byte {exc.start}") from exc
-    if data.count(b"{") + data.count(b"[") > max_depth and _deeper_than(data, max_depth):
+    if data.count(b"{") + data.count(b"[") > max_depth and _depth(data) > max_depth:
         raise ValueError(f"nested deeper than {max_depth} levels")
 
 
-def _deeper_than(data: bytes, max_depth: int) -> bool:
-    """Peel one level per pass, in C: a loop over millions of brackets would hold up everybody else."""
-    levels = _STRING.sub(b"", data).translate(_LEVELS, _NO_LEVELS)
-    for _ in range(max_depth):
-        if not levels:
-            return False
-        levels = levels.replace(b"()", b"")
-    return bool(levels)
+def _depth(data: bytes) -> int:
+    """How deep the brackets of a JSON text nest: C code all along, for a body may be nothing but brackets."""
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    levels = data.translate(_LEVELS, _NO_LEVELS).replace(b'""', b"")
+    if b'"' in levels:  # some strings have brackets in them
+        levels = b"".join(levels.split(b'"')[::2])
+    # Eight brackets make a byte: what it adds to the depth, and how far it goes beyond, are looked up.
+    levels += b"0" * (8 - len(levels) % 8)
+    packed = int(levels, 2).to_bytes(len(levels) // 8)
+    before = accumulate(map(_RISES.__getitem__, packed), initial=0)
+    deepest: int = max(map(add, before, map(_PEAKS.__getitem__, packed)))
+    return deepest
 
 
-def has_duplicate_keys(raw: Raw | bytes, opened: Fields) -> bool:
-    """Whether the object `raw`, whose one-level form is `opened`, repeats a key at that level.
+def _peak(brackets: int) -> int:
+    """How far a byte of brackets goes beyond the depth in front of it."""
+    bits = f"{brackets:08b}"
+    return max(2 * bits.count("1", 0, end) - end for end in range(9))
+
+
+_RISES: Final[list[int]] = [2 * brackets.bit_count() - 8 for brackets in range(256)]
+_PEAKS: Final[list[int]] = [_peak(brackets) for brackets in range(256)]
+
+
+class RepeatedKey(ValueError):
+    """An object has a key twice."""
+
+
+def distinct(raw: Raw | bytes) -> Fields:
+    """Open an object one level, as `fields` does; raises RepeatedKey.
 
     The gateway reads some keys and splices the rest; a duplicate key is read one way here and perhaps another way
-    upstream (request smuggling in JSON), so callers refuse it rather than resolve it. Most clients send compact JSON:
-    then the lengths add up exactly and nothing is decoded twice.
+    upstream (request smuggling in JSON), so it is refused rather than resolved. Most clients send compact JSON: then
+    the lengths add up. Otherwise white space is taken out, from the values as well, and they must add up then.
     """
-    data = bytes(raw)
-    if len(data) == max(1 + sum(map(len, opened)) + len(b"".join(opened.values())) + 4 * len(opened), 2):
-        return False
-    # Only keys matter: numbers stay text, for Python refuses to convert an integer of more than 4300 digits.
-    pairs = json.loads(data, object_pairs_hook=_Pairs, parse_int=str, parse_float=str)
-    return isinstance(pairs, _Pairs) and len(dict(pairs)) != len(pairs)
+    opened, hidden = _open(raw)
+    if hidden is None and len(bytes(raw)) == _compact_length(opened, len("".join(opened))):
+        return opened
+    if hidden is None:
+        written = msgspec.json.format(bytes(raw), indent=-1)
+        opened = _decode_fields(written)
+    else:
+        written = msgspec.json.format(hidden, indent=-1)
+        opened, written = _odd_fields(written), surrogates.shown(written)
+    values = b"".join(opened.values())
+    if _units(written) != _compact_length(opened, _utf16_units("".join(opened))) + _units(values) - len(values):
+        raise RepeatedKey("a key comes twice")
+    return opened
 
 
-class _Pairs(list[tuple[str, Any]]):
-    """The members of one object in order, duplicates included."""
+def _compact_length(opened: Fields, keys: int) -> int:
+    """The length of an object without white space, `keys` being that of all its keys."""
+    return max(1 + keys + len(b"".join(opened.values())) + 4 * len(opened), 2)
+
+
+def _units(data: bytes) -> int:
+    """The length of a JSON text in UTF-16 code units, where each escape counts as the one that it stands for."""
+    units = _utf16_units(data.decode())
+    backslashes = data.count(b"\\")
+    if not backslashes:
+        return units
+    escapes = backslashes - data.count(b"\\\\")
+    return units - escapes - 4 * data.replace(b"\\\\", b"").count(b"\\u")
+
+
+def _utf16_units(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def canonical(value: Any) -> bytes:
-    """JSON with sorted keys and no white space: equal values give equal bytes."""
+    """JSON with sorted keys and no white space: equal values, as `value` reads them, give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 

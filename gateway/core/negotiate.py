@@ -6,7 +6,7 @@ Sources: specification 2026-07-28 server/discover and basic/versioning; 2025-11-
 from typing import Final
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import Raw
 
 from gateway.core import jsonrpc, mcp
 
@@ -43,13 +43,6 @@ class Handshake(msgspec.Struct, frozen=True):
         return value is not None and bytes(value) == b"true"
 
 
-class _InitializeResult(msgspec.Struct):
-    protocolVersion: str  # noqa: N815  (the wire's spelling)
-    capabilities: jsonrpc.Fields = {}
-    serverInfo: Raw | UnsetType = UNSET  # noqa: N815
-    instructions: Raw | UnsetType = UNSET
-
-
 def initialize_params(client_info: Raw, capabilities: Raw) -> dict[str, object]:
     """The parameters of `initialize` for a client that declared `capabilities` (2026-07-28) in this request."""
     declared = {key: raw for key, raw in jsonrpc.fields(capabilities).items() if not jsonrpc.is_null(raw)}
@@ -64,17 +57,21 @@ def initialize_params(client_info: Raw, capabilities: Raw) -> dict[str, object]:
 
 def handshake(result: Raw) -> Handshake:
     """Read an InitializeResult; raises ValueError when it is none or its version is not known."""
-    opened = msgspec.json.decode(result, type=_InitializeResult)
-    if opened.protocolVersion not in mcp.LEGACY_VERSIONS:
-        raise ValueError(f"the server wants protocol version {opened.protocolVersion[:40]!r}")
+    opened = jsonrpc.fields(result)
+    version = jsonrpc.text(opened.get("protocolVersion"))
+    if version is None:
+        raise ValueError("`protocolVersion` must be a string")
+    if version not in mcp.LEGACY_VERSIONS:
+        raise ValueError(f"the server wants protocol version {version[:40]!r}")
     # What a server says of itself is passed on to clients that validate it: nothing malformed goes through.
-    info = opened.serverInfo
-    instructions = opened.instructions
+    info = opened.get("serverInfo")
+    instructions = opened.get("instructions")
+    capabilities = jsonrpc.fields(opened.get("capabilities", jsonrpc.EMPTY))
     return Handshake(
-        opened.protocolVersion,
-        {key: raw if _is_object(raw) else jsonrpc.EMPTY for key, raw in opened.capabilities.items() if _is_set(raw)},
-        info if isinstance(info, Raw) and _is_implementation(info) else _UNKNOWN,
-        instructions if isinstance(instructions, Raw) and jsonrpc.text(instructions) is not None else None,
+        version,
+        {key: raw if _is_object(raw) else jsonrpc.EMPTY for key, raw in capabilities.items() if _is_set(raw)},
+        info if info is not None and _is_implementation(info) else _UNKNOWN,
+        instructions if jsonrpc.text(instructions) is not None else None,
     )
 
 

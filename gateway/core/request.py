@@ -90,25 +90,35 @@ _decode_declared = msgspec.json.Decoder(_Declared).decode
 
 
 def read(body: bytes, max_depth: int) -> Posted:
-    """Open a body; raises ParseError or InvalidRequest."""
+    """Open a body; raises ParseError or InvalidRequest.
+
+    It takes time: do it once, and after the caller is verified where callers are.
+    """
     try:
         jsonrpc.check_bounds(body, max_depth)
-        opened = jsonrpc.fields(body)
+        opened = jsonrpc.distinct(body)
+    except jsonrpc.RepeatedKey as exc:
+        refused = InvalidRequest("the request repeats a key")
+        refused.request_id = _posted_id(jsonrpc.fields(body))
+        raise refused from exc
     except msgspec.ValidationError as exc:
         raise InvalidRequest("The body must be one JSON-RPC object; batches were removed from MCP") from exc
     except ValueError as exc:
         raise ParseError(f"The body is not valid JSON: {exc}") from exc
-    id_ = opened.get("id")
-    posted_id = id_ if id_ is not None and jsonrpc.is_id(id_) else None
+    posted_id = _posted_id(opened)
     try:
-        return _shape(body, opened, posted_id)
+        return _shape(opened, Raw(posted_id) if posted_id is not None else None)
     except DownstreamError as exc:
-        exc.request_id = bytes(posted_id) if posted_id is not None else None
+        exc.request_id = posted_id
         raise
 
 
-def _shape(body: bytes, opened: jsonrpc.Fields, id_: Raw | None) -> Posted:
-    _no_duplicates(body, opened, "the request")
+def _posted_id(opened: jsonrpc.Fields) -> bytes | None:
+    id_ = opened.get("id")
+    return bytes(id_) if id_ is not None and jsonrpc.is_id(id_) else None
+
+
+def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> Posted:
     if bytes(opened.get("jsonrpc", b"")) != b'"2.0"':
         raise InvalidRequest('"jsonrpc" must be "2.0"')
     method = jsonrpc.text(opened.get("method"))
@@ -127,16 +137,11 @@ def _object(raw: Raw | None, name: str, error: type[DownstreamError]) -> jsonrpc
     if raw is None:
         return {}
     try:
-        opened = jsonrpc.fields(raw)
+        return jsonrpc.distinct(raw)
+    except jsonrpc.RepeatedKey as exc:
+        raise InvalidRequest(f"{name} repeats a key") from exc
     except ValueError as exc:
         raise error(f"{name} must be an object") from exc
-    _no_duplicates(raw, opened, name)
-    return opened
-
-
-def _no_duplicates(raw: Raw | bytes, opened: jsonrpc.Fields, name: str) -> None:
-    if jsonrpc.has_duplicate_keys(raw, opened):
-        raise InvalidRequest(f"{name} repeats a key")
 
 
 def is_modern(posted: Posted, version_header: str | None) -> bool:
@@ -174,6 +179,8 @@ def check(posted: Posted, headers: HeaderValues) -> Request:
     if asking and target is None:
         field = mcp.TARGET_FIELD[posted.method]
         raise InvalidParams(f'{posted.method} needs "params.{field}", a string')
+    if asking:
+        _check_numbers(posted.params)
     return Request(
         id=posted.id,
         method=posted.method,
@@ -189,6 +196,20 @@ def check(posted: Posted, headers: HeaderValues) -> Request:
         input_responses=_input_responses(posted.params) if asking else None,
         request_state=_request_state(posted.params) if asking else None,
     )
+
+
+def _check_numbers(params: jsonrpc.Fields) -> None:
+    """Refuse what no state could be bound to, and no answer compared by, before anything is run or continued."""
+    for key, value in params.items():
+        if key == "_meta":
+            continue
+        try:
+            jsonrpc.check_numbers(value)
+        except ValueError as exc:
+            raise InvalidParams(
+                f'"params.{key[:80]}" has a number that cannot be handled ({exc}); send it as a string, or in the '
+                "range of a double or 4300 digits"
+            ) from exc
 
 
 def _required_version(meta: jsonrpc.Fields) -> str:
@@ -219,7 +240,7 @@ def _capabilities(meta: jsonrpc.Fields) -> tuple[Raw, Capabilities]:
 @lru_cache(maxsize=1024)
 def _declared(raw: bytes) -> Capabilities:
     """A client declares the same in every request."""
-    opened = _decode_declared(raw)
+    opened = jsonrpc.inspect(_decode_declared, raw)
     elicitation = opened.elicitation
     return Capabilities(
         # An empty object means form mode (client/elicitation, Capabilities).
@@ -274,14 +295,14 @@ def _input_responses(params: jsonrpc.Fields) -> jsonrpc.Fields | None:
     if raw is None:
         return None
     try:
-        responses = jsonrpc.fields(raw)
-        for key, value in responses.items():
-            if not bytes(value).startswith(b"{"):
-                raise InvalidParams(f"inputResponses[{key[:80]!r}] must be an object, the result of that request")
+        responses = jsonrpc.distinct(raw)
+    except jsonrpc.RepeatedKey as exc:
+        raise InvalidParams('"params.inputResponses" repeats a key') from exc
     except ValueError as exc:
         raise InvalidParams('"params.inputResponses" must be an object of answers by key') from exc
-    if jsonrpc.has_duplicate_keys(raw, responses):
-        raise InvalidParams('"params.inputResponses" repeats a key')
+    for key, value in responses.items():
+        if not bytes(value).startswith(b"{"):
+            raise InvalidParams(f"inputResponses[{key[:80]!r}] must be an object, the result of that request")
     return responses
 
 

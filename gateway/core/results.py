@@ -115,7 +115,7 @@ def _without_nulls(raw: Raw) -> bytes | Raw:
     """A list of objects without null members where the schema knows none; free-form values stay as they are."""
     if not bytes(raw).startswith(b"["):
         return raw
-    return b"[%b]" % b",".join(_item(item) for item in jsonrpc.decode(raw, type=list[Raw]))
+    return b"[%b]" % b",".join(_item(item) for item in jsonrpc.items(raw))
 
 
 def _item(raw: Raw) -> bytes:

@@ -83,7 +83,7 @@ def usable(result: Raw) -> tuple[Raw, tuple[LeftOut, ...]]:
     if tools is None or (toolparams.ANNOTATION not in bytes(tools) and _all_good(tools)):
         return result, ()
     try:
-        items = jsonrpc.decode(tools, type=list[Raw])
+        items = jsonrpc.items(tools)
     except (ValueError, RecursionError):
         return result, ()
     found = [(item, _flaw(item)) for item in items]
@@ -96,7 +96,7 @@ def usable(result: Raw) -> tuple[Raw, tuple[LeftOut, ...]]:
 
 def _all_good(tools: Raw) -> bool:
     try:
-        _ = _decode_all(tools)
+        _ = jsonrpc.inspect(_decode_all, tools)
     except (ValueError, RecursionError):
         return False
     return True
@@ -105,10 +105,10 @@ def _all_good(tools: Raw) -> bool:
 def _flaw(tool: Raw) -> str | None:
     """Why a client would refuse this tool."""
     try:
-        _ = _decode_tool(tool)
+        _ = jsonrpc.inspect(_decode_tool, tool)
         if toolparams.ANNOTATION not in bytes(tool):
             return None
-        return toolparams.flaw(jsonrpc.decode(_decode_named(tool).inputSchema))
+        return toolparams.flaw(jsonrpc.value(jsonrpc.inspect(_decode_named, tool).inputSchema))
     except ValueError as exc:
         return str(exc)[:_MAX_NAME]
     except RecursionError:
@@ -117,6 +117,6 @@ def _flaw(tool: Raw) -> str | None:
 
 def _name(tool: Raw) -> str:
     try:
-        return _decode_named(tool).name[:_MAX_NAME]
+        return jsonrpc.inspect(_decode_named, tool).name[:_MAX_NAME]
     except (ValueError, RecursionError):
         return ""

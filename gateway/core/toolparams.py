@@ -59,6 +59,10 @@ class _Hints(msgspec.Struct):
     idempotentHint: bool = False  # noqa: N815
 
 
+_decode_tools = msgspec.json.Decoder(_Tools).decode
+_decode_hints: Final[msgspec.json.Decoder[_Hints | None]] = msgspec.json.Decoder(_Hints | None)
+
+
 class Tool(msgspec.Struct, frozen=True):
     """What the gateway needs to know of a tool.
 
@@ -72,13 +76,13 @@ class Tool(msgspec.Struct, frozen=True):
 
 def of_tools(result: bytes) -> dict[str, Tool]:
     """What a ListToolsResult says of each tool."""
-    listed = msgspec.json.decode(result, type=_Tools).tools
+    listed = jsonrpc.inspect(_decode_tools, result).tools
     return {tool.name: Tool(_of_schema(tool.inputSchema), _is_ephemeral(tool.annotations)) for tool in listed}
 
 
 def _is_ephemeral(annotations: Raw) -> bool:
     try:
-        hints = msgspec.json.decode(annotations, type=_Hints | None)
+        hints = jsonrpc.inspect(_decode_hints.decode, annotations)
     except msgspec.MsgspecError:
         return False
     return hints is not None and (hints.readOnlyHint or hints.idempotentHint)
@@ -87,7 +91,7 @@ def _is_ephemeral(annotations: Raw) -> bool:
 def _of_schema(schema: Raw) -> tuple[Mirrored, ...]:
     if ANNOTATION not in bytes(schema):
         return ()
-    return tuple(_walk(jsonrpc.decode(schema), ()))
+    return tuple(_walk(jsonrpc.value(schema), ()))
 
 
 def _walk(schema: Any, path: tuple[str, ...]) -> Iterator[Mirrored]:
@@ -146,22 +150,31 @@ def _annotated(schema: Any, where: str, *, is_reachable: bool) -> Iterator[tuple
 
 def check(mirrored: tuple[Mirrored, ...], arguments: Raw | None, headers: HeaderValues) -> None:
     """Compare each annotated argument with its header; raises HeaderMismatch."""
-    if not mirrored:
-        return
-    try:
-        values = jsonrpc.decode(arguments) if arguments is not None else {}
-    except (ValueError, RecursionError) as exc:
-        raise InvalidParams(f'"params.arguments" cannot be read: {exc}') from exc
+    opened: dict[tuple[str, ...], jsonrpc.Fields] = {}
     for parameter in mirrored:
-        _check_one(parameter, _at(values, parameter.path), headers)
+        _check_one(parameter, _at(arguments, parameter.path, opened), headers)
 
 
-def _at(values: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        if not isinstance(values, dict):
+def _at(arguments: Raw | None, path: tuple[str, ...], opened: dict[tuple[str, ...], jsonrpc.Fields]) -> Any:
+    """The value at a path; `opened` are the objects on the way, by their path. Raises InvalidParams."""
+    raw = arguments
+    for depth, name in enumerate(path):
+        if raw is None or not bytes(raw).startswith(b"{"):
             return None
-        values = values.get(name)
-    return values
+        place = path[:depth]
+        try:
+            if place not in opened:
+                opened[place] = jsonrpc.distinct(raw)
+        except jsonrpc.RepeatedKey as exc:
+            # The upstream might read the one that the header does not repeat.
+            raise InvalidParams(f'"{".".join(("params.arguments", *place))}" repeats a key') from exc
+        except ValueError as exc:
+            raise InvalidParams(f'"params.arguments" cannot be read: {exc}') from exc
+        raw = opened[place].get(name)
+    try:
+        return jsonrpc.value(raw) if raw is not None else None
+    except (ValueError, RecursionError) as exc:
+        raise InvalidParams(f'"params.arguments.{".".join(path)}" cannot be read: {exc}') from exc
 
 
 def _check_one(parameter: Mirrored, value: Any, headers: HeaderValues) -> None:

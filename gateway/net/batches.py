@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from msgspec import Raw
-
 from gateway.core import jsonrpc
 from gateway.net.upstream import Receive
 
@@ -13,7 +11,7 @@ def unpacked(data: bytes) -> Sequence[bytes]:
     if data[:1] == b"{" or data.lstrip()[:1] != b"[":
         return (data,)
     try:
-        return [bytes(item) for item in jsonrpc.decode(data, type=list[Raw])]
+        return [bytes(item) for item in jsonrpc.items(data)]
     except (ValueError, RecursionError):
         return (data,)
 

@@ -40,6 +40,11 @@ class Callers:
         except (OSError, ValueError) as exc:
             raise ConfigError((f"principal.jwks_file: {exc}",)) from exc
 
+    @property
+    def verifies(self) -> bool:
+        """Whether a caller is turned away here, by its headers alone."""
+        return self._issuer is not None
+
     async def principal(self, incoming: Incoming, *, is_checked: bool) -> bytes:
         """The caller of one request; `is_checked`: the upstream sees and checks its credential.
 

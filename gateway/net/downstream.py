@@ -61,6 +61,8 @@ from gateway.telemetry import (
 
 log = get_logger()
 
+_REFUSED_BYTES: Final = 65_536
+"""Of a body from a caller that is not verified: a larger one is neither read nor opened."""
 _OUR_STATE: Final = f'"{PREFIX}.'.encode()
 _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 _LEFT: Final = Ending(Outcome.CANCELLED)
@@ -101,7 +103,9 @@ class Round(msgspec.Struct, eq=False):
         """The way of an exchange's messages to this round's client."""
         request = self.request
         leg = Leg(request.id, request.progress_token, request.log_level)
-        return Outbox(leg, self.bridge.alarms.silence, self.incoming.request_id, self.incoming.span)
+        bridge, incoming = self.bridge, self.incoming
+        behind_bytes = bridge.config.limits.behind_bytes
+        return Outbox(leg, bridge.alarms.silence, behind_bytes, incoming.request_id, incoming.span)
 
 
 class Downstream:
@@ -166,15 +170,41 @@ class Downstream:
                     return _named(await self._wellknown.handle(http), request_id)
                 if http.method != "POST":
                     raise self._no_route(http.path)
-            body = await read_body(http, config.limits.body_bytes, config.limits.receive_seconds)
+            incoming = Incoming(http.path, http.headers, http.remote, b"", request_id=request_id)
+            if self._callers.verifies:
+                await self._admit(http, incoming, config)
+            body = incoming.body = await read_body(http, config.limits.body_bytes, config.limits.receive_seconds)
             if bodies.on:
                 bodies.show(Direction.FROM_CLIENT, body, route=http.path[:80], request_id=request_id)
-            incoming = Incoming(http.path, http.headers, http.remote, body, request_id=request_id)
             return await self._reply(incoming, wire, http)
         except GatewayError as exc:
             return await self._refuse(wire, exc, exc.request_id, http.path, request_id)
         finally:
             self.in_flight -= 1
+
+    async def _admit(self, http: web.BaseRequest, incoming: Incoming, config: Config) -> None:
+        """Verify a caller by its headers, before its body takes time and memory; raises Unauthorized or NoKeys."""
+        try:
+            _ = await self._callers.principal(incoming, is_checked=False)
+        except GatewayError as exc:
+            id_ = await self._id_of_refused(http, incoming, config)
+            if isinstance(exc, DownstreamError) and incoming.path not in self._routes.bridges:
+                no_route = self._no_route(incoming.path)
+                no_route.request_id = id_
+                raise no_route from exc
+            exc.request_id = id_
+            raise
+
+    async def _id_of_refused(self, http: web.BaseRequest, incoming: Incoming, config: Config) -> bytes | None:
+        """The id that a refusal repeats; a caller that nobody verified has a small body opened for it, no other."""
+        if not 0 < (http.content_length or 0) <= _REFUSED_BYTES:
+            return None
+        try:
+            incoming.body = await read_body(http, _REFUSED_BYTES, config.limits.receive_seconds)
+            _ = incoming.posted(config.limits.json_depth)
+        except DownstreamError:
+            pass
+        return incoming.rpc_id
 
     async def handle_hop(self, incoming: Incoming, wire: Wire) -> web.StreamResponse:
         """One request that came through another replica; raises PeerFailed where this one cannot serve it."""
@@ -186,7 +216,6 @@ class Downstream:
 
     async def _reply(self, incoming: Incoming, wire: Wire, http: web.BaseRequest | None = None) -> web.StreamResponse:
         """`http` where the client itself is there: what passes through comes from it and goes to it."""
-        id_: bytes | None = None
         try:
             # Looked up when the body is here: a reload may have come before it.
             bridge = self._routes.bridges.get(incoming.path)
@@ -194,8 +223,7 @@ class Downstream:
                 return await self._serve_former(incoming, wire)
             if http is not None and (passed := await self._pass(http, incoming, bridge)) is not None:
                 return passed
-            posted = modern.read(incoming.body, bridge.config.limits.json_depth)
-            id_ = bytes(posted.id) if posted.id is not None else None
+            posted = incoming.posted(bridge.config.limits.json_depth)
             try:
                 return await self._serve(incoming, wire, bridge, posted)
             except NoHandshake:
@@ -206,21 +234,21 @@ class Downstream:
                     raise
                 return passed
         except GatewayError as exc:
-            return await self._refuse(wire, exc, exc.request_id or id_, incoming.path, incoming.request_id)
+            return await self._refuse(wire, exc, exc.request_id or incoming.rpc_id, incoming.path, incoming.request_id)
         except (ConnectionError, PeerFailed):
             raise  # nobody is there to be told; aiohttp, or the peer listener, knows what to do
         except Exception:  # the outermost edge of a request
             self._metrics.task_failed()
             log.exception(Event.TASK_FAILED, task="request", route=incoming.path, request_id=incoming.request_id)
             error = GatewayError("Internal error of the gateway; its log has this requestId and says more")
-            return await self._refuse(wire, error, id_, incoming.path, incoming.request_id)
+            return await self._refuse(wire, error, incoming.rpc_id, incoming.path, incoming.request_id)
 
     async def _pass(self, http: web.BaseRequest, incoming: Incoming, bridge: Bridge) -> web.StreamResponse | None:
         """The reply to what is not bridged; None to what is."""
         header = incoming.headers.get(mcp.PROTOCOL_VERSION)
-        if not eras.is_modern(http.method, header, incoming.body, bridge.config.limits.json_depth):
+        if not eras.is_modern(http.method, header, lambda: incoming.posted(bridge.config.limits.json_depth)):
             await self._verify(incoming, bridge)
-            return await self._passthrough.legacy(http, bridge, incoming.body)
+            return await self._passthrough.legacy(http, bridge, incoming)
         if http.method != "POST":
             raise not_allowed(http.method, "POST")
         return await self._pass_modern(http, incoming, bridge)
@@ -235,7 +263,7 @@ class Downstream:
         if not (era.known or await era.is_modern(probe_headers(self._passthrough.headers(http, bridge)))):
             return None
         await self._verify(incoming, bridge)
-        return await self._passthrough.modern(http, bridge, incoming.body)
+        return await self._passthrough.modern(http, bridge, incoming)
 
     async def _verify(self, incoming: Incoming, bridge: Bridge) -> None:
         """Let nobody through to an upstream whom the configuration wants verified; raises Unauthorized."""
@@ -246,8 +274,7 @@ class Downstream:
         if _OUR_STATE not in incoming.body:
             return False
         try:
-            posted = modern.read(incoming.body, self._config.limits.json_depth)
-            request = modern.check(posted, incoming.values)
+            request = modern.check(incoming.posted(bridge.config.limits.json_depth), incoming.values)
             principal = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
             binding = bind(bridge.route.path, request, principal)
             _ = bridge.sealer.open(request.request_state or "", binding, time.time())
@@ -265,7 +292,7 @@ class Downstream:
         """
         started, no_route = time.monotonic(), self._no_route(incoming.path)
         try:
-            posted = modern.read(incoming.body, self._config.limits.json_depth)
+            posted = incoming.posted(self._config.limits.json_depth)
             if posted.id is None:
                 raise no_route
             no_route.request_id = bytes(posted.id)
@@ -417,17 +444,13 @@ class Downstream:
             await bridge.pool.authorise(key, headers, elsewhere=_session_of(envelope))
         # While others were asked, a second retry may have come.
         driver = bridge.lot.find(envelope.exchange) or driver
+        outbox = round_.outbox()
         if driver is None:
-            driver = Driver.take_over(bridge, request, key, headers, envelope)
+            driver = Driver.take_over(bridge, request, key, headers, envelope, outbox)
         else:
             bridge.metrics.continued(bridge.route.path, Step.HELD)
             _note_step(incoming.span, Step.HELD)
-        outbox = round_.outbox()
-        try:
             driver.answer(outbox, request, envelope.round, headers)
-        except GatewayError:
-            driver.discard()
-            raise
         return await self._run(driver, outbox, round_.wire, self.running if incoming.hop is None else self.relayed)
 
     async def _run(self, driver: Driver, outbox: Outbox, wire: Wire, waiting: set[Driver]) -> Replied:
@@ -504,7 +527,7 @@ def _begin_span(traces: Traces, incoming: Incoming, bridge: Bridge, request: Req
     about = Operation(request.method, request.target, request.version, bridge.route.path)
     meta = {name: text for name, raw in request.user_meta.items() if (text := jsonrpc.text(raw)) is not None}
     headers = {name.lower(): value for name, value in incoming.headers.items()}
-    rpc_id = jsonrpc.text(request.id) or bytes(request.id).decode()
+    rpc_id = (jsonrpc.text(request.id) or bytes(request.id).decode()).encode("utf-8", "replace").decode()
     return traces.round(
         about,
         rpc_id,

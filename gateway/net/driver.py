@@ -65,6 +65,8 @@ _REPLAYABLE: Final = (CallLost, SessionLost, Unreachable)
 _LEARN_SECONDS: Final = 1.0
 """How long a client that waits for a lost call is kept while its tool is looked up."""
 _NAME_CHARACTERS: Final = 80
+_MAX_REFUSALS: Final = 256
+"""Of the upstream's questions, that may wait until it takes them; it gets no answer to what it asks beyond."""
 _LEG_TIMERS: Final = frozenset({Timer.QUIET, Timer.LEG, Timer.GRACE})
 
 
@@ -105,9 +107,9 @@ class Driver:
         self._task: asyncio.Task[None] | None = None
         self._to_send: deque[Callable[[], Awaitable[None]]] = deque()
         self._sending = False
+        self._refusals = 0
+        """How many of what is to be sent are answers that no client gave."""
         self._binding: Binding | None = None
-        self._restored = False
-        """Whether no retry has been accepted since another replica's exchange was restored here."""
         self._taken: Envelope | None = None
         """The state with which another replica's call was taken over, until it is picked up."""
         self._run = 0
@@ -153,17 +155,23 @@ class Driver:
         self._feed(on.Called(outbox.leg))
 
     @classmethod
-    def take_over(
-        cls, bridge: Bridge, request: Request, key: PoolKey, headers: Headers, envelope: Envelope
+    def take_over(  # noqa: PLR0913  (what an exchange is made of)
+        cls, bridge: Bridge, request: Request, key: PoolKey, headers: Headers, envelope: Envelope, outbox: Outbox
     ) -> "Driver":
-        """Restore the exchange of a retry that no living replica has; raises Busy.
+        """Restore the exchange of a retry that no living replica has, and continue it; raises Busy.
 
-        Nothing goes upstream before its answers are found to be right.
+        Nothing goes upstream before its answers are found to be right. A place for it is taken only if they are:
+        whatever fails in here gives it back, and nothing is awaited meanwhile.
         """
         driver = cls(bridge, request, key, headers)
         driver.id = envelope.exchange
-        driver._taken, driver._restored = envelope, True
-        driver._restore(envelope)
+        driver._taken = envelope
+        try:
+            driver._restore(envelope)
+            driver.answer(outbox, request, envelope.round, headers)
+        except BaseException:
+            driver._discard()
+            raise
         return driver
 
     def _restore(self, envelope: Envelope) -> None:
@@ -174,26 +182,29 @@ class Driver:
         self._exchange.restore(passage.past(envelope))
         self._moved(before, self._exchange.state)
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """Forget an exchange that was restored for nothing: its retry was refused."""
-        if self._restored:
-            self._moved(self._exchange.state, State.IDLE)
-            self._bridge.lot.remove(self)
+        for timer in tuple(self._armed):
+            self._disarm(timer)
+        if self._task is not None:
+            _ = self._task.cancel()
+        self._moved(self._exchange.state, State.IDLE)
+        self._bridge.lot.remove(self)
 
     def answer(self, outbox: Outbox, request: Request, round_: int, headers: Headers) -> None:
         """Continue with a further leg; raises a DownstreamError with the call unharmed."""
         answers = request.input_responses or {}
+        answered = on.Answered(outbox.leg, round_, digest_answers(answers), answers)
         self._outboxes[outbox.leg] = outbox
         self.request_id, self._span = outbox.request_id, outbox.span
         before = self._headers
         self._headers = headers
         try:
-            self._feed(on.Answered(outbox.leg, round_, digest_answers(answers), answers))
+            self._feed(answered)
         except GatewayError:
             self._headers = before
             del self._outboxes[outbox.leg]
             raise
-        self._restored = False
 
     async def authorise(self, key: PoolKey, headers: Headers) -> None:
         """Have the upstream check a retry's credential where the call runs, or ran; raises as `Pool.authorise`."""
@@ -780,10 +791,13 @@ class Driver:
 
     def _respond(self, id_: Raw, body: Raw | jsonrpc.Error | None) -> None:
         session, headers = self._session or self._released, self._headers
-        if session is None or body is None:
+        if session is None or body is None or self._refusals >= _MAX_REFUSALS:
             return
+        self._refusals += 1
+        id_ = Raw(bytes(id_))  # a copy: it would keep the whole message
 
         async def respond() -> None:
+            self._refusals -= 1
             try:
                 await session.answer(id_, body, headers)
             except UpstreamError as exc:

@@ -91,7 +91,7 @@ class Subscription:
 
     def __init__(self, bridge: "Bridge", request: Request, key: PoolKey, headers: Headers) -> None:
         self._chosen = wanted(request)
-        self.stream = Changes(Leg(request.id), bridge.alarms.silence)
+        self.stream = Changes(Leg(request.id), bridge.alarms.silence, bridge.config.limits.behind_bytes)
         self._bridge = bridge
         self._key = key
         self._headers = headers
@@ -147,7 +147,11 @@ class Subscription:
             self._tell(method, uri)
             return
         old = _opened(params.get("_meta"))
-        self.stream.tell((method, uri), jsonrpc.notification(method, {**params, "_meta": {**old, **self._meta}}))
+        message = jsonrpc.notification(method, {**params, "_meta": {**old, **self._meta}})
+        if self.stream.has_room((method, uri), message):
+            self.stream.tell((method, uri), message)
+        else:
+            self._tell(method, uri)
 
     def _tell(self, method: str, uri: str) -> None:
         """Say that something changed, and nothing else."""

@@ -18,7 +18,8 @@ from gateway.net.alarms import Alarm
 from gateway.telemetry import COMPLETE, Ending, Outcome, Span
 
 _MAX_BEHIND: Final = 1024
-"""Notifications a client may be behind; older ones are dropped then, for they say less than newer ones."""
+"""Notifications a client may be behind; older ones are dropped then, for they say less than newer ones. Small ones
+reach this before they reach `limits.behind_bytes`."""
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
@@ -48,14 +49,21 @@ class Last(msgspec.Struct, frozen=True):
 class Outbox:
     """A queue of JSON messages to one client."""
 
-    def __init__(self, leg: Leg, silence: Alarm, request_id: str = "", span: Span | None = None) -> None:
-        """`silence` rings when nothing came for as long as a client may hear nothing."""
+    def __init__(
+        self, leg: Leg, silence: Alarm, behind_bytes: int, request_id: str = "", span: Span | None = None
+    ) -> None:
+        """`silence` rings when nothing came for as long as a client may hear nothing.
+
+        `behind_bytes`: the size of all notifications that may wait.
+        """
         self.leg = leg
         self.request_id = request_id
         """Of the HTTP request that waits."""
         self.span = span
         """The same, where it is traced."""
         self._silence = silence
+        self._behind_bytes = behind_bytes
+        self._bytes = 0
         self.dropped = 0
         self._messages: deque[bytes] = deque()
         self._last: Last | None = None
@@ -65,11 +73,15 @@ class Outbox:
         """Queue one notification."""
         if self._last is not None:
             raise LocalProtocolError("a notification after the final message")
-        if len(self._messages) >= _MAX_BEHIND:
-            self._messages.popleft()
-            self.dropped += 1
         self._messages.append(message)
+        self._bytes += len(message)
+        while len(self._messages) > 1 and self._is_too_far_behind():
+            self._bytes -= len(self._messages.popleft())
+            self.dropped += 1
         self._wake()
+
+    def _is_too_far_behind(self) -> bool:
+        return len(self._messages) > _MAX_BEHIND or self._bytes > self._behind_bytes
 
     def finish(self, last: Last) -> None:
         """Queue the final message."""
@@ -95,7 +107,11 @@ class Outbox:
         return self._messages or self._last
 
     def _next(self) -> bytes | Last | None:
-        return self._messages.popleft() if self._messages else self._last
+        if not self._messages:
+            return self._last
+        message = self._messages.popleft()
+        self._bytes -= len(message)
+        return message
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

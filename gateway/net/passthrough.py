@@ -19,7 +19,7 @@ from yarl import URL
 from gateway import principal as principals
 from gateway.config import Config, Timeouts
 from gateway.core import era as eras
-from gateway.core import ids, jsonrpc, lost_session, mcp, request
+from gateway.core import ids, jsonrpc, lost_session, mcp
 from gateway.errors import (
     CallLost,
     DownstreamError,
@@ -36,7 +36,7 @@ from gateway.net.era import Era
 from gateway.net.headers import for_passing, passed_back
 from gateway.net.named import Beginning, Named
 from gateway.net.upstream import Headers
-from gateway.net.wire import REQUEST_ID, Challenge, leave_open, send
+from gateway.net.wire import REQUEST_ID, Challenge, Incoming, leave_open, send
 from gateway.telemetry import Metrics, Passed, TrafficEra
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -105,25 +105,25 @@ class Passthrough:
         kept.add("Via", self._via)
         return kept
 
-    async def legacy(self, http: web.BaseRequest, bridge: Bridge, body: bytes) -> web.StreamResponse:
+    async def legacy(self, http: web.BaseRequest, bridge: Bridge, incoming: Incoming) -> web.StreamResponse:
         """The upstream's reply to a request of the handshake era; raises GatewayError where there is none."""
         if bridge.era is None:
-            raise _not_passable(http, bridge, body)
+            raise _not_passable(http, bridge, incoming)
         if self.stopping and http.method == "GET":
             raise Stopping("The gateway is shutting down; open the stream again, another replica will serve it")
-        reply = await self._forward(http, bridge, bridge.era, body, TrafficEra.LEGACY)
+        reply = await self._forward(http, bridge, bridge.era, incoming, TrafficEra.LEGACY)
         assert reply is not None, "only a modern request can be bridged instead"
         return reply
 
-    async def modern(self, http: web.BaseRequest, bridge: Bridge, body: bytes) -> web.StreamResponse | None:
+    async def modern(self, http: web.BaseRequest, bridge: Bridge, incoming: Incoming) -> web.StreamResponse | None:
         """The modern upstream's reply to a modern request; None when it is not modern any more and took nothing."""
         assert bridge.era is not None, "only a probe finds a modern upstream"
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
-        return await self._forward(http, bridge, bridge.era, body, TrafficEra.MODERN)
+        return await self._forward(http, bridge, bridge.era, incoming, TrafficEra.MODERN)
 
     async def _forward(
-        self, http: web.BaseRequest, bridge: Bridge, era: Era, body: bytes, kind: TrafficEra
+        self, http: web.BaseRequest, bridge: Bridge, era: Era, incoming: Incoming, kind: TrafficEra
     ) -> web.StreamResponse | None:
         if http.method not in _METHODS:
             raise not_allowed(http.method, ", ".join(sorted(_METHODS)))
@@ -133,15 +133,15 @@ class Passthrough:
             bridge.streams.add(lasting)
             self.lasting += 1
         try:
-            reply, outcome = await self._exchange(http, bridge, era, body, kind, lasting)
+            reply, outcome = await self._exchange(http, bridge, era, incoming.body, kind, lasting)
         except DownstreamError as exc:
             outcome = Passed.REFUSED
-            exc.request_id = _id(body, bridge.config.limits.json_depth)
+            exc.request_id = _id(incoming, bridge.config.limits.json_depth)
             raise
         except UpstreamError as exc:
             outcome = Passed.UNREACHABLE
             self._metrics.upstream_failed(bridge.route.path, exc.reason)
-            exc.request_id = _id(body, bridge.config.limits.json_depth)
+            exc.request_id = _id(incoming, bridge.config.limits.json_depth)
             raise
         except _Cut:
             outcome = Passed.ENDED if lasting is not None and lasting.ended else Passed.CUT
@@ -353,10 +353,10 @@ def _with_status(error: UpstreamError, status: int) -> UpstreamError:
     return error
 
 
-def _id(body: bytes, max_depth: int) -> bytes | None:
+def _id(incoming: Incoming, max_depth: int) -> bytes | None:
     """The id of a request; None for all else."""
     try:
-        id_ = request.read(body, max_depth).id
+        id_ = incoming.posted(max_depth).id
     except DownstreamError:
         return None
     return bytes(id_) if id_ is not None else None
@@ -376,12 +376,12 @@ def _loop(path: str) -> GatewayError:
     return error
 
 
-def _not_passable(http: web.BaseRequest, bridge: Bridge, body: bytes) -> GatewayError:
+def _not_passable(http: web.BaseRequest, bridge: Bridge, incoming: Incoming) -> GatewayError:
     """The answer to an old client where the upstream cannot be given its bytes."""
     if http.method != "POST":
         return not_allowed(http.method, "POST")
     try:
-        posted = request.read(body, bridge.config.limits.json_depth)
+        posted = incoming.posted(bridge.config.limits.json_depth)
     except DownstreamError as exc:
         return exc
     named = jsonrpc.text(posted.params.get("protocolVersion")) or http.headers.get(mcp.PROTOCOL_VERSION)

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -26,6 +26,7 @@ from gateway.errors import Busy, CallLost, Refused, SessionLost, Unreachable
 from gateway.net import affinity
 from gateway.net.headers import asks_as_client
 from gateway.net.lists import Lists, Ticket, place, seconds_kept
+from gateway.net.parties import Parties
 from gateway.net.sessions import PoolKey, Session, Watcher
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers
@@ -53,8 +54,10 @@ class Group:
     """The sessions of one pool key, and what they taught."""
 
     def __init__(self) -> None:
-        self.idle: deque[Session] = deque()
-        self.waiting: deque[asyncio.Future[Session | None]] = deque()
+        self.idle: dict[Session, None] = {}
+        """Those first that were idle first."""
+        self.waiting: dict[asyncio.Future[Session | None], None] = {}
+        """Those first that came first."""
         self.count = 0
         self.sessions: dict[Session, None] = {}
         """All that there are, the oldest first."""
@@ -69,6 +72,11 @@ class Group:
         self.generation = next(_GENERATIONS)
         """Another one after everything that may have changed a list; never that of another group."""
         self._accepted: OrderedDict[str | None, float] = OrderedDict()
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Whether it has no session and nobody who waits for one, and the upstream has never served it."""
+        return not (self.count or self.waiting or self.shaken or self._accepted or self.tools or self.former)
 
     def accept(self, headers: Headers) -> None:
         """The upstream has just served a request with this credential."""
@@ -148,7 +156,7 @@ class Pool:
         self._metrics = metrics
         self._tasks = tasks
         self._groups: dict[PoolKey, Group] = {}
-        self._principals: dict[bytes, int] = {}
+        self._parties: Parties[Group, Session] = Parties(lambda: self._config.sessions.max_per_principal)
         self._hearers: dict[bytes, set[Watcher]] = {}
         self._count = 0
         self.lists = Lists()
@@ -163,11 +171,9 @@ class Pool:
         """Go on under other caps and deadlines; of the route nothing that shapes a session may differ."""
         self._config, self.route = config, route
         self.lists.clear()
-        for group in self._groups.values():
-            waiting, group.waiting = group.waiting, deque()
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)  # there may be room now
+        for key, group in self._groups.items():
+            while self._serve_first(key.principal, group, None):  # there may be room now
+                pass
 
     @property
     def handshake_seconds(self) -> float:
@@ -201,8 +207,8 @@ class Pool:
         """The upstream forgot one session of this key (it was restarted): the idle ones are as good as lost."""
         group = self.group(key)
         group.missed()
-        while group.idle:
-            self._drop(group.idle.popleft(), end=False)
+        for session in tuple(group.idle):
+            self._drop(session, end=False)
 
     def group(self, key: PoolKey) -> Group:
         """The group of a key; made when it is new."""
@@ -316,14 +322,14 @@ class Pool:
         """
         deadline = 0.0
         while True:
-            group = self.group(key)  # after a wait it may be another one: an empty group is swept
+            group = self.group(key)  # one that knew nothing may be forgotten while something is waited for
             session = self._idle(group) or self._guest(group)
             if session is not None:
                 return session
             if self._lacks_main(group) and self._has_room(key):
                 return await self._open(key, group, headers, main=self._affine)
             deadline = deadline or time.monotonic() + self._config.timeouts.session_wait_seconds
-            session = await self._wait(group, deadline - time.monotonic())
+            session = await self._wait(key, group, deadline - time.monotonic())
             if session is not None:
                 return session
 
@@ -347,10 +353,10 @@ class Pool:
         """Wait until one more session of this key may be opened."""
         deadline = time.monotonic() + self._config.timeouts.session_wait_seconds
         while not self._has_room(key):
-            session = await self._wait(self.group(key), deadline - time.monotonic())
+            session = await self._wait(key, self.group(key), deadline - time.monotonic())
             if session is not None:
                 self.release(session, clean=True)  # the next in line has it, or it makes room
-        return self.group(key)  # not that of before the wait: an empty group is swept
+        return self.group(key)  # not that of before the wait: an empty group is forgotten
 
     async def cancel_orphan(self, session_id: str, version: str, call: Raw, reason: str, headers: Headers) -> None:
         """Cancel a call of a session that another process opened, without taking the session over."""
@@ -406,30 +412,26 @@ class Pool:
         """The call of a session was parked, or is not any more."""
         session.resting = resting
         if resting and self._affine:
-            self._next(self.group(session.key))
+            self._next(session.key)
 
-    def _next(self, group: Group) -> None:
+    def _next(self, key: PoolKey) -> None:
         """Let the first one who waits try again."""
-        while group.waiting:
-            future = group.waiting.popleft()
-            if not future.done():
-                future.set_result(None)
-                return
+        _ = self._serve_first(key.principal, self.group(key), None)
 
     async def _depart(self, guest: Session) -> None:
         """See a guest off, when its call has ended or was given up for good."""
         await guest.settled(self._config.sessions.quarantine_seconds)
         guest.abandon()
         affinity.part(guest)
-        self._next(self.group(guest.key))
+        self._next(guest.key)
         await guest.channel.close(end_session=False)
 
     # -- all sessions -------------------------------------------------------------------------------------------
 
     def _idle(self, group: Group) -> Session | None:
-        while group.idle and affinity.may_begin(group.idle[-1]):
-            session = group.idle.pop()
+        while group.idle and affinity.may_begin(session := next(reversed(group.idle))):
             if not session.lost:
+                self._unidle(session, group)
                 session.move(SessionState.BUSY)
                 return session
             self._drop(session, end=False)
@@ -439,28 +441,24 @@ class Pool:
         limits = self._config.sessions
         if self._opening >= _STARTS and self.route.upstream.command is not None:
             return False
-        if self._principals.get(key.principal, 0) >= limits.max_per_principal:
+        if self._parties.of(key.principal).count >= limits.max_per_principal:
             return self._evict_idle(key.principal)
         return self._count < self.most or self._evict_idle()
 
     def _evict_idle(self, principal: bytes | None = None) -> bool:
         """Close the session that has been idle longest, this principal's or anybody's; whether there was one."""
-        candidates = [
-            group.idle[0]
-            for key, group in self._groups.items()
-            if group.idle and not group.idle[0].guests and (principal is None or key.principal == principal)
-        ]
-        if not candidates:
+        idle = self._parties.idle if principal is None else self._parties.of(principal).idle
+        oldest = next((session for session in idle if not session.guests), None)
+        if oldest is None:
             return False
-        oldest = min(candidates, key=lambda session: session.idle_since)
-        self._groups[oldest.key].idle.popleft()
         self._drop(oldest, end=True)
         return True
 
-    async def _wait(self, group: Group, seconds: float) -> Session | None:
+    async def _wait(self, key: PoolKey, group: Group, seconds: float) -> Session | None:
         """Wait for a session to be handed over, or (None) for room; raises Busy."""
         future: asyncio.Future[Session | None] = asyncio.get_running_loop().create_future()
-        group.waiting.append(future)
+        group.waiting[future] = None
+        self._parties.wait(key.principal, future, group)
         try:
             # `wait` does not cancel the future, so a session handed over in the same moment is never lost.
             _ = await asyncio.wait((future,), timeout=max(seconds, 0))
@@ -472,7 +470,9 @@ class Pool:
             raise
         finally:
             if not future.done():
-                group.waiting.remove(future)
+                del group.waiting[future]
+                self._parties.leave(key.principal, future)
+                self._forget_stranger(key)
         if future.done():
             return future.result()
         if self._affine:
@@ -510,6 +510,7 @@ class Pool:
                 await begin(session)
         except BaseException as exc:
             self._drop(session, end=session.may_end and session.channel.session_id is not None)
+            self._forget_stranger(key)
             explained = self._explain(exc)
             if explained is exc:
                 raise
@@ -562,7 +563,7 @@ class Pool:
         group.count += 1
         group.sessions[session] = None
         self._count += 1
-        self._principals[session.key.principal] = self._principals.get(session.key.principal, 0) + 1
+        self._parties.count(session.key.principal, 1)
         session.move(SessionState.BUSY)
 
     def release(self, session: Session, *, clean: bool) -> None:
@@ -595,15 +596,34 @@ class Pool:
     def _give_back(self, session: Session) -> None:
         group = self._groups[session.key]
         group.used = time.monotonic()
-        while group.waiting and affinity.may_begin(session):
-            future = group.waiting.popleft()
-            if not future.done():
-                future.set_result(session)
-                return
+        if affinity.may_begin(session) and self._serve_first(session.key.principal, group, session):
+            return
         session.move(SessionState.IDLE)
         session.idle_since = time.monotonic()
-        group.idle.append(session)
+        group.idle[session] = None
+        self._parties.rest(session.key.principal, session)
         self._wake()
+
+    def _serve_first(self, principal: bytes, group: Group, session: Session | None) -> bool:
+        """Give the first who waits in a group a session, or leave to try again; whether anybody waits."""
+        if not group.waiting:
+            return False
+        future = next(iter(group.waiting))
+        del group.waiting[future]
+        self._parties.leave(principal, future)
+        future.set_result(session)
+        return True
+
+    def _unidle(self, session: Session, group: Group) -> None:
+        """Take a session from among the idle ones, if it is there."""
+        group.idle.pop(session, None)
+        self._parties.wake(session.key.principal, session)
+
+    def _forget_stranger(self, key: PoolKey) -> None:
+        """Forget the group of a caller that got nothing: its key has up to 32 KiB that the caller said of itself."""
+        group = self._groups.get(key)
+        if group is not None and group.knows_nothing:
+            del self._groups[key]
 
     async def _quarantine(self, session: Session) -> None:
         """Wait for the end of a call that was given up; only then may its session be ended."""
@@ -621,34 +641,23 @@ class Pool:
             return
         session.move(None)
         group = self._groups[session.key]
+        self._unidle(session, group)
         if group.main is session:
             group.main = None
         end = end and not session.guests
         group.count -= 1
         _ = group.sessions.pop(session, None)
         self._count -= 1
-        left = self._principals[session.key.principal] - 1
-        if left:
-            self._principals[session.key.principal] = left
-        else:
-            del self._principals[session.key.principal]
+        self._parties.count(session.key.principal, -1)
         self._tasks.spawn(session.channel.close(end_session=end), "close session")
         self._wake()
 
     def _wake(self) -> None:
         """There may be room for somebody who waits: let the first one who could use it try again."""
-        for key, group in self._groups.items():
-            while group.waiting and self._may_open(key.principal):
-                future = group.waiting.popleft()
-                if not future.done():
-                    future.set_result(None)
-                    return
-
-    def _may_open(self, principal: bytes) -> bool:
-        """Whether a principal's own cap leaves it room, or a session of its own that may make room."""
-        if self._principals.get(principal, 0) < self._config.sessions.max_per_principal:
-            return True
-        return any(group.idle for key, group in self._groups.items() if key.principal == principal)
+        found = self._parties.hungry()
+        if found is not None:
+            principal, group = found
+            _ = self._serve_first(principal, group, None)
 
     async def _sweep(self) -> None:
         """Close sessions that nobody used for `sessions.idle_seconds`, and forget empty groups."""
@@ -657,8 +666,7 @@ class Pool:
             idle_seconds = self._config.sessions.idle_seconds
             now = time.monotonic()
             for key, group in list(self._groups.items()):
-                while group.idle and _is_stale(group.idle[0], now - idle_seconds):
-                    session = group.idle.popleft()
+                while group.idle and _is_stale(session := next(iter(group.idle)), now - idle_seconds):
                     self._drop(session, end=not session.lost)
                 if not group.count and not group.waiting and now - group.used > idle_seconds:
                     self._served = max(self._served, group.served)
@@ -674,8 +682,8 @@ class Pool:
         _ = self._sweeper.cancel()
         self._retired()
         for group in self._groups.values():
-            while group.idle:
-                self._drop(group.idle.popleft(), end=True)
+            for session in tuple(group.idle):
+                self._drop(session, end=True)
 
 
 def _is_stale(session: Session, before: float) -> bool:

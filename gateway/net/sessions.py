@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import secrets
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
@@ -26,6 +27,9 @@ log = get_logger()
 
 _PROCESS: Final = secrets.token_hex(6).encode()
 _CALL_NUMBERS: Final = itertools.count(1)
+_MAX_OWED: Final = 64
+"""Answers of the gateway's own that may wait until the server takes them; it gets no answer to what it asks beyond."""
+_MAX_OWED_ID_BYTES: Final = 1024
 
 
 class PoolKey(msgspec.Struct, frozen=True):
@@ -133,6 +137,8 @@ class Session:
         """Whether the call of the process that opened the session may still run."""
         self._settlers: list[asyncio.Future[None]] = []
         self._log_level: str | None = None
+        self._owed: deque[tuple[Raw, Raw | jsonrpc.Error, Headers]] = deque()
+        self._answering = self._is_flooded = False
         self._headers = NO_HEADERS
         """The newest that the upstream served: what the gateway answers by itself needs a credential too."""
         self.state: SessionState | None = None
@@ -452,15 +458,28 @@ class Session:
         self._answer_later(id_, error)
 
     def _answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
+        """Answer what is no client's business: one after the other, so that a flood costs one connection."""
+        if len(self._owed) >= _MAX_OWED or len(bytes(id_)) > _MAX_OWED_ID_BYTES:
+            if not self._is_flooded:
+                self._is_flooded = True
+                log.warning(Event.UPSTREAM_FAILED, route=self._route, cause=_FLOODED, fix=_FLOODED_FIX)
+            return
         headers = self._headers or (self._call.headers if self._call is not None else NO_HEADERS)
+        self._owed.append((Raw(bytes(id_)), body, headers))  # a copy: the id would keep the whole message
+        if not self._answering:
+            self._answering = True
+            self._tasks.spawn(self._answer_owed(), "answer without a client")
 
-        async def answer() -> None:
-            try:
-                await self.answer(id_, body, headers)
-            except GatewayError as exc:
-                log.debug(Event.UPSTREAM_FAILED, route=self._route, cause=exc.message)
-
-        self._tasks.spawn(answer(), "answer without a client")
+    async def _answer_owed(self) -> None:
+        try:
+            while self._owed and not self.lost:
+                id_, body, headers = self._owed.popleft()
+                try:
+                    await self.answer(id_, body, headers)
+                except GatewayError as exc:
+                    log.debug(Event.UPSTREAM_FAILED, route=self._route, cause=exc.message)
+        finally:
+            self._answering = False
 
     def _hear_notification(self, call: Call | None, message: jsonrpc.Message, data: bytes) -> None:
         method = message.method
@@ -487,6 +506,10 @@ class Session:
                 watcher.deaf(heard=self.lost)
 
 
+_FLOODED: Final = (
+    "the server asks the gateway (pings, requests that belong to no call) faster than it takes the answers"
+)
+_FLOODED_FIX: Final = "find out why the server asks so often; the gateway leaves the rest unanswered"
 _CHANGES: Final = frozenset({mcp.TOOLS_CHANGED, mcp.PROMPTS_CHANGED, mcp.RESOURCES_CHANGED, mcp.RESOURCE_UPDATED})
 
 

@@ -41,6 +41,7 @@ _RETRY_FIELD_SECONDS: Final = 60.0
 """The longest pause that a server's `retry` field gets."""
 _HANDED_KEPT: Final = 4096
 _PONG_BYTES: Final = 65_536
+_EVENT_ID_CHARACTERS: Final = 1024
 _PASSING: Final = (408, 409, 425, 429)
 """What a GET may be answered that is served later: 409 while the server takes the broken stream for an open one."""
 _OTHER: Final = (400, 404, 405)
@@ -460,8 +461,8 @@ class StreamableChannel(Channel):
 
     def _repeats(self, event_id: str) -> bool:
         """Whether this event was handed over before; if not, the cursor moves on to it."""
-        if not event_id.isprintable() or not event_id:
-            self.cursor = None  # taken back by the server, or nothing that a header can carry
+        if not 0 < len(event_id) <= _EVENT_ID_CHARACTERS or not event_id.isprintable():
+            self.cursor = None  # taken back by the server, or nothing that a header (and memory, 4096 times) can carry
             return False
         if event_id in self._handed:
             return True

@@ -321,7 +321,7 @@ async def _body(response: ClientResponse, route: Route) -> bytes:
 
 def _document(body: bytes, where: str) -> Document:
     try:
-        found = jsonrpc.decode(body)
+        found = jsonrpc.value(body)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

@@ -13,7 +13,8 @@ from aiohttp import HttpVersion11, web
 from multidict import CIMultiDictProxy, istr
 
 from gateway.core import ids, sse
-from gateway.errors import InvalidRequest, TooLarge
+from gateway.core.request import Posted, read
+from gateway.errors import DownstreamError, InvalidRequest, TooLarge
 from gateway.seal.hop import Hop
 from gateway.telemetry import Direction, Ending, Span, bodies
 
@@ -41,6 +42,26 @@ class Incoming(msgspec.Struct, eq=False):
     """The name of the HTTP request, wherever it came in."""
     span: Span | None = None
     """Where requests are traced: set when this one is found to be right."""
+    opened: Posted | DownstreamError | None = None
+    """What `posted` found."""
+
+    def posted(self, max_depth: int) -> Posted:
+        """The body as JSON-RPC, opened once however many ask; raises ParseError or InvalidRequest."""
+        if self.opened is None:
+            try:
+                self.opened = read(self.body, max_depth)
+            except DownstreamError as exc:
+                self.opened = exc
+        if isinstance(self.opened, DownstreamError):
+            raise self.opened
+        return self.opened
+
+    @property
+    def rpc_id(self) -> bytes | None:
+        """JSON of the request's id; None where it has none, or the body was not opened."""
+        if isinstance(self.opened, Posted):
+            return bytes(self.opened.id) if self.opened.id is not None else None
+        return self.opened.request_id if self.opened is not None else None
 
     def values(self, name: str) -> Sequence[str]:
         """All values of one header."""

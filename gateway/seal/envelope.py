@@ -108,22 +108,25 @@ def bind(route: str, request: Request, principal: bytes) -> Binding:
     1 and 1.0 are two values here: a client that repeats its own arguments never mixes them.
     """
     try:
-        params = {key: jsonrpc.decode(value) for key, value in request.params.items()}
+        named = jsonrpc.canonical({key: jsonrpc.value(value) for key, value in request.params.items()})
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params" cannot be bound to a requestState: {exc}') from exc
     return Binding(
         route,
         request.method,
-        hashlib.sha256(request.target.encode()).digest(),
-        hashlib.sha256(jsonrpc.canonical(params)).digest(),
+        hashlib.sha256(request.target.encode("utf-8", "surrogatepass")).digest(),
+        hashlib.sha256(named).digest(),
         principal,
     )
 
 
 def digest_answers(answers: dict[str, msgspec.Raw]) -> bytes:
-    """Names a set of answers: a repeated retry has the same digest, other answers do not."""
-    values = {key: jsonrpc.decode(value) for key, value in answers.items()}
-    return hashlib.sha256(jsonrpc.canonical(values)).digest()
+    """Names a set of answers: a repeated retry has the same digest, other answers do not. Raises InvalidParams."""
+    try:
+        named = jsonrpc.canonical({key: jsonrpc.value(value) for key, value in answers.items()})
+    except (ValueError, RecursionError) as exc:
+        raise InvalidParams(f'"params.inputResponses" cannot be read: {exc}; the call still waits') from exc
+    return hashlib.sha256(named).digest()
 
 
 class Sealer:

@@ -33,7 +33,7 @@ ANSWER = {"jsonrpc": "2.0", "id": 1, "result": {"_meta": {mcp.META_VERSION: mcp.
     ],
 )
 def test_the_era_of_a_request(method: str, header: str | None, body: bytes, *, modern: bool) -> None:
-    assert era.is_modern(method, header, body, DEPTH) is modern
+    assert era.is_modern(method, header, lambda: request.read(body, DEPTH)) is modern
 
 
 def test_the_probe_is_a_modern_request() -> None:
@@ -57,6 +57,8 @@ MODERN = result(supportedVersions=["2025-11-25", mcp.MODERN])
 VERDICTS: dict[str, tuple[int, str, bytes, bool | None]] = {
     "a DiscoverResult": (200, JSON, MODERN, True),
     "a DiscoverResult as an event": (200, SSE, b": hi\n\ndata: %b\n\n" % MODERN, True),
+    "with half an emoji": (200, JSON, result(supportedVersions=[mcp.MODERN], instructions="\ud83d"), True),
+    "-32022 with half an emoji": (400, JSON, error(-32022, supported=["2027-05-05"], requested="\ud83d"), True),
     "of a later version": (200, JSON, result(supportedVersions=["2027-05-05"]), True),
     "of old versions only": (200, JSON, result(supportedVersions=["2025-11-25"]), False),
     "-32022 that names a modern version": (400, JSON, error(-32022, supported=["2027-05-05"], requested="x"), True),

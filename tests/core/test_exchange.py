@@ -177,6 +177,24 @@ def test_more_questions_than_a_user_can_read_are_refused() -> None:
     assert play >> asked("more") << do.Respond(raw("more"), None, error(mcp.INVALID_REQUEST))
 
 
+def test_a_server_that_asks_for_ever_is_refused_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MAX_NESTED", 3)
+    play = waiting(FIRST)
+    for number in range(3):
+        play = (
+            play >> on.Nested(raw(number), "x", raw({})) << do.Respond(raw(number), None, error(mcp.METHOD_NOT_FOUND))
+        )
+    for _ in range(2):
+        play = play >> asked("more") << do.Respond(raw("more"), None, error(mcp.INVALID_REQUEST))
+    assert play
+    assert len(play.exchange._seen) == 3
+
+
+def test_a_question_with_an_id_that_is_a_load_is_refused() -> None:
+    long = "x" * 1023
+    assert waiting(FIRST) >> asked(long) << do.Respond(raw(long), None, error(mcp.INVALID_REQUEST))
+
+
 @pytest.mark.parametrize(
     ("method", "params", "code"),
     [

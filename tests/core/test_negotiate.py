@@ -124,3 +124,20 @@ def test_a_discover_result_without_instructions_has_none() -> None:
 def test_capabilities_are_raw_json_and_stay_so() -> None:
     params = negotiate.initialize_params(Raw(b'{"name" : "c", "version":"1"}'), Raw(b'{"roots" : { } }'))
     assert b'"clientInfo":{"name" : "c", "version":"1"}' in jsonrpc.encode(params)
+
+
+def test_half_an_emoji_in_a_handshake_goes_on_as_it_is_written() -> None:
+    found = negotiate.handshake(
+        Raw(
+            b'{"protocolVersion":"2025-06-18","capabilities":{"tools":{"\\ud83d":1},"\\ud83d":{}},'
+            b'"serverInfo":{"name":"\\ud83d","version":"\\uDE00"},"instructions":"\\ud83d"}'
+        )
+    )
+    assert bytes(found.server_info) == b'{"name":"\\ud83d","version":"\\uDE00"}'
+    result = negotiate.discover_result(found, 0, "private")
+    assert b'"capabilities":{"tools":{"\\ud83d":1}}' in result
+    assert b'"instructions":"\\ud83d"' in result
+    params = negotiate.initialize_params(
+        found.server_info, Raw(b'{"roots":{"\\ud83d":1},"extensions":{"\\ud83d":{}}}')
+    )
+    assert jsonrpc.encode(params).count(b"\\ud83d") == 3

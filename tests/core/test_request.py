@@ -177,8 +177,7 @@ CASES: dict[str, Case] = {
     "cut": (body()[:-1], HEADERS, ParseError, "not valid JSON"),
     "NaN": (body().replace(b'"a": 1', b'"a": NaN'), HEADERS, ParseError, "not valid JSON"),
     "bad UTF-8": (body().replace(b"greet", b"gr\xff"), HEADERS, ParseError, "not UTF-8"),
-    "a lone surrogate": (body().replace(b"greet", b"\\ud800"), HEADERS, ParseError, "not valid JSON"),
-    "a lone surrogate as a key": (body().replace(b'"a"', b'"\\ud800"'), HEADERS, ParseError, "not valid JSON"),
+    "half a surrogate pair in a name": (body().replace(b"greet", b"\\ud800"), HEADERS, HeaderMismatch, "Mcp-Name"),
     "a byte order mark": (b"\xef\xbb\xbf" + body(), HEADERS, ParseError, "not valid JSON"),
     "UTF-16": (body().decode().encode("utf-16"), HEADERS, ParseError, "UTF-8"),
     "two documents": (body() + body(), HEADERS, ParseError, "not valid JSON"),
@@ -457,10 +456,64 @@ def test_mutated_bodies_only_ever_raise_downstream_errors(data: st.DataObject) -
     survives(mutated)
 
 
-def test_a_huge_number_among_spaced_members_is_no_crash() -> None:
-    # Python refuses to convert more than 4300 digits; the gateway need not convert what it only passes on.
-    data = body().replace(b'"a": 1', b'"a": ' + b"9" * 5000)
-    assert b"9" * 5000 in bytes(read(data).params["arguments"])
+@pytest.mark.parametrize("number", [b"9" * 5000, b"1e400", b"-1E+0400", b"9" * 299 + b"e10"], ids=range(4))
+@pytest.mark.parametrize("member", ["arguments", "inputResponses"])
+def test_a_number_that_python_cannot_hold_is_refused_before_anything_is_run(member: str, number: bytes) -> None:
+    data = with_params(**{member: {"a": {"b": 1}}}).replace(b'"b": 1', b'"b": ' + number)
+    with pytest.raises(InvalidParams, match=f"params.{member}.* number"):
+        read(data)
+
+
+@pytest.mark.parametrize(
+    "number", [b"9" * 4300, b"1e300", b"1e-400", b'"%b"' % (b"9" * 5000), b'"1e400"'], ids=range(5)
+)
+def test_a_number_that_python_can_hold_and_text_of_digits_are_good(number: bytes) -> None:
+    data = body().replace(b'"a": 1', b'"a": ' + number)
+    assert number in bytes(read(data).params["arguments"])
+
+
+def test_a_huge_number_in_what_is_only_passed_on_is_its_readers_business() -> None:
+    ref = b'{"ref": ' + b"9" * 5000 + b"}"
+    data = body(method="completion/complete").replace(b'{"a": 1}', ref)
+    assert b"9" * 5000 in bytes(read(data, headers(method="completion/complete")).params["arguments"])
+
+
+def test_half_an_emoji_in_arguments_and_answers_goes_on_as_it_is_written() -> None:
+    data = with_params(
+        arguments={"cut": "\ud83d", "\ude00": ["\ud83dx"]},
+        inputResponses={"\ud83d": {"action": "accept", "content": {"name": "\ude00"}}},
+    )
+    found = read(data)
+    assert bytes(found.params["arguments"]).replace(b" ", b"") == rb'{"cut":"\ud83d","\ude00":["\ud83dx"]}'
+    assert found.input_responses is not None
+    assert {key: json.loads(bytes(value)) for key, value in found.input_responses.items()} == {
+        "\ud83d": {"action": "accept", "content": {"name": "\ude00"}}
+    }
+
+
+def test_half_an_emoji_in_client_info_and_capabilities_goes_on_too() -> None:
+    found = read(with_meta(clientInfo={"name": "\ud83d", "version": "1"}, clientCapabilities={"roots": {"\ud83d": 1}}))
+    assert json.loads(bytes(found.client_info)) == {"name": "\ud83d", "version": "1"}
+    assert found.declared.roots
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (body(method="tools/\ud83d"), HeaderMismatch),
+        (body(jsonrpc="\ud83d"), InvalidRequest),
+        (with_meta(protocolVersion="\ud83d"), HeaderMismatch),
+        (with_meta(logLevel="\ud83d"), InvalidParams),
+    ],
+    ids=range(4),
+)
+def test_half_an_emoji_in_a_word_of_the_protocol_is_refused_with_the_id(
+    data: bytes, error: type[DownstreamError]
+) -> None:
+    with pytest.raises(error) as refused:
+        read(data)
+    # What `check` refuses gets the id from its caller, who has it.
+    assert refused.value.request_id == (b"1" if error is InvalidRequest else None)
 
 
 JSON = st.recursive(

@@ -157,3 +157,11 @@ def test_a_list_that_is_none_is_somebody_elses_business(tools: bytes) -> None:
         assert toolcheck.usable(result) == (result, ())
     with pytest.raises(ValueError, match="object"):
         toolcheck.usable(Raw(tools if tools != b"{}" else b"[]"))
+
+
+def test_half_an_emoji_in_a_list_goes_on_as_it_is_and_hides_no_flaw() -> None:
+    good = b'{"name":"a","description":"\\ud83d","inputSchema":{"type":"object"}}'
+    assert toolcheck.usable(Raw(b'{"tools":[%b]}' % good)) == (Raw(b'{"tools":[%b]}' % good), ())
+    kept, left_out = toolcheck.usable(Raw(b'{"tools":[%b,{"name":"\\ud83d"}]}' % good))
+    assert bytes(kept) == b'{"tools":[%b]}' % good
+    assert [tool.name for tool in left_out] == ["\ufffd"]

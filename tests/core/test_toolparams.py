@@ -1,5 +1,6 @@
 """Tool arguments that clients repeat in headers."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -190,3 +191,40 @@ def test_integers_are_equal_exactly_when_they_are(body: int, header: int) -> Non
         return
     with pytest.raises(HeaderMismatch):
         check(body, str(header))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        b'{"a":"eu","a":"us"}',
+        b'{ "a" : "eu", "\\u0061" : "us" }',
+        b'{"x":1,"x":1,"a":"us"}',
+        b'{"n":{"b":"eu","b":"us"},"a":"us"}',
+        b'{"n":{"b":1},"n":{"b":"us"},"a":"us"}',
+    ],
+    ids=range(5),
+)
+def test_a_repeated_key_on_the_way_to_a_mirrored_argument_is_refused(arguments: bytes) -> None:
+    # The upstream may read the other one, and a proxy that routes by the header would have let it through.
+    mirrored = (Mirrored(("a",), "Mcp-Param-A"), Mirrored(("n", "b"), "Mcp-Param-B"))
+    with pytest.raises(InvalidParams, match="repeats a key"):
+        toolparams.check(mirrored, Raw(arguments), values({"Mcp-Param-A": "us", "Mcp-Param-B": "us"}))
+
+
+def test_a_key_that_is_repeated_elsewhere_is_the_upstreams_business() -> None:
+    arguments = Raw(b'{"a":"us","n":{"c":{"d":1,"d":2}}}')
+    toolparams.check((Mirrored(("a",), "Mcp-Param-A"),), arguments, values({"Mcp-Param-A": "us"}))
+
+
+def test_half_an_emoji_in_another_argument_does_not_matter() -> None:
+    mirrored = (Mirrored(("a",), "Mcp-Param-A"),)
+    toolparams.check(mirrored, Raw(b'{"a":"us","\\ud83d":"\\ud83d"}'), values({"Mcp-Param-A": "us"}))
+    with pytest.raises(HeaderMismatch):
+        toolparams.check(mirrored, Raw(b'{"a":"\\ud83d"}'), values({"Mcp-Param-A": "us"}))
+
+
+def test_half_an_emoji_in_a_list_does_not_hide_what_its_tools_mirror() -> None:
+    schema = {"type": "object", "properties": {"a": annotated(), "\ud83d": {"title": "\ud83d"}}}
+    listed = {"tools": [{"name": "t", "description": "\ud83d", "inputSchema": schema, "annotations": {"x": "\ud83d"}}]}
+    tool = toolparams.of_tools(json.dumps(listed).encode())["t"]
+    assert tool.mirrored == (Mirrored(("a",), "Mcp-Param-Region"),)

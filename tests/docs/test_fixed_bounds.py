@@ -6,6 +6,7 @@ from gateway import bearer
 from gateway.core import exchange, inputs, request
 from gateway.net import (
     child,
+    downstream,
     driver,
     era,
     http_sse,
@@ -19,6 +20,7 @@ from gateway.net import (
     peers,
     pool,
     server,
+    sessions,
     streamable,
     wellknown,
 )
@@ -47,6 +49,11 @@ def count(value: int) -> str:
 FIXED = [
     ("client info, client capabilities", [size(request._MAX_DECLARATION_BYTES)]),
     ("notifications a client is behind", [count(outbox._MAX_BEHIND)]),
+    ("the body of a caller that is not verified", [size(downstream._REFUSED_BYTES)]),
+    (
+        "answers of the gateway's own",
+        [f"{sessions._MAX_OWED} in", f"{driver._MAX_REFUSALS} in", f"an id of {size(sessions._MAX_OWED_ID_BYTES)}"],
+    ),
     ("URIs of one subscription", [count(listen._MAX_URIS)]),
     ("content of a change beside its URI", [size(listen._MAX_PARAMS_BYTES)]),
     (
@@ -65,6 +72,7 @@ FIXED = [
     ),
     ("a bearer token that is verified", [size(bearer.MAX_TOKEN_CHARACTERS), count(issuer._TOKENS_KEPT)]),
     ("open questions of one call", [count(exchange.MAX_QUESTIONS)]),
+    ("requests of the server in one call", [count(exchange.MAX_NESTED), size(exchange.MAX_NESTED_ID_BYTES)]),
     ("a key of `inputRequests`", [f"{inputs._MAX_KEY} characters"]),
     ("recorded answers of one call", [size(exchange.MAX_RECORD_BYTES)]),
     ("reruns of a call that may run twice", [f"{exchange.MAX_RUNS} beside the first"]),
@@ -111,6 +119,7 @@ FIXED = [
     ("lists kept by `cache.lists_seconds`", [size(lists._MAX_BYTES), size(lists._MAX_PAGE_BYTES)]),
     ("tools with a warning in the log", [count(pool._LEFT_OUT_KEPT)]),
     ("looking up whether a lost call's tool may run twice", [seconds(driver._LEARN_SECONDS)]),
+    ("the id of an event", [count(streamable._EVENT_ID_CHARACTERS)]),
     ("the end of an answered stream", [seconds(streamable._DRAIN_SECONDS)]),
     ("the probe for the upstream's era", [seconds(era.PROBE_SECONDS), f"every {seconds(era._DOUBT_SECONDS)}"]),
 ]

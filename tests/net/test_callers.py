@@ -16,7 +16,7 @@ from gateway.core import mcp
 from gateway.net import issuer
 from tests.net.authority import Authority
 from tests.net.conftest import Start
-from tests.net.fake_upstream import FakeUpstream, Turn, text
+from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.net.test_tls import server_context
 from tests.net.workbench import Client, Stand, configuration, eventually
 from tests.signer import ISSUER, jwks, private, public_jwk, token
@@ -131,6 +131,33 @@ async def test_who_is_not_verified_gets_a_401_and_reaches_nothing(
         )
         assert ("error=" in challenge) == has_token, "RFC 6750 section 3.1: no error without a token"
     assert not upstream.seen
+
+
+@pytest.mark.parametrize("length", ["Content-Length: 4000000", "Transfer-Encoding: chunked"])
+async def test_who_is_not_verified_is_refused_before_a_large_body_is_read(stand: Stand, length: str) -> None:
+    # A body takes time to open, megabytes of it tens of milliseconds in which nobody else is served.
+    reader, writer = await asyncio.open_connection(*stand.gateway.listen.split(":"))
+    writer.write(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode())
+    async with asyncio.timeout(DEADLINE):
+        head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 401 ")
+    assert b"www-authenticate: bearer" in head.lower()
+    writer.close()
+
+
+async def test_a_caller_is_verified_before_its_body_is_found_to_be_wrong(stand: Stand) -> None:
+    for authorization, status in ((bearer(exp=1), 401), (bearer(), 400)):
+        headers = {"Authorization": authorization, mcp.PROTOCOL_VERSION: mcp.MODERN}
+        async with stand.http.post(stand.url, data=b"{", headers=headers) as response:
+            assert response.status == status
+            assert "id" not in await response.json()
+
+
+async def test_a_path_without_a_route_opens_no_body_of_who_is_not_verified(stand: Stand) -> None:
+    for data, id_ in ((b'{"jsonrpc":"2.0","id":7,"method":"m"}', 7), (b" " * 100_000, None), (b"{", None)):
+        async with stand.http.post(stand.url + "/other", data=data) as response:
+            refused = await response.json()
+        assert (response.status, refused["error"]["code"], refused.get("id")) == (404, -32601, id_)
 
 
 async def test_a_state_is_its_callers_whatever_the_token(upstream: FakeUpstream, stand: Stand) -> None:

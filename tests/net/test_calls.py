@@ -430,19 +430,127 @@ async def test_discover_needs_no_call(upstream: FakeUpstream, client: Client) ->
     assert len(upstream.of("initialize")) == 1
 
 
-@pytest.mark.parametrize("argument", ["1e999", "1" * 5000])
-async def test_arguments_that_no_digest_can_hold_get_an_answer_not_silence(
+OUT_OF_RANGE = ["1e400", "1" * 5000]
+
+
+@pytest.mark.parametrize("argument", OUT_OF_RANGE, ids=["float", "integer"])
+async def test_arguments_that_no_digest_can_hold_are_refused_before_anything_is_run(
     upstream: FakeUpstream, stand: Stand, client: Client, argument: str
 ) -> None:
-    upstream.tool(one_question)
     headers, body = client.build("tools/call", {"name": "tool", "arguments": {"n": 0}})
     async with asyncio.timeout(2):
         async with stand.http.post(
             stand.url, headers=headers, data=body.replace(b'"n": 0', f'"n": {argument}'.encode())
         ) as response:
-            assert response.status == 400
-            assert (await response.json())["error"]["code"] == -32602
-    await upstream.saw(mcp.CANCELLED) if "tools/call" in upstream.words else None
+            refused = await response.json()
+    assert (response.status, refused["error"]["code"], refused["id"]) == (400, -32602, "c1")
+    assert "tools/call" not in upstream.words
+
+
+@pytest.mark.parametrize("number", OUT_OF_RANGE, ids=["float", "integer"])
+async def test_an_answer_that_no_digest_can_hold_is_refused_and_the_call_waits_on(
+    upstream: FakeUpstream, stand: Stand, client: Client, number: str
+) -> None:
+    upstream.tool(one_question)
+    asked = await client.call()
+    for key in ("name", "unknown"):
+        answers = {key: {"action": "accept", "content": {"name": 0}}}
+        headers, body = client.build(
+            "tools/call", {"name": "tool", "arguments": {}, "requestState": asked.state, "inputResponses": answers}
+        )
+        body = body.replace(b'"name": 0', f'"name": {number}'.encode())
+        async with stand.http.post(stand.url, headers=headers, data=body) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (400, -32602)
+    assert stand.held == 1
+    assert json.loads((await client.answer(asked)).text) == ACCEPT
+
+
+@pytest.mark.parametrize("number", OUT_OF_RANGE, ids=["float", "integer"])
+async def test_a_question_with_a_number_that_python_cannot_hold_breaks_no_call(
+    upstream: FakeUpstream, client: Client, number: str
+) -> None:
+    async def tool(turn: Turn) -> None:
+        question = event({"jsonrpc": "2.0", "id": 7, "method": mcp.ELICIT, "params": {**FORM, "x": "number"}})
+        waiter = upstream.expect(turn.session, 7)
+        await turn.raw(question.replace(b'"number"', number.encode()))
+        await turn.result(text(json.dumps((await waiter)["result"])))
+
+    upstream.tool(tool)
+    headers, body = client.build("tools/call", {"name": "tool", "arguments": {}})
+    async with client.http.post(client.url, headers=headers, data=body) as response:
+        data = await response.read()
+    assert number.encode() in data
+    state = json.loads(data.replace(number.encode(), b"0"))["result"]["requestState"]
+    done = await client.call(state=state, answers={"elicitation-1": ACCEPT})
+    assert json.loads(done.text) == ACCEPT
+
+
+HALF = "cut \ud83d"
+
+
+async def test_half_an_emoji_goes_through_a_whole_call_unharmed(upstream: FakeUpstream, stand: Stand) -> None:
+    # JavaScript's JSON.stringify writes "\\ud83d" for text that was cut within an emoji; so does Python's json.
+    async def tool(turn: Turn) -> None:
+        await turn.notify(
+            "notifications/progress",
+            {"progressToken": turn.body["params"]["_meta"]["progressToken"], "progress": 1, "message": HALF},
+        )
+        await turn.notify("notifications/message", {"level": "info", "data": {HALF: HALF}})
+        answer = await turn.ask(
+            mcp.ELICIT,
+            {
+                **FORM,
+                "message": HALF,
+                "requestedSchema": {
+                    **FORM["requestedSchema"],
+                    "title": HALF,
+                    "properties": {HALF: {"type": "string"}},  # type: ignore[dict-item]
+                },
+            },
+        )
+        await turn.result({"content": [{"type": "text", "text": HALF}], "structuredContent": {HALF: answer["result"]}})
+
+    upstream.tool(tool)
+    upstream.instructions = HALF
+    client = stand.client(info={"name": HALF, "version": "1"}, capabilities={**ALL, HALF: {}})
+    arguments = {HALF: [HALF, "\ude00"]}
+    meta = {"progressToken": HALF, mcp.META_LOG_LEVEL: "info"}
+    asked = await client.call(arguments=arguments, meta=meta)
+    assert [note["params"].get("message", note["params"].get("data")) for note in asked.notifications] == [
+        HALF,
+        {HALF: HALF},
+    ]
+    assert asked.notifications[0]["params"]["progressToken"] == HALF
+    assert asked.questions["cut \ufffd"]["params"]["message"] == HALF
+    content = {"action": "accept", "content": {HALF: HALF}}
+    done = await client.call(arguments=arguments, state=asked.state, answers={"cut \ufffd": content, HALF: content})
+    assert done.text == HALF
+    assert done.result["structuredContent"] == {HALF: content}
+    assert upstream.of("tools/call")[0].body["params"]["arguments"] == arguments
+    assert upstream.of("initialize")[0].body["params"]["clientInfo"]["name"] == HALF
+    again = await client.call(arguments=arguments, state=asked.state, answers={"cut \ufffd": content, HALF: content})
+    assert again.text == HALF
+    assert (await client.post("server/discover")).result["instructions"] == HALF
+
+
+async def test_half_an_emoji_in_an_error_goes_through_unharmed(upstream: FakeUpstream, client: Client) -> None:
+    upstream.tool(lambda turn: turn.error(7, HALF, {HALF: HALF}))
+    error = (await client.call()).error
+    assert (error["code"], error["message"], error["data"]) == (7, HALF, {HALF: HALF})
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "code"),
+    [("tools/call", {"name": HALF}, -32020), ("tools/" + HALF, {}, -32020), ("resources/read", {"uri": HALF}, -32020)],
+)
+async def test_half_an_emoji_in_a_name_is_refused_with_the_id(
+    stand: Stand, client: Client, method: str, params: dict[str, Any], code: int
+) -> None:
+    headers, body = client.build(method, params)
+    headers = {name: value.replace("\ud83d", "?") for name, value in headers.items()}
+    async with stand.http.post(stand.url, headers=headers, data=body) as response:
+        refused = await response.json()
+    assert (response.status, refused["error"]["code"], refused["id"]) == (400, code, "c1")
 
 
 async def test_sixty_four_questions_with_long_keys_still_fit(upstream: FakeUpstream, client: Client) -> None:

@@ -11,7 +11,10 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.core import mcp
+from gateway.core import request as modern
+from gateway.net import wire as wires
 from gateway.net.server import _Refuser
+from gateway.seal.keyring import PREFIX
 from tests.logs import Lines
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
@@ -619,3 +622,26 @@ async def test_no_upstream_text_becomes_a_label(upstream: FakeUpstream, stand: S
 async def test_an_error_names_the_requests_own_id(client: Client) -> None:
     reply = await client.post("x/y")
     assert reply.final["id"] == "c1"
+
+
+async def test_a_body_is_opened_once_however_many_ask(
+    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[bytes] = []
+
+    def counting(body: bytes, max_depth: int) -> modern.Posted:
+        opened.append(body)
+        return modern.read(body, max_depth)
+
+    monkeypatch.setattr(wires, "read", counting)
+    asked = f"{PREFIX}.x"  # what looks like a state of ours is looked at even where requests are passed through
+    bodies = [
+        client.build("tools/call", {"name": "tool", "arguments": {}, "requestState": asked}),
+        ({"Content-Type": "application/json"}, client.build("tools/list")[1]),
+        ({"Content-Type": "application/json"}, b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}'),
+        ({"Content-Type": "application/json"}, b'{"jsonrpc": "2.0", "id": 1, "id": 2}'),
+    ]
+    for headers, body in bodies:
+        async with stand.http.post(stand.url, headers=headers, data=body) as response:
+            _ = await response.read()
+    assert opened == [body for _, body in bodies]

@@ -13,8 +13,9 @@ from gateway.core.events import Expired
 from gateway.net.driver import Driver
 from gateway.seal.envelope import Envelope
 from gateway.seal.keyring import Keyring
+from tests.logs import Lines
 from tests.net.conftest import Start
-from tests.net.fake_upstream import FORM, FakeUpstream, Script, Turn, text
+from tests.net.fake_upstream import FORM, FakeUpstream, Script, Turn, event, text
 from tests.net.workbench import DECLINE, Client, Stand, eventually, jwt
 
 BOM = b"\xef\xbb\xbf"
@@ -686,3 +687,74 @@ async def test_http_proxy_in_the_environment_is_ignored(
     monkeypatch.delenv("no_proxy", raising=False)
     stand = await begin()
     assert (await stand.client().call()).text == "done"
+
+
+# -- servers that ask and do not listen -------------------------------------------------------------------------------
+
+
+class Deaf:
+    """Takes no answer until the test lets it; counts those that come."""
+
+    def __init__(self, upstream: FakeUpstream) -> None:
+        self.listen = asyncio.Event()
+        self._upstream = upstream
+        upstream.on("answer", self._answer)
+
+    async def _answer(self, turn: Turn) -> None:
+        await self.listen.wait()
+        self._upstream.accept(turn)
+
+
+async def test_a_flood_of_pings_costs_one_connection(
+    log_lines: Lines, upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    deaf = Deaf(upstream)
+    await client.call()
+    side = upstream.side("s1")
+    for number in range(3000):
+        side.put_nowait(event({"jsonrpc": "2.0", "id": number, "method": "ping"}))
+    side.put_nowait(event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}))
+    pool = stand.gateway.routes.bridges["/mcp"].pool
+    (group,) = pool._groups.values()
+    await eventually(lambda: group.tools is None, "all pings were heard")
+    assert stand.busy_tasks().count("answer without a client") == 1
+    assert len(upstream.of("answer")) <= 1
+    (line,) = [line for line in log_lines("upstream.failed") if "pings" in line["cause"]]
+    assert line["fix"]
+    deaf.listen.set()
+    await eventually(lambda: not stand.busy_tasks(), "those that could wait are answered")
+    answered = [seen.body["id"] for seen in upstream.of("answer")]
+    assert answered == sorted(answered)
+    assert 0 < len(answered) <= 65
+    assert (await client.call()).text == "done"
+
+
+async def test_an_id_of_a_ping_that_is_no_id_but_a_load_is_not_kept(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    await client.call()
+    for id_ in ("x" * 100_000, "small"):
+        upstream.side("s1").put_nowait(event({"jsonrpc": "2.0", "id": id_, "method": "ping"}))
+    (answer,) = await upstream.saw("answer")
+    assert answer.body == {"jsonrpc": "2.0", "id": "small", "result": {}}
+
+
+async def test_a_call_that_floods_with_what_it_may_not_ask_is_refused_a_bounded_number_of_times(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    deaf = Deaf(upstream)
+
+    async def tool(turn: Turn) -> None:
+        for number in range(1000):
+            await turn.say({"id": number, "method": "no/such"})
+        answer = await turn.ask(mcp.ELICIT, FORM, id_=1000)
+        await turn.result(text(answer["result"]["action"]))
+
+    upstream.tool(tool)
+    asked = await client.call()
+    assert len(upstream.of("answer")) <= 1
+    deaf.listen.set()
+    assert (await client.answer(asked)).text == "accept"
+    answers = upstream.of("answer")
+    assert answers[-1].body["id"] == 1000
+    assert 0 < len(answers) <= 258

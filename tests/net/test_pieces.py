@@ -10,6 +10,7 @@ from gateway.core.events import Leg
 from gateway.errors import Busy, CallLost, Forbidden, InvalidParams, LocalProtocolError
 from gateway.net import outbox as boxes
 from gateway.net.alarms import Alarm
+from gateway.net.changes import Changes
 from gateway.net.guard import Guard
 from gateway.net.outbox import Last, Outbox
 from gateway.net.parking import Lot
@@ -17,8 +18,8 @@ from gateway.net.tasks import Tasks
 from gateway.telemetry import Ending, Metrics, Outcome
 
 
-def box(silence_seconds: float = 5) -> Outbox:
-    return Outbox(Leg(Raw(b"1")), Alarm(silence_seconds, Tasks(Metrics("0")), "silence"))
+def box(silence_seconds: float = 5, behind_bytes: int = 1000) -> Outbox:
+    return Outbox(Leg(Raw(b"1")), Alarm(silence_seconds, Tasks(Metrics("0")), "silence"), behind_bytes)
 
 
 async def test_messages_come_out_in_order_and_the_last_one_last() -> None:
@@ -66,6 +67,30 @@ async def test_a_client_too_far_behind_loses_the_oldest(monkeypatch: pytest.Monk
         out.send(b"%d" % number)
     assert out.dropped == 3
     assert [await out.take(), await out.take()] == [b"3", b"4"]
+
+
+async def test_a_client_that_does_not_read_costs_no_more_than_its_bytes() -> None:
+    out = box(behind_bytes=10)
+    for message in (b"aaaa", b"bbbb", b"cccc"):
+        out.send(message)
+    assert out.dropped == 1
+    assert [await out.take(), await out.take()] == [b"bbbb", b"cccc"]
+    out.send(b"d" * 100)  # larger than all that may wait: a client that reads gets it all the same
+    assert await out.take() == b"d" * 100
+    for message in (b"e" * 100, b"f" * 7, b"g" * 3):
+        out.send(message)
+    assert out.dropped == 2
+    assert [await out.take(), await out.take()] == [b"f" * 7, b"g" * 3]
+
+
+async def test_a_subscriber_that_does_not_read_hears_later_that_things_changed_and_not_how() -> None:
+    out = Changes(Leg(Raw(b"1")), Alarm(5, Tasks(Metrics("0")), "silence"), 10)
+    out.tell(("a", ""), b"a" * 6)
+    assert not out.has_room(("b", ""), b"b" * 6)
+    out.tell(("b", ""), b"b")
+    assert out.has_room(("a", ""), b"a" * 9)
+    assert [await out.take(), await out.take()] == [b"a" * 6, b"b"]
+    assert out.has_room(("b", ""), b"b" * 10)
 
 
 def test_an_exception_becomes_its_response() -> None:

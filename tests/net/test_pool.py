@@ -1,6 +1,7 @@
 """Sessions: who shares one, how many there are, who waits for one, and how they end."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ from gateway.config import parse
 from gateway.core import mcp
 from gateway.errors import Busy
 from gateway.net import pool as pools
-from gateway.net.pool import Pool
+from gateway.net.pool import Group, Pool
 from gateway.net.sessions import PoolKey, Session
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers, Receive
-from gateway.telemetry import Metrics
+from gateway.telemetry import Metrics, SessionState
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
 from tests.net.workbench import ALL, Client, Stand, configuration, eventually
@@ -289,13 +290,106 @@ async def test_a_caller_whose_group_is_swept_while_it_waits_is_served(
     await bench.close()
 
 
+class Unsearched(dict[PoolKey, Group]):
+    """Groups that may be looked up, and not looked through."""
+
+    searches = 0
+
+    def __iter__(self) -> Iterator[PoolKey]:
+        self.searches += 1
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self.searches += 1
+        return super().items()
+
+    def values(self) -> Any:
+        self.searches += 1
+        return super().values()
+
+
+async def test_a_release_does_not_look_at_those_whom_it_cannot_help() -> None:
+    bench = Bench(sessions={"max": 40, "max_per_principal": 1})
+    _ = bench.pool._sweeper.cancel()
+    held = [await bench.acquire(key(f"h{number}")) for number in range(40)]
+    waiting = {bench.acquire(key(f"h{number}", b'{"roots":{}}')) for number in range(40)}  # at their callers' cap
+    waiting |= {bench.acquire(key(f"w{number}")) for number in range(40)}
+    await turns()
+    bench.pool._groups = groups = Unsearched(bench.pool._groups)
+    while waiting:
+        bench.pool.release(held.pop(0), clean=True)  # kept idle, and given for room at once
+        served, waiting = await asyncio.wait(waiting, timeout=1, return_when=asyncio.FIRST_COMPLETED)
+        assert served
+        held += [each.result() for each in served]
+    assert groups.searches == 0
+    for session in held:
+        bench.pool.release(session, clean=True)
+    await bench.close()
+    assert not bench.pool._parties
+    assert not bench.pool._parties.idle
+
+
+async def test_the_session_that_is_idle_longest_makes_room() -> None:
+    bench = Bench(sessions={"max": 3, "max_per_principal": 2})
+    first, second, third = [await bench.acquire(key(name)) for name in ("a", "b", "a2")]
+    for session in (second, third, first):
+        bench.pool.release(session, clean=True)
+    fourth = await bench.acquire(key("c"))
+    assert [second.state, third.state, first.state] == [None, SessionState.IDLE, SessionState.IDLE]
+    bench.pool.release(fourth, clean=True)
+    await bench.close()
+
+
+@pytest.mark.parametrize("status", [401, 500])
+async def test_a_caller_whom_the_upstream_does_not_take_leaves_nothing_behind(
+    upstream: FakeUpstream, stand: Stand, status: int
+) -> None:
+    async def refuse(turn: Turn) -> None:
+        turn.reply(status)
+
+    upstream.on("initialize", refuse)
+    pool = stand.gateway.routes.bridges["/mcp"].pool
+    for number in range(3):
+        client = stand.client(f"Bearer {number}", info={"name": "x" * 10_000, "version": "1"})
+        for reply in (await client.call(), await client.post("tools/list"), await client.post(mcp.DISCOVER)):
+            assert "error" in reply.final
+    assert not pool._groups
+    assert not pool._parties
+
+
+async def test_a_caller_that_got_no_session_leaves_nothing_behind() -> None:
+    bench = Bench(sessions={"max": 1}, timeouts={"session_wait_seconds": 0.01})
+    held = await bench.acquire(key("a"))
+    with pytest.raises(Busy):
+        await bench.acquire(key("b"))
+    left = bench.acquire(key("c"))
+    await turns()
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    assert list(bench.pool._groups) == [key("a")]
+    bench.pool.release(held, clean=True)
+    await bench.close()
+
+
+async def test_a_group_that_is_forgotten_while_its_caller_is_woken_is_made_again() -> None:
+    bench = Bench(sessions={"max": 1, "idle_seconds": 0.001})
+    held = await bench.acquire(key("a"))
+    waiting = bench.acquire(key("b"))
+    await turns()
+    bench.pool.release(held, clean=False)  # told that there is room; it has not run yet
+    bench.pool._groups.clear()
+    session = await asyncio.wait_for(waiting, 1)
+    bench.pool.release(session, clean=True)
+    await bench.close()
+
+
 async def test_empty_groups_are_forgotten(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(sessions={"idle_seconds": 0.03})
     for number in range(5):
         await stand.client(f"Bearer {number}").call()
     pool = stand.gateway.routes.bridges["/mcp"].pool
     await eventually(lambda: not pool._groups)
-    assert not pool._principals
+    assert not pool._parties
     assert pool._count == 0
 
 

@@ -99,8 +99,15 @@ async def test_a_call_whose_stream_is_cut_goes_on_and_nothing_is_told_twice(upst
 
 @pytest.mark.parametrize(
     "before",
-    [b"", event(progress(1)), b"id: a\0b\ndata:\n\n", b"id: e1\ndata:\n\nid\n\n", b"id: \x01\ndata:\n\n"],
-    ids=["nothing", "no id", "no id with NUL", "an id taken back", "no header"],
+    [
+        b"",
+        event(progress(1)),
+        b"id: a\0b\ndata:\n\n",
+        b"id: e1\ndata:\n\nid\n\n",
+        b"id: \x01\ndata:\n\n",
+        b"id: " + b"e" * 1025 + b"\ndata:\n\n",
+    ],
+    ids=["nothing", "no id", "no id with NUL", "an id taken back", "no header", "a long id"],
 )
 async def test_a_call_without_a_cursor_is_lost_with_its_stream(upstream: FakeUpstream, before: bytes) -> None:
     async def tool(turn: Turn) -> None:
