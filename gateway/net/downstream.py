@@ -34,7 +34,7 @@ from gateway.net.driver import Driver
 from gateway.net.guard import Guard
 from gateway.net.headers import asks_as_client, for_call
 from gateway.net.outbox import Last, Outbox, ending_of
-from gateway.net.passthrough import Passthrough, not_allowed, probe_headers
+from gateway.net.passthrough import Passthrough, id_of, not_allowed, probe_headers
 from gateway.net.peers import PeerFailed, Replied
 from gateway.net.routes import Routes
 from gateway.net.sessions import PoolKey
@@ -233,14 +233,18 @@ class Downstream:
         era = bridge.era
         if era is None or era.known is False or await self._is_ours(incoming, bridge):
             return None
+        await self._verify(incoming, bridge)  # before the probe, which carries this request's headers upstream
         if not (era.known or await era.is_modern(probe_headers(self._passthrough.headers(http, bridge)))):
             return None
-        await self._verify(incoming, bridge)
         return await self._passthrough.modern(http, bridge, incoming.body)
 
     async def _verify(self, incoming: Incoming, bridge: Bridge) -> None:
         """Let nobody through to an upstream whom the configuration wants verified; raises Unauthorized."""
-        _ = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
+        try:
+            _ = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
+        except GatewayError as exc:
+            exc.request_id = id_of(incoming.body, bridge.config.limits.json_depth)
+            raise
 
     async def _is_ours(self, incoming: Incoming, bridge: Bridge) -> bool:
         """Whether this is a round of a call that the gateway holds, of a time when the upstream seemed to be old."""
@@ -257,7 +261,8 @@ class Downstream:
         return True
 
     def _no_route(self, path: str) -> MethodNotFound:
-        return MethodNotFound(f"No route {path[:80]!r}; the routes are {', '.join(self._routes.bridges)}")
+        """The answer to a stranger too, who must not learn from it which routes there are."""
+        return MethodNotFound(f"No route has the path {path[:80]!r}; check the path of the gateway's URL")
 
     async def _serve_former(self, incoming: Incoming, wire: Wire) -> web.StreamResponse:
         """A path without a route: what began while it had one goes on, all else is told that there is none.

@@ -136,12 +136,12 @@ class Passthrough:
             reply, outcome = await self._exchange(http, bridge, era, body, kind, lasting)
         except DownstreamError as exc:
             outcome = Passed.REFUSED
-            exc.request_id = _id(body, bridge.config.limits.json_depth)
+            exc.request_id = id_of(body, bridge.config.limits.json_depth)
             raise
         except UpstreamError as exc:
             outcome = Passed.UNREACHABLE
             self._metrics.upstream_failed(bridge.route.path, exc.reason)
-            exc.request_id = _id(body, bridge.config.limits.json_depth)
+            exc.request_id = id_of(body, bridge.config.limits.json_depth)
             raise
         except _Cut:
             outcome = Passed.ENDED if lasting is not None and lasting.ended else Passed.CUT
@@ -350,7 +350,7 @@ def _with_status(error: UpstreamError, status: int) -> UpstreamError:
     return error
 
 
-def _id(body: bytes, max_depth: int) -> bytes | None:
+def id_of(body: bytes, max_depth: int) -> bytes | None:
     """The id of a request; None for all else."""
     try:
         id_ = request.read(body, max_depth).id

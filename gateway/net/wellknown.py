@@ -147,9 +147,8 @@ class WellKnown:
         routes = list(self._routes.values())
         if not asked.suffix and routes and len({oauth.origin(each.upstream.url) for each in routes}) == 1:
             return routes[0]
-        paths = ", ".join(f"{asked.kind}{suffix}" for suffix in self._routes)
         raise MethodNotFound(
-            f"{asked.kind}{asked.suffix[:80]} belongs to no route: add the path of a route ({paths or 'none has one'})"
+            f"{asked.kind}{asked.suffix[:80]} belongs to no route; write the path of a route behind {asked.kind}"
         )
 
     def _client(self, route: Route) -> Client:

@@ -131,6 +131,7 @@ async def test_who_is_not_verified_gets_a_401_and_reaches_nothing(
         )
         assert ("error=" in challenge) == has_token, "RFC 6750 section 3.1: no error without a token"
     assert not upstream.seen
+    assert not upstream.probes, "not even its era is asked for with headers of an unverified caller"
 
 
 async def test_a_state_is_its_callers_whatever_the_token(upstream: FakeUpstream, stand: Stand) -> None:

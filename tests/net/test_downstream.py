@@ -11,7 +11,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.core import mcp
-from gateway.net.server import _Refuser
+from gateway.net.server import Listener, _Refuser
 from tests.logs import Lines
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
@@ -44,8 +44,9 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire(stand: Stand) -> AsyncIterator[Wire]:
-    host, _, port = stand.gateway.listen.rpartition(":")
+async def wire(stand: Stand, address: str = "") -> AsyncIterator[Wire]:
+    """To the listener for clients, or to another address."""
+    host, _, port = (address or stand.gateway.listen).rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         yield Wire(reader, writer)
@@ -78,6 +79,20 @@ async def test_unknown_paths_are_404_and_the_operators_are_elsewhere(stand: Stan
     async with stand.http.post(f"http://{stand.gateway.listen}{path}", data=b"{}") as response:
         assert response.status == 404
         assert (await response.json())["error"]["code"] == -32601
+
+
+@pytest.mark.parametrize("path", ["/other", "/.well-known/oauth-protected-resource/other", "/token/other"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_path_without_a_route_does_not_tell_which_routes_there_are(
+    upstream: FakeUpstream, begin: Start, method: str, path: str
+) -> None:
+    paths = ("/hidden-tenant", "/mcp")
+    stand = await begin(routes=[{"path": each, "upstream": {"url": upstream.url}} for each in paths])
+    async with stand.http.request(method, f"http://{stand.gateway.listen}{path}") as response:
+        assert response.status in {404, 405}
+        told = await response.text()
+    assert "hidden-tenant" not in told
+    assert "/mcp" not in told
 
 
 @pytest.mark.parametrize("method", ["notifications/cancelled", "notifications/anything"])
@@ -344,6 +359,47 @@ async def test_smuggled_requests_are_refused(upstream: FakeUpstream, stand: Stan
         await raw.send(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + lines + b"\r\n{}")
         assert b" 400 " in (await raw.rest()).splitlines()[0]
     assert upstream.seen == []
+
+
+MALFORMED = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: s3cret\x00\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"BREW /other HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        MALFORMED,
+    ],
+)
+@pytest.mark.parametrize("listener", ["clients", "admin", "peers"])
+async def test_no_listener_tells_its_software(stand: Stand, listener: str, request_: bytes) -> None:
+    gateway = stand.gateway
+    door = Listener(gateway._door.handle, "127.0.0.1:0", gateway.config.limits)
+    address = {"clients": gateway.listen, "admin": gateway.admin, "peers": await door.start()}[listener]
+    try:
+        async with wire(stand, address) as raw:
+            await raw.send(request_)
+            reply = (await raw.rest()).lower()
+    finally:
+        await door.close()
+    assert reply.startswith(b"http/1.")
+    for word in (b"server:", b"python", b"aiohttp", b"llhttp", b"x-powered-by"):
+        assert word not in reply
+
+
+async def test_a_malformed_request_is_quoted_neither_in_its_reply_nor_in_the_log(
+    log_lines: Lines, stand: Stand
+) -> None:
+    async with wire(stand) as raw:
+        await raw.send(MALFORMED)
+        reply = await raw.rest()
+    assert reply.endswith(b"400 Bad Request\n")
+    assert b"s3cret" not in reply
+    assert "s3cret" not in log_lines.stream.getvalue()
 
 
 # -- headers ----------------------------------------------------------------------------------------------------------

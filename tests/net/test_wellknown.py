@@ -116,7 +116,7 @@ async def test_with_several_upstreams_the_path_of_the_route_decides(begin: Any, 
 
         for path in (oauth.SERVER, oauth.RESOURCE, oauth.SERVER + "/c"):
             status, said = await browser.refusal(path)
-            assert (status, "add the path of a route" in said) == (404, True)
+            assert (status, "write the path of a route behind" in said) == (404, True)
         assert issuer.seen == []
     finally:
         await other.close()
