@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct, structs
 
+from gateway.config.forms import redacted_url
 from gateway.config.keys import decode_key
 
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
@@ -38,9 +39,10 @@ Cacheable = Literal[
 
 
 class Discreet(Struct, frozen=True, kw_only=True):
-    """A section that never prints its secrets: what is a secret to a field's eye is only counted."""
+    """A section that never prints its secrets: they are only counted, and a URL is cut down to what may be said."""
 
     _secrets: ClassVar[frozenset[str]] = frozenset()
+    _urls: ClassVar[frozenset[str]] = frozenset()
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
@@ -48,8 +50,12 @@ class Discreet(Struct, frozen=True, kw_only=True):
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         """Return the fields with the secrets hidden; rich's printer asks this, and not `repr`."""
-        fields = structs.asdict(self).items()
-        return [(name, _hidden(value) if name in self._secrets else value) for name, value in fields]
+        return [(name, self._shown(name, value)) for name, value in structs.asdict(self).items()]
+
+    def _shown(self, name: str, value: Any) -> Any:
+        if name in self._urls and value is not None:
+            return redacted_url(value)
+        return _hidden(value) if name in self._secrets else value
 
 
 def _hidden(value: object) -> str | None:
@@ -223,8 +229,10 @@ class Legs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 4
 
 
-class Principal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Principal(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who is calling."""
+
+    _urls = frozenset({"jwks_url"})
 
     source: Annotated[
         Literal["authorization", "header", "jwt"],
@@ -349,15 +357,16 @@ class Upstream(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """What logs and errors call it: the url, or the program; arguments and environment may be secret."""
-        return self.url or (self.command or ("?",))[0]
+        """What logs and errors call it: the redacted url, or the program; arguments and environment may be secret."""
+        return redacted_url(self.url) if self.url else (self.command or ("?",))[0]
 
     def __repr__(self) -> str:
         return f"Upstream({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         """Return the fields without what may be secret, as `State` does."""
-        shown = {"command": self.command and (self.command[0], "..."), "env": sorted(self.env)}
+        url = self.url and redacted_url(self.url)
+        shown = {"url": url, "command": self.command and (self.command[0], "..."), "env": sorted(self.env)}
         return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
 
 

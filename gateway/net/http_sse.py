@@ -14,6 +14,7 @@ from typing import Final
 from msgspec import Raw
 from yarl import URL
 
+from gateway.config import redacted_url
 from gateway.core import jsonrpc, mcp, sse
 from gateway.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
 from gateway.net.batches import unpacked
@@ -79,7 +80,7 @@ class HttpSseChannel(Channel):
         """Open the stream, wait for its endpoint, send `initialize`; raises NotSpoken too."""
         await self.connect(headers)
         where = self._endpoint.where
-        greeting = Greeting(where)
+        greeting = Greeting(self._endpoint)
         try:
             refused = await self.request(message, headers, greeting.receive)
         except SessionLost as exc:
@@ -249,7 +250,7 @@ class HttpSseChannel(Channel):
             raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
         refused = await self._post(message, headers, None)
         if refused is not None:
-            raise CallLost(f"{self._endpoint.where} refused a message: {refused.message[:200]}")
+            raise CallLost(f"{self._endpoint.where} refused a message: {self._endpoint.quoted(refused.message)}")
 
     async def _post(self, message: bytes, headers: Headers, waiting: _Waiting | None) -> jsonrpc.Error | None:
         """Send a message until it is accepted or, being a request, answered."""
@@ -297,5 +298,6 @@ class HttpSseChannel(Channel):
 
 
 def _shown(data: bytes) -> str:
-    """The address without what may be secret in it: its query."""
-    return repr(data[:200].decode(errors="replace").partition("?")[0])
+    """The address without what may be secret in it, such as a session id in its query."""
+    address = data[:200].decode(errors="replace")
+    return repr(redacted_url(address) if "://" in address else address.partition("?")[0].partition("#")[0])

@@ -44,7 +44,7 @@ async def refusal(response: aiohttp.ClientResponse, endpoint: Endpoint) -> jsonr
     error = _json_error(body)
     if error is not None and status < 500:
         return error
-    said = error.message[:200] if error is not None else "no JSON-RPC error"
+    said = endpoint.quoted(error.message) if error is not None else "no JSON-RPC error"
     raise CallLost(f"{where} answered HTTP {status} ({said}); the call may have had effects")
 
 
@@ -59,8 +59,8 @@ def _json_error(body: bytes) -> jsonrpc.Error | None:
 class Greeting:
     """Hears the answer to `initialize`, whichever stream or body it comes in."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
         self._results: list[Raw] = []
 
     def receive(self, data: bytes) -> bool:
@@ -79,4 +79,4 @@ class Greeting:
         return self._results[0]
 
     def _refused(self, error: jsonrpc.Error) -> NoHandshake:
-        return NoHandshake(f"{self._where} refused `initialize`: {error.message[:200]}")
+        return NoHandshake(f"{self._endpoint.where} refused `initialize`: {self._endpoint.quoted(error.message)}")

@@ -103,8 +103,8 @@ class _BoundedServer(web.Server):
         super().__init__(handler, request_factory=self._request, **kwargs)
         self.limits = limits
 
-    def _request(self, *parts: Any) -> web.BaseRequest:
-        return _Request(*parts, self._loop)
+    def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        return _Request(message, payload, protocol, writer, task, self._loop)
 
     def __call__(self) -> RequestHandler:
         if len(self.connections) >= self.limits.connections:

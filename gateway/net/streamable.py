@@ -103,7 +103,7 @@ class StreamableChannel(Channel):
 
     async def _initialized(self, response: aiohttp.ClientResponse) -> Raw:
         where = self._endpoint.where
-        greeting = Greeting(where)
+        greeting = Greeting(self._endpoint)
         try:
             refused = await self._read(response, greeting.receive)
         except SessionLost as exc:
@@ -344,7 +344,9 @@ class StreamableChannel(Channel):
         try:
             async with asyncio.timeout(self._client.timeouts.answer_seconds), self._post(message, headers) as response:
                 if response.status >= 300 and (refused := await refusal(response, self._endpoint)) is not None:
-                    raise CallLost(f"{self._endpoint.where} refused a message: {refused.message[:200]}")
+                    raise CallLost(
+                        f"{self._endpoint.where} refused a message: {self._endpoint.quoted(refused.message)}"
+                    )
                 self._note(response, headers)
                 if self._vigil is not None:
                     self._vigil.answered()

@@ -14,6 +14,7 @@ from aiohttp import web
 from gateway.config import ConfigError, parse
 from gateway.core import mcp
 from gateway.net import issuer
+from tests.logs import Lines
 from tests.net.authority import Authority
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
@@ -215,6 +216,16 @@ async def test_keys_that_cannot_be_used_change_nothing(
     assert (await stand.client(by_next()).call()).outcome == UNAUTHORIZED
     assert (await stand.client(bearer()).call()).text == "done"
     assert log.warning.call_args.kwargs["note"] == "1 old ones stay in use"
+
+
+async def test_a_secret_in_the_url_of_the_keys_is_not_logged(
+    endpoint: Endpoint, log_lines: Lines, begin: Start
+) -> None:
+    endpoint.serve("no json")
+    stand = await begin(principal=verified(endpoint, jwks_url=f"{endpoint.url}?key=s3cret"))
+    assert (await stand.client(bearer()).call()).outcome == NO_KEYS
+    assert log_lines("keys.failed")[0]["url"] == endpoint.url
+    assert "s3cret" not in log_lines.stream.getvalue()
 
 
 async def test_keys_grow_old_beside_requests_and_are_not_used_for_ever(

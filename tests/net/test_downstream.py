@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -645,6 +645,85 @@ async def test_no_secret_reaches_logs_metrics_admin_or_errors(
     for page in shown:
         assert CANARY not in page
         assert not any(state[20:60] in page for state in states)
+
+
+Fault = Callable[[FakeUpstream], None]
+
+
+def _answers(word: str, status: int, body: Any = None, **headers: str) -> Fault:
+    def plant(upstream: FakeUpstream) -> None:
+        async def answer(turn: Turn) -> None:
+            turn.reply(status, body, headers)
+
+        upstream.on(word, answer)
+
+    return plant
+
+
+def _repeats_its_query(word: str) -> Fault:
+    """The server's error quotes the URL that it was asked with, whole and in part."""
+
+    def plant(upstream: FakeUpstream) -> None:
+        async def answer(turn: Turn) -> None:
+            message = f"no such page: /mcp?{turn.seen.query}; bad key {CANARY}key"
+            turn.reply(400, {"jsonrpc": "2.0", "id": turn.body.get("id"), "error": {"code": -1, "message": message}})
+
+        upstream.on(word, answer)
+
+    return plant
+
+
+def _breaks(word: str) -> Fault:
+    def plant(upstream: FakeUpstream) -> None:
+        upstream.on(word, lambda turn: turn.reset())
+
+    return plant
+
+
+FAULTS: dict[str, Fault] = {
+    "page of an error": _answers("initialize", 500, b"<h1>broken</h1>"),
+    "no JSON-RPC": _answers("initialize", 200, b"{}"),
+    "handshake refused in words": _repeats_its_query("initialize"),
+    "other origin": _answers("initialize", 307, None, Location=f"http://10.0.0.1/?{CANARY}key"),
+    "circle": _answers("initialize", 307, None, Location=f"/mcp?api_key={CANARY}key"),
+    "credential refused": _answers("initialize", 401, b"", **{"WWW-Authenticate": "Bearer"}),
+    "hangs up at first": _breaks("initialize"),
+    "call answered with nothing": _answers("tools/call", 200, b""),
+    "call answered with a page": _answers("tools/call", 502, b"<h1>bad gateway</h1>"),
+    "hangs up in a call": _breaks("tools/call"),
+    "result is no object": lambda upstream: upstream.on("tools/call", lambda turn: turn.result(5)),
+}
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "is not there"])
+async def test_a_secret_in_the_url_of_an_upstream_is_told_to_nobody(
+    upstream: FakeUpstream, log_lines: Lines, begin: Start, fault: str
+) -> None:
+    secret = f"api_key={CANARY}key&token={CANARY}token"
+    route = {"forward_headers": ["x-tenant"]}
+    stand = await begin(url=f"{upstream.url}?{secret}", route=route, log={"level": "debug"})
+    if fault in FAULTS:
+        FAULTS[fault](upstream)
+    else:
+        await upstream.close()
+    shown: list[str] = []
+    for method, params in (("tools/call", {"name": "tool"}), (mcp.DISCOVER, None), ("tools/list", None)):
+        async with stand.client().open(method, params) as response:
+            shown.append(f"{response.headers}{await response.text()}")
+    old = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "tool"}}
+    async with stand.http.post(stand.url, json=old) as response:
+        shown.append(f"{response.headers}{await response.text()}")
+    async with stand.http.get(stand.url.replace("/mcp", "/.well-known/oauth-protected-resource/mcp")) as response:
+        shown.append(f"{response.headers}{await response.text()}")
+    for path in ("/metrics", "/status", "/status.json"):
+        async with stand.http.get(f"http://{stand.gateway.admin}{path}") as response:
+            shown.append(await response.text())
+    shown += [repr(stand.gateway.config), log_lines.stream.getvalue()]
+    assert "server.started" in shown[-1], "the log was really read"
+    for page in shown:
+        assert CANARY not in page
+    if fault != "is not there":
+        assert upstream.seen[0].query == secret, "and it does go upstream"
 
 
 async def test_no_upstream_text_becomes_a_label(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
