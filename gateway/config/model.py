@@ -6,6 +6,7 @@ Schema all walk them, so a new key is one new line here, and one in `config/full
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct, structs
@@ -522,6 +523,14 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     forward_headers: Annotated[
         tuple[Header, ...], Meta(description="Client headers that go upstream, beside `Authorization`.")
     ] = ()
+    bind_headers: Annotated[
+        tuple[Header, ...] | None,
+        Meta(
+            description="Those of `forward_headers` that are credentials: a retry must bring the same ones. null: all "
+            "but traceparent, tracestate, baggage, x-request-id, x-forwarded-*, forwarded, via, user-agent and "
+            "accept-language."
+        ),
+    ] = None
     drop_headers: Annotated[
         tuple[Header, ...],
         Meta(description="Client headers that do not go upstream where all others do: with clients of the old era."),
@@ -536,6 +545,33 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeouts: Annotated[RouteTimeouts, Meta(description="This route's own waiting times.")] = RouteTimeouts()
     sessions: Annotated[RouteSessions, Meta(description="This route's own pool of sessions.")] = RouteSessions()
     legs: Annotated[RouteLegs, Meta(description="This route's own early ends.")] = RouteLegs()
+
+    @property
+    def bound_headers(self) -> tuple[str, ...]:
+        """Return the forwarded headers that are credentials."""
+        if self.bind_headers is not None or not self.forward_headers:
+            return self.bind_headers or ()
+        return _credentials_among(self.forward_headers)
+
+
+_NO_CREDENTIALS = frozenset(
+    {
+        "accept-language",
+        "baggage",
+        "forwarded",
+        "traceparent",
+        "tracestate",
+        "user-agent",
+        "via",
+        "x-request-id",
+    }
+)
+
+
+@lru_cache(maxsize=1024)
+def _credentials_among(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that are not known to differ between two requests of one caller."""
+    return tuple(name for name in names if name not in _NO_CREDENTIALS and not name.startswith("x-forwarded-"))
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, assert_never
 
@@ -26,6 +26,7 @@ from gateway.net.sessions import Call, PoolKey, Session
 from gateway.net.status import HeldStatus
 from gateway.net.troubles import presentable
 from gateway.net.upstream import Headers
+from gateway.principal import of_headers
 from gateway.seal import passage
 from gateway.seal.envelope import (
     Binding,
@@ -446,7 +447,8 @@ class Driver:
     def _seal(self, ask: do.Ask) -> str:
         bridge = self._bridge
         if self._binding is None:
-            self._binding = bind(bridge.route.path, self._request, self.principal)
+            names = bridge.route.bound_headers
+            self._binding = bind(bridge.route.path, self._request, self.principal, names, self._digest)
         now = time.time()
         exchange = self._exchange
         envelope = Envelope(
@@ -474,6 +476,10 @@ class Driver:
             "The answers of this call do not fit into its requestState (limits.state_bytes), and the route keeps them "
             "nowhere else (continuation: replay)"
         )
+
+    def _digest(self, names: Sequence[str]) -> bytes:
+        """Of the credentials among the headers of the newest leg; bound headers always go upstream."""
+        return of_headers(names, self._headers.get)
 
     def _whereabouts(self) -> Upstream | None:
         """Where another replica would find the call."""

@@ -24,7 +24,7 @@ from gateway.core.toolcheck import LeftOut
 from gateway.core.toolparams import Tool  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.errors import Busy, CallLost, Refused, Unreachable
 from gateway.net import affinity
-from gateway.net.headers import asks_as_client
+from gateway.net.headers import credentials_in
 from gateway.net.lists import Lists, Ticket, place, seconds_kept
 from gateway.net.sessions import PoolKey, Session, Watcher
 from gateway.net.tasks import Tasks
@@ -100,7 +100,7 @@ class Group:
             self.missed()
 
     def accepts(self, headers: Headers) -> bool:
-        """Whether the upstream served this credential a short while ago."""
+        """Whether the upstream served this credential a short while ago; forwarded ones are those of the group."""
         accepted = self._accepted.get(headers.get("Authorization"))
         return accepted is not None and time.monotonic() - accepted < _ACCEPTED_SECONDS
 
@@ -217,7 +217,7 @@ class Pool:
         handshake, a kept result, a change on somebody's session) must not go out on a forged one. Where the upstream
         sees no credential of the client's, no claim of an unverified token makes a principal (`net.callers`).
         """
-        if not asks_as_client(self.route) or "Authorization" not in headers or self.group(key).accepts(headers):
+        if not credentials_in(self.route, headers) or self.group(key).accepts(headers):
             return
         session = self._guest_to_ask(self.group(key)) or await self.acquire(key, headers)
         clean = False

@@ -10,6 +10,7 @@ from msgspec import Raw
 from gateway.core import jsonrpc
 from gateway.errors import CallLost, NoHandshake, Refused, SessionLost
 from gateway.net.client import Endpoint, read_at_most
+from gateway.net.headers import joined
 
 _SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
 _ERROR_BODY_BYTES: Final = 65_536
@@ -36,7 +37,7 @@ async def refusal(response: aiohttp.ClientResponse, endpoint: Endpoint) -> jsonr
         raise Refused(
             f"{where} refused {whose} (HTTP {status})",
             status=status,
-            challenge=response.headers.get("WWW-Authenticate"),
+            challenge=joined(response.headers, "WWW-Authenticate"),
             is_clients=endpoint.as_client,
         )
     if status == 404 or (status == 400 and _SESSION_WORDING.search(body)):

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -468,12 +469,79 @@ async def test_a_name_from_a_trusted_proxy_is_the_principal(upstream: FakeUpstre
     assert (await stand.client(headers={"X-User": "ada"}).answer(asked)).text == "accept"
 
 
+REPEATED = [
+    (("Authorization", "Bearer mine"), ("Authorization", "Bearer yours")),
+    (("X-User", "eve"), ("X-User", "ada")),
+    (("X-User", "ada"), ("X-User", "ada")),
+    (("X-Api-Key", ""), ("X-Api-Key", "s3cret")),
+]
+PROXIED = {"source": "header", "header": "x-user", "trusted_proxies": ["127.0.0.0/8"]}
+
+
+@pytest.mark.parametrize("repeated", REPEATED)
+@pytest.mark.parametrize("way", ["bridged", "unknown era", "retry", "passed through", "old stream", "modern upstream"])
+async def test_a_header_that_tells_who_is_calling_must_come_once(
+    upstream: FakeUpstream, begin: Start, way: str, repeated: tuple[tuple[str, str], ...]
+) -> None:
+    stand = await begin(principal=PROXIED, route={"forward_headers": ["x-api-key"]})
+    upstream.tool(_ask)
+    client = stand.client()
+    state: dict[str, Any] = {}
+    if way == "bridged":
+        await client.post("server/discover")
+    if way == "retry":
+        asked = await client.call()
+        state = {"requestState": asked.state, "inputResponses": {"q": {"action": "decline"}}}
+    if way == "modern upstream":
+        stand.gateway.routes.bridges["/mcp"].era.known = True  # type: ignore[union-attr]
+    before = len(upstream.seen) + len(upstream.probes)
+    headers, body = client.build("tools/call", {"name": "tool", "arguments": {}, **state})
+    method = "POST"
+    if way in {"passed through", "old stream"}:
+        headers = {"Accept": "text/event-stream, application/json", "Content-Type": "application/json"}
+        body = b'{"jsonrpc":"2.0","id":"c1","method":"tools/list"}'
+    if way == "old stream":
+        method, body = "GET", b""
+    both = CIMultiDict(headers)
+    both.extend(repeated)
+    async with stand.http.request(method, stand.url, headers=both, data=body or None) as response:
+        message = await response.json()
+    error = message["error"]
+    assert (response.status, error["code"]) == (400, -32600)
+    assert message.get("id") == (None if way == "old stream" else json.loads(body)["id"])
+    assert f"The header {repeated[0][0].lower()} came 2 times" in error["message"].replace(
+        "Authorization", "authorization"
+    )
+    assert not any(value and value in error["message"] for _, value in repeated)
+    assert len(upstream.seen) + len(upstream.probes) == before, "nothing went upstream"
+    if way == "retry":
+        assert (await client.answer(asked)).text == "accept", "and the call is unharmed"
+
+
+async def test_other_headers_go_upstream_in_their_order_however_often_they_come(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(route={"forward_headers": ["x-forwarded-for", "x-tags"], "bind_headers": []})
+    headers, body = stand.client().build("tools/call", {"name": "tool", "arguments": {}})
+    many = CIMultiDict(headers)
+    came = [("X-Forwarded-For", "1.1.1.1"), ("X-Tags", "a"), ("X-Forwarded-For", "2.2.2.2"), ("X-Tags", "b, c")]
+    many.extend([*came, ("tracestate", "x=1"), ("tracestate", "y=2")])
+    async with stand.http.post(stand.url, headers=many, data=body) as response:
+        assert response.status == 200
+    for seen in upstream.seen:
+        assert seen.headers.getall("X-Forwarded-For") == ["1.1.1.1, 2.2.2.2"]
+        assert seen.headers.getall("X-Tags") == ["a, b, c"]
+        assert seen.headers.getall("tracestate") == ["x=1, y=2"]
+
+
 async def test_a_name_from_anybody_else_is_not_believed(upstream: FakeUpstream, begin: Start) -> None:
     section = {"source": "header", "header": "x-user", "trusted_proxies": ["10.0.0.0/8"]}
-    stand = await begin(principal=section)
-    for user in ("ada", "eve"):
-        await stand.client(headers={"X-User": user}).call()
-    assert len(upstream.of("initialize")) == 1, "both are anonymous"
+    stand = await begin(principal=section, route={"forward_headers": ["x-user"]})
+    upstream.tool(_ask)
+    asked = await stand.client(headers={"X-User": "ada"}).call()
+    assert (await stand.client(headers={"X-User": "eve"}).answer(asked)).text == "accept", "both are anonymous"
+    assert len(upstream.of("initialize")) == 1
+    assert not any("X-User" in seen.headers for seen in upstream.seen), "nor does the upstream hear it"
 
 
 async def _ask(turn: Turn) -> None:
