@@ -393,9 +393,9 @@ class Downstream:
                 return await _converse(wire, stream)
         if request.method in mcp.ASKING:
             bridge.lot.check(key.principal)
-        if request.method == mcp.TOOLS_CALL and not catalog.mirrors_nothing(bridge.pool, key, request):
+        if request.method == mcp.TOOLS_CALL and not catalog.mirrors_nothing(bridge.pool, key, request, headers):
             await catalog.check(bridge.pool, key, request, round_.incoming.values, headers)
-        ticket = bridge.pool.ticket(key, request)
+        ticket = bridge.pool.ticket(key, request, headers)
         if ticket is not None:
             kept = await bridge.pool.kept(ticket, headers)
             bridge.metrics.list_answered(bridge.route.path, from_memory=kept is not None)

@@ -281,7 +281,7 @@ class Driver:
         if is_tool_error:
             self._ending = _TOOL_FAILED
         if request.method == mcp.TOOLS_LIST:
-            catalog.learn(self._bridge.pool.group(self._key), request.params, result)
+            catalog.learn(self._bridge.pool.group(self._key), request.params, result, self._headers)
         if self.ticket is not None:
             self._bridge.pool.keep(self.ticket, result, body)
         return on.Resulted(body)
@@ -542,7 +542,7 @@ class Driver:
         if self._request.method == mcp.TOOLS_CALL and not catalog.is_listed(self._bridge.pool, self._key):
             try:
                 async with asyncio.timeout(_LEARN_SECONDS):
-                    await catalog.know(self._bridge.pool, self._key, self._headers)
+                    await catalog.know(self._bridge.pool, self._key, self._headers, self._request.target)
             except (GatewayError, TimeoutError):
                 pass
         return self._known_ephemeral()
