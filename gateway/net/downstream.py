@@ -165,7 +165,7 @@ class Downstream:
         wire = HttpWire(http, config.timeouts.send_seconds, self._wellknown.challenge)
         self.in_flight += 1
         try:
-            self._guard.check(http.headers.get("Host"), http.headers.get("Origin"))
+            self._guard.check(http.headers.get("Host"), joined(http.headers, "Origin"))
             if http.path not in self._routes.bridges:
                 if self._wellknown.serves(http.path):
                     return _named(await self._wellknown.handle(http), request_id)
@@ -530,7 +530,7 @@ def _begin_span(traces: Traces, incoming: Incoming, bridge: Bridge, request: Req
         return traces.elsewhere(incoming.hop.trace)
     about = Operation(request.method, request.target, request.version, bridge.route.path)
     meta = {name: text for name, raw in request.user_meta.items() if (text := jsonrpc.text(raw)) is not None}
-    headers = {name.lower(): value for name, value in incoming.headers.items()}
+    headers = {name.lower(): joined(incoming.headers, name) or "" for name in incoming.headers}
     rpc_id = jsonrpc.text(request.id) or bytes(request.id).decode()
     return traces.round(
         about,

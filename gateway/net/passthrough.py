@@ -33,7 +33,7 @@ from gateway.errors import (
 from gateway.net.bridge import Bridge
 from gateway.net.client import FOREIGN, REDIRECTS, Endpoint, mapped
 from gateway.net.era import Era
-from gateway.net.headers import for_passing, passed_back
+from gateway.net.headers import for_passing, joined, passed_back
 from gateway.net.named import Beginning, Named
 from gateway.net.upstream import Headers
 from gateway.net.wire import REQUEST_ID, Challenge, send
@@ -305,8 +305,8 @@ def probe_headers(headers: CIMultiDict[str]) -> Headers:
     """Of a request's headers upstream those that are not about its message."""
     own = {"accept", "content-type", "last-event-id"}
     return {
-        name: value
-        for name, value in headers.items()
+        name: joined(headers, name) or ""
+        for name in headers
         if name.lower() not in own and not name.lower().startswith("mcp-")
     }
 

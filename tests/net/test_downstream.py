@@ -188,6 +188,13 @@ async def test_an_absolute_form_does_not_get_around_the_host_check(upstream: Fak
         assert b" 403 " in (await raw.rest()).splitlines()[0]
 
 
+async def test_an_allowed_origin_hides_no_other_one(upstream: FakeUpstream, stand: Stand) -> None:
+    both = CIMultiDict([("Origin", "http://localhost"), ("Origin", "http://evil.example")])
+    async with stand.http.post(stand.url, headers=both, data=b"{}") as response:
+        assert response.status == 403
+    assert not upstream.seen
+
+
 async def test_configured_names_replace_the_defaults(begin: Start) -> None:
     stand = await begin(
         security={"allowed_hosts": ["gw.example"], "allowed_origins": ["https://app.example"]},
@@ -532,6 +539,7 @@ async def test_other_headers_go_upstream_in_their_order_however_often_they_come(
         assert seen.headers.getall("X-Forwarded-For") == ["1.1.1.1, 2.2.2.2"]
         assert seen.headers.getall("X-Tags") == ["a, b, c"]
         assert seen.headers.getall("tracestate") == ["x=1, y=2"]
+    assert [probe.headers.getall("X-Tags") for probe in upstream.probes] == [["a, b, c"]]
 
 
 async def test_a_name_from_anybody_else_is_not_believed(upstream: FakeUpstream, begin: Start) -> None:
