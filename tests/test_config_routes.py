@@ -208,3 +208,14 @@ def test_forwarded_headers_are_credentials_unless_they_speak_of_trace_or_proxy(
 ) -> None:
     route = {"upstream": {"url": "http://a/mcp"}, **keys}
     assert parse(yaml.safe_dump({"routes": [route]}), "t", {}).routes[0].bound_headers == bound
+
+
+def test_a_header_that_may_be_a_credential_and_is_not_bound_is_said() -> None:
+    names = ["x-api-key", "x-forwarded-for", "x-forwarded-access-token"]
+    (said,) = cautions(loaded(forward_headers=names))
+    assert said.startswith(
+        "routes[/a].forward_headers has x-forwarded-access-token, which no requestState is bound to"
+    )
+    for bound in ([], names[:1], names[2:]):
+        assert not list(cautions(loaded(forward_headers=names, bind_headers=bound)))
+    assert not list(cautions(loaded(forward_headers=names[:2])))
