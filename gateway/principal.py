@@ -11,7 +11,7 @@ import base64
 import binascii
 import hashlib
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -34,8 +34,30 @@ def of_authorization(authorization: str | None, *, is_checked: bool = True) -> b
         return _of_opaque(authorization)
     scheme, _, credentials = authorization.strip().partition(" ")
     claims = _claims(credentials.strip()) if scheme.lower() == "bearer" else None
-    if claims is None or not (claims.iss and claims.sub):
-        return _of_opaque(authorization)
+    return _of_opaque(authorization) if claims is None else _of(claims)
+
+
+def of_headers(names: Sequence[str], value_of: Callable[[str], str | None]) -> bytes:
+    """A digest of the headers of these names that are credentials (`routes[].bind_headers`); empty for no names.
+
+    A JWT counts by its claims, as in `of_authorization` and with or without `Bearer`: proxies send refreshed ones. A
+    header that is missing is like no value, not even an empty one.
+    """
+    if not names:
+        return b""
+    each = [(name, None if (value := value_of(name)) is None else _of_credential(value).hex()) for name in names]
+    return hashlib.sha256(b"headers\0" + msgspec.json.encode(sorted(each))).digest()
+
+
+def _of_credential(value: str) -> bytes:
+    scheme, _, credentials = value.strip().partition(" ")
+    if not credentials:
+        scheme, credentials = "bearer", scheme  # proxies send the token alone
+    claims = _claims(credentials.strip()) if scheme.lower() == "bearer" else None
+    return _of_opaque(value) if claims is None else _of(claims)
+
+
+def _of(claims: _Claims) -> bytes:
     return of_claims(claims.iss, claims.sub, claims.client_id or claims.azp)
 
 
@@ -72,10 +94,12 @@ def _bytes(value: str) -> bytes:
 
 
 def _claims(token: str) -> _Claims | None:
+    """What a JWT says of itself; None for any other token, and where it does not name issuer and subject."""
     parts = token.split(".")
     if len(parts) != 3:
         return None
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=_Claims)
+        claims = msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=_Claims)
     except (binascii.Error, ValueError):
         return None
+    return claims if claims.iss and claims.sub else None

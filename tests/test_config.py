@@ -544,6 +544,9 @@ LEAKS = [
     f"routes: [{{upstream: {{url: 'u:{CANARY[:20]}@a'}}}}]\n",
     f"routes: [{{upstream: {{url: 'ftp://a/?key={CANARY[:20]}'}}}}]\n",
     f"routes: [{{upstream: {{url: 'ftp://u:{CANARY[:20]}@a${{N:-x}}'}}}}]\n",
+    f"routes: [{{upstream: {{url: 'http://a/#{CANARY[:20]}'}}}}]\n",
+    f"routes: [{{upstream: {{url: 'http://a/?q=\"{CANARY[:20]}'}}}}]\n",
+    f"routes: [{{upstream: {{url: 'http://u:{CANARY[:20]} x@a/'}}}}]\n",
     "routes: [{upstream: {url: 'http://${K}@a/'}}]\n",
     "routes: [{upstream: {url: 'http://u:${K}@a/'}}]\n",
 ]
@@ -564,6 +567,16 @@ def test_keys_never_stand_in_a_repr_or_the_digest() -> None:
     swapped = replace(config, state=State(keys=config.state.keys[::-1]))
     assert digest(config) == digest(swapped)
     assert re.fullmatch(r"[0-9a-f]{12}", digest(config))
+
+
+def test_a_url_of_a_repr_has_no_secrets() -> None:
+    principal = {"source": "jwt", "issuer": "i", "jwks_url": f"https://a/jwks?key={CANARY}"}
+    tree = {"principal": principal, "routes": [{"upstream": {"url": f"http://h:1/mcp?key={CANARY}"}}]}
+    config = parse(json.dumps(tree), "test", {})
+    assert CANARY not in repr(config)
+    assert "jwks_url='https://a/jwks'" in repr(config)
+    assert "url='http://h:1/mcp'" in repr(config)
+    assert config.routes[0].upstream.name == "http://h:1/mcp"
 
 
 def test_the_digest_tells_configurations_apart() -> None:

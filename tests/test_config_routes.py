@@ -61,6 +61,22 @@ ROUTE: list[tuple[dict[str, Any], str]] = [
         {"hold": {"max_calls": 5}},
         "hold.max_calls: unknown key; remove it, or use one of: ttl_seconds, quiet_seconds, ",
     ),
+    (
+        {"forward_headers": ["x-api-key"], "bind_headers": ["x-apikey"]},
+        (
+            'bind_headers: has "x-apikey", which is not in forward_headers, so it does not go upstream; did you mean '
+            '"x-api-key"?'
+        ),
+    ),
+    (
+        {"bind_headers": ["X-Tenant"]},
+        'bind_headers: has "x-tenant", which is not in forward_headers, so it does not go upstream; add it there, ',
+    ),
+    (
+        {"forward_headers": ["x-api-key"], "bind_headers": ["x-api-key", "X-Api-Key"]},
+        'bind_headers: lists "x-api-key" 2 times; keep one',
+    ),
+    ({"bind_headers": ["authorization"]}, 'bind_headers[0]: "authorization" is written by the gateway itself'),
     ({"legs": {"rounds": 10}}, "legs.rounds: 10 is too large; write 9 or less"),
     (
         {"upstream": {"url": "http://a/mcp", "tls": {"verify": False}}},
@@ -167,3 +183,39 @@ def test_what_is_allowed_and_dangerous_is_said() -> None:
     verified = {"principal": {"source": "jwt", "issuer": "i", "jwks_url": "https://a/j"}}
     assert not list(cautions(loaded({**open_to_all, **verified}, credentials=replace)))
     assert msgspec.json.encode([said]).find(SECRET.encode()) < 0
+
+
+TRACE_AND_PROXY = [
+    *("traceparent", "tracestate", "baggage", "x-request-id", "x-forwarded-for", "x-forwarded-user"),
+    *("user-agent", "accept-language"),
+]
+
+
+@pytest.mark.parametrize(
+    ("keys", "bound"),
+    [
+        ({}, ()),
+        ({"forward_headers": ["X-Api-Key", *TRACE_AND_PROXY, "cookie"]}, ("x-api-key", "cookie")),
+        ({"forward_headers": ["x-api-key", "x-forwarded-user"], "bind_headers": []}, ()),
+        (
+            {"forward_headers": ["x-api-key", "x-forwarded-user"], "bind_headers": ["X-Forwarded-User"]},
+            ("x-forwarded-user",),
+        ),
+    ],
+)
+def test_forwarded_headers_are_credentials_unless_they_speak_of_trace_or_proxy(
+    keys: dict[str, Any], bound: tuple[str, ...]
+) -> None:
+    route = {"upstream": {"url": "http://a/mcp"}, **keys}
+    assert parse(yaml.safe_dump({"routes": [route]}), "t", {}).routes[0].bound_headers == bound
+
+
+def test_a_header_that_may_be_a_credential_and_is_not_bound_is_said() -> None:
+    names = ["x-api-key", "x-forwarded-for", "x-forwarded-access-token"]
+    (said,) = cautions(loaded(forward_headers=names))
+    assert said.startswith(
+        "routes[/a].forward_headers has x-forwarded-access-token, which no requestState is bound to"
+    )
+    for bound in ([], names[:1], names[2:]):
+        assert not list(cautions(loaded(forward_headers=names, bind_headers=bound)))
+    assert not list(cautions(loaded(forward_headers=names[:2])))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.principal import ANONYMOUS, is_trusted, of_authorization, of_header
+from gateway.principal import ANONYMOUS, is_trusted, of_authorization, of_header, of_headers
 
 
 def part(value: Any) -> str:
@@ -142,3 +142,31 @@ def test_only_the_configured_networks_are_trusted(peer: str | None, trusted: boo
 
 def test_nobody_is_trusted_by_default() -> None:
     assert not is_trusted("127.0.0.1", [])
+
+
+def headers(**values: str) -> bytes:
+    """Of a request whose bound headers are `a` and `b`."""
+    return of_headers(("a", "b"), values.get)
+
+
+def test_bound_headers_are_their_values_whatever_their_order() -> None:
+    assert headers(a="1", b="2") == of_headers(("b", "a"), {"a": "1", "b": "2"}.get)
+    others = [headers(), headers(a=""), headers(b=""), headers(a="1"), headers(b="1"), headers(a="2", b="1")]
+    assert len({headers(a="1", b="2"), *others}) == 7, "one that is missing is like no value"
+    assert of_headers((), {"a": "1"}.get) == b""
+
+
+def test_a_refreshed_token_in_a_bound_header_is_the_same_with_and_without_its_scheme() -> None:
+    first = headers(a=jwt(ADA | {"jti": "a"}))
+    refreshed = jwt(ADA | {"jti": "b"}, signature="other")
+    assert first == headers(a=refreshed) == headers(a=refreshed.removeprefix("Bearer "))
+    for other in (
+        jwt(ADA | {"sub": "eve"}),
+        jwt({"sub": "ada"}),
+        "Bearer opaque",
+        refreshed.replace("Bearer", "DPoP"),
+    ):
+        assert headers(a=other) != first
+    assert headers(a=jwt({"sub": "ada", "jti": "a"})) != headers(a=jwt({"sub": "ada", "jti": "b"})), (
+        "no issuer: opaque"
+    )

@@ -40,6 +40,7 @@ from gateway.telemetry import (
     configure_logging,
     get_logger,
     mask,
+    secret_arguments,
 )
 
 SOURCES = sorted((Path(__file__).parent.parent / "gateway").rglob("*.py"))
@@ -215,6 +216,8 @@ SECRETS = [
     (f"state mrtr1.{CANARY}.x-_= end", "state mrtr1.[hidden] end"),
     (f"token={JWT}&a=b", "token=[hidden]&a=b"),
     (f"http://user:{CANARY}@host/x", "http://[hidden]@host/x"),
+    ("at http://127.0.0.1:9000/mcp?key=a&b, x", "at http://127.0.0.1:9000/mcp?[hidden] x"),
+    (f"https://u:{CANARY}@h/x?key=a", "https://[hidden]@h/x?[hidden]"),
     (f"'{KEY}'", "'[hidden]'"),
     (KEY.rstrip("=").replace("+", "-").replace("/", "_"), "[hidden]"),
     (f"key {bytes(range(32)).hex()}.", "key [hidden]."),
@@ -235,7 +238,8 @@ def test_what_looks_like_a_secret_is_masked_in_any_string(text: str, masked: str
         "2026-11-21T07:32:00.000000Z",
         "/usr/lib/python3/site-packages/aiohttp/client_reqrep/connection/something.py",
         "a_very_long_identifier_that_somebody_wrote_without_any_capital_letter_at_all",
-        "http://127.0.0.1:9000/mcp?tenant=a",
+        "http://127.0.0.1:9000/mcp",
+        "what is at http://127.0.0.1:9000/mcp? It works",
         "0123456789abcdef",
         "7b1f0c1e-9b0e-4a0e-8a57-0d6f1f2f3a4b",
         "",
@@ -243,6 +247,15 @@ def test_what_looks_like_a_secret_is_masked_in_any_string(text: str, masked: str
 )
 def test_an_ordinary_text_is_left_alone(text: str) -> None:
     assert mask(text) == text
+
+
+def test_arguments_of_a_command_that_look_like_secrets_are_found() -> None:
+    command = (
+        "token", "--api-key", "s3cret", "--auth-token=s3cret", "API_KEY=s3cret", "--header", "X-Api-Key: s3cret",
+        "https://h/mcp?s3cret", "--max-tokens=500", "--token", "--verbose", "plain", "https://h/mcp", "--key=",
+    )  # fmt: skip
+    found = secret_arguments(command)
+    assert [command[index][start:] for index, start in found.items()] == ["s3cret"] * 5
 
 
 def test_random_keys_are_masked_in_both_alphabets() -> None:
@@ -456,7 +469,8 @@ def test_the_nested_outcomes_know_every_word_that_the_core_counts() -> None:
 
 def test_the_state_reasons_know_everything_that_an_envelope_is_bound_to() -> None:
     known = {str(reason) for reason in StateReason}
-    assert {f"other_{name}" for name in Binding.__struct_fields__} <= known
+    compared = {*Binding.__struct_fields__} - {"names"}  # of the headers
+    assert {f"other_{name}" for name in compared} <= known
     raised = re.findall(r'InvalidState\("(\w+)"\)', "".join(path.read_text() for path in SOURCES))
     assert raised
     assert set(raised) <= known

@@ -4,7 +4,7 @@ from gateway.config.cautions import cautions
 from gateway.config.changes import changes, refused
 from gateway.config.effective import on_route
 from gateway.config.files import contents
-from gateway.config.forms import HOP_BY_HOP, sendable_header, split_address
+from gateway.config.forms import HOP_BY_HOP, redacted_url, sendable_header, split_address
 from gateway.config.keys import decode_key
 from gateway.config.load import digest, for_command, for_upstream, load, parse, with_log_level
 from gateway.config.model import (
@@ -68,6 +68,7 @@ __all__ = [
     "load",
     "on_route",
     "parse",
+    "redacted_url",
     "refused",
     "sendable_header",
     "split_address",

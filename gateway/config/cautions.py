@@ -6,6 +6,13 @@ from gateway.config.forms import split_address
 from gateway.config.model import Config
 from gateway.config.rules import LOOPBACK
 
+_OF_CONNECTIONS = {f"x-forwarded-{word}" for word in ("by", "for", "host", "port", "prefix", "proto", "server", "ssl")}
+
+
+def _may_be_credential(name: str) -> bool:
+    """Whether it is like `x-forwarded-access-token`, which some proxies set, and not about the connection."""
+    return name.startswith("x-forwarded-") and name not in _OF_CONNECTIONS
+
 
 def cautions(config: Config) -> Iterator[str]:
     """Yield them, each with the path of its key."""
@@ -21,6 +28,12 @@ def cautions(config: Config) -> Iterator[str]:
             yield (
                 f"{path}.upstream.tls.verify is false: whoever is in between can be the upstream; "
                 "give its authority in ca_file instead"
+            )
+        unbound = [name for name in route.forward_headers if _may_be_credential(name)]
+        if unbound and route.bind_headers is None:
+            yield (
+                f"{path}.forward_headers has {', '.join(unbound)}, which no requestState is bound to by default: "
+                "write bind_headers, with it if it is a credential"
             )
         if route.credentials.mode == "replace" and config.principal.source == "authorization" and not local:
             yield (

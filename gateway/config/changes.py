@@ -89,6 +89,7 @@ _SHARED: Final = frozenset(
         "routes[].credentials.token_file",
         "routes[].credentials.header",
         "routes[].forward_headers",
+        "routes[].bind_headers",
         "routes[].sessions.affinity",
         "routes[].drop_headers",
         "routes[].set_headers",

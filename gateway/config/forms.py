@@ -100,6 +100,18 @@ def _url(text: str) -> str | None:
     return text
 
 
+def redacted_url(url: str) -> str:
+    """Return what may be said of a URL: scheme, host, port and path.
+
+    User name, password, query and fragment may be secrets: hosted servers take API keys in the query.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "a URL that cannot be read"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
 def _split(text: str) -> SplitResult | None:
     if not _URL_TEXT.fullmatch(text):
         return None

@@ -6,10 +6,12 @@ Schema all walk them, so a new key is one new line here, and one in `config/full
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct, structs
 
+from gateway.config.forms import redacted_url
 from gateway.config.keys import decode_key
 
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
@@ -38,9 +40,10 @@ Cacheable = Literal[
 
 
 class Discreet(Struct, frozen=True, kw_only=True):
-    """A section that hides the values of its secret fields when it is printed."""
+    """A section that never prints its secrets: they are only counted, and a URL is cut down to what may be said."""
 
     _secrets: ClassVar[frozenset[str]] = frozenset()
+    _urls: ClassVar[frozenset[str]] = frozenset()
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
@@ -48,8 +51,12 @@ class Discreet(Struct, frozen=True, kw_only=True):
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         """Return the fields with the secrets hidden; rich's printer asks this, and not `repr`."""
-        fields = structs.asdict(self).items()
-        return [(name, _hidden(value) if name in self._secrets else value) for name, value in fields]
+        return [(name, self._shown(name, value)) for name, value in structs.asdict(self).items()]
+
+    def _shown(self, name: str, value: Any) -> Any:
+        if name in self._urls and value is not None:
+            return redacted_url(value)
+        return _hidden(value) if name in self._secrets else value
 
 
 def _hidden(value: object) -> str | None:
@@ -267,8 +274,10 @@ class Legs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 4
 
 
-class Principal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Principal(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How callers are identified."""
+
+    _urls = frozenset({"jwks_url"})
 
     source: Annotated[
         Literal["authorization", "header", "jwt"],
@@ -405,15 +414,16 @@ class Upstream(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """What logs and errors call it: the url, or the program; arguments and environment may be secret."""
-        return self.url or (self.command or ("?",))[0]
+        """What logs and errors call it: the redacted url, or the program; arguments and environment may be secret."""
+        return redacted_url(self.url) if self.url else (self.command or ("?",))[0]
 
     def __repr__(self) -> str:
         return f"Upstream({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         """Return the fields without what may be secret, as `State` does."""
-        shown = {"command": self.command and (self.command[0], "..."), "env": sorted(self.env)}
+        url = self.url and redacted_url(self.url)
+        shown = {"url": url, "command": self.command and (self.command[0], "..."), "env": sorted(self.env)}
         return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
 
 
@@ -573,6 +583,14 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     forward_headers: Annotated[
         tuple[Header, ...], Meta(description="Client headers that go upstream, in addition to `Authorization`.")
     ] = ()
+    bind_headers: Annotated[
+        tuple[Header, ...] | None,
+        Meta(
+            description="The `forward_headers` that are credentials: a retry must bring the same values. null: all "
+            "except traceparent, tracestate, baggage, x-request-id, x-forwarded-*, forwarded, via, user-agent and "
+            "accept-language."
+        ),
+    ] = None
     drop_headers: Annotated[
         tuple[Header, ...],
         Meta(description="Client headers that do not go upstream with passed-through requests, where all others do."),
@@ -587,6 +605,33 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeouts: Annotated[RouteTimeouts, Meta(description="Overrides of `timeouts` for this route.")] = RouteTimeouts()
     sessions: Annotated[RouteSessions, Meta(description="Overrides of `sessions` for this route.")] = RouteSessions()
     legs: Annotated[RouteLegs, Meta(description="Overrides of `legs` for this route.")] = RouteLegs()
+
+    @property
+    def bound_headers(self) -> tuple[str, ...]:
+        """Return the forwarded headers that are credentials."""
+        if self.bind_headers is not None or not self.forward_headers:
+            return self.bind_headers or ()
+        return _credentials_among(self.forward_headers)
+
+
+_NO_CREDENTIALS = frozenset(
+    {
+        "accept-language",
+        "baggage",
+        "forwarded",
+        "traceparent",
+        "tracestate",
+        "user-agent",
+        "via",
+        "x-request-id",
+    }
+)
+
+
+@lru_cache(maxsize=1024)
+def _credentials_among(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that are not known to differ between two requests of one caller."""
+    return tuple(name for name in names if name not in _NO_CREDENTIALS and not name.startswith("x-forwarded-"))
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 _KEY_LIKE = re.compile(r"[A-Za-z0-9+/_=-]{32,}")
-# A URL's user name, password and query may be secrets; a password may hold any character.
-_BEFORE_AT = re.compile(r'[^\s"]*@')
-_QUERY = re.compile(r'\?[^"]*')
+# A URL's user name, password, query and fragment may be secrets, and may hold any character.
+_BEFORE_AT = re.compile(r"(?<=://).*@|[^\s\"]*@", re.DOTALL)
+_QUERY = re.compile(r'([?#]).*(?="$)', re.DOTALL)
 _SHOWN_CHARACTERS = 60
 
 
@@ -70,7 +70,7 @@ def shown(value: object) -> str:
     if isinstance(value, dict | list):
         return "a mapping" if isinstance(value, dict) else "a list"
     text = json.dumps(str(value) if isinstance(value, str) else value, ensure_ascii=False)
-    text = _QUERY.sub("?...", _BEFORE_AT.sub("...@", _KEY_LIKE.sub("(hidden)", text)))
+    text = _QUERY.sub(r"\1...", _BEFORE_AT.sub("...@", _KEY_LIKE.sub("(hidden)", text)))
     cut = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + '..."'
     return f"{cut} (from {value.origin})" if isinstance(value, Given) else cut
 

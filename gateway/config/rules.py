@@ -8,7 +8,7 @@ from gateway.config.effective import on_route
 from gateway.config.forms import split_address
 from gateway.config.keys import decode_key
 from gateway.config.model import Config, Credentials, Principal, Route, State, Upstream, UpstreamTls
-from gateway.config.problems import Problem
+from gateway.config.problems import Problem, nearest
 
 _KEYGEN = "make one with `mrtr-gateway keygen`"
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
@@ -175,6 +175,17 @@ def _headers(path: str, route: Route) -> Iterator[Problem]:
         other = first.setdefault(name, key)
         if other != key:
             yield Problem(f"{path}.{key}", f'has "{name}", which is in {other} too; keep one')
+    yield from _bound(f"{path}.bind_headers", route)
+
+
+def _bound(path: str, route: Route) -> Iterator[Problem]:
+    for name, times in Counter(route.bind_headers or ()).items():
+        if times > 1:
+            yield Problem(path, f'lists "{name}" {times} times; keep one')
+        if name not in route.forward_headers:
+            meant = nearest(name, route.forward_headers)
+            hint = f'did you mean "{meant}"?' if meant else "add it there, or remove it here"
+            yield Problem(path, f'has "{name}", which is not in forward_headers, so it does not go upstream; {hint}')
 
 
 def _affinity(config: Config) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ import ipaddress
 from gateway import principal as principals
 from gateway.config import Config, ConfigError, contents, jwks_context
 from gateway.net.client import Client
+from gateway.net.headers import AUTHORIZATION, check_once
 from gateway.net.issuer import Issuer
 from gateway.net.tasks import Tasks
 from gateway.net.wire import Incoming
@@ -48,12 +49,20 @@ class Callers:
     async def principal(self, incoming: Incoming, *, is_checked: bool) -> bytes:
         """The caller of one request; `is_checked`: the upstream sees and checks its credential.
 
-        Raises Unauthorized or NoKeys where callers must be verified.
+        Raises Unauthorized or NoKeys where callers must be verified, and InvalidRequest for a repeated header.
         """
-        config, authorization = self._config, incoming.headers.get("Authorization")
+        config = self._config
+        check_once((AUTHORIZATION, config.header), incoming.headers)
+        authorization = incoming.headers.get(AUTHORIZATION)
         if self._issuer is not None:
             return await self._issuer.caller(authorization)
         if config.source == "header" and config.header is not None:
-            is_trusted = principals.is_trusted(incoming.remote, self._networks)
-            return principals.of_header(incoming.headers.get(config.header) if is_trusted else None)
+            is_believed = self.disbelieved(incoming) is None
+            return principals.of_header(incoming.headers.get(config.header) if is_believed else None)
         return principals.of_authorization(authorization, is_checked=is_checked)
+
+    def disbelieved(self, incoming: Incoming) -> str | None:
+        """The header that names the principal, where this request does not come from a proxy that may name it."""
+        if self._config.source != "header" or principals.is_trusted(incoming.remote, self._networks):
+            return None
+        return self._config.header

@@ -11,7 +11,7 @@ from msgspec import Raw
 from gateway.core import jsonrpc, mcp, toolcheck, toolparams
 from gateway.core.request import HeaderValues, Request
 from gateway.core.toolparams import Tool
-from gateway.errors import SessionLost
+from gateway.errors import HeaderMismatch, SessionLost
 from gateway.net.pool import Group, Pool
 from gateway.net.sessions import PoolKey, Session
 from gateway.net.upstream import Headers
@@ -31,21 +31,21 @@ def usable(pool: Pool, result: Raw) -> Raw:
     return kept
 
 
-def learn(group: Group, params: jsonrpc.Fields, result: Raw) -> None:
+def learn(group: Group, params: jsonrpc.Fields, result: Raw, headers: Headers) -> None:
     """Take over a tools/list that was complete in one page; anything else is left to `know`."""
     try:
         opened = jsonrpc.fields(result)
         if "cursor" in params or ("nextCursor" in opened and not jsonrpc.is_null(opened["nextCursor"])):
             return
-        group.tools = toolparams.of_tools(bytes(result))
+        group.learn(toolparams.of_tools(bytes(result)), headers)
     except ValueError:
         return
 
 
-def mirrors_nothing(pool: Pool, key: PoolKey, request: Request) -> bool:
+def mirrors_nothing(pool: Pool, key: PoolKey, request: Request, headers: Headers) -> bool:
     """Whether it is known that this tool repeats no argument in a header: nearly all do not."""
-    tools = pool.group(key).tools
-    return tools is not None and not tools.get(request.target, _UNKNOWN).mirrored
+    group = pool.group(key)
+    return group.knows(request.target, headers) and not (group.tools or {}).get(request.target, _UNKNOWN).mirrored
 
 
 def is_listed(pool: Pool, key: PoolKey) -> bool:
@@ -60,30 +60,37 @@ def is_ephemeral(pool: Pool, key: PoolKey, name: str) -> bool:
 
 
 async def check(pool: Pool, key: PoolKey, request: Request, http: HeaderValues, headers: Headers) -> None:
-    """Refuse a tools/call whose `Mcp-Param-*` headers differ from its arguments; raises HeaderMismatch."""
+    """Refuse a tools/call whose `Mcp-Param-*` headers differ from its arguments; raises HeaderMismatch.
+
+    The refusal names an argument of the tool, so the upstream sees the credential first; raises Refused.
+    """
     group = pool.group(key)
-    if group.tools is None:
-        await know(pool, key, headers)
+    if not group.knows(request.target, headers):
+        await know(pool, key, headers, request.target)
     mirrored = (group.tools or {}).get(request.target, _UNKNOWN).mirrored
-    toolparams.check(mirrored, request.params.get("arguments"), http)
-
-
-async def know(pool: Pool, key: PoolKey, headers: Headers) -> None:
-    """List the tools of a group; a server that cannot list them repeats nothing."""
     try:
-        await _know(pool, key, headers)
+        toolparams.check(mirrored, request.params.get("arguments"), http)
+    except HeaderMismatch:
+        await pool.authorise(key, headers)
+        raise
+
+
+async def know(pool: Pool, key: PoolKey, headers: Headers, tool: str) -> None:
+    """List the tools of a group until this one is known; a server that cannot list them repeats nothing."""
+    try:
+        await _know(pool, key, headers, tool)
     except SessionLost:
         pool.forget_idle(key)
-        await _know(pool, key, headers)
+        await _know(pool, key, headers, tool)
 
 
-async def _know(pool: Pool, key: PoolKey, headers: Headers) -> None:
+async def _know(pool: Pool, key: PoolKey, headers: Headers, tool: str) -> None:
     group = pool.group(key)
     session = await pool.acquire(key, headers)
     clean = False
     try:
-        if group.tools is None:
-            group.tools = await _list(pool, session, headers)
+        if not group.knows(tool, headers):
+            group.learn(await _list(pool, session, headers), headers)
         clean = True
     finally:
         pool.release(session, clean=clean)

@@ -22,7 +22,7 @@ from gateway.core.lines import Lines, LineTooLong, one_line
 from gateway.errors import CallLost
 from gateway.net.mutter import Mutter
 from gateway.net.tasks import Tasks
-from gateway.telemetry import Event, get_logger
+from gateway.telemetry import Event, get_logger, secret_arguments
 
 log = get_logger()
 
@@ -56,6 +56,15 @@ def not_here(upstream: Upstream) -> str:
     return "" if found else f"command: there is no program {program}"
 
 
+def given_secrets(upstream: Upstream) -> list[str]:
+    """What a child was given and must not be repeated: its variables, and arguments that look like secrets."""
+    command = upstream.command or ()
+    return [
+        *upstream.env.values(),
+        *(command[index][start:] for index, start in secret_arguments(command).items()),
+    ]
+
+
 class Child:
     """A keeper, the server it keeps, and whatever that starts."""
 
@@ -81,7 +90,7 @@ class Child:
         self._tasks = tasks
         self._input = _Input()
         self._output = _Output(Lines(event_bytes), self)
-        self.mutter = Mutter(route, upstream.env.values())
+        self.mutter = Mutter(route, given_secrets(upstream))
         self._process: subprocess.Popen[bytes]
         self._stdin: asyncio.WriteTransport
         self._transports: list[asyncio.BaseTransport] = []

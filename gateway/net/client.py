@@ -14,13 +14,16 @@ import aiohttp
 from aiohttp.client import _RequestContextManager  # what `request` returns: to be awaited or entered
 from yarl import URL
 
-from gateway.config import Limits, Timeouts
+from gateway.config import Limits, Timeouts, redacted_url
 from gateway.errors import CallLost, Unreachable, UpstreamError
 
 _KEEP_ALIVE_SECONDS: Final = 4.0
 """Node and uvicorn close idle connections after 5 s; a connection that is older may close under a request, and a
 `tools/call` must not be sent twice."""
 _READ_BYTES: Final = 65_536
+_SHORTEST_SECRET: Final = 4
+"""A shorter value of a query is no secret, and to hide it would garble what an upstream says."""
+_QUOTED_CHARACTERS: Final = 200
 FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
 """What aiohttp raises; none of it leaves the files that speak to upstreams."""
 REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -194,7 +197,16 @@ class Endpoint:
         """`as_client`: the client's own credential goes there."""
         self.as_client = as_client
         self.url = URL(url)
-        self.where = f"The upstream {url} of route {route}"
+        values = (self.url.raw_query_string, *self.url.query.values())
+        # The longest first: one value may be part of another.
+        self._secrets = sorted({value for value in values if len(value) >= _SHORTEST_SECRET}, key=len, reverse=True)
+        self.where = f"The upstream {redacted_url(url)} of route {route}"
+
+    def quoted(self, said: str) -> str:
+        """What an error may quote of the upstream's own words, which may repeat the query that it was asked with."""
+        for secret in self._secrets:
+            said = said.replace(secret, "[hidden]")
+        return said[:_QUOTED_CHARACTERS]
 
     def follow(self, location: str | None) -> None:
         """Take a redirect within the origin (`/mcp` to `/mcp/`); anything else is refused."""

@@ -4,12 +4,14 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
+from gateway import principal as principals
 from gateway.config import Config
 from gateway.core import era as eras
 from gateway.core import ids, jsonrpc, mcp, negotiate, sse
@@ -31,9 +33,9 @@ from gateway.net.bridge import Bridge
 from gateway.net.callers import Callers
 from gateway.net.driver import Driver
 from gateway.net.guard import Guard
-from gateway.net.headers import asks_as_client, for_call, own_headers
+from gateway.net.headers import asks_as_client, for_call, joined, own_headers
 from gateway.net.outbox import Last, Outbox, ending_of
-from gateway.net.passthrough import Passthrough, not_allowed, probe_headers
+from gateway.net.passthrough import Passthrough, id_of, not_allowed, probe_headers
 from gateway.net.peers import PeerFailed, Replied
 from gateway.net.routes import Routes
 from gateway.net.sessions import PoolKey
@@ -41,7 +43,7 @@ from gateway.net.succession import Succession
 from gateway.net.upstream import NO_HEADERS, Headers
 from gateway.net.wellknown import WellKnown
 from gateway.net.wire import REQUEST_ID, HttpWire, Incoming, Wire, read_body
-from gateway.seal.envelope import Envelope, bind
+from gateway.seal.envelope import Envelope, Sealer, bind
 from gateway.seal.keyring import PREFIX
 from gateway.telemetry import (
     COMPLETE,
@@ -74,6 +76,8 @@ _STATE_NOTES: Final = {
     "future": "sealed by a replica whose clock is ahead by more than a minute: compare the clocks",
     "version": "sealed by another version of the gateway: such calls are lost in an upgrade that says so",
     "other_principal": "somebody else came back with it: look at principal.source, if it was the same caller",
+    "other_headers": "it came back with other credentials in routes[].bind_headers, or without them: a key that is "
+    "rotated ends its open questions",
     "answered": "the round was answered before, with other answers",
     "ended": "its call is over: it expired (hold.ttl_seconds), or this process was restarted",
     "too_large": "larger than limits.state_bytes: the gateway seals none of that size",
@@ -164,7 +168,7 @@ class Downstream:
         wire = HttpWire(http, config.timeouts.send_seconds, self._wellknown.challenge)
         self.in_flight += 1
         try:
-            self._guard.check(http.headers.get("Host"), http.headers.get("Origin"))
+            self._guard.check(http.headers.get("Host"), joined(http.headers, "Origin"))
             if http.path not in self._routes.bridges:
                 if self._wellknown.serves(http.path):
                     return _named(await self._wellknown.handle(http), request_id)
@@ -260,14 +264,17 @@ class Downstream:
         era = bridge.era
         if era is None or era.known is False or await self._is_ours(incoming, bridge):
             return None
-        if not (era.known or await era.is_modern(probe_headers(self._passthrough.headers(http, bridge)))):
+        await self._verify(incoming, bridge)  # before the probe, which carries this request's headers upstream
+        with _naming_the_request(incoming, bridge):
+            headers = self._passthrough.headers(http, bridge)
+        if not (era.known or await era.is_modern(probe_headers(headers))):
             return None
-        await self._verify(incoming, bridge)
         return await self._passthrough.modern(http, bridge, incoming)
 
     async def _verify(self, incoming: Incoming, bridge: Bridge) -> None:
         """Let nobody through to an upstream whom the configuration wants verified; raises Unauthorized."""
-        _ = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
+        with _naming_the_request(incoming, bridge):
+            _ = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
 
     async def _is_ours(self, incoming: Incoming, bridge: Bridge) -> bool:
         """Whether this is a round of a call that the gateway holds, of a time when the upstream seemed to be old."""
@@ -276,14 +283,14 @@ class Downstream:
         try:
             request = modern.check(incoming.posted(bridge.config.limits.json_depth), incoming.values)
             principal = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
-            binding = bind(bridge.route.path, request, principal)
-            _ = bridge.sealer.open(request.request_state or "", binding, time.time())
+            _ = self._open(bridge.sealer, incoming, request, principal, bridge.route.bound_headers)
         except DownstreamError:
             return False
         return True
 
     def _no_route(self, path: str) -> MethodNotFound:
-        return MethodNotFound(f"No route {path[:80]!r}; the routes are {', '.join(self._routes.bridges)}")
+        """The answer to a stranger too, who must not learn from it which routes there are."""
+        return MethodNotFound(f"No route has the path {path[:80]!r}; check the path of the gateway's URL")
 
     async def _serve_former(self, incoming: Incoming, wire: Wire) -> web.StreamResponse:
         """A path without a route: what began while it had one goes on, all else is told that there is none.
@@ -322,13 +329,27 @@ class Downstream:
 
     async def _open_former(self, incoming: Incoming, request: Request) -> Envelope:
         """Open a state of a path without a route: whether its upstream saw the credential is not known any more."""
-        sealed = request.request_state or ""
         try:
             principal = await self._callers.principal(incoming, is_checked=True)
-            return self._routes.sealer.open(sealed, bind(incoming.path, request, principal), time.time())
+            return self._open(self._routes.sealer, incoming, request, principal, None)
         except InvalidState:
             principal = await self._callers.principal(incoming, is_checked=False)
-            return self._routes.sealer.open(sealed, bind(incoming.path, request, principal), time.time())
+            return self._open(self._routes.sealer, incoming, request, principal, None)
+
+    def _open(
+        self, sealer: Sealer, incoming: Incoming, request: Request, principal: bytes, names: tuple[str, ...] | None
+    ) -> Envelope:
+        """The envelope of a request's state; `names` are the bound headers of its route. Raises InvalidState."""
+        disbelieved = self._callers.disbelieved(incoming)
+
+        def value_of(name: str) -> str | None:
+            return joined(incoming.headers, name) if name != disbelieved else None
+
+        def digest(names: Sequence[str]) -> bytes:
+            return principals.of_headers(names, value_of)
+
+        binding = bind(incoming.path, request, principal, names, digest)
+        return sealer.open(request.request_state or "", binding, time.time(), digest)
 
     async def _serve(
         self, incoming: Incoming, wire: Wire, bridge: Bridge, posted: modern.Posted
@@ -398,9 +419,9 @@ class Downstream:
                 return await _converse(wire, stream)
         if request.method in mcp.ASKING:
             bridge.lot.check(key.principal)
-        if request.method == mcp.TOOLS_CALL and not catalog.mirrors_nothing(bridge.pool, key, request):
+        if request.method == mcp.TOOLS_CALL and not catalog.mirrors_nothing(bridge.pool, key, request, headers):
             await catalog.check(bridge.pool, key, request, round_.incoming.values, headers)
-        ticket = bridge.pool.ticket(key, request)
+        ticket = bridge.pool.ticket(key, request, headers)
         if ticket is not None:
             kept = await bridge.pool.kept(ticket, headers)
             bridge.metrics.list_answered(bridge.route.path, from_memory=kept is not None)
@@ -415,9 +436,7 @@ class Downstream:
     async def _continue(self, round_: Round) -> Replied:
         """A further round: here if the call is held here, else where it is, else wherever it can be picked up."""
         incoming, bridge, request = round_.incoming, round_.bridge, round_.request
-        assert request.request_state is not None
-        binding = bind(bridge.route.path, request, round_.key.principal)
-        envelope = bridge.sealer.open(request.request_state, binding, time.time())
+        envelope = self._open(bridge.sealer, incoming, request, round_.key.principal, bridge.route.bound_headers)
         if incoming.span is not None:
             incoming.span.note("round", envelope.round + 1)
             incoming.span.link(envelope.trace or b"")
@@ -467,9 +486,10 @@ class Downstream:
     def _upstream_headers(self, incoming: Incoming, bridge: Bridge, request: Request) -> Headers:
         """What of this request's headers goes upstream; everything else stays here."""
         sent = for_call(bridge.route, incoming.headers)
+        _ = sent.pop(self._callers.disbelieved(incoming) or "", None)
         meta = request.user_meta
         for name in mcp.TRACE_KEYS:
-            value = (jsonrpc.text(meta.get(name)) if meta else None) or incoming.headers.get(name)
+            value = (jsonrpc.text(meta.get(name)) if meta else None) or joined(incoming.headers, name)
             if value is not None and _TRACE_VALUE.fullmatch(value):
                 sent[name] = value
         if incoming.span is not None:
@@ -514,6 +534,16 @@ class Downstream:
         )
 
 
+@contextmanager
+def _naming_the_request(incoming: Incoming, bridge: Bridge) -> Iterator[None]:
+    """Have a refusal carry the id of a request that is not read yet."""
+    try:
+        yield
+    except GatewayError as exc:
+        exc.request_id = id_of(incoming, bridge.config.limits.json_depth)
+        raise
+
+
 def _named(response: web.StreamResponse, request_id: str) -> web.StreamResponse:
     """A reply that has not begun yet, with the name of its request."""
     response.headers[ids.HEADER] = request_id
@@ -526,7 +556,7 @@ def _begin_span(traces: Traces, incoming: Incoming, bridge: Bridge, request: Req
         return traces.elsewhere(incoming.hop.trace)
     about = Operation(request.method, request.target, request.version, bridge.route.path)
     meta = {name: text for name, raw in request.user_meta.items() if (text := jsonrpc.text(raw)) is not None}
-    headers = {name.lower(): value for name, value in incoming.headers.items()}
+    headers = {name.lower(): joined(incoming.headers, name) or "" for name in incoming.headers}
     rpc_id = (jsonrpc.text(request.id) or bytes(request.id).decode()).encode("utf-8", "replace").decode()
     return traces.round(
         about,

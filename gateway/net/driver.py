@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, assert_never
 
@@ -27,6 +27,7 @@ from gateway.net.sessions import Call, PoolKey, Session
 from gateway.net.status import HeldStatus
 from gateway.net.troubles import presentable
 from gateway.net.upstream import Headers
+from gateway.principal import of_headers
 from gateway.seal import passage
 from gateway.seal.envelope import (
     Binding,
@@ -290,7 +291,7 @@ class Driver:
         if is_tool_error:
             self._ending = _TOOL_FAILED
         if request.method == mcp.TOOLS_LIST:
-            catalog.learn(self._bridge.pool.group(self._key), request.params, result)
+            catalog.learn(self._bridge.pool.group(self._key), request.params, result, self._headers)
         if self.ticket is not None:
             self._bridge.pool.keep(self.ticket, result, body)
         return on.Resulted(body)
@@ -456,7 +457,8 @@ class Driver:
     def _seal(self, ask: do.Ask) -> str:
         bridge = self._bridge
         if self._binding is None:
-            self._binding = bind(bridge.route.path, self._request, self.principal)
+            names = bridge.route.bound_headers
+            self._binding = bind(bridge.route.path, self._request, self.principal, names, self._digest)
         now = time.time()
         exchange = self._exchange
         envelope = Envelope(
@@ -484,6 +486,10 @@ class Driver:
             "The answers of this call do not fit into its requestState (limits.state_bytes), and the route keeps them "
             "nowhere else (continuation: replay)"
         )
+
+    def _digest(self, names: Sequence[str]) -> bytes:
+        """Of the credentials among the headers of the newest leg; bound headers always go upstream."""
+        return of_headers(names, self._headers.get)
 
     def _whereabouts(self) -> Upstream | None:
         """Where another replica would find the call."""
@@ -546,7 +552,7 @@ class Driver:
         if self._request.method == mcp.TOOLS_CALL and not catalog.is_listed(self._bridge.pool, self._key):
             try:
                 async with asyncio.timeout(_LEARN_SECONDS):
-                    await catalog.know(self._bridge.pool, self._key, self._headers)
+                    await catalog.know(self._bridge.pool, self._key, self._headers, self._request.target)
             except (GatewayError, TimeoutError):
                 pass
         return self._known_ephemeral()

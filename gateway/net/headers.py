@@ -4,7 +4,7 @@ A call that is translated (`for_call`) takes along what is listed and nothing el
 passed through (`for_passing`) takes along everything but what is listed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -23,15 +23,48 @@ def asks_as_client(route: Route) -> bool:
     return route.credentials.mode == "forward"
 
 
+def check_once(names: Iterable[str | None], headers: MultiMapping[str]) -> None:
+    """Refuse a request in which one of these comes several times; raises InvalidRequest.
+
+    They tell who is calling. With a proxy that appends its own, the caller would choose which of them counts.
+    """
+    for name in names:
+        if name is not None and (times := len(headers.getall(name, ()))) > 1:
+            raise InvalidRequest(
+                f"The header {name} came {times} times, and it tells who is calling; send it once, and have a proxy "
+                "in front of the gateway replace it, not append to it"
+            )
+
+
+def joined(headers: MultiMapping[str], name: str) -> str | None:
+    """The value of a header; that of a repeated one is its values in their order (RFC 9110 section 5.3).
+
+    One line means the same as several, so headers of a call can be a plain mapping. Cookies are joined by semicolons
+    (RFC 9113 section 8.2.3).
+    """
+    values = headers.getall(name, ())
+    if len(values) < 2:
+        return values[0] if values else None
+    return ("; " if name.lower() == "cookie" else ", ").join(values)
+
+
 def for_call(route: Route, headers: MultiMapping[str]) -> dict[str, str]:
-    """Return what goes upstream with one call. Raises InvalidRequest for a value that cannot."""
+    """Return what goes upstream with one call. Raises InvalidRequest for what cannot."""
+    check_once((AUTHORIZATION, *route.bound_headers), headers)
     sent: dict[str, str] = {}
     for name in (AUTHORIZATION, *route.forward_headers) if asks_as_client(route) else route.forward_headers:
-        value = headers.get(name)
+        value = joined(headers, name)
         if value is not None:
             sent[name] = _sendable(name, value)
     sent.update(own_headers(route))
     return sent
+
+
+def credentials_in(route: Route, headers: Mapping[str, str]) -> bool:
+    """Whether what goes upstream has a credential of the client's, which the upstream checks."""
+    if asks_as_client(route) and AUTHORIZATION in headers:
+        return True
+    return any(name in headers for name in route.bound_headers)
 
 
 def for_passing(
@@ -42,8 +75,7 @@ def for_passing(
     Without those of the connection, `Host`, `Expect`, `Content-Length` and `dropped` (lower case). Raises
     InvalidRequest.
     """
-    if len(headers.getall(AUTHORIZATION, ())) > 1:
-        raise InvalidRequest("There are several Authorization headers; send one")  # the first one is who is calling
+    check_once((AUTHORIZATION, *route.bound_headers), headers)
     own = own_headers(route)
     out = _NEVER | _named(headers.getall("Connection", ())) | dropped
     out |= set(route.drop_headers) | {name.lower() for name in own}

@@ -14,6 +14,7 @@ from typing import Final
 from msgspec import Raw
 from yarl import URL
 
+from gateway.config import redacted_url
 from gateway.core import jsonrpc, mcp, sse
 from gateway.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
 from gateway.net.batches import unpacked
@@ -84,7 +85,7 @@ class HttpSseChannel(Channel):
         """Open the stream, wait for its endpoint, send `initialize`; raises NotSpoken too."""
         await self.connect(headers)
         where = self._endpoint.where
-        greeting = Greeting(where)
+        greeting = Greeting(self._endpoint)
         try:
             refused = await self.request(message, headers, greeting.receive)
         except SessionLost as exc:
@@ -290,8 +291,8 @@ class HttpSseChannel(Channel):
                 raise
             refused = exc.verdict(is_gone=await exc.is_proven(self.ping(headers)))
         if refused is not None:
-            why = refused.message[:200] if isinstance(refused, jsonrpc.Error) else "with a result"
-            raise CallLost(f"{self._endpoint.where} refused a message: {why}")
+            said = refused.message if isinstance(refused, jsonrpc.Error) else "it answered with a result"
+            raise CallLost(f"{self._endpoint.where} refused a message: {self._endpoint.quoted(said)}")
         self._is_ready = True
 
     async def ping(self, headers: Headers) -> None:
@@ -352,5 +353,6 @@ class HttpSseChannel(Channel):
 
 
 def _shown(data: bytes) -> str:
-    """The address without what may be secret in it: its query."""
-    return repr(data[:200].decode(errors="replace").partition("?")[0])
+    """The address without what may be secret in it, such as a session id in its query."""
+    address = data[:200].decode(errors="replace")
+    return repr(redacted_url(address) if "://" in address else address.partition("?")[0].partition("#")[0])

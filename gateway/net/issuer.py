@@ -15,7 +15,7 @@ from typing import Final
 from yarl import URL
 
 from gateway.bearer import LEEWAY_SECONDS, BadToken, Key, UnknownKey, Verified, read_keys, verify
-from gateway.config import Principal
+from gateway.config import Principal, redacted_url
 from gateway.errors import NoKeys, Unauthorized
 from gateway.net.client import FOREIGN, Client, read_at_most, tls_cause
 from gateway.net.tasks import Tasks
@@ -123,8 +123,12 @@ class Issuer:
             async with asyncio.timeout(_FETCH_SECONDS):
                 keys = read_keys(await self._get(URL(url)))
         except (*FOREIGN, OSError, ValueError) as exc:
-            cause = tls_cause(exc) or (str(exc) if isinstance(exc, ValueError) else type(exc).__name__)
-            log.warning(Event.KEYS_FAILED, url=url, cause=cause, note=f"{len(self._keys)} old ones stay in use")
+            # The HTTP library's own messages quote the URL.
+            is_ours = isinstance(exc, ValueError) and not isinstance(exc, FOREIGN)
+            cause = tls_cause(exc) or (str(exc) if is_ours else type(exc).__name__)
+            log.warning(
+                Event.KEYS_FAILED, url=redacted_url(url), cause=cause, note=f"{len(self._keys)} old ones stay in use"
+            )
         else:
             if keys != self._keys:
                 # A key that is gone must not speak for a token any more.

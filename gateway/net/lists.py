@@ -1,10 +1,12 @@
 """Answers to list requests, kept for a while: off unless a route's `cache.lists_seconds` says so.
 
 Rule 1: a page is found under the whole pool key that it was asked with (principal, client, capabilities, forwarded
-headers), never under another. Rule 2: whoever answers from here has the upstream see the credential first
-(`Pool.authorise`). Rule 3: a page that was asked for before a change is not kept after it.
+headers) and under the very credential, never under another: two tokens of one principal may differ in scope. Rule 2:
+whoever answers from here has the upstream see the credential first (`Pool.authorise`). Rule 3: a page that was asked
+for before a change is not kept after it.
 """
 
+import hashlib
 import time
 from collections import OrderedDict
 from typing import Final, NamedTuple
@@ -14,7 +16,9 @@ from msgspec import Raw
 
 from gateway.core import jsonrpc, mcp, results
 from gateway.core.request import Request
+from gateway.net.headers import AUTHORIZATION
 from gateway.net.sessions import PoolKey
+from gateway.net.upstream import Headers
 
 _MEMBERS: Final = {
     mcp.TOOLS_LIST: "tools",
@@ -36,6 +40,9 @@ class Place(NamedTuple):
     """What makes two list requests the same (server/utilities/caching, Cache Key)."""
 
     key: PoolKey
+    """With the forwarded headers, byte for byte."""
+    credential: bytes
+    """Digest of the `Authorization` that goes upstream; empty where none does."""
     method: str
     cursor: str | None
 
@@ -59,14 +66,18 @@ class _Page(msgspec.Struct, frozen=True, gc=False):
         return len(self.body) + _PAGE_OVERHEAD
 
 
-def place(key: PoolKey, request: Request) -> Place | None:
+def place(key: PoolKey, request: Request, headers: Headers) -> Place | None:
     """Where the answer of a request stands; None for one whose answer may depend on more than method and cursor."""
     if request.method not in _MEMBERS or not (request.params.keys() <= _PARAMS and request.user_meta.keys() <= _TRACE):
         return None
+    authorization = headers.get(AUTHORIZATION)
+    credential = b"" if authorization is None else hashlib.sha256(authorization.encode()).digest()
     if "cursor" not in request.params:
-        return Place(key, request.method, None)
+        return Place(key, credential, request.method, None)
     cursor = jsonrpc.text(request.params["cursor"])
-    return Place(key, request.method, cursor) if cursor is not None and len(cursor) <= _MAX_CURSOR else None
+    return (
+        Place(key, credential, request.method, cursor) if cursor is not None and len(cursor) <= _MAX_CURSOR else None
+    )
 
 
 class Lists:

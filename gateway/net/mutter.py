@@ -18,7 +18,7 @@ _HIDDEN: Final = "[hidden]"
 
 
 class Mutter(asyncio.Protocol):
-    """One child's stderr. What it was given in `env` is masked, should it repeat it."""
+    """One child's stderr. Secrets that it was given in `env` or as arguments are masked, should it repeat them."""
 
     def __init__(self, route: str, given: Iterable[str]) -> None:
         self.last: deque[str] = deque(maxlen=_KEPT)

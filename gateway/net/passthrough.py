@@ -33,7 +33,7 @@ from gateway.errors import (
 from gateway.net.bridge import Bridge
 from gateway.net.client import FOREIGN, REDIRECTS, Endpoint, mapped
 from gateway.net.era import Era
-from gateway.net.headers import for_passing, passed_back
+from gateway.net.headers import for_passing, joined, passed_back
 from gateway.net.named import Beginning, Named
 from gateway.net.upstream import Headers
 from gateway.net.wire import REQUEST_ID, Challenge, Incoming, leave_open, send
@@ -136,12 +136,12 @@ class Passthrough:
             reply, outcome = await self._exchange(http, bridge, era, incoming.body, kind, lasting)
         except DownstreamError as exc:
             outcome = Passed.REFUSED
-            exc.request_id = _id(incoming, bridge.config.limits.json_depth)
+            exc.request_id = id_of(incoming, bridge.config.limits.json_depth)
             raise
         except UpstreamError as exc:
             outcome = Passed.UNREACHABLE
             self._metrics.upstream_failed(bridge.route.path, exc.reason)
-            exc.request_id = _id(incoming, bridge.config.limits.json_depth)
+            exc.request_id = id_of(incoming, bridge.config.limits.json_depth)
             raise
         except _Cut:
             outcome = Passed.ENDED if lasting is not None and lasting.ended else Passed.CUT
@@ -308,8 +308,8 @@ def probe_headers(headers: CIMultiDict[str]) -> Headers:
     """Of a request's headers upstream those that are not about its message."""
     own = {"accept", "content-type", "last-event-id"}
     return {
-        name: value
-        for name, value in headers.items()
+        name: joined(headers, name) or ""
+        for name in headers
         if name.lower() not in own and not name.lower().startswith("mcp-")
     }
 
@@ -353,7 +353,7 @@ def _with_status(error: UpstreamError, status: int) -> UpstreamError:
     return error
 
 
-def _id(incoming: Incoming, max_depth: int) -> bytes | None:
+def id_of(incoming: Incoming, max_depth: int) -> bytes | None:
     """The id of a request; None for all else."""
     try:
         id_ = incoming.posted(max_depth).id

@@ -21,10 +21,10 @@ from gateway.core import jsonrpc, mcp, negotiate
 from gateway.core.negotiate import Handshake
 from gateway.core.request import Request
 from gateway.core.toolcheck import LeftOut
-from gateway.core.toolparams import Tool  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.core.toolparams import Tool
 from gateway.errors import Busy, CallLost, Refused, SessionLost, Unreachable
 from gateway.net import affinity
-from gateway.net.headers import asks_as_client
+from gateway.net.headers import credentials_in
 from gateway.net.lists import Lists, Ticket, place, seconds_kept
 from gateway.net.parties import Parties
 from gateway.net.sessions import PoolKey, Session, Watcher
@@ -37,6 +37,8 @@ log = get_logger()
 _ACCEPTED_SECONDS: Final = 60.0
 """How long a credential counts as checked for what is answered from memory."""
 _CREDENTIALS_KEPT: Final = 64
+_TOOLS_KEPT: Final = 10_000
+"""Tools that a server renames without saying so are not remembered for ever."""
 _SWEEP_SECONDS: Final = 1.0
 _GENERATIONS: Final = itertools.count()
 _LEFT_OUT_KEPT: Final = 1000
@@ -65,13 +67,34 @@ class Group:
         """With affinity: the session of all calls, from when it is being opened until it is dropped."""
         self.shaken: Handshake | None = None
         self.tools: dict[str, Tool] | None = None
-        """The tools by name, as the last complete tools/list said; None when unknown."""
+        """The tools by name, as complete answers to tools/list said (`learn`); None when unknown."""
         self.former: dict[str, Tool] | None = None
         """What was known of them before a change may have been missed: what a call that began then may do."""
         self.used = time.monotonic()
         self.generation = next(_GENERATIONS)
         """Another one after everything that may have changed a list; never that of another group."""
         self._accepted: OrderedDict[str | None, float] = OrderedDict()
+        self._listed: set[str | None] = set()
+        """Credentials with which the tools were listed since they last changed."""
+
+    def learn(self, tools: dict[str, Tool], headers: Headers) -> None:
+        """Take over a complete tools/list, which shows what this credential may see.
+
+        What another credential was shown stays known: a list of a narrower scope must not switch the check of another
+        tool's headers off.
+        """
+        others = self._listed - {headers.get("Authorization")}
+        known = self.tools if others and self.tools is not None else {}
+        self.tools = {**known, **tools} if len(known) < _TOOLS_KEPT else tools
+        self._listed = {*others, headers.get("Authorization")} if len(others) < _CREDENTIALS_KEPT else set()
+
+    def knows(self, tool: str, headers: Headers) -> bool:
+        """Whether this tool is known, or known not to be among those that the credential may see."""
+        return self.tools is not None and (tool in self.tools or headers.get("Authorization") in self._listed)
+
+    def _forget_tools(self) -> None:
+        self.tools = None
+        self._listed.clear()
 
     @property
     def knows_nothing(self) -> bool:
@@ -94,14 +117,15 @@ class Group:
     def changed(self, method: str, data: bytes) -> None:  # noqa: ARG002  (a Watcher of its sessions)
         """Forget what a change made wrong."""
         if method == mcp.TOOLS_CHANGED:
-            self.tools = self.former = None
+            self.former = None
+            self._forget_tools()
         if method != mcp.RESOURCE_UPDATED:
             self.generation = next(_GENERATIONS)
 
     def missed(self) -> None:
         """Forget what a change that nobody heard may have made wrong."""
         self.former = self.tools or self.former
-        self.tools = None
+        self._forget_tools()
         self.generation = next(_GENERATIONS)
 
     def deaf(self, *, heard: bool) -> None:
@@ -110,7 +134,7 @@ class Group:
             self.missed()
 
     def accepts(self, headers: Headers) -> bool:
-        """Whether the upstream served this credential a short while ago."""
+        """Whether the upstream served this credential a short while ago; forwarded ones are those of the group."""
         accepted = self._accepted.get(headers.get("Authorization"))
         return accepted is not None and time.monotonic() - accepted < _ACCEPTED_SECONDS
 
@@ -236,7 +260,11 @@ class Pool:
         sees no credential of the client's, no claim of an unverified token makes a principal (`net.callers`).
         """
         group = self.group(key)
-        if not self._shows_credential(key, headers) or group.accepts(headers):
+        if (
+            self.route.upstream.command is not None
+            or not credentials_in(self.route, headers)
+            or group.accepts(headers)
+        ):
             return
         try:
             if not await self._serves(group, headers, own, elsewhere):
@@ -256,12 +284,6 @@ class Pool:
     @property
     def _where(self) -> str:
         return f"The upstream {self.route.upstream.name} of route {self.route.path}"
-
-    def _shows_credential(self, key: PoolKey, headers: Headers) -> bool:
-        """Whether requests of this key show the upstream anything of the client's that it may check."""
-        if self.route.upstream.command is not None:
-            return False
-        return bool(key.headers) or (asks_as_client(self.route) and "Authorization" in headers)
 
     async def _serves(
         self,
@@ -367,9 +389,9 @@ class Pool:
         finally:
             await channel.close(end_session=False)
 
-    def ticket(self, key: PoolKey, request: Request) -> Ticket | None:
+    def ticket(self, key: PoolKey, request: Request, headers: Headers) -> Ticket | None:
         """With what a list may be kept or found; None when the route or the request does not allow it."""
-        found = place(key, request) if self.route.cache.lists_seconds else None
+        found = place(key, request, headers) if self.route.cache.lists_seconds else None
         return Ticket(found, self.group(key).generation) if found is not None else None
 
     async def kept(self, ticket: Ticket, headers: Headers) -> bytes | None:

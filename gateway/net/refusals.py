@@ -15,6 +15,7 @@ from msgspec import Raw
 from gateway.core import jsonrpc, lost_session, mcp
 from gateway.errors import CallLost, GatewayError, NoHandshake, Refused, SessionLost
 from gateway.net.client import Endpoint, read_at_most
+from gateway.net.headers import joined
 
 _SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
 _ERROR_BODY_BYTES: Final = 65_536
@@ -92,7 +93,7 @@ async def refusal(
         raise Refused(
             f"{where} refused {whose} (HTTP {status})",
             status=status,
-            challenge=response.headers.get("WWW-Authenticate"),
+            challenge=joined(response.headers, "WWW-Authenticate"),
             is_clients=endpoint.as_client,
         )
     opened = lost_session.opened(body)
@@ -105,7 +106,7 @@ async def refusal(
         raise Doubted(where, status, error, is_answer=is_answer)
     if error is not None and (is_own or status < 500):
         return error
-    said = error.message[:200] if error is not None else "no JSON-RPC error"
+    said = endpoint.quoted(error.message) if error is not None else "no JSON-RPC error"
     raise CallLost(f"{where} answered HTTP {status} ({said}); the call may have had effects")
 
 
@@ -123,8 +124,8 @@ def check_pong(said: jsonrpc.Error | Raw, where: str) -> None:
 class Greeting:
     """Hears the answer to `initialize`, whichever stream or body it comes in."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
         self._results: list[Raw] = []
 
     def receive(self, data: bytes) -> bool:
@@ -143,4 +144,4 @@ class Greeting:
         return refusal if refusal is not None else self._results[0]
 
     def _refused(self, error: jsonrpc.Error) -> NoHandshake:
-        return NoHandshake(f"{self._where} refused `initialize`: {error.message[:200]}")
+        return NoHandshake(f"{self._endpoint.where} refused `initialize`: {self._endpoint.quoted(error.message)}")

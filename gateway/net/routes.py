@@ -100,7 +100,7 @@ class Routes:
         else:
             client = self._client.sibling(config.limits, config.timeouts)
             listeners, streams = set(), set()
-            health = Health(route.path, route.upstream.url, self._troubles)
+            health = Health(route.path, self._troubles, is_command=route.upstream.command is not None)
             if endpoint is None:
                 pool, era = self._pool_of_children(config, route, client, health), None
             else:

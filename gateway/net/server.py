@@ -13,10 +13,11 @@ import ssl
 import sys
 import termios
 from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, cast
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_runner import BaseSite
 
@@ -88,10 +89,20 @@ class _BoundedHandler(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """A client that is gone is no error of ours, and there is nobody left to be told."""
+        """Answer with the status alone: aiohttp would quote the request, or show the traceback of a debug run.
+
+        A malformed request is not logged either, because aiohttp's message quotes the header at fault. A client that
+        is gone cannot be answered.
+        """
         if isinstance(exc, ConnectionError):
             raise exc
-        return super().handle_error(request, status, exc, message)
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            _ = super().handle_error(request, status, exc, message)  # logs the exception
+        elif request.writer.output_size > 0:
+            raise ConnectionError("The request is malformed, and a part of its reply was sent already")
+        plain = web.Response(status=status, text=f"{status} {HTTPStatus(status).phrase}\n")
+        plain.force_close()
+        return plain
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._head_timer is not None:
@@ -116,12 +127,23 @@ def _kernel_queue(of: socket.socket) -> int:
         return 0
 
 
+class _Request(web.BaseRequest):
+    """A request whose reply does not name the software that serves it."""
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        """Remove the `Server` header, in which aiohttp names its own version and Python's."""
+        _ = response.headers.popall(hdrs.SERVER, None)
+
+
 class _BoundedServer(web.Server):
     """Refuses connections past limits.connections."""
 
     def __init__(self, handler: Handler, limits: Limits, **kwargs: Any) -> None:
-        super().__init__(handler, **kwargs)
+        super().__init__(handler, request_factory=self._request, **kwargs)
         self.limits = limits
+
+    def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        return _Request(message, payload, protocol, writer, task, self._loop)
 
     def __call__(self) -> RequestHandler:
         if len(self.connections) >= self.limits.connections:

@@ -107,7 +107,7 @@ class StreamableChannel(Channel):
 
     async def _initialized(self, response: aiohttp.ClientResponse) -> Raw:
         where = self._endpoint.where
-        greeting = Greeting(where)
+        greeting = Greeting(self._endpoint)
         try:
             refused = await self._read(response, greeting.receive, None)
         except SessionLost as exc:

@@ -31,7 +31,7 @@ from gateway.net.status import (
     failing_first,
     health,
 )
-from gateway.net.troubles import presentable, public_url
+from gateway.net.troubles import presentable
 
 if TYPE_CHECKING:  # it has the survey made
     from gateway.net.app import Gateway
@@ -85,7 +85,7 @@ def _route(bridge: Bridge, held: int, sessions: dict[str, int], children: int) -
     by_command = route.upstream.command is not None
     return RouteStatus(
         path=route.path,
-        upstream=route.upstream.name if route.upstream.url is None else public_url(route.upstream.url),
+        upstream=route.upstream.name,
         transport=_transport(bridge, is_known=last_ok is not None),
         era=_era(bridge),
         continuation=route.continuation,

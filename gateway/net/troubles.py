@@ -10,8 +10,6 @@ from collections import OrderedDict
 from typing import Final
 from weakref import WeakSet
 
-from yarl import URL
-
 from gateway.errors import Busy, GatewayError, InvalidState, NoKeys, OwnerStalled, Unreachable, UpstreamError
 from gateway.net.status import MOST_ERRORS, ErrorStatus, Failure
 from gateway.telemetry import mask
@@ -51,16 +49,16 @@ class Troubles:
         """The one that was seen last is the last; there are never more than are shown."""
         self._noted: WeakSet[GatewayError] = WeakSet()
 
-    def note(self, error: GatewayError, route: str = "", text: str = "", fix: str = "") -> str | None:
+    def note(self, error: GatewayError, route: str = "", fix: str = "") -> str | None:
         """Take an error in; its kind, None where it is its client's alone or was taken in before.
 
-        `text` and `fix` are there where the error's own do not serve.
+        `fix` is there where the error's own does not serve.
         """
         kind = _kind(error)
         if kind is None or error in self._noted:
             return None
         self._noted.add(error)
-        self.say(kind, text or error.message, fix or _fix(kind, error), route)
+        self.say(kind, error.message, fix or _fix(kind, error), route)
         return kind
 
     def say(self, kind: str, text: str, fix: str, route: str = "") -> None:
@@ -106,13 +104,12 @@ class _Known:
 class Health:
     """What the traffic of one route shows of its upstream."""
 
-    def __init__(self, route: str, url: str | None, troubles: Troubles) -> None:
-        """`url` is the upstream's; its query may be a secret, and is in the texts of errors."""
+    def __init__(self, route: str, troubles: Troubles, *, is_command: bool) -> None:
         self.answered = float("-inf")
         """When the upstream last answered what did not go through a session: a probe, or what is passed through."""
         self.speaks_sse = False
         self._route = route
-        self._url = url or ""
+        self._is_command = is_command
         self._troubles = troubles
         self._failed = float("-inf")
         self._kind = self._cause = self._fix = ""
@@ -123,11 +120,10 @@ class Health:
 
     def note(self, error: GatewayError) -> None:
         """Take in an error of a request of this route, whosoever it is; the same one may come several times."""
-        text = self._told(error.message)
-        fix = _COMMAND_FIX if isinstance(error, Unreachable) and not self._url else ""
-        kind = self._troubles.note(error, self._route, text, fix)
+        fix = _COMMAND_FIX if isinstance(error, Unreachable) and self._is_command else ""
+        kind = self._troubles.note(error, self._route, fix=fix)
         if kind in _FAILURES:
-            self._failed, self._kind, self._cause = time.monotonic(), kind, presentable(text)
+            self._failed, self._kind, self._cause = time.monotonic(), kind, presentable(error.message)
             self._fix = _sentence(fix or _fix(kind, error))
 
     def child_ended(self, how: str) -> None:
@@ -141,16 +137,6 @@ class Health:
             return None
         ago = time.monotonic() - self._failed
         return Failure(kind=self._kind, cause=self._cause, fix=self._fix, seconds_ago=ago)
-
-    def _told(self, text: str) -> str:
-        return text.replace(self._url, public_url(self._url)) if self._url else text
-
-
-def public_url(url: str) -> str:
-    """Return a URL without what may be secret: user, password, query and fragment."""
-    whole = URL(url)
-    plain = str(whole.with_user(None).with_query(None).with_fragment(None))
-    return f"{plain}?…" if whole.raw_query_string else plain
 
 
 def presentable(text: str) -> str:

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urljoin
 
 from aiohttp import ClientResponse, web
+from multidict import MultiMapping
 from yarl import URL
 
 from gateway import principal as principals
@@ -25,6 +26,7 @@ from gateway.core import jsonrpc, oauth
 from gateway.core.oauth import Document, Place
 from gateway.errors import Busy, GatewayError, InvalidRequest, MethodNotFound, Unreachable, UpstreamError
 from gateway.net.client import FOREIGN, REDIRECTS, Client, mapped, read_at_most
+from gateway.net.headers import AUTHORIZATION, check_once, joined
 from gateway.net.routes import Routes
 from gateway.net.wire import read_body
 
@@ -101,6 +103,7 @@ class WellKnown:
         """One request for such a path, its Host and Origin checked; raises GatewayError."""
         asked = _asked(http.path)
         assert asked is not None, "serves() said so"
+        check_once((AUTHORIZATION, self._config.principal.header), http.headers)
         try:
             methods = _METHODS.get(asked.kind, _POST) if asked.kind in oauth.ENDPOINTS else ("GET",)
             response = await self._answer(http, asked, methods)
@@ -147,9 +150,8 @@ class WellKnown:
         routes = list(self._routes.values())
         if not asked.suffix and routes and len({oauth.origin(each.upstream.url) for each in routes}) == 1:
             return routes[0]
-        paths = ", ".join(f"{asked.kind}{suffix}" for suffix in self._routes)
         raise MethodNotFound(
-            f"{asked.kind}{asked.suffix[:80]} belongs to no route: add the path of a route ({paths or 'none has one'})"
+            f"{asked.kind}{asked.suffix[:80]} belongs to no route; write the path of a route behind {asked.kind}"
         )
 
     def _client(self, route: Route) -> Client:
@@ -282,9 +284,9 @@ def _asked(path: str) -> _Asked | None:
     return None
 
 
-def _picked(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+def _picked(headers: MultiMapping[str], names: tuple[str, ...]) -> dict[str, str]:
     """Those of the headers that go on; bytes that are no text stay here."""
-    return {name: value for name in names if (value := headers.get(name)) is not None and _is_plain(value)}
+    return {name: value for name in names if (value := joined(headers, name)) is not None and _is_plain(value)}
 
 
 def _is_plain(value: str) -> bool:

@@ -3,10 +3,12 @@
 import asyncio
 from typing import Final
 
+from yarl import URL
+
 from gateway import __version__
 from gateway.core import jsonrpc, mcp, negotiate
 from gateway.errors import GatewayError
-from gateway.net.child import Child, not_here
+from gateway.net.child import Child, given_secrets, not_here
 from gateway.net.client import Client
 from gateway.net.finding import connector
 from gateway.net.nursery import Nursery
@@ -71,15 +73,15 @@ async def examine(subject: Subject, *, route: str | None = None) -> Upstream:
 def secrets(subject: Subject) -> list[str]:
     """What must not come out again."""
     upstream = subject.route.upstream
-    query = (upstream.url or "").partition("?")[2]
-    return [*subject.headers.values(), *upstream.env.values(), *([query] if query else [])]
+    url = URL(upstream.url or "")
+    return [*subject.headers.values(), *given_secrets(upstream), url.raw_query_string, *url.query.values()]
 
 
 def _concluded(exam: Examination, route: str | None) -> Upstream:
     subject = exam.subject
     upstream = subject.route.upstream
     checks = tuple(exam.checks)
-    result = Upstream(target=upstream.name.partition("?")[0], route=route, state=worst(checks), checks=checks)
+    result = Upstream(target=upstream.name, route=route, state=worst(checks), checks=checks)
     if not exam.spoken or result.state == "failed":
         return result
     server = exam.server

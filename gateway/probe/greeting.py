@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 from yarl import URL
 
+from gateway.config import redacted_url
 from gateway.core import era, jsonrpc, mcp
 from gateway.net.client import FOREIGN, REDIRECTS, Endpoint
 from gateway.net.era import PROBE_SECONDS, discover_headers
@@ -132,10 +133,10 @@ def _follow(exam: Examination, endpoint: Endpoint, reply: Reply) -> None:
 
 def _shown(base: URL, location: str) -> str:
     try:
-        target = base.join(URL(location)).with_user(None).with_query(None)
+        target = base.join(URL(location))
     except ValueError:
         return "what is no address"
-    return clean(str(target), 200) if location else "nowhere"
+    return clean(redacted_url(str(target)), 200) if location else "nowhere"
 
 
 def _who_answers(exam: Examination, reply: Reply) -> None:

@@ -4,16 +4,19 @@ Secrets are left to variables: what was given to the probe is not in it.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from gateway.config import Route
 from gateway.probe.findings import Server
+from gateway.telemetry import secret_arguments
 
 _AUTHORIZATION: Final = "authorization"
 _SLOW_PART: Final = 0.5
 """A handshake that takes this part of its time needs more of it."""
 _HEADROOM: Final = 4
+_NOT_IN_VARIABLES: Final = re.compile(r"[^A-Za-z0-9_]+")
 
 
 def snippet(server: Server, route: Route, sent: Sequence[str], handshake_seconds: float, *, needs_sse: bool) -> str:
@@ -35,7 +38,10 @@ def snippet(server: Server, route: Route, sent: Sequence[str], handshake_seconds
 def _upstream(server: Server, route: Route, *, needs_sse: bool) -> Iterator[str]:
     upstream = route.upstream
     if upstream.command is not None:
-        yield f"      command: {_text(list(upstream.command))}"
+        secrets = secret_arguments(upstream.command)
+        if secrets:
+            yield "      # what looks like a secret is left to variables"
+        yield f"      command: {_command(upstream.command, secrets)}"
         if upstream.env:
             yield "      env:"
             yield from (f'        {name}: "${{{name}}}"' for name in sorted(upstream.env))
@@ -58,6 +64,23 @@ def _upstream(server: Server, route: Route, *, needs_sse: bool) -> Iterator[str]
     elif not tls.verify:
         yield "      # better: ca_file with the authority of its certificate"
         yield "      tls: {verify: false}"
+
+
+def _command(command: Sequence[str], secrets: Mapping[int, int]) -> str:
+    """The command as a list, with a variable in place of each secret."""
+    shown = []
+    for index, text in enumerate(command):
+        if index not in secrets:
+            shown.append(_text(text))
+            continue
+        plain = text[: secrets[index]]
+        option = (
+            _NOT_IN_VARIABLES.sub("_", (plain or command[index - 1]).strip("-=: ")).upper().lstrip("0123456789")
+            or "SECRET"
+        )
+        name = "UPSTREAM_QUERY" if plain.endswith("?") else option
+        shown.append(f'{_text(plain)[:-1]}${{{name}}}"')
+    return f"[{', '.join(shown)}]"
 
 
 def _credentials(route: Route, sent: list[str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from gateway.config import Config, cautions, digest, jwks_context, split_address
+from gateway.config import Config, cautions, digest, jwks_context, redacted_url, split_address
 from gateway.net.client import FOREIGN, Client, mapped
 from gateway.net.members import resolve
 from gateway.probe.discreet import clean
@@ -167,6 +167,6 @@ async def _look_at_issuer(exam: Notes, config: Config, client: Client) -> None:
         _ = exam.failed("issuer", cause, why, fix)
         return
     if reply.status == 200 and b'"keys"' in reply.body:
-        exam.ok("issuer", f"its keys are at {clean(principal.jwks_url.partition('?')[0], 200)}")
+        exam.ok("issuer", f"its keys are at {clean(redacted_url(principal.jwks_url), 200)}")
     else:
         _ = exam.failed("issuer", f"HTTP {reply.status}, and no keys (JWKS)", why, fix)

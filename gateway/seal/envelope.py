@@ -1,14 +1,14 @@
 """What `requestState` carries, and what it is bound to.
 
-The envelope is bound to the route, the method, its target, a digest of its arguments, and the principal; it is good
-for one round of one exchange until it expires. Sources: specification 2026-07-28 basic/patterns/mrtr (Server
-Requirements 4 and 5), SEP-1685.
+The envelope is bound to the route, the method, its target, a digest of its arguments, the principal, and the headers
+that are credentials; it is good for one round of one exchange until it expires. Sources: specification 2026-07-28
+basic/patterns/mrtr (Server Requirements 4 and 5), SEP-1685.
 """
 
 import hashlib
 import hmac
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -32,6 +32,22 @@ class Binding(msgspec.Struct, frozen=True, array_like=True):
     target: bytes
     arguments: bytes
     principal: bytes
+    names: tuple[str, ...] | None = None
+    """Of the headers that are credentials, by the configuration under which the state was sealed, so that a reload
+    loses no call. None: sealed by a version that bound none, or of a path whose configuration is not known."""
+    headers: bytes = b""
+    """Their digest; empty where there are no names."""
+
+
+_REPEATED: Final = ("route", "method", "target", "arguments", "principal")
+Digest = Callable[[Sequence[str]], bytes]
+"""Of the headers of these names, as a request has them (`principal.of_headers`)."""
+
+
+def _no_headers(names: Sequence[str]) -> bytes:
+    """Stand for a request without any: nothing that was sealed with names opens with it."""
+    _ = names
+    return b""
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True):
@@ -102,7 +118,13 @@ def unpack_record(packed: bytes) -> tuple[Recorded, ...]:
         raise InvalidState("version") from exc
 
 
-def bind(route: str, request: Request, principal: bytes) -> Binding:
+def bind(
+    route: str,
+    request: Request,
+    principal: bytes,
+    names: tuple[str, ...] | None = (),
+    digest: Digest = _no_headers,
+) -> Binding:
     """The binding of a request; equal JSON values bind equally, however they are spelled. Raises InvalidParams.
 
     1 and 1.0 are two values here: a client that repeats its own arguments never mixes them.
@@ -117,6 +139,8 @@ def bind(route: str, request: Request, principal: bytes) -> Binding:
         hashlib.sha256(request.target.encode("utf-8", "surrogatepass")).digest(),
         hashlib.sha256(named).digest(),
         principal,
+        names,
+        digest(names) if names else b"",
     )
 
 
@@ -151,8 +175,11 @@ class Sealer:
             raise ValueError(f"the state has {len(state)} bytes, more than limits.state_bytes ({self._max})")
         return state
 
-    def open(self, state: str, binding: Binding, now: float) -> Envelope:
-        """The envelope of `state`, if it is ours, in time and of this very request; raises InvalidState."""
+    def open(self, state: str, binding: Binding, now: float, digest: Digest = _no_headers) -> Envelope:
+        """The envelope of `state`, if it is ours, in time and of this very request; raises InvalidState.
+
+        `digest` is that of the request's headers, by the names that the envelope has.
+        """
         if len(state) > self._most:
             raise InvalidState("too_large")
         try:
@@ -165,10 +192,18 @@ class Sealer:
             raise InvalidState("future")
         if envelope.expires < now:
             raise InvalidState("expired")
-        for name in Binding.__struct_fields__:
+        for name in _REPEATED:
             if not _equal(getattr(envelope.binding, name), getattr(binding, name)):
                 raise InvalidState(f"other_{name}")
+        if not _has_its_headers(envelope.binding, binding, digest):
+            raise InvalidState("other_headers")
         return envelope
+
+
+def _has_its_headers(sealed: Binding, given: Binding, digest: Digest) -> bool:
+    if sealed.names is None:
+        return given.names == ()  # it was not bound, and may only open where nothing is
+    return hmac.compare_digest(sealed.headers, digest(sealed.names) if sealed.names else b"")
 
 
 def _equal(sealed: str | bytes, given: str | bytes) -> bool:

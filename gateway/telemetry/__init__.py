@@ -1,7 +1,7 @@
 """What the gateway tells its operator: log events and metrics, each declared once, and traces."""
 
 from gateway.telemetry.bodies import Direction, bodies
-from gateway.telemetry.log import Event, Logger, configure_logging, get_logger, mask, redact
+from gateway.telemetry.log import Event, Logger, configure_logging, get_logger, mask, redact, secret_arguments
 from gateway.telemetry.metrics import OTHER, Metrics, bounded_kind, bounded_method, bounded_version
 from gateway.telemetry.traces import Operation, Span, Traces, TracesUnavailable, check_traces, open_traces
 from gateway.telemetry.words import (
@@ -57,4 +57,5 @@ __all__ = [
     "mask",
     "open_traces",
     "redact",
+    "secret_arguments",
 ]

@@ -7,7 +7,7 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TextIO
@@ -62,13 +62,18 @@ _SECRET_TEXT = re.compile(
     r"|(?P<base64>(?<![\w+/-])[\w+/-]{43,}={0,2})",
     re.IGNORECASE | re.ASCII,
 )
+_URL_QUERY = re.compile(r"(\bhttps?://[^\s?\"'<>]*\?)[^\s\"'<>]+", re.IGNORECASE)
+_NAMED_ARGUMENT = re.compile(r"([\w-]+)(?:=|: *)", re.ASCII)
 _MIXED = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[\w+-]{12,}")
 _SHORTEST_SECRET = 8
 
 
 def mask(text: str) -> str:
-    """Return `text` without what looks like a bearer token, a JWT, a sealed state, a key or a URL's password."""
-    return _SECRET_TEXT.sub(_masked, text) if len(text) >= _SHORTEST_SECRET else text
+    """Return `text` without what looks like a token, a JWT, a sealed state or a key, and of URLs the secret parts."""
+    if len(text) < _SHORTEST_SECRET:
+        return text
+    masked = _SECRET_TEXT.sub(_masked, text)
+    return _URL_QUERY.sub(rf"\1{MASK}", masked) if "?" in masked else masked
 
 
 def _masked(match: re.Match[str]) -> str:
@@ -87,6 +92,29 @@ def _snake(key: str) -> str:
 def names_secret(key: str) -> bool:
     """Whether a key is one that secrets have, in any spelling."""
     return bool(_SECRET_KEY.search(_snake(key)))
+
+
+def secret_arguments(command: Sequence[str]) -> dict[int, int]:
+    """Which arguments of a command look as if they hold a secret: by index, where in the text it begins.
+
+    `--api-key=x`, `--api-key x`, `API_KEY=x`, `--header "X-Api-Key: x"`, and the query of a URL.
+    """
+    found: dict[int, int] = {}
+    for index, text in enumerate(command[1:], start=1):
+        option = command[index - 1]
+        named = _NAMED_ARGUMENT.match(text)
+        queried = _URL_QUERY.match(text)
+        if named is not None and names_secret(named[1].lstrip("-")):
+            start = named.end()
+        elif option.startswith("-") and not text.startswith("-") and names_secret(option.lstrip("-")):
+            start = 0
+        elif queried is not None:
+            start = len(queried[1])
+        else:
+            continue
+        if text[start:] and not text[start:].isdecimal():  # --max-tokens=500
+            found[index] = start
+    return found
 
 
 @lru_cache(maxsize=1024)

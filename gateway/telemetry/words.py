@@ -66,6 +66,7 @@ class StateReason(StrEnum):
     OTHER_TARGET = "other_target"
     OTHER_ARGUMENTS = "other_arguments"
     OTHER_PRINCIPAL = "other_principal"
+    OTHER_HEADERS = "other_headers"
     ANSWERED = "answered"
     ENDED = "ended"
     REPLAYED = "replayed"

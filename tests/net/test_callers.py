@@ -14,6 +14,7 @@ from aiohttp import web
 from gateway.config import ConfigError, parse
 from gateway.core import mcp
 from gateway.net import issuer
+from tests.logs import Lines
 from tests.net.authority import Authority
 from tests.net.conftest import Start
 from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn, text
@@ -131,6 +132,7 @@ async def test_who_is_not_verified_gets_a_401_and_reaches_nothing(
         )
         assert ("error=" in challenge) == has_token, "RFC 6750 section 3.1: no error without a token"
     assert not upstream.seen
+    assert not upstream.probes, "not even its era is asked for with headers of an unverified caller"
 
 
 @pytest.mark.parametrize("length", ["Content-Length: 4000000", "Transfer-Encoding: chunked"])
@@ -241,6 +243,16 @@ async def test_keys_that_cannot_be_used_change_nothing(
     assert (await stand.client(by_next()).call()).outcome == UNAUTHORIZED
     assert (await stand.client(bearer()).call()).text == "done"
     assert log.warning.call_args.kwargs["note"] == "1 old ones stay in use"
+
+
+async def test_a_secret_in_the_url_of_the_keys_is_not_logged(
+    endpoint: Endpoint, log_lines: Lines, begin: Start
+) -> None:
+    endpoint.serve("no json")
+    stand = await begin(principal=verified(endpoint, jwks_url=f"{endpoint.url}?key=s3cret"))
+    assert (await stand.client(bearer()).call()).outcome == NO_KEYS
+    assert log_lines("keys.failed")[0]["url"] == endpoint.url
+    assert "s3cret" not in log_lines.stream.getvalue()
 
 
 async def test_keys_grow_old_beside_requests_and_are_not_used_for_ever(

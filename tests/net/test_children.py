@@ -14,6 +14,8 @@ import pytest
 import pytest_asyncio
 
 from gateway.__main__ import main
+from gateway.config import Upstream
+from gateway.net.child import given_secrets
 from tests.e2e.wire import ACCEPT, Wire, headers_of, request, wire
 from tests.gateway_process import Gateway, gateway
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
@@ -240,6 +242,11 @@ async def test_stderr_goes_to_the_log_bounded_and_without_what_the_child_was_giv
     assert SECRET not in gw.stderr
     assert max(len(line.get("text", "")) for line in lines()) <= 1001
     assert len(lines()) <= 150
+
+
+async def test_a_secret_among_the_arguments_is_masked_on_stderr_as_one_in_the_environment_is() -> None:
+    given = Upstream(command=("server", "--api-key", "s3cret-1", "plain"), env={"API_KEY": "s3cret-2"})
+    assert given_secrets(given) == ["s3cret-2", "s3cret-1"]
 
 
 async def test_principals_share_no_child(client: Wire) -> None:

@@ -17,7 +17,7 @@ from tests.net.fake_sse import FakeSse, Message
 from tests.net.fake_upstream import FORM, FakeUpstream, Turn, event, text
 from tests.net.test_faults import challenge
 from tests.net.test_holds import reach_leg_limit
-from tests.net.workbench import ACCEPT, Reply, Stand, eventually, jwt
+from tests.net.workbench import ACCEPT, Client, Reply, Stand, eventually, jwt
 
 REAL, FORGED, REFRESHED = (jwt(iss="i", sub="ada", client_id="c", jti=name) for name in ("real", "forged", "new"))
 REFUSED = (401, -32603, "upstream_refused")
@@ -361,3 +361,85 @@ async def test_a_kept_result_survives_the_restart_of_its_server(upstream: FakeUp
     assert upstream.of("initialize")[-1].headers["Authorization"] == REFRESHED
     await eventually(lambda: stand.sessions("idle") == 1, "the sessions that are gone are forgotten")
     assert len(upstream.of("tools/call")) == 2
+
+
+# -- forwarded credentials ------------------------------------------------------------------------------------------
+
+BOUND = {"route": {"forward_headers": ["x-api-key", "x-request-id"]}}
+STOLEN = (400, -32602, "invalid_request_state")
+
+
+def keyed(stand: Stand, key: str | None = "mine") -> Client:
+    """A client that says nothing of itself but its key."""
+    return stand.client(headers={} if key is None else {"X-Api-Key": key})
+
+
+def serve_all(upstream: FakeUpstream) -> None:
+    for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
+        upstream._scripts.pop(word, None)
+    upstream.tool(ask)
+
+
+async def test_a_stolen_state_opens_with_its_own_key_only(upstream: FakeUpstream, begin: Start) -> None:
+    serve_all(upstream)
+    stand = await begin(**BOUND)
+    asked = await keyed(stand).call()
+    for key in (None, "", "another"):
+        assert (await keyed(stand, key).answer(asked)).outcome == STOLEN
+        assert (await keyed(stand, key).call(state=asked.state, answers={})).outcome == STOLEN, "not even the question"
+    assert (await keyed(stand).answer(asked, headers={"X-Request-Id": "2"})).text == "accept"
+    for key in (None, "", "another"):
+        assert (await keyed(stand, key).answer(asked)).outcome == STOLEN, "nor the finished result"
+    assert stand.metric("mcp_gateway_state_rejected_total", reason="other_headers") == 9
+
+
+async def test_a_state_that_was_sealed_without_a_key_opens_without_one_only(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    serve_all(upstream)
+    stand = await begin(**BOUND)
+    asked = await keyed(stand, None).call()
+    assert (await keyed(stand, "mine").answer(asked)).outcome == STOLEN
+    assert (await keyed(stand, None).answer(asked)).text == "accept"
+
+
+async def test_a_token_that_a_proxy_refreshes_keeps_its_state(upstream: FakeUpstream, begin: Start) -> None:
+    serve_all(upstream)
+    name = "x-forwarded-access-token"
+    stand = await begin(route={"forward_headers": [name], "bind_headers": [name]})
+    first, second, eve = (
+        jwt(iss="i", sub=sub, client_id="c", jti=jti).removeprefix("Bearer ")
+        for sub, jti in (("ada", "1"), ("ada", "2"), ("eve", "3"))
+    )
+    asked = await stand.client(headers={name: first}).call()
+    assert (await stand.client(headers={name: eve}).answer(asked)).outcome == STOLEN
+    assert (await stand.client(headers={name: second}).answer(asked)).text == "accept"
+
+
+async def test_a_kept_result_goes_to_no_forged_token_in_a_bound_header(upstream: FakeUpstream, begin: Start) -> None:
+    """It counts by its claims, which anybody can write: so the upstream sees it first."""
+    serve_all(upstream)
+    name = "x-access-token"
+    stand = await begin(route={"forward_headers": [name]})
+    asked = await stand.client(headers={name: REAL}).call()
+    assert (await stand.client(headers={name: REAL}).answer(asked)).text == "accept"
+
+    async def only_real(turn: Turn) -> None:
+        if turn.seen.headers[name] == REAL:
+            await upstream._plain(turn)
+        else:
+            turn.reply(401)
+
+    for word in ("initialize", mcp.PING):
+        upstream.on(word, only_real)
+    forged = await stand.client(headers={name: FORGED}).answer(asked)
+    assert forged.outcome == REFUSED
+    assert (await stand.client(headers={name: REAL}).answer(asked)).text == "accept"
+
+
+async def test_headers_that_are_no_credentials_may_differ_between_rounds(upstream: FakeUpstream, begin: Start) -> None:
+    serve_all(upstream)
+    stand = await begin(route={"forward_headers": ["x-tenant", "x-forwarded-for"], "bind_headers": []})
+    asked = await stand.client(headers={"X-Tenant": "a", "X-Forwarded-For": "1"}).call()
+    other = stand.client(headers={"X-Tenant": "b", "X-Forwarded-For": "2"})
+    assert (await other.answer(asked)).text == "accept"

@@ -2,8 +2,9 @@
 
 import asyncio
 import gzip
+import json
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +14,7 @@ from multidict import CIMultiDict
 from gateway.core import mcp
 from gateway.core import request as modern
 from gateway.net import wire as wires
-from gateway.net.server import _Refuser
+from gateway.net.server import Listener, _Refuser
 from gateway.seal.keyring import PREFIX
 from tests.logs import Lines
 from tests.net.conftest import Start
@@ -47,8 +48,9 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire(stand: Stand) -> AsyncIterator[Wire]:
-    host, _, port = stand.gateway.listen.rpartition(":")
+async def wire(stand: Stand, address: str = "") -> AsyncIterator[Wire]:
+    """To the listener for clients, or to another address."""
+    host, _, port = (address or stand.gateway.listen).rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         yield Wire(reader, writer)
@@ -81,6 +83,20 @@ async def test_unknown_paths_are_404_and_the_operators_are_elsewhere(stand: Stan
     async with stand.http.post(f"http://{stand.gateway.listen}{path}", data=b"{}") as response:
         assert response.status == 404
         assert (await response.json())["error"]["code"] == -32601
+
+
+@pytest.mark.parametrize("path", ["/other", "/.well-known/oauth-protected-resource/other", "/token/other"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_path_without_a_route_does_not_tell_which_routes_there_are(
+    upstream: FakeUpstream, begin: Start, method: str, path: str
+) -> None:
+    paths = ("/hidden-tenant", "/mcp")
+    stand = await begin(routes=[{"path": each, "upstream": {"url": upstream.url}} for each in paths])
+    async with stand.http.request(method, f"http://{stand.gateway.listen}{path}") as response:
+        assert response.status in {404, 405}
+        told = await response.text()
+    assert "hidden-tenant" not in told
+    assert "/mcp" not in told
 
 
 @pytest.mark.parametrize("method", ["notifications/cancelled", "notifications/anything"])
@@ -173,6 +189,13 @@ async def test_an_absolute_form_does_not_get_around_the_host_check(upstream: Fak
         await raw.send(b"POST http://evil.example/mcp HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 2\r\n")
         await raw.send(b"Connection: close\r\n\r\n{}")
         assert b" 403 " in (await raw.rest()).splitlines()[0]
+
+
+async def test_an_allowed_origin_hides_no_other_one(upstream: FakeUpstream, stand: Stand) -> None:
+    both = CIMultiDict([("Origin", "http://localhost"), ("Origin", "http://evil.example")])
+    async with stand.http.post(stand.url, headers=both, data=b"{}") as response:
+        assert response.status == 403
+    assert not upstream.seen
 
 
 async def test_configured_names_replace_the_defaults(begin: Start) -> None:
@@ -349,6 +372,47 @@ async def test_smuggled_requests_are_refused(upstream: FakeUpstream, stand: Stan
     assert upstream.seen == []
 
 
+MALFORMED = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: s3cret\x00\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"BREW /other HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        MALFORMED,
+    ],
+)
+@pytest.mark.parametrize("listener", ["clients", "admin", "peers"])
+async def test_no_listener_tells_its_software(stand: Stand, listener: str, request_: bytes) -> None:
+    gateway = stand.gateway
+    door = Listener(gateway._door.handle, "127.0.0.1:0", gateway.config.limits)
+    address = {"clients": gateway.listen, "admin": gateway.admin, "peers": await door.start()}[listener]
+    try:
+        async with wire(stand, address) as raw:
+            await raw.send(request_)
+            reply = (await raw.rest()).lower()
+    finally:
+        await door.close()
+    assert reply.startswith(b"http/1.")
+    for word in (b"server:", b"python", b"aiohttp", b"llhttp", b"x-powered-by"):
+        assert word not in reply
+
+
+async def test_a_malformed_request_is_quoted_neither_in_its_reply_nor_in_the_log(
+    log_lines: Lines, stand: Stand
+) -> None:
+    async with wire(stand) as raw:
+        await raw.send(MALFORMED)
+        reply = await raw.rest()
+    assert reply.endswith(b"400 Bad Request\n")
+    assert b"s3cret" not in reply
+    assert "s3cret" not in log_lines.stream.getvalue()
+
+
 # -- headers ----------------------------------------------------------------------------------------------------------
 
 
@@ -426,12 +490,80 @@ async def test_a_name_from_a_trusted_proxy_is_the_principal(upstream: FakeUpstre
     assert (await stand.client(headers={"X-User": "ada"}).answer(asked)).text == "accept"
 
 
+REPEATED = [
+    (("Authorization", "Bearer mine"), ("Authorization", "Bearer yours")),
+    (("X-User", "eve"), ("X-User", "ada")),
+    (("X-User", "ada"), ("X-User", "ada")),
+    (("X-Api-Key", ""), ("X-Api-Key", "s3cret")),
+]
+PROXIED = {"source": "header", "header": "x-user", "trusted_proxies": ["127.0.0.0/8"]}
+
+
+@pytest.mark.parametrize("repeated", REPEATED)
+@pytest.mark.parametrize("way", ["bridged", "unknown era", "retry", "passed through", "old stream", "modern upstream"])
+async def test_a_header_that_tells_who_is_calling_must_come_once(
+    upstream: FakeUpstream, begin: Start, way: str, repeated: tuple[tuple[str, str], ...]
+) -> None:
+    stand = await begin(principal=PROXIED, route={"forward_headers": ["x-api-key"]})
+    upstream.tool(_ask)
+    client = stand.client()
+    state: dict[str, Any] = {}
+    if way == "bridged":
+        await client.post("server/discover")
+    if way == "retry":
+        asked = await client.call()
+        state = {"requestState": asked.state, "inputResponses": {"q": {"action": "decline"}}}
+    if way == "modern upstream":
+        stand.gateway.routes.bridges["/mcp"].era.known = True  # type: ignore[union-attr]
+    before = len(upstream.seen) + len(upstream.probes)
+    headers, body = client.build("tools/call", {"name": "tool", "arguments": {}, **state})
+    method = "POST"
+    if way in {"passed through", "old stream"}:
+        headers = {"Accept": "text/event-stream, application/json", "Content-Type": "application/json"}
+        body = b'{"jsonrpc":"2.0","id":"c1","method":"tools/list"}'
+    if way == "old stream":
+        method, body = "GET", b""
+    both = CIMultiDict(headers)
+    both.extend(repeated)
+    async with stand.http.request(method, stand.url, headers=both, data=body or None) as response:
+        message = await response.json()
+    error = message["error"]
+    assert (response.status, error["code"]) == (400, -32600)
+    assert message.get("id") == (None if way == "old stream" else json.loads(body)["id"])
+    assert f"The header {repeated[0][0].lower()} came 2 times" in error["message"].replace(
+        "Authorization", "authorization"
+    )
+    assert not any(value and value in error["message"] for _, value in repeated)
+    assert len(upstream.seen) + len(upstream.probes) == before, "nothing went upstream"
+    if way == "retry":
+        assert (await client.answer(asked)).text == "accept", "and the call is unharmed"
+
+
+async def test_other_headers_go_upstream_in_their_order_however_often_they_come(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(route={"forward_headers": ["x-forwarded-for", "x-tags"], "bind_headers": []})
+    headers, body = stand.client().build("tools/call", {"name": "tool", "arguments": {}})
+    many = CIMultiDict(headers)
+    came = [("X-Forwarded-For", "1.1.1.1"), ("X-Tags", "a"), ("X-Forwarded-For", "2.2.2.2"), ("X-Tags", "b, c")]
+    many.extend([*came, ("tracestate", "x=1"), ("tracestate", "y=2")])
+    async with stand.http.post(stand.url, headers=many, data=body) as response:
+        assert response.status == 200
+    for seen in upstream.seen:
+        assert seen.headers.getall("X-Forwarded-For") == ["1.1.1.1, 2.2.2.2"]
+        assert seen.headers.getall("X-Tags") == ["a, b, c"]
+        assert seen.headers.getall("tracestate") == ["x=1, y=2"]
+    assert [probe.headers.getall("X-Tags") for probe in upstream.probes] == [["a, b, c"]]
+
+
 async def test_a_name_from_anybody_else_is_not_believed(upstream: FakeUpstream, begin: Start) -> None:
     section = {"source": "header", "header": "x-user", "trusted_proxies": ["10.0.0.0/8"]}
-    stand = await begin(principal=section)
-    for user in ("ada", "eve"):
-        await stand.client(headers={"X-User": user}).call()
-    assert len(upstream.of("initialize")) == 1, "both are anonymous"
+    stand = await begin(principal=section, route={"forward_headers": ["x-user"]})
+    upstream.tool(_ask)
+    asked = await stand.client(headers={"X-User": "ada"}).call()
+    assert (await stand.client(headers={"X-User": "eve"}).answer(asked)).text == "accept", "both are anonymous"
+    assert len(upstream.of("initialize")) == 1
+    assert not any("X-User" in seen.headers for seen in upstream.seen), "nor does the upstream hear it"
 
 
 async def _ask(turn: Turn) -> None:
@@ -603,6 +735,85 @@ async def test_no_secret_reaches_logs_metrics_admin_or_errors(
     for page in shown:
         assert CANARY not in page
         assert not any(state[20:60] in page for state in states)
+
+
+Fault = Callable[[FakeUpstream], None]
+
+
+def _answers(word: str, status: int, body: Any = None, **headers: str) -> Fault:
+    def plant(upstream: FakeUpstream) -> None:
+        async def answer(turn: Turn) -> None:
+            turn.reply(status, body, headers)
+
+        upstream.on(word, answer)
+
+    return plant
+
+
+def _repeats_its_query(word: str) -> Fault:
+    """The server's error quotes the URL that it was asked with, whole and in part."""
+
+    def plant(upstream: FakeUpstream) -> None:
+        async def answer(turn: Turn) -> None:
+            message = f"no such page: /mcp?{turn.seen.query}; bad key {CANARY}key"
+            turn.reply(400, {"jsonrpc": "2.0", "id": turn.body.get("id"), "error": {"code": -1, "message": message}})
+
+        upstream.on(word, answer)
+
+    return plant
+
+
+def _breaks(word: str) -> Fault:
+    def plant(upstream: FakeUpstream) -> None:
+        upstream.on(word, lambda turn: turn.reset())
+
+    return plant
+
+
+FAULTS: dict[str, Fault] = {
+    "page of an error": _answers("initialize", 500, b"<h1>broken</h1>"),
+    "no JSON-RPC": _answers("initialize", 200, b"{}"),
+    "handshake refused in words": _repeats_its_query("initialize"),
+    "other origin": _answers("initialize", 307, None, Location=f"http://10.0.0.1/?{CANARY}key"),
+    "circle": _answers("initialize", 307, None, Location=f"/mcp?api_key={CANARY}key"),
+    "credential refused": _answers("initialize", 401, b"", **{"WWW-Authenticate": "Bearer"}),
+    "hangs up at first": _breaks("initialize"),
+    "call answered with nothing": _answers("tools/call", 200, b""),
+    "call answered with a page": _answers("tools/call", 502, b"<h1>bad gateway</h1>"),
+    "hangs up in a call": _breaks("tools/call"),
+    "result is no object": lambda upstream: upstream.on("tools/call", lambda turn: turn.result(5)),
+}
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "is not there"])
+async def test_a_secret_in_the_url_of_an_upstream_is_told_to_nobody(
+    upstream: FakeUpstream, log_lines: Lines, begin: Start, fault: str
+) -> None:
+    secret = f"api_key={CANARY}key&token={CANARY}token"
+    route = {"forward_headers": ["x-tenant"]}
+    stand = await begin(url=f"{upstream.url}?{secret}", route=route, log={"level": "debug"})
+    if fault in FAULTS:
+        FAULTS[fault](upstream)
+    else:
+        await upstream.close()
+    shown: list[str] = []
+    for method, params in (("tools/call", {"name": "tool"}), (mcp.DISCOVER, None), ("tools/list", None)):
+        async with stand.client().open(method, params) as response:
+            shown.append(f"{response.headers}{await response.text()}")
+    old = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "tool"}}
+    async with stand.http.post(stand.url, json=old) as response:
+        shown.append(f"{response.headers}{await response.text()}")
+    async with stand.http.get(stand.url.replace("/mcp", "/.well-known/oauth-protected-resource/mcp")) as response:
+        shown.append(f"{response.headers}{await response.text()}")
+    for path in ("/metrics", "/status", "/status.json"):
+        async with stand.http.get(f"http://{stand.gateway.admin}{path}") as response:
+            shown.append(await response.text())
+    shown += [repr(stand.gateway.config), log_lines.stream.getvalue()]
+    assert "server.started" in shown[-1], "the log was really read"
+    for page in shown:
+        assert CANARY not in page
+    if fault != "is not there":
+        assert upstream.seen[0].query == secret, "and it does go upstream"
 
 
 async def test_no_upstream_text_becomes_a_label(upstream: FakeUpstream, stand: Stand, client: Client) -> None:

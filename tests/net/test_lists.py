@@ -132,6 +132,61 @@ async def test_nobody_gets_the_list_of_another(upstream: FakeUpstream, begin: St
     assert lists_asked(upstream) == len(clients)
 
 
+def by_scope(turn: Turn) -> Any:
+    """Only the broad token is shown the admin tool."""
+    shown = [tool("one"), ADMIN] if turn.seen.headers["Authorization"] == BROAD else [tool("one")]
+    return turn.result({"tools": shown})
+
+
+BROAD, NARROW = (jwt(iss="https://issuer", sub="alice", client_id="c", scope=scope) for scope in ("admin", "read"))
+ADMIN = {
+    "name": "admin",
+    "inputSchema": {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}},
+}
+
+
+async def test_a_token_is_not_shown_the_list_of_another_scope(upstream: FakeUpstream, begin: Start) -> None:
+    upstream.on(mcp.TOOLS_LIST, by_scope)
+    stand = await begin(route=KEPT)
+    for _ in range(2):
+        assert await names(stand.client(BROAD)) == ["one", "admin"]
+        assert await names(stand.client(NARROW)) == ["one"]
+    assert lists_asked(upstream) == 2, "each is kept"
+
+
+@pytest.mark.parametrize("listed_first", [BROAD, NARROW])
+async def test_a_list_of_a_narrower_scope_switches_no_check_off(
+    upstream: FakeUpstream, begin: Start, listed_first: str
+) -> None:
+    upstream.on(mcp.TOOLS_LIST, by_scope)
+    stand = await begin()
+    for token in (listed_first, NARROW):
+        await names(stand.client(token))
+    wrong = await stand.client(BROAD).call("admin", {"region": "eu"}, headers={"Mcp-Param-Region": "us"})
+    assert wrong.outcome == (400, -32020, None)
+    assert not upstream.of("tools/call")
+    asked = lists_asked(upstream)
+    for _ in range(2):
+        assert (await stand.client(NARROW).call("unlisted")).text == "done"
+    assert lists_asked(upstream) == asked, "it was listed with this token, and is not there"
+
+
+async def test_a_tools_header_is_named_to_nobody_whom_the_upstream_refuses(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    upstream.on(mcp.TOOLS_LIST, by_scope)
+    stand = await begin()
+    await names(stand.client(BROAD))
+    upstream.on(mcp.PING, _refused)
+    forged = await stand.client(BROAD[:-3] + "AAA").call("admin", {"region": "eu"})
+    assert forged.status == 401
+    assert "region" not in forged.data.decode().lower()
+
+
+async def _refused(turn: Turn) -> None:
+    turn.reply(401)
+
+
 async def test_a_credential_that_the_upstream_refuses_gets_nothing_from_memory(
     upstream: FakeUpstream, begin: Start
 ) -> None:
@@ -150,13 +205,14 @@ async def test_a_credential_that_the_upstream_refuses_gets_nothing_from_memory(
 
     upstream.on("initialize", checked(upstream.initialize))
     upstream.on("ping", checked(Turn.result))
+    upstream.on(mcp.TOOLS_LIST, checked(upstream._plain))
     stand = await begin(route=KEPT)
     assert await names(stand.client(good)) == ["one"]
     refused = await stand.client(forged).post(mcp.TOOLS_LIST)
     assert refused.status == 401
     assert "one" not in refused.data.decode()
     assert await names(stand.client(good)) == ["one"]
-    assert lists_asked(upstream) == 1
+    assert lists_asked(upstream) == 2, "one of them was the upstream's to refuse"
 
 
 async def test_an_error_is_not_kept(upstream: FakeUpstream, begin: Start) -> None:
@@ -279,7 +335,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lists, "_MAX_BYTES", 5_000)
     kept = Lists()
     key = PoolKey(b"p", b"", b"", ())
-    tickets = [Ticket(Place(key, mcp.TOOLS_LIST, f"{number}"), 0) for number in range(5)]
+    tickets = [Ticket(Place(key, b"", mcp.TOOLS_LIST, f"{number}"), 0) for number in range(5)]
     for ticket in tickets:
         kept.keep(ticket, b'{"tools":[]}', 60)
         assert kept.find(tickets[0]) is not None, "asked for again and again"

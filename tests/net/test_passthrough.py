@@ -591,6 +591,25 @@ async def test_a_call_that_is_held_goes_on_when_the_upstream_turns_out_modern(
     assert (await client.answer(asked)).text == "answered"
 
 
+async def test_a_held_calls_state_with_another_key_is_not_served_when_the_upstream_turns_out_modern(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    async def ask(turn: Turn) -> None:
+        await turn.elicit()
+        await turn.result(text("answered"))
+
+    stand = await begin(route={"forward_headers": ["x-api-key"]})
+    mine, other = (stand.client(headers={"X-Api-Key": key}) for key in ("mine", "another"))
+    upstream.tool(ask)
+    asked = await mine.call()
+    make_modern(upstream)
+    stand.gateway.routes.bridges["/mcp"].era.known = True  # type: ignore[union-attr]
+    upstream.tool(modern_tool)
+    foreign = await other.answer(asked)
+    assert foreign.text == "modern", "it is the upstream's to judge, as any state that is not of this caller"
+    assert (await mine.answer(asked)).text == "answered"
+
+
 async def test_a_modern_upstreams_subscription_does_not_hold_up_a_drain(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(hold={"drain_seconds": 30})
     make_modern(upstream)

@@ -17,13 +17,16 @@ from unittest.mock import Mock
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 from msgspec.structs import replace
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.core import mcp
 from gateway.core.events import Expired
 from gateway.core.exchange import Exchange, State
 from gateway.net.members import Address, Worker
 from gateway.net.survey import known_peers
+from gateway.net.wire import Incoming, Wire
 from gateway.seal import hop as hops
 from gateway.seal.envelope import Envelope
 from gateway.seal.hop import Data, End, Frames, Gone, Head, Hop, Hops, Me
@@ -512,6 +515,60 @@ async def test_the_owner_believes_a_proxys_header_for_the_proxys_address(
         assert stranger.outcome == (400, -32602, "invalid_request_state"), "said by nobody who may say it"
         assert json.loads((await Client(proxy, two.url).answer(asked, **ada)).text) == ACCEPT
     assert steps(two) == {"forwarded": 1}
+
+
+async def test_a_retry_through_another_replica_is_judged_by_its_credentials_all_the_same(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    upstream.tool(ask)
+    one, other = await cluster.begin("gw-1", "gw-2", route={"forward_headers": ["x-api-key"]})
+    asked = await one.client(headers={"X-Api-Key": "mine"}).call()
+    for headers in ({}, {"X-Api-Key": "another"}):
+        assert (await other.client(headers=headers).answer(asked)).outcome == (400, -32602, "invalid_request_state")
+    sent, body = other.client().build("tools/call", retry_params(asked))
+    twice = CIMultiDict(sent)
+    twice.extend([("X-Api-Key", "another"), ("x-api-key", "mine")])
+    incoming = Incoming("/mcp", CIMultiDictProxy(twice), "127.0.0.1", body, request_id="r")
+    asked_of = one.gateway.members.own
+    wire = Recorder()
+    _ = await other.gateway._peers.forward("owner", asked_of, incoming, wire)
+    assert (wire.status, json.loads(wire.body)["error"]["code"]) == (400, -32600), "the owner looks for itself"
+    assert (await other.client(headers={"X-Api-Key": "mine"}).answer(asked)).text
+
+
+class Recorder(Wire):
+    """Keeps a whole reply."""
+
+    async def only(self, body: bytes, status: int, headers: Any, ending: Any) -> web.StreamResponse:
+        self.body, self.status = body, status
+        return web.Response()
+
+    async def start(self) -> None:
+        raise AssertionError
+
+    async def write(self, data: bytes) -> None:
+        raise AssertionError
+
+    async def end(self, ending: Any) -> web.StreamResponse:
+        raise AssertionError
+
+
+async def test_a_call_that_is_taken_over_stays_bound_to_its_credentials(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    async def twice(turn: Turn) -> None:
+        _ = await turn.elicit("q")
+        await turn.result(text(json.dumps(await turn.elicit("r"))))
+
+    upstream.tool(twice)
+    one, other = await cluster.begin("gw-1", "gw-2", route={"forward_headers": ["x-api-key"], "ephemeral": ["*"]})
+    asked = await one.client(headers={"X-Api-Key": "mine"}).call()
+    await cluster.crash(one)
+    refused = (400, -32602, "invalid_request_state")
+    assert (await other.client(headers={"X-Api-Key": "another"}).answer(asked)).outcome == refused
+    again = await other.client(headers={"X-Api-Key": "mine"}).answer(asked)
+    assert (await other.client().answer(again)).outcome == refused
+    assert (await other.client(headers={"X-Api-Key": "mine"}).answer(again)).text
 
 
 async def test_credentials_and_forwarded_headers_go_through_byte_for_byte(

@@ -449,6 +449,52 @@ async def test_a_retry_takes_the_headers_that_its_call_began_with(upstream: Fake
     assert (await client.answer(asked)).text
 
 
+BINDS = {"forward_headers": ["x-api-key", "x-tenant"]}
+MINE = {"X-Api-Key": "mine", "X-Tenant": "a"}
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        BINDS | {"bind_headers": ["x-tenant"]},
+        BINDS | {"bind_headers": []},
+        {"forward_headers": ["x-tenant"]},
+        None,
+    ],
+)
+async def test_a_call_that_waits_stays_bound_to_the_headers_that_it_began_with(
+    upstream: FakeUpstream, second: FakeUpstream, begin: Start, now: dict[str, Any] | None
+) -> None:
+    upstream.tool(ask)
+
+    def both(route: dict[str, Any] | None) -> list[dict[str, Any]]:
+        old = {} if route is None else {"old": {"upstream": {"url": upstream.url}, **route}}
+        return routes(mcp=second.url, **old)
+
+    stand = await begin(routes=both(BINDS | {"bind_headers": ["x-api-key"]}))
+    asked = await at(stand, "old", headers=MINE).call()
+    stand.gateway.change(reconfigured(upstream.url, routes=both(now)))
+    refused = {
+        (await at(stand, "old", headers=other).answer(asked)).outcome for other in ({}, MINE | {"X-Api-Key": "x"})
+    }
+    assert refused == {NONE if now is None else LOST}
+    assert json.loads((await at(stand, "old", headers=MINE | {"X-Tenant": "b"}).answer(asked)).text) == ACCEPT
+
+
+async def test_a_header_that_becomes_bound_binds_what_is_sealed_from_then_on(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    upstream.tool(ask)
+    stand = await begin(route=BINDS | {"bind_headers": []})
+    before = await stand.client(headers=MINE).call()
+    stand.gateway.change(reconfigured(upstream.url, route=BINDS))
+    after = await stand.client(headers=MINE).call()
+    other = stand.client(headers=MINE | {"X-Api-Key": "x"})
+    assert (await other.answer(after)).outcome == LOST
+    assert (await other.answer(before)).text
+    assert (await stand.client(headers=MINE).answer(after)).text
+
+
 async def test_a_route_that_is_the_same_keeps_its_sessions_and_what_it_learnt(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from multidict import CIMultiDict
 
 from gateway.core import oauth
 from gateway.net import wellknown
@@ -116,7 +117,7 @@ async def test_with_several_upstreams_the_path_of_the_route_decides(begin: Any, 
 
         for path in (oauth.SERVER, oauth.RESOURCE, oauth.SERVER + "/c"):
             status, said = await browser.refusal(path)
-            assert (status, "add the path of a route" in said) == (404, True)
+            assert (status, "write the path of a route behind" in said) == (404, True)
         assert issuer.seen == []
     finally:
         await other.close()
@@ -346,3 +347,23 @@ async def test_a_refused_call_leads_its_client_to_the_gateways_metadata(
     reply = await stand.client("Bearer t").call()
     assert reply.status == status
     assert reply.headers["WWW-Authenticate"] == value.replace(own, f"http://{stand.gateway.listen}")
+
+
+async def test_an_authorization_that_came_twice_reaches_no_endpoint(begin: Any, issuer: FakeIssuer) -> None:
+    issuer.answers("/sso/token", text="a token")
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+    twice = CIMultiDict([("Authorization", "Basic bWluZQ=="), ("Authorization", "Basic eW91cnM=")])
+    response, body = await browser.ask("/token/mcp", "POST", headers=twice)
+    assert response.status == 400
+    assert b"The header Authorization came 2 times" in body
+    assert issuer.seen == []
+
+
+async def test_headers_that_came_twice_go_both_ways_in_their_order(begin: Any, issuer: FakeIssuer) -> None:
+    challenges = CIMultiDict([("WWW-Authenticate", 'Basic realm="a"'), ("WWW-Authenticate", "Bearer")])
+    issuer.answers("/sso/token", status=401, headers=challenges)
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+    twice = CIMultiDict([("Accept-Language", "de"), ("Accept-Language", "en;q=0.5")])
+    response, _ = await browser.ask("/token/mcp", "POST", headers=twice)
+    assert response.headers.getall("WWW-Authenticate") == ['Basic realm="a", Bearer']
+    assert issuer.seen[-1][2]["Accept-Language"] == "de, en;q=0.5"

@@ -81,3 +81,19 @@ def test_patterns_are_advised_where_they_would_save_a_call(server: Server, *, is
     text, config = loaded(Route(upstream=Upstream(url=URL)), server=server)
     assert ("# ephemeral:" in text) == is_advised
     assert config.routes[0].ephemeral == ()
+
+
+def test_arguments_that_look_like_secrets_are_left_to_variables() -> None:
+    command = (
+        "npx", "--api-key", "s3cret", "--auth-token=s3cret", "--header", "Authorization: Bearer s3cret",
+        "https://mcp.example/mcp?key=s3cret", "--max-tokens", "500", "-v",
+    )  # fmt: skip
+    variables = {
+        "API_KEY": "a", "AUTH_TOKEN": "b", "AUTHORIZATION": "c", "UPSTREAM_QUERY": "key=d",
+    }  # fmt: skip
+    text, config = loaded(Route(upstream=Upstream(command=command)), **variables)
+    assert "s3cret" not in text
+    assert config.routes[0].upstream.command == (
+        "npx", "--api-key", "a", "--auth-token=b", "--header", "Authorization: c",
+        "https://mcp.example/mcp?key=d", "--max-tokens", "500", "-v",
+    )  # fmt: skip
