@@ -377,7 +377,7 @@ class StreamableChannel(Channel):
             if not self._is_ready:
                 raise
             said = exc.verdict(is_gone=await exc.is_proven(self.ping(headers)))
-        why = said.message[:200] if isinstance(said, jsonrpc.Error) else f"HTTP {response.status}"
+        why = self._endpoint.quoted(said.message) if isinstance(said, jsonrpc.Error) else f"HTTP {response.status}"
         return CallLost(f"{self._endpoint.where} refused a message: {why}")
 
     async def ping(self, headers: Headers) -> None:

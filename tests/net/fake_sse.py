@@ -52,6 +52,7 @@ class FakeSse:
         self.post_sse_status = 405
         self.version = "2024-11-05"
         self.capabilities: dict[str, Any] = {"tools": {}}
+        self.tools: list[dict[str, Any]] = []
         self.post: Callable[[Message], Awaitable[web.Response | None]] | None = None
         self.tool: Script | None = None
         self.instead: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]] | None = None
@@ -125,6 +126,8 @@ class FakeSse:
         elif method == "tools/call" and self.tool is not None:
             await self.tool(self, stream, message)
         elif method is not None and id_ is not None:
-            result = {"tools": []} if method == "tools/list" else {"content": [{"type": "text", "text": "done"}]}
+            result = (
+                {"tools": self.tools} if method == "tools/list" else {"content": [{"type": "text", "text": "done"}]}
+            )
             stream.say(id=id_, result=result)
         return web.Response(status=202)

@@ -277,8 +277,12 @@ def forget_all(stand: Stand) -> None:
 
 # -- what proves a credential -----------------------------------------------------------------------------------------
 
+LISTED = {"name": "tool", "inputSchema": {"type": "object"}}
+"""A tool that is known, so that a call of it does not list the tools first with its own credential."""
+
 
 async def test_a_question_on_the_side_stream_proves_no_credential(upstream: FakeUpstream, stand: Stand) -> None:
+    upstream.tools = [LISTED]
     assert (await stand.client(REAL).post("tools/list")).status == 200
     refuse = asyncio.Event()
 
@@ -300,6 +304,7 @@ async def test_a_question_on_the_side_stream_proves_no_credential(upstream: Fake
 
 async def test_over_http_sse_nothing_on_the_stream_proves_a_credential_whose_post_is_pending(begin: Start) -> None:
     old, refuse = FakeSse(), asyncio.Event()
+    old.tools = [LISTED]
     await old.start()
 
     async def checked(message: Message) -> web.Response | None:
@@ -328,6 +333,7 @@ async def test_over_http_sse_nothing_on_the_stream_proves_a_credential_whose_pos
 async def test_what_the_gateway_answers_by_itself_never_carries_an_unproven_credential(
     upstream: FakeUpstream, stand: Stand
 ) -> None:
+    upstream.tools = [LISTED]
     assert (await stand.client(REAL).post("tools/list")).status == 200
     refuse = asyncio.Event()
 
