@@ -55,7 +55,7 @@ from tests.core.playbook import (
 )
 from tests.schema import assert_modern_message, assert_modern_result
 
-FIRST, SECOND, THIRD = leg(1), leg(2), leg(3)
+FIRST, SECOND, THIRD, FOURTH = leg(1), leg(2), leg(3), leg(4)
 EVENTS = [event for event in vars(on).values() if isinstance(event, type) and issubclass(event, on.Event)]
 EVENTS.remove(on.Event)
 STOPPING = Stopping("stopping")
@@ -352,6 +352,26 @@ def test_refused_credentials_for_a_given_answer_end_the_first_round() -> None:
     assert play << do.Fail((FIRST,), UNAUTHORISED) << do.ReleaseSession(clean=False)
 
 
+def test_a_question_withdrawn_while_its_answer_is_under_way_is_not_asked_again_when_the_answer_is_refused() -> None:
+    play = resumed(FIRST, SECOND) >> on.Withdrawn(raw(0))
+    play = play >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True)
+    play = play << do.DisarmLeg() << do.Fail((SECOND,), UNAUTHORISED) << do.Arm(Timer.TTL)
+    assert play.state is State.PARKED
+    assert play.questions == {}
+    # The retry has nothing to send; the call ends by itself.
+    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+    assert play >> on.Resulted(RESULT) << ANY << do.Reply((THIRD,), RESULT) << ANY << ANY
+
+
+@pytest.mark.parametrize("retryable", [True, False])
+def test_an_answer_to_a_call_that_ended_with_urls_does_not_harm_the_call_after_them(retryable: bool) -> None:  # noqa: FBT001
+    play = resumed(FIRST, SECOND) >> url_required(url()) << ANY << ANY << ANY
+    play = play >> answered(THIRD, 2, **{"elicitation-2": ACCEPT}) << ANY << do.SendCall() << ANY
+    assert play >> on.Undelivered((QUESTION,), UNAUTHORISED if retryable else LOST, retryable)
+    assert play.state is State.RUNNING
+    assert play >> on.Resulted(RESULT) << ANY << do.Reply((THIRD,), RESULT) << do.ReleaseSession(clean=True) << ANY
+
+
 # -- withdrawn questions ------------------------------------------------------------------------------------------
 
 
@@ -389,6 +409,17 @@ def test_a_result_that_comes_while_parked_is_kept_for_the_client() -> None:
     play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Disarm(Timer.GRACE)
     assert play << do.Reply((SECOND,), RESULT) << do.Arm(Timer.LINGER)
     assert play.state is State.ENDED
+
+
+def test_a_result_collected_by_a_repeat_of_an_earlier_round_is_given_to_this_round_too() -> None:
+    play = resumed(FIRST, SECOND) >> asked(1) << ANY >> on.QuietPassed() << ANY << ANY << ANY
+    play = play >> on.Resulted(RESULT) << ANY << ANY
+    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << do.Reply((THIRD,), RESULT) << ANY
+    assert play >> answered(FOURTH, 2, **{"elicitation-2": ACCEPT}) << do.Reply((FOURTH,), RESULT)
+    # From now on the round has its answers, and the other rounds as before.
+    play.refuses(answered(FOURTH, 2, **{"elicitation-2": DECLINE}), InvalidState)
+    play.refuses(answered(FOURTH, 3), InvalidState)
+    assert play >> answered(FOURTH, 2, **{"elicitation-2": ACCEPT}) << do.Reply((FOURTH,), RESULT)
 
 
 def test_a_result_that_nobody_collects_is_dropped() -> None:
@@ -716,9 +747,11 @@ def test_a_question_that_comes_in_a_round_that_asks_nothing_is_asked_at_once() -
     assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << send(("elicitation-1", 0, ACCEPT))
 
 
-def test_the_leg_limit_within_the_quiet_window_is_moot() -> None:
+def test_a_leg_that_reaches_its_limit_within_the_quiet_window_asks_at_once() -> None:
+    # Waiting on would leave the leg without a limit if the question were withdrawn before the window has passed.
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.LegLimitPassed()
-    assert play >> on.QuietPassed() << do.DisarmLeg() << ask(FIRST, 1, "elicitation-1") << do.Arm(Timer.TTL)
+    assert play << do.DisarmLeg() << ask(FIRST, 1, "elicitation-1") << do.Arm(Timer.TTL)
+    assert play.exchange.sheds == 0
 
 
 # -- stop -------------------------------------------------------------------------------------------------------------
