@@ -6,11 +6,11 @@ The replicas are real and in this process; `fake_peer` stands where a replica mi
 import asyncio
 import io
 import json
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import aiohttp
@@ -215,7 +215,7 @@ async def exchange_inherited_by(stand: Stand, *first: str) -> str:
 async def orphan(stand: Stand, owner: str, *heirs: str, **changes: Any) -> Reply:
     """A call whose state says that another replica holds it, which knows nothing of it; the real one is given up."""
     asked = await stand.client().call()
-    exchange = await exchange_inherited_by(stand, *heirs) if heirs else secrets.token_hex(4)
+    exchange = await exchange_inherited_by(stand, *heirs) if heirs else f"orphan of {owner}"
     state = resealed(asked.state, owner=owner, **{"upstream": None, "exchange": exchange, **changes})
     await drop(stand)
     asked.messages[-1]["result"]["requestState"] = state
@@ -598,7 +598,7 @@ def refused(stand: Stand) -> dict[str, int]:
         (lambda: b'{"jsonrpc":"2.0","id":1,"method":"tools/call"}', "malformed"),
         (lambda: b"x" * 1000, "unknown_key"),
         (lambda: sealed()[:-1], "forged"),
-        (lambda: sealed()[:-1] + b"x", "forged"),
+        (lambda: (body := sealed())[:-1] + bytes([body[-1] ^ 1]), "forged"),
         (lambda: sealed(issued=time.time() - 61), "expired"),
         (lambda: sealed(issued=time.time() + 70), "future"),
         (lambda: sealed(Keyring((bytes(range(1, 33)),), "peer")), "unknown_key"),
@@ -1474,7 +1474,7 @@ async def asked_much(upstream: FakeUpstream, stand: Stand, count: int, size: int
             turn.ask(
                 mcp.ELICIT,
                 {
-                    "message": secrets.token_hex(size // 2),
+                    "message": Random(number).randbytes(size // 2).hex(),
                     "requestedSchema": {"type": "object", "title": f"q{number}", "properties": {}},
                 },
             )
@@ -1544,7 +1544,7 @@ async def test_a_record_that_does_not_fit_gives_way_to_the_cursor(upstream: Fake
 
     upstream.tool(tool)
     asked = await one.client().call()
-    long = {"action": "accept", "content": {"name": secrets.token_hex(4000)}}
+    long = {"action": "accept", "content": {"name": Random(0).randbytes(4000).hex()}}
     asked = await one.client().answer(asked, long)
     envelope = opened(asked.state)
     assert envelope.record is None
@@ -1564,7 +1564,7 @@ async def test_a_route_that_holds_nothing_says_when_the_answers_do_not_fit(
 
     upstream.tool(tool)
     asked = await one.client().call()
-    long = {"action": "accept", "content": {"name": secrets.token_hex(4000)}}
+    long = {"action": "accept", "content": {"name": Random(0).randbytes(4000).hex()}}
     reply = await one.client().answer(asked, long)
     assert "limits.state_bytes" in reply.error["message"]
 
