@@ -31,7 +31,7 @@ from tests.black_hole import black_hole
 from tests.net import workbench
 from tests.net.conftest import _at_rest
 from tests.net.fake_peer import KEY, Asked, FakePeer, Proxy, Server, Silent
-from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn, event, text
+from tests.net.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, event, text
 from tests.net.workbench import ACCEPT, Client, Reply, Stand, eventually, jwt
 from tests.parts.launch import free_port
 
@@ -875,6 +875,45 @@ async def test_a_dead_owners_call_runs_again_where_it_may(upstream: FakeUpstream
     assert json.loads((await two.client().answer(asked)).text) == ACCEPT
     assert len(upstream.of("tools/call")) == 2
     assert steps(two) == {"replayed": 1}
+
+
+async def test_a_call_taken_over_runs_again_once_though_its_stream_and_its_answer_both_find_it_lost(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    """Both then look up whether the tool may run twice. The slower of them must not send the call once more."""
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+
+    async def asks(turn: Turn) -> None:
+        params = {**FORM, "requestedSchema": {**FORM["requestedSchema"], "title": "q"}}
+        await turn.say({"id": "q", "method": mcp.ELICIT, "params": params}, "e1")
+        await turn.for_ever()
+
+    async def gone(turn: Turn) -> None:
+        turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
+
+    async def slow(turn: Turn) -> None:
+        await upstream.saw("tools/call", 2)
+        await turn.result({"tools": upstream.tools})
+
+    upstream.tool(asks)
+    asked = await one.client().call()
+    await cluster.crash(one)
+    gate = Gate(upstream)
+    upstream.on("resume", gone)
+    upstream.once("answer", gone)
+    upstream.once("tools/list", slow)
+    reply = later(two.client().answer(asked))
+    await eventually(gate.answered.is_set)
+    await eventually(lambda: len(calls_of(two)) == 1, "who followed the lost call has come to an end")
+    gate.go.set()
+    assert (await in_time(reply)).text == "done"
+    assert len(upstream.of("tools/call")) == 2
+    assert steps(two) == {"replayed": 1}
+
+
+def calls_of(stand: Stand) -> list[str]:
+    return [task.get_name() for task in stand.gateway.tasks._running if task.get_name() == "call"]
 
 
 async def test_retries_at_two_replicas_at_once_meet_at_one_heir(upstream: FakeUpstream, cluster: Cluster) -> None:
