@@ -53,7 +53,8 @@ Commands = list[Command]
 
 MAX_QUESTIONS: Final = 64
 """Questions one round may carry; a server that asks more in 40 ms floods its user and is told so."""
-
+MAX_NESTED: Final = 4_096
+"""Nested requests one run of a call may send; each is remembered, so that a repeated stream asks nothing twice."""
 MAX_RECORD_BYTES: Final = 65_536
 """Answers an exchange remembers for another run of its call; with more, it cannot be run again."""
 MAX_RUNS: Final = 3
@@ -371,8 +372,9 @@ class Exchange:
     def _nested(self, event: on.Nested) -> Commands:  # noqa: PLR0911  (one for each thing it may be)
         if bytes(event.id) in self._seen:
             return [do.Count(event.method, "duplicate")]
-        self._seen.add(bytes(event.id))
         refusal = self._refusal(event)
+        if len(self._seen) < MAX_NESTED:
+            self._seen.add(bytes(event.id))
         if refusal is not None:
             return [do.Respond(event.id, None, refusal), do.Count(event.method, "refused")]
         try:
@@ -405,6 +407,8 @@ class Exchange:
             return jsonrpc.Error(mcp.METHOD_NOT_FOUND, f"Method not found: {event.method[:80]}")
         if not self._policy.may_ask:
             return jsonrpc.Error(mcp.INVALID_REQUEST, "The client cannot be asked during this request")
+        if len(self._seen) >= MAX_NESTED:
+            return jsonrpc.Error(mcp.INVALID_REQUEST, f"This call has sent {MAX_NESTED} nested requests already")
         if len(self.questions) >= MAX_QUESTIONS:
             return jsonrpc.Error(mcp.INVALID_REQUEST, f"More than {MAX_QUESTIONS} questions are open")
         return None

@@ -15,7 +15,7 @@ from gateway.core import events as on
 from gateway.core import exchange as machine
 from gateway.core import inputs, jsonrpc, mcp
 from gateway.core.commands import Timer
-from gateway.core.exchange import MAX_QUESTIONS, TRANSITIONS, Exchange, Policy, State
+from gateway.core.exchange import MAX_NESTED, MAX_QUESTIONS, TRANSITIONS, Exchange, Policy, State
 from gateway.core.inputs import Capabilities
 from gateway.errors import (
     InvalidParams,
@@ -174,6 +174,20 @@ def test_more_questions_than_a_user_can_read_are_refused() -> None:
     for number in range(MAX_QUESTIONS):
         play = play >> asked(number) << do.Arm(Timer.QUIET)
     assert play >> asked("more") << do.Respond(raw("more"), None, error(mcp.INVALID_REQUEST))
+
+
+def test_a_server_that_asks_and_withdraws_for_ever_is_refused_in_bounded_memory() -> None:
+    play = waiting(FIRST)
+    for number in range(MAX_NESTED):
+        play = play >> asked(number) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(number)) << do.Disarm(Timer.QUIET)
+    size = len(play.exchange._seen)
+    for number in range(MAX_NESTED, MAX_NESTED + 3):
+        play = play >> asked(number) << do.Respond(raw(number), None, error(mcp.INVALID_REQUEST))
+    assert len(play.exchange._seen) == size == MAX_NESTED
+    # What was heard before is still known, and the call goes on.
+    play = play >> asked(7)
+    assert play.counts[-1] == "duplicate"
+    assert play >> on.Resulted(RESULT) << ANY << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
 
 
 @pytest.mark.parametrize(
