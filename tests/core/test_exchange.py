@@ -436,6 +436,12 @@ def test_a_result_collected_by_a_repeat_of_an_earlier_round_is_given_to_this_rou
     assert play >> answered(FOURTH, 2, **{"elicitation-2": ACCEPT}) << do.Reply((FOURTH,), RESULT)
 
 
+def test_a_kept_result_is_not_given_to_a_round_that_never_was() -> None:
+    play = parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY
+    play.refuses(answered(SECOND, 0, **{"elicitation-1": ACCEPT}), InvalidState)
+    play.refuses(answered(SECOND, 2, **{"elicitation-1": ACCEPT}), InvalidState)
+
+
 def test_a_result_that_nobody_collects_is_dropped() -> None:
     play = parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY >> on.Expired() << do.Disarm(Timer.TTL)
     assert play.state is State.ENDED

@@ -687,6 +687,14 @@ def test_an_answer_to_a_question_that_an_earlier_round_showed_is_not_an_answer_o
     assert play << do.ReleaseSession(clean=True) << do.Arm(Timer.LINGER)
 
 
+def test_a_huge_answer_to_a_withdrawn_question_that_no_run_can_use_costs_the_record_nothing() -> None:
+    # Seed 467699 of the property test, whose oracle thought that it did.
+    play = round_of(waiting(FIRST), FIRST, 1, (1, 2)) >> on.Withdrawn(raw(1)) >> BROKE << ANY
+    play = rerun(play >> answered(SECOND, 1, **{key(1): HUGE, key(2): reply(2)}) << ANY << ANY)
+    assert play >> question(2, "b") << send((ANY, "b", reply(2)))
+    assert [recorded.answer for recorded in play.exchange.record or ()] == [bytes(reply(2))]
+
+
 def test_an_answer_to_a_withdrawn_question_counts_as_long_as_its_round_is_the_newest() -> None:
     play = round_of(waiting(FIRST), FIRST, 1, (1, 2)) >> on.Withdrawn(raw(1), replayable=True)
     play = play >> answered(SECOND, 1) << ask(SECOND, 1, key(2)) << do.Arm(Timer.TTL)
@@ -712,6 +720,28 @@ def test_a_question_withdrawn_in_an_earlier_run_may_be_asked_with_the_same_id_in
     left = replace(opened(1), upstream_id=raw(0), params=raw(FORM), digest=None)
     play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << ANY << ANY << ANY
     assert list(play.questions) == [key(1)]
+
+
+def test_a_question_withdrawn_before_the_urls_may_be_asked_with_the_same_id_after_them() -> None:
+    play = resumed(FIRST, SECOND) >> on.Withdrawn(raw(0)) >> url_required(url()) << ANY << ANY << ANY
+    play = play >> answered(THIRD, 2, **{key(2): ACCEPT}) << ANY << do.SendCall() << ANY
+    play = play >> asked(0) << ANY >> on.QuietPassed() << ANY << ask(THIRD, 3, key(3)) << ANY
+    play = play >> answered(FOURTH, 3, **{key(3): ACCEPT}) << ANY << ANY << send((key(3), 0, ACCEPT))
+    left = replace(opened(3), upstream_id=raw(0), params=raw(FORM), digest=None)
+    play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << ANY << ANY << ANY
+    assert list(play.questions) == [key(3)]
+
+
+def test_a_question_that_no_client_was_shown_is_not_answered_late() -> None:
+    # It was answered in advance, withdrawn meanwhile, and the answer refused.
+    play = parked(FIRST, given={key(2): reply(2)}) >> question(2) << send((key(2), 2, reply(2)))
+    play = play >> on.Withdrawn(raw(2), replayable=True)
+    play = undelivered(play, 2, retryable=True) << do.DisarmLeg() << do.Arm(Timer.TTL)
+    play = play >> answered(SECOND, 1, **{key(1): ACCEPT, key(2): reply(2)}) << ANY << ANY
+    play = play << send((key(1), 0, ACCEPT))
+    assert on_record(play) == [(key(1), 1, bytes(ACCEPT))]
+    play = play >> on.Resulted(RESULT) << ANY << do.Reply((SECOND,), RESULT) << ANY
+    assert play << do.Arm(Timer.LINGER)
 
 
 def test_a_call_that_was_lost_for_good_is_not_run_again_for_a_late_answer() -> None:

@@ -42,8 +42,10 @@ WAITING = (State.RUNNING, State.ASKING)
 CALLING = (*WAITING, State.PARKED, State.DETACHED)
 RESTING = (State.PARKED, State.REFERRED, State.BROKEN)
 HUGE = raw({"action": "accept", "content": {"name": "x" * MAX_RECORD_BYTES}})
+LARGE = raw({"action": "accept", "content": {"name": "x" * (MAX_RECORD_BYTES * 2 // 3)}})
 BAD = raw({"action": 7, "role": 7, "roots": 7})
 ROOTS = raw({"roots": [{"uri": "file:///a"}]})
+ACCEPTED = {bytes(ACCEPT), bytes(LARGE), bytes(HUGE)}
 ANSWERS = {
     mcp.ELICIT: [*[ACCEPT, DECLINE] * 4, BAD, HUGE],
     mcp.SAMPLE: [*[SAMPLED] * 4, BAD],
@@ -81,6 +83,10 @@ FLAGS = Capabilities.__struct_fields__
 class World:
     def __init__(self, random: Random) -> None:
         self.random = random
+        twin = Random(0)
+        twin.setstate(random.getstate())
+        self.aside = Random(twin.getrandbits(64))
+        """For choices added later: the seeds that once found something still mean the same."""
         lacking = random.choice([(), (), random.sample(FLAGS, 2)])
         declared = Capabilities(**{name: name not in lacking for name in FLAGS})
         policy = Policy(
@@ -165,6 +171,9 @@ class World:
             for key, question in questions.items()
             if self.random.randint(0, 4)
         }
+        for key, answer in answers.items():
+            if answer is HUGE and self.aside.random() < 0.5:
+                answers[key] = LARGE
         if not self.random.randint(0, 5):
             answers[self.random.choice(["unknown", "name", "elicitation-1", "elicitation-2"])] = ACCEPT
         return self.retry_with(round_, answers)
@@ -180,7 +189,7 @@ class World:
     def retry(self, event: on.Answered) -> None:
         before, state = attributes(self.exchange), self.exchange.state
         accepted = all(
-            key in before["_shown"] and bytes(event.answers.get(key, DECLINE)) in (bytes(ACCEPT), bytes(HUGE))
+            key in before["_shown"] and bytes(event.answers.get(key, DECLINE)) in ACCEPTED
             for key in self.exchange.questions
         )
         self.said.append(event)
@@ -213,8 +222,8 @@ class World:
             assert state in (State.BROKEN, State.FINISHED)
             assert claimed is None, "run again for answers that were used already"
             used = self.late | (before["_shown"] & set(before["questions"]) if state is State.BROKEN else set())
-            large = [key for key in used if len(bytes(event.answers.get(key, b""))) > MAX_RECORD_BYTES]
-            assert not large, "run again without an answer"
+            size = sum(len(bytes(event.answers.get(key, b""))) for key in used)
+            assert size <= MAX_RECORD_BYTES, "run again without an answer"
         wordless = {key: question for key, question in before["questions"].items() if question.params is None}
         self.enter(event, wordless)
         self.asked_again = state in RESTING
@@ -368,7 +377,10 @@ class World:
             self.retry(self.retry_with(past.round, good))
 
     def pass_time(self) -> None:
-        self.fire(Timer.QUIET if Timer.QUIET in self.armed else self.random.choice(sorted(self.armed)))
+        if Timer.QUIET not in self.armed:
+            self.fire(self.random.choice(sorted(self.armed)))
+        else:  # it is the shortest by far
+            self.fire(Timer.LEG if Timer.LEG in self.armed and self.aside.random() < 0.05 else Timer.QUIET)
 
     def fire(self, timer: Timer) -> None:
         self.armed.remove(timer)
