@@ -277,6 +277,35 @@ def test_a_malformed_answer_leaves_the_call_parked() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "number", [b"1e400", b"-1e400", b"9" * 5_000, b"0." + b"1" * 5_000], ids=lambda n: n[:6].decode()
+)
+@pytest.mark.parametrize("arrive", [parked, broken, referred])
+@pytest.mark.parametrize("place", [b'"content":{"n":%b}', b'"_meta":{"n":%b}'], ids=["content", "meta"])
+def test_an_answer_with_a_number_beyond_all_ranges_is_taken_whole_or_changes_nothing(
+    number: bytes, arrive: Callable[..., Playbook], place: bytes
+) -> None:
+    answer = Raw(b'{"action":"accept",%b}' % (place % number))
+    play = arrive(FIRST)
+    before = attributes(play.exchange)
+    try:
+        play.exchange.handle(answered(SECOND, 1, **{"elicitation-1": answer}))
+    except InvalidParams:
+        assert attributes(play.exchange) == before
+    else:
+        assert play.questions == {}
+        assert play.exchange.legs == (SECOND,)
+
+
+@pytest.mark.parametrize("number", [b"1e400", b"9" * 5_000], ids=["exponent", "digits"])
+def test_a_question_with_a_number_beyond_all_ranges_is_asked_recorded_and_recognised(number: bytes) -> None:
+    params = Raw(b'{"message":"Name?","requestedSchema":{"type":"object","properties":{}},"n":%b}' % number)
+    play = waiting(FIRST) >> on.Nested(raw(0), mcp.ELICIT, params) << ANY >> on.QuietPassed() << ANY << ANY << ANY
+    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << ANY
+    play = play >> on.Broke(LOST, replayable=True) << ANY << ANY << do.RunAgain()
+    assert play >> on.Nested(raw(9), mcp.ELICIT, params) << send(("elicitation-1", 9, ACCEPT))
+
+
 def test_of_two_answers_one_malformed_none_is_sent() -> None:
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> asked(1) << do.Arm(Timer.QUIET)
     play = play >> on.QuietPassed() << ANY << ANY << ANY
