@@ -744,6 +744,16 @@ def test_a_question_that_no_client_was_shown_is_not_answered_late() -> None:
     assert play << do.Arm(Timer.LINGER)
 
 
+def test_a_question_withdrawn_from_an_earlier_run_is_not_answered_in_this_one() -> None:
+    play = round_of(waiting(FIRST, given={"name": ACCEPT}), FIRST, 1, (1,)) >> on.Withdrawn(raw(1), replayable=True)
+    play = rerun(play >> BROKE << ANY >> answered(SECOND, 1) << ANY << ANY)
+    play = play >> asked(5, title="name") << send(("name", 5, ACCEPT))
+    left = Question("name", mcp.ELICIT, raw(FORM), raw(5))
+    play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << ANY << ANY << ANY
+    assert play >> answered(THIRD, 1, **{key(1): reply(1)}) << ask(THIRD, 1, "name") << do.Arm(Timer.TTL)
+    assert on_record(play) == []
+
+
 def test_a_call_that_was_lost_for_good_is_not_run_again_for_a_late_answer() -> None:
     play = withdrawn() >> on.Broke(LOST) << do.DisarmLeg() << do.ReleaseSession(clean=False)
     play = play >> answered(SECOND, 1, **{key(1): ACCEPT}) << ANY << ANY << do.Fail((SECOND,), LOST)
