@@ -449,6 +449,7 @@ def test_withdrawing_what_is_not_open_does_nothing() -> None:
 def test_a_result_that_comes_while_parked_is_kept_for_the_client() -> None:
     play = parked(FIRST) >> on.Resulted(RESULT) << do.DisarmLeg() << do.ReleaseSession(clean=False)
     assert play.state is State.FINISHED
+    assert play.questions == {}
     play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Disarm(Timer.GRACE)
     assert play << do.Reply((SECOND,), RESULT) << do.Arm(Timer.LINGER)
     assert play.state is State.ENDED
