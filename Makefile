@@ -4,9 +4,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types install parts conformance bench image clean
+.PHONY: help demo test fuzz check format lint types install parts conformance bench image clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -16,6 +17,9 @@ demo: $(VENV)/stamp ## a legacy server, the gateway and a modern client: answer 
 
 test: $(VENV)/stamp parts ## every test, with real servers and clients and the official conformance suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+fuzz: $(VENV)/stamp ## random tests with new examples; SECONDS=600 for longer. A finding becomes an @example
+	$(BIN)/python -m tests.property.explore $(SECONDS)
 
 check: format lint types test ## what CI runs
 

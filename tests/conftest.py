@@ -1,4 +1,7 @@
-"""Has the tables of real parts printed at the end, by the process that the others report to; keeps logging apart."""
+"""Has the tables of real parts printed at the end, by the process that the others report to; keeps logging apart.
+
+Random tests draw the same on every machine (`tests/randomness.py`).
+"""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +10,9 @@ from typing import Any
 import pytest
 import structlog
 
-from tests import tables
+from tests import randomness, tables
+
+randomness.install()  # before the test modules, whose decorators read the settings
 
 
 def pytest_configure(config: pytest.Config) -> None:

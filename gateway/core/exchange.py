@@ -54,9 +54,10 @@ Commands = list[Command]
 MAX_QUESTIONS: Final = 64
 """Questions one round may carry; a server that asks more in 40 ms floods its user and is told so."""
 
-MAX_NESTED: Final = 10_000
-"""Requests of a server in one call whose ids are remembered, so that none counts twice; all beyond are refused."""
+MAX_NESTED: Final = 4_096
+"""Nested requests one run of a call may send; each is remembered, so that a repeated stream asks nothing twice."""
 MAX_NESTED_ID_BYTES: Final = 1024
+"""A longer id would make the memory of those requests a load; such a request is refused and not remembered."""
 MAX_RECORD_BYTES: Final = 65_536
 """Answers an exchange remembers for another run of its call; with more, it cannot be run again."""
 MAX_RUNS: Final = 3
@@ -127,6 +128,8 @@ class Exchange:
         self._legs: list[on.Leg] = []
         self._keys: set[str] = set()
         self._seen: set[bytes] = set()
+        self._given_up: dict[bytes, bool] = {}
+        """Ids that the upstream withdrew after their answers were sent, and whether its call may be run again."""
         self._digests: dict[int, bytes] = {}
         self._final: Callable[[tuple[on.Leg, ...]], Command] | None = None
         self._calling = False
@@ -140,7 +143,8 @@ class Exchange:
         """What of an earlier run's answers this one has not asked for yet."""
         self._runs = 0
         self._withdrawn: dict[str, Question] | None = None
-        """Questions that the upstream gave up on while they were with the client, and whose call may be run again."""
+        """Questions of this round that the upstream gave up on while the client had them, and whose call may be run
+        again."""
         self._owed = False
         """The client answered one of those."""
 
@@ -287,15 +291,16 @@ class Exchange:
         self._strike(question for question, _ in matched)
         if self.record is None:
             return
-        self.record += tuple(
-            Recorded(
-                question.key,
-                inputs.question_digest(question),
-                self.round if round_ is None else round_,
-                bytes(answer),
-            )
+        in_round = self.round if round_ is None else round_
+        self._put_on_record(
+            Recorded(question.key, inputs.question_digest(question), in_round, bytes(answer))
             for question, answer in matched
         )
+
+    def _put_on_record(self, answers: Iterable[Recorded]) -> None:
+        if self.record is None:
+            return
+        self.record = (*self.record, *answers)
         if sum(len(recorded.answer) for recorded in self.record) > MAX_RECORD_BYTES:
             self.record = None
 
@@ -345,9 +350,12 @@ class Exchange:
         return [do.Disarm(Timer.TTL), do.Disarm(Timer.GRACE), *self._give((event.leg,)), do.Arm(Timer.LINGER)]
 
     def _give_again(self, event: on.Answered) -> Commands:
-        self._repeated(event)
+        """ENDED: a repeated retry. A repeat of an earlier round may have come for the result before this round did."""
+        if event.round in self._digests or event.round != self.round:
+            self._repeated(event)
         if self._final is None:
             raise InvalidState("ended")
+        self._digests[event.round] = event.digest
         return self._give((event.leg,))
 
     def _leave(self, event: on.Left) -> Commands:
@@ -367,11 +375,9 @@ class Exchange:
     def _nested(self, event: on.Nested) -> Commands:  # noqa: PLR0911  (one for each thing it may be)
         if bytes(event.id) in self._seen:
             return [do.Count(event.method, "duplicate")]
-        if len(self._seen) >= MAX_NESTED or len(bytes(event.id)) > MAX_NESTED_ID_BYTES:
-            flooded = jsonrpc.Error(mcp.INVALID_REQUEST, "More requests than a call may make, or an id too long")
-            return [do.Respond(event.id, None, flooded), do.Count(event.method, "refused")]
-        self._seen.add(bytes(event.id))
         refusal = self._refusal(event)
+        if len(self._seen) < MAX_NESTED and len(bytes(event.id)) <= MAX_NESTED_ID_BYTES:
+            self._seen.add(bytes(event.id))
         if refusal is not None:
             return [do.Respond(event.id, None, refusal), do.Count(event.method, "refused")]
         try:
@@ -404,6 +410,10 @@ class Exchange:
             return jsonrpc.Error(mcp.METHOD_NOT_FOUND, f"Method not found: {event.method[:80]}")
         if not self._policy.may_ask:
             return jsonrpc.Error(mcp.INVALID_REQUEST, "The client cannot be asked during this request")
+        if len(self._seen) >= MAX_NESTED:
+            return jsonrpc.Error(mcp.INVALID_REQUEST, f"This call has sent {MAX_NESTED} nested requests already")
+        if len(bytes(event.id)) > MAX_NESTED_ID_BYTES:
+            return jsonrpc.Error(mcp.INVALID_REQUEST, f"The request's id is longer than {MAX_NESTED_ID_BYTES} bytes")
         if len(self.questions) >= MAX_QUESTIONS:
             return jsonrpc.Error(mcp.INVALID_REQUEST, f"More than {MAX_QUESTIONS} questions are open")
         return None
@@ -422,8 +432,7 @@ class Exchange:
                 break
             if recorded.digest == digest:
                 self._to_replay = (*left[:place], *left[place + 1 :])
-                if self.record is not None:
-                    self.record += (replace(recorded, key=question.key),)
+                self._put_on_record((replace(recorded, key=question.key),))
                 return Raw(recorded.answer)
         self._to_replay = ()
         return None
@@ -452,6 +461,8 @@ class Exchange:
                 del self.questions[key]
                 break
         else:
+            if bytes(event.id) in self._seen:
+                self._given_up[bytes(event.id)] = event.replayable
             return []
         if event.replayable and self.state is State.PARKED and key in self._shown:
             self._withdrawn = {**(self._withdrawn or {}), key: question}
@@ -504,8 +515,9 @@ class Exchange:
             return self._cannot_refer(f"{len(questions)} of them", error)
         self._calling = False
         # The call is over; what follows the urls is another one, and maybe in another session.
-        self.record, self._withdrawn, self._owed = (), None, False
+        self.record, self._to_replay, self._withdrawn, self._owed = (), (), None, False
         self._seen.clear()
+        self._given_up.clear()
         self._dirty = self._dirty or bool(self.questions)
         waiting = self.state in (State.RUNNING, State.ASKING)
         self._keys.update(questions)
@@ -522,6 +534,7 @@ class Exchange:
 
     def _break(self, event: on.Broke) -> Commands:
         if not event.replayable or not self._can_run_again():
+            self._withdrawn = None  # whatever was said of the call before, this is the last word
             return self._end(lambda legs: do.Fail(legs, event.error), clean=False)
         return self._run_again_in_time(clean=False)
 
@@ -543,6 +556,7 @@ class Exchange:
         self._to_replay, self.record = self.record or (), ()
         self._keys.clear()
         self._seen.clear()
+        self._given_up.clear()
         self.questions.clear()
         self._shown = frozenset()
         self._withdrawn, self._owed, self._dirty, self._final = None, False, False, None
@@ -551,6 +565,8 @@ class Exchange:
         return [do.Disarm(Timer.QUIET), do.ReleaseSession(clean), do.RunAgain()]
 
     def _undelivered(self, event: on.Undelivered) -> Commands:
+        if not any(bytes(question.upstream_id or b"") in self._seen for question in event.questions):
+            return []  # they answered an earlier call of this exchange, which has ended since
         if event.replayable and self._can_run_again():
             return self._break(on.Broke(event.error, replayable=True))
         if not event.retryable or self.round == 0:
@@ -564,16 +580,28 @@ class Exchange:
         if not self._policy.holds:
             return [*out, *self._part("its client's credentials were refused; it will be run again")]
         self._strike(event.questions)
-        self.questions = {q.key: q for q in event.questions} | self.questions
-        # What this process has no words for cannot be shown again; the client knows it from an earlier round.
-        self._shown |= {question.key for question in event.questions if question.params is None}
+        self._put_back(event.questions)
         self._digests.pop(self.round, None)
         self.state = State.PARKED
         return [*out, do.Arm(Timer.TTL)]
 
+    def _put_back(self, questions: Iterable[Question]) -> None:
+        """Open these questions anew, unless the upstream gave up on them while their answers were under way."""
+        again = {}
+        for question in questions:
+            replayable = self._given_up.get(bytes(question.upstream_id or b""))
+            if replayable is None:
+                again[question.key] = question
+            elif replayable and question.key in self._shown:
+                self._withdrawn = {**(self._withdrawn or {}), question.key: question}
+        self.questions = again | self.questions
+        # What this process has no words for cannot be shown again; the client knows it from an earlier round.
+        self._shown |= {key for key, question in again.items() if question.params is None}
+
     # -- time ---------------------------------------------------------------------------------------------------
 
-    def _quiet(self, _: on.QuietPassed) -> Commands:
+    def _quiet(self, _: on.QuietPassed | on.LegLimitPassed) -> Commands:
+        """Ask what has gathered; a leg that has waited as long as clients wait does not wait for the quiet window."""
         return self._ask(State.PARKED)
 
     def _shed(self, event: on.LegLimitPassed) -> Commands:
@@ -594,7 +622,7 @@ class Exchange:
             return self._abort(_unrecorded())
         self.round += 1
         self.state = state
-        self._shown = frozenset(self.questions)
+        self._shown, self._withdrawn = frozenset(self.questions), None  # an answer is one to what its round showed
         legs, self._legs = self.legs, []
         resting = state if holds or state is State.REFERRED else State.BROKEN
         ask = do.Ask(legs, dict(self.questions), self.round, resting, held=holds, stays=stays)
@@ -750,6 +778,7 @@ TRANSITIONS: Final[dict[tuple[State, type[on.Event]], Handler]] = {
     # time
     (State.ASKING, on.QuietPassed): _X._quiet,
     (State.RUNNING, on.LegLimitPassed): _X._shed,
+    (State.ASKING, on.LegLimitPassed): _X._quiet,
     (State.DETACHED, on.GracePassed): _X._grace,
     (State.PARKED, on.Expired): _X._expire,
     (State.REFERRED, on.Expired): _X._expire,
@@ -762,7 +791,6 @@ TRANSITIONS: Final[dict[tuple[State, type[on.Event]], Handler]] = {
     **dict.fromkeys([(s, on.HandedOver) for s in _WAITING], _X._hand_over),
     **dict.fromkeys([(s, on.LetGo) for s in (*_CALLING, *_BETWEEN)], _X._let_go),
     # late, and harmless: a timer that fired while its cause was being handled, a message after the end
-    (State.ASKING, on.LegLimitPassed): _X._late,
     **dict.fromkeys([(s, on.Nested) for s in (*_BETWEEN, *_OVER)], _X._late_question),
     **dict.fromkeys(
         [(s, e) for s in (*_BETWEEN, *_OVER) for e in (on.Withdrawn, on.Progressed, on.Logged, on.Undelivered)],

@@ -575,7 +575,7 @@ class Driver:
 
     async def _resume_call(self, envelope: Envelope) -> None:
         """As `_run_call`, for a call that another replica sent."""
-        joined = self._joined
+        joined, run = self._joined, self._run
         assert joined is not None
         try:
             try:
@@ -586,12 +586,15 @@ class Driver:
         except GatewayError as exc:
             self._bridge.health.note(exc)
             replayable = await self._may_replay(exc)
+            if run != self._run:
+                return  # an answer that was not delivered had the call run again meanwhile
             self._cancel_orphan(envelope)
             if not replayable:
                 self._step(Step.LOST)
             self.hear(on.Broke(exc, replayable))
         except Exception:  # the outermost edge of the call's task, as in `_run_call`
-            self.hear(on.Broke(CallLost(_BUG)))
+            if run == self._run:
+                self.hear(on.Broke(CallLost(_BUG)))
             raise
 
     async def _resume(self, envelope: Envelope, joined: asyncio.Future[None]) -> None:

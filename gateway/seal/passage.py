@@ -29,7 +29,9 @@ def ever_smaller(envelope: Envelope, *, held: bool) -> Iterator[Envelope]:
     yield (envelope := replace(envelope, open=wordless, trace=None))
     if held:
         yield (envelope := replace(envelope, record=None))
-        yield replace(envelope, open=(), upstream=None)
+        # Urls that are not named here were not accepted: without them, nobody but the owner may send the call again.
+        state = State.PARKED if envelope.state == State.REFERRED else envelope.state
+        yield replace(envelope, open=(), upstream=None, state=state)
 
 
 def past(envelope: Envelope) -> Past:

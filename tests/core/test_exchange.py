@@ -16,7 +16,7 @@ from gateway.core import events as on
 from gateway.core import exchange as machine
 from gateway.core import inputs, jsonrpc, mcp
 from gateway.core.commands import Timer
-from gateway.core.exchange import MAX_QUESTIONS, TRANSITIONS, Exchange, Policy, State
+from gateway.core.exchange import MAX_NESTED, MAX_QUESTIONS, TRANSITIONS, Exchange, Policy, State
 from gateway.core.inputs import Capabilities
 from gateway.errors import (
     InvalidParams,
@@ -56,7 +56,7 @@ from tests.core.playbook import (
 )
 from tests.schema import assert_modern_message, assert_modern_result
 
-FIRST, SECOND, THIRD = leg(1), leg(2), leg(3)
+FIRST, SECOND, THIRD, FOURTH = leg(1), leg(2), leg(3), leg(4)
 EVENTS = [event for event in vars(on).values() if isinstance(event, type) and issubclass(event, on.Event)]
 EVENTS.remove(on.Event)
 STOPPING = Stopping("stopping")
@@ -177,22 +177,25 @@ def test_more_questions_than_a_user_can_read_are_refused() -> None:
     assert play >> asked("more") << do.Respond(raw("more"), None, error(mcp.INVALID_REQUEST))
 
 
-def test_a_server_that_asks_for_ever_is_refused_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "MAX_NESTED", 3)
-    play = waiting(FIRST)
-    for number in range(3):
-        play = (
-            play >> on.Nested(raw(number), "x", raw({})) << do.Respond(raw(number), None, error(mcp.METHOD_NOT_FOUND))
-        )
-    for _ in range(2):
-        play = play >> asked("more") << do.Respond(raw("more"), None, error(mcp.INVALID_REQUEST))
-    assert play
-    assert len(play.exchange._seen) == 3
-
-
 def test_a_question_with_an_id_that_is_a_load_is_refused() -> None:
     long = "x" * 1023
-    assert waiting(FIRST) >> asked(long) << do.Respond(raw(long), None, error(mcp.INVALID_REQUEST))
+    play = waiting(FIRST) >> asked(long) << do.Respond(raw(long), None, error(mcp.INVALID_REQUEST))
+    assert play
+    assert not play.exchange._seen
+
+
+def test_a_server_that_asks_and_withdraws_for_ever_is_refused_in_bounded_memory() -> None:
+    play = waiting(FIRST)
+    for number in range(MAX_NESTED):
+        play = play >> asked(number) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(number)) << do.Disarm(Timer.QUIET)
+    size = len(play.exchange._seen)
+    for number in range(MAX_NESTED, MAX_NESTED + 3):
+        play = play >> asked(number) << do.Respond(raw(number), None, error(mcp.INVALID_REQUEST))
+    assert len(play.exchange._seen) == size == MAX_NESTED
+    # What was heard before is still known, and the call goes on.
+    play = play >> asked(7)
+    assert play.counts[-1] == "duplicate"
+    assert play >> on.Resulted(RESULT) << ANY << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
 
 
 @pytest.mark.parametrize(
@@ -280,6 +283,35 @@ def test_a_malformed_answer_leaves_the_call_parked() -> None:
     assert (
         play >> answered(THIRD, 1, **{"elicitation-1": DECLINE}) << ANY << ANY << send(("elicitation-1", 0, DECLINE))
     )
+
+
+@pytest.mark.parametrize(
+    "number", [b"1e400", b"-1e400", b"9" * 5_000, b"0." + b"1" * 5_000], ids=lambda n: n[:6].decode()
+)
+@pytest.mark.parametrize("arrive", [parked, broken, referred])
+@pytest.mark.parametrize("place", [b'"content":{"n":%b}', b'"_meta":{"n":%b}'], ids=["content", "meta"])
+def test_an_answer_with_a_number_beyond_all_ranges_is_taken_whole_or_changes_nothing(
+    number: bytes, arrive: Callable[..., Playbook], place: bytes
+) -> None:
+    answer = Raw(b'{"action":"accept",%b}' % (place % number))
+    play = arrive(FIRST)
+    before = attributes(play.exchange)
+    try:
+        play.exchange.handle(answered(SECOND, 1, **{"elicitation-1": answer}))
+    except InvalidParams:
+        assert attributes(play.exchange) == before
+    else:
+        assert play.questions == {}
+        assert play.exchange.legs == (SECOND,)
+
+
+@pytest.mark.parametrize("number", [b"1e400", b"9" * 5_000], ids=["exponent", "digits"])
+def test_a_question_with_a_number_beyond_all_ranges_is_asked_recorded_and_recognised(number: bytes) -> None:
+    params = Raw(b'{"message":"Name?","requestedSchema":{"type":"object","properties":{}},"n":%b}' % number)
+    play = waiting(FIRST) >> on.Nested(raw(0), mcp.ELICIT, params) << ANY >> on.QuietPassed() << ANY << ANY << ANY
+    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << ANY
+    play = play >> on.Broke(LOST, replayable=True) << ANY << ANY << do.RunAgain()
+    assert play >> on.Nested(raw(9), mcp.ELICIT, params) << send(("elicitation-1", 9, ACCEPT))
 
 
 def test_of_two_answers_one_malformed_none_is_sent() -> None:
@@ -371,6 +403,26 @@ def test_refused_credentials_for_a_given_answer_end_the_first_round() -> None:
     assert play << do.Fail((FIRST,), UNAUTHORISED) << do.ReleaseSession(clean=False)
 
 
+def test_a_question_withdrawn_while_its_answer_is_under_way_is_not_asked_again_when_the_answer_is_refused() -> None:
+    play = resumed(FIRST, SECOND) >> on.Withdrawn(raw(0))
+    play = play >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True)
+    play = play << do.DisarmLeg() << do.Fail((SECOND,), UNAUTHORISED) << do.Arm(Timer.TTL)
+    assert play.state is State.PARKED
+    assert play.questions == {}
+    # The retry has nothing to send; the call ends by itself.
+    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+    assert play >> on.Resulted(RESULT) << ANY << do.Reply((THIRD,), RESULT) << ANY << ANY
+
+
+@pytest.mark.parametrize("retryable", [True, False])
+def test_an_answer_to_a_call_that_ended_with_urls_does_not_harm_the_call_after_them(retryable: bool) -> None:  # noqa: FBT001
+    play = resumed(FIRST, SECOND) >> url_required(url()) << ANY << ANY << ANY
+    play = play >> answered(THIRD, 2, **{"elicitation-2": ACCEPT}) << ANY << do.SendCall() << ANY
+    assert play >> on.Undelivered((QUESTION,), UNAUTHORISED if retryable else LOST, retryable)
+    assert play.state is State.RUNNING
+    assert play >> on.Resulted(RESULT) << ANY << do.Reply((THIRD,), RESULT) << do.ReleaseSession(clean=True) << ANY
+
+
 # -- withdrawn questions ------------------------------------------------------------------------------------------
 
 
@@ -405,9 +457,27 @@ def test_withdrawing_what_is_not_open_does_nothing() -> None:
 def test_a_result_that_comes_while_parked_is_kept_for_the_client() -> None:
     play = parked(FIRST) >> on.Resulted(RESULT) << do.DisarmLeg() << do.ReleaseSession(clean=False)
     assert play.state is State.FINISHED
+    assert play.questions == {}
     play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Disarm(Timer.GRACE)
     assert play << do.Reply((SECOND,), RESULT) << do.Arm(Timer.LINGER)
     assert play.state is State.ENDED
+
+
+def test_a_result_collected_by_a_repeat_of_an_earlier_round_is_given_to_this_round_too() -> None:
+    play = resumed(FIRST, SECOND) >> asked(1) << ANY >> on.QuietPassed() << ANY << ANY << ANY
+    play = play >> on.Resulted(RESULT) << ANY << ANY
+    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << do.Reply((THIRD,), RESULT) << ANY
+    assert play >> answered(FOURTH, 2, **{"elicitation-2": ACCEPT}) << do.Reply((FOURTH,), RESULT)
+    # From now on the round has its answers, and the other rounds as before.
+    play.refuses(answered(FOURTH, 2, **{"elicitation-2": DECLINE}), InvalidState)
+    play.refuses(answered(FOURTH, 3), InvalidState)
+    assert play >> answered(FOURTH, 2, **{"elicitation-2": ACCEPT}) << do.Reply((FOURTH,), RESULT)
+
+
+def test_a_kept_result_is_not_given_to_a_round_that_never_was() -> None:
+    play = parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY
+    play.refuses(answered(SECOND, 0, **{"elicitation-1": ACCEPT}), InvalidState)
+    play.refuses(answered(SECOND, 2, **{"elicitation-1": ACCEPT}), InvalidState)
 
 
 def test_a_result_that_nobody_collects_is_dropped() -> None:
@@ -750,9 +820,11 @@ def test_a_question_that_comes_in_a_round_that_asks_nothing_is_asked_at_once() -
     assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << send(("elicitation-1", 0, ACCEPT))
 
 
-def test_the_leg_limit_within_the_quiet_window_is_moot() -> None:
+def test_a_leg_that_reaches_its_limit_within_the_quiet_window_asks_at_once() -> None:
+    # Waiting on would leave the leg without a limit if the question were withdrawn before the window has passed.
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.LegLimitPassed()
-    assert play >> on.QuietPassed() << do.DisarmLeg() << ask(FIRST, 1, "elicitation-1") << do.Arm(Timer.TTL)
+    assert play << do.DisarmLeg() << ask(FIRST, 1, "elicitation-1") << do.Arm(Timer.TTL)
+    assert play.exchange.sheds == 0
 
 
 # -- stop -------------------------------------------------------------------------------------------------------------

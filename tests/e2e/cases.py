@@ -8,10 +8,10 @@ test_matrix.py; the calls are put into the words of server-everything in `Stage.
 import asyncio
 import json
 import re
-import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final
 
 from tests.cluster import Front
@@ -49,6 +49,7 @@ class Case:
 
 
 CASES: Final[list[Case]] = []
+_STRANGERS: Final = count(1)
 
 
 def case(
@@ -121,7 +122,7 @@ class Stage:
 
     async def stranger(self, **options: Any) -> ModernClient:
         """Connect as somebody who has no sessions yet."""
-        return await self.client(headers={"Authorization": f"Bearer {secrets.token_hex(8)}"}, **options)
+        return await self.client(headers={"Authorization": f"Bearer stranger-{next(_STRANGERS)}"}, **options)
 
     async def call(
         self, tool: str, arguments: dict[str, Any] | None = None, client: ModernClient | None = None, **options: Any

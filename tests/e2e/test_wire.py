@@ -4,13 +4,13 @@ import asyncio
 import base64
 import io
 import json
-import random
 import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import pytest
@@ -881,11 +881,10 @@ TOOLS_OF_THE_STORM: dict[str, Json] = {
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_storm_of_calls_mixes_nothing_and_leaves_nothing_behind(server: OldServer, seed: int) -> None:
     """Retries are repeated, dropped, forgotten; every result belongs to its call, and every call ends once."""
-    dice = random.Random(seed)
     async with setup(
         server=server, hold={"ttl_seconds": 4, "grace_seconds": 0.3}, sessions={"max_per_principal": 500}
     ) as s:
-        results = await asyncio.gather(*(weather(s, dice, number) for number in range(STORM)))
+        results = await asyncio.gather(*(weather(s, Random(f"{seed} {number}"), number) for number in range(STORM)))
         assert results.count(True) > STORM / 2
         await s.gw.settled(10)
         runs, ends = Counter[str](), Counter[str]()
@@ -896,7 +895,7 @@ async def test_a_storm_of_calls_mixes_nothing_and_leaves_nothing_behind(server: 
         assert runs.total() == STORM, "nothing ran twice, and nothing not at all"
 
 
-async def weather(s: Setup, dice: random.Random, number: int) -> bool:
+async def weather(s: Setup, dice: Random, number: int) -> bool:
     """Make one call of the storm; whether it came to its result."""
     marker = f"marker {number}."
     tool = dice.choice(list(TOOLS_OF_THE_STORM))

@@ -6,11 +6,11 @@ The replicas are real and in this process; `fake_peer` stands where a replica mi
 import asyncio
 import io
 import json
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest.mock import Mock
 
@@ -35,7 +35,7 @@ from tests.black_hole import black_hole
 from tests.net import workbench
 from tests.net.conftest import _at_rest
 from tests.net.fake_peer import KEY, Asked, FakePeer, Proxy, Server, Silent
-from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn, event, text
+from tests.net.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, event, text
 from tests.net.workbench import ACCEPT, Client, Reply, Stand, eventually, jwt
 from tests.parts.launch import free_port
 
@@ -219,7 +219,7 @@ async def exchange_inherited_by(stand: Stand, *first: str) -> str:
 async def orphan(stand: Stand, owner: str, *heirs: str, **changes: Any) -> Reply:
     """A call whose state says that another replica holds it, which knows nothing of it; the real one is given up."""
     asked = await stand.client().call()
-    exchange = await exchange_inherited_by(stand, *heirs) if heirs else secrets.token_hex(4)
+    exchange = await exchange_inherited_by(stand, *heirs) if heirs else f"orphan of {owner}"
     state = resealed(asked.state, owner=owner, **{"upstream": None, "exchange": exchange, **changes})
     await drop(stand)
     asked.messages[-1]["result"]["requestState"] = state
@@ -684,7 +684,7 @@ def refused(stand: Stand) -> dict[str, int]:
         (lambda: b'{"jsonrpc":"2.0","id":1,"method":"tools/call"}', "malformed"),
         (lambda: b"x" * 1000, "unknown_key"),
         (lambda: sealed()[:-1], "forged"),
-        (lambda: sealed()[:-1] + b"x", "forged"),
+        (lambda: (body := sealed())[:-1] + bytes([body[-1] ^ 1]), "forged"),
         (lambda: sealed(issued=time.time() - 61), "expired"),
         (lambda: sealed(issued=time.time() + 70), "future"),
         (lambda: sealed(Keyring((bytes(range(1, 33)),), "peer")), "unknown_key"),
@@ -961,6 +961,45 @@ async def test_a_dead_owners_call_runs_again_where_it_may(upstream: FakeUpstream
     assert json.loads((await two.client().answer(asked)).text) == ACCEPT
     assert len(upstream.of("tools/call")) == 2
     assert steps(two) == {"replayed": 1}
+
+
+async def test_a_call_taken_over_runs_again_once_though_its_stream_and_its_answer_both_find_it_lost(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    """Both then look up whether the tool may run twice. The slower of them must not send the call once more."""
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+
+    async def asks(turn: Turn) -> None:
+        params = {**FORM, "requestedSchema": {**FORM["requestedSchema"], "title": "q"}}
+        await turn.say({"id": "q", "method": mcp.ELICIT, "params": params}, "e1")
+        await turn.for_ever()
+
+    async def gone(turn: Turn) -> None:
+        turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
+
+    async def slow(turn: Turn) -> None:
+        await upstream.saw("tools/call", 2)
+        await turn.result({"tools": upstream.tools})
+
+    upstream.tool(asks)
+    asked = await one.client().call()
+    await cluster.crash(one)
+    gate = Gate(upstream)
+    upstream.on("resume", gone)
+    upstream.once("answer", gone)
+    upstream.once("tools/list", slow)
+    reply = later(two.client().answer(asked))
+    await eventually(gate.answered.is_set)
+    await eventually(lambda: len(calls_of(two)) == 1, "who followed the lost call has come to an end")
+    gate.go.set()
+    assert (await in_time(reply)).text == "done"
+    assert len(upstream.of("tools/call")) == 2
+    assert steps(two) == {"replayed": 1}
+
+
+def calls_of(stand: Stand) -> list[str]:
+    return [task.get_name() for task in stand.gateway.tasks._running if task.get_name() == "call"]
 
 
 async def test_retries_at_two_replicas_at_once_meet_at_one_heir(upstream: FakeUpstream, cluster: Cluster) -> None:
@@ -1560,7 +1599,7 @@ async def asked_much(upstream: FakeUpstream, stand: Stand, count: int, size: int
             turn.ask(
                 mcp.ELICIT,
                 {
-                    "message": secrets.token_hex(size // 2),
+                    "message": Random(number).randbytes(size // 2).hex(),
                     "requestedSchema": {"type": "object", "title": f"q{number}", "properties": {}},
                 },
             )
@@ -1630,7 +1669,7 @@ async def test_a_record_that_does_not_fit_gives_way_to_the_cursor(upstream: Fake
 
     upstream.tool(tool)
     asked = await one.client().call()
-    long = {"action": "accept", "content": {"name": secrets.token_hex(4000)}}
+    long = {"action": "accept", "content": {"name": Random(0).randbytes(4000).hex()}}
     asked = await one.client().answer(asked, long)
     envelope = opened(asked.state)
     assert envelope.record is None
@@ -1650,7 +1689,7 @@ async def test_a_route_that_holds_nothing_says_when_the_answers_do_not_fit(
 
     upstream.tool(tool)
     asked = await one.client().call()
-    long = {"action": "accept", "content": {"name": secrets.token_hex(4000)}}
+    long = {"action": "accept", "content": {"name": Random(0).randbytes(4000).hex()}}
     reply = await one.client().answer(asked, long)
     assert "limits.state_bytes" in reply.error["message"]
 

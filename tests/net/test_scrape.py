@@ -1,9 +1,9 @@
 """Several scrapes as one: what is added, what is not, and that the text stays one a scraper can read."""
 
 import math
-import random
 from collections.abc import Iterable
 from itertools import pairwise
+from random import Random
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -91,7 +91,7 @@ def test_what_is_no_scrape_is_an_error(text: str) -> None:
 
 def process(seed: int) -> str:
     """The metrics of a process that did something."""
-    chance = random.Random(seed)
+    chance = Random(seed)
     metrics = Metrics("1.2.3", ["/a", "/b"])
     metrics.set_held_limit(10)
     for _ in range(40):
