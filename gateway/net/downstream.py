@@ -38,7 +38,7 @@ from gateway.net.passthrough import Passthrough, not_allowed, probe_headers
 from gateway.net.peers import PeerFailed, Replied
 from gateway.net.routes import Routes
 from gateway.net.sessions import PoolKey
-from gateway.net.succession import Succession
+from gateway.net.succession import Inherited, Succession
 from gateway.net.upstream import NO_HEADERS, Headers
 from gateway.net.wellknown import WellKnown
 from gateway.net.wire import REQUEST_ID, HttpWire, Incoming, Wire, read_body
@@ -281,7 +281,7 @@ class Downstream:
             if (envelope.owner, envelope.epoch) == (self._routes.owner, self._routes.epoch):
                 raise InvalidState("ended")
             replied = await self._succession.elsewhere(envelope, incoming, wire)
-            if replied is None:  # nobody holds it, and to run it again would be to serve the route
+            if isinstance(replied, Inherited):  # nobody holds it, and to run it again would be to serve the route
                 raise no_route
         except GatewayError as exc:
             exc.request_id = bytes(request.id)
@@ -402,21 +402,23 @@ class Downstream:
             round_.headers = self._upstream_headers(incoming, bridge, request)
             round_.key = _pool_key(bridge, request, round_.key.principal, round_.headers)
         key, headers = round_.key, round_.headers
+        is_proven = True
         if driver is None:
             if (envelope.owner, envelope.epoch) == (bridge.owner, bridge.epoch):
                 raise InvalidState("ended")
-            replied = await self._succession.elsewhere(envelope, incoming, round_.wire)
-            if replied is not None:
+            found = await self._succession.elsewhere(envelope, incoming, round_.wire)
+            if not isinstance(found, Inherited):
                 if incoming.hop is None:
                     bridge.metrics.continued(bridge.route.path, Step.FORWARDED)
                     _note_step(incoming.span, Step.FORWARDED)
-                return replied
+                return found
+            is_proven = found.proven
         if not _goes_upstream(driver, envelope, request):
             await bridge.pool.authorise(key, headers)
         # While others were asked, a second retry may have come.
         driver = bridge.lot.find(envelope.exchange) or driver
         if driver is None:
-            driver = Driver.take_over(bridge, request, key, headers, envelope)
+            driver = Driver.take_over(bridge, request, key, headers, envelope, is_proven=is_proven)
         else:
             bridge.metrics.continued(bridge.route.path, Step.HELD)
             _note_step(incoming.span, Step.HELD)
