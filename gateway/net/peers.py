@@ -353,21 +353,18 @@ class Peers:
         host = member.partition("#")[0]
         try:
             address = await self._members.address(host)
-            if address is None:
-                return "unknown"
+        except OwnerSilent:
+            address = None
+        if address is None:
+            return "unknown"
+        try:
             hop = Hop(kind="who", to=address, issued=time.time(), nonce=hops.nonce())
             timeouts = self.timeouts
             # Longer than `_post` waits, whose word for silence is the more exact one.
             async with asyncio.timeout(timeouts.peer_connect_seconds + 2 * timeouts.peer_accept_seconds):
                 answers = await self._question(address, hop, fresh=True)
-        except OwnerSilent as exc:
-            return "unknown" if exc.is_local else "silent"
-        except Dead:
-            return "silent"
-        except (*_FOREIGN, PeerFailed, InvalidState):
-            return "unknown"
-        except OwnerStalled:
-            return "reached"  # it refuses, so it lives
+        except (*_FOREIGN, PeerFailed, InvalidState, OwnerStalled) as exc:
+            return _testimony(exc)
         return "reached" if hops.Me(host) in answers else "unknown"
 
     def _client(self, address: Address, *, fresh: bool) -> tuple[aiohttp.ClientSession, str]:
@@ -398,6 +395,17 @@ class Peers:
         """Close all connections."""
         for client in self._clients.values():
             await client.close()
+
+
+def _testimony(failure: Exception) -> str:
+    """What a failed attempt to ask a replica for its name shows."""
+    match failure:
+        case Dead() | OwnerSilent(is_local=False):
+            return "silent"
+        case OwnerStalled() if not isinstance(failure, OwnerSilent):
+            return "reached"  # it refuses, so it lives
+        case _:
+            return "unknown"
 
 
 def _hop(kind: hops.Kind, member: str, incoming: Incoming) -> Hop:
