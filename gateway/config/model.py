@@ -189,7 +189,8 @@ class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cancel_seconds: Annotated[SomeSeconds, Meta(description="Delivery of `notifications/cancelled` or DELETE.")] = 5.0
     send_seconds: Annotated[SomeSeconds, Meta(description="A client that does not read its reply.")] = 30.0
     peer_connect_seconds: Annotated[
-        SomeSeconds, Meta(description="Opening a connection to a peer; one that takes longer is dead.")
+        SomeSeconds,
+        Meta(description="Opening a connection to a peer; one that takes longer is silent, not proven dead."),
     ] = 0.5
     peer_accept_seconds: Annotated[
         SomeSeconds,
