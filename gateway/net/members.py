@@ -165,8 +165,10 @@ class Members:
     async def lacks(self, member: str) -> bool:
         """Whether a lookup that succeeded just now does not list a member."""
         host = member.partition("#")[0]
+        if host == self.host:
+            return False
         if self._replica.peers_dns is None:
-            return host != self.host and host not in self._replica.peers
+            return host not in self._replica.peers
         await self._look()
         young = host not in self._last and time.monotonic() - self._born < _NAMELESS_SECONDS
         return self._known(host) is None and not self._unsure and not young
@@ -174,6 +176,11 @@ class Members:
     def _known(self, host: str) -> Address | None:
         address, until = self._greeted.get(host, ("", 0.0))
         return self._found.get(host) or (address if time.monotonic() < until else None)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether there may be members that are not known: the last lookup failed, or one did not say its name."""
+        return self._replica.peers_dns is not None and self._unsure
 
     async def is_back(self, member: str) -> bool:
         """Whether a member that refused a connection is found again, there or elsewhere.

@@ -252,25 +252,25 @@ class Peers:
     async def _unconnected(self, address: Address, member: str, failure: OSError) -> PeerFailed | OwnerSilent:
         """What a connection that did not come about says of the process at an address."""
         number = failure.errno
-        if number in _NO_SOCKET if address.startswith(_UNIX) else number == errno.ECONNREFUSED:
-            if await self._is_proof(address):
-                return Dead(member)
-            return self._slow(member)
+        if address.startswith(_UNIX):
+            is_proof = number in _NO_SOCKET
+        elif _is_literal(split_address(address)[0]):
+            is_proof = number == errno.ECONNREFUSED
+        else:
+            is_proof = await self._all_refuse(address)
+        if is_proof:
+            return Dead(member)
         cause = os.strerror(number) if number is not None and number > 0 else failure.strerror or str(failure)
         why = f"cannot be reached from {self._members.own} ({cause})"
         return OwnerSilent(member, why, is_local=number not in _FAR)
 
-    async def _is_proof(self, address: Address) -> bool:
-        """Whether a refused connection shows that nobody listens at an address.
-
-        A name must be looked up anew, and each of its addresses must refuse: the one that did may be an old one.
-        """
-        if address.startswith(_UNIX) or _is_literal(host := split_address(address)[0]):
-            return True
+    async def _all_refuse(self, address: Address) -> bool:
+        """Whether each address of a name, looked up anew, refuses connections: the one that did may be an old one."""
+        host, port = split_address(address)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.timeouts.peer_connect_seconds):
-                found = await loop.getaddrinfo(host, split_address(address)[1], type=socket.SOCK_STREAM)
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 return all([await _refuses(family, where) for family, _, _, _, where in found])
         except (OSError, TimeoutError):
             return False

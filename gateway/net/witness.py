@@ -52,8 +52,8 @@ class Witness:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there are other hosts that could take a call over."""
-        return bool(self._members.other_hosts())
+        """Whether there are, or may be, other hosts that could take a call over."""
+        return self._members.is_unsure or bool(self._members.other_hosts())
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -90,6 +90,8 @@ class Witness:
 
     async def may_be_taken(self, exchange: str, round_: int) -> bool:
         """Whether another replica has, or may have, taken over this replica's exchange after that round."""
+        if self._members.is_unsure:
+            return True
         async with self._inquiries:
             hosts = self._members.other_hosts()
             words = await asyncio.gather(*(self._holds(name, exchange, round_) for name in hosts))

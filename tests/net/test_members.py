@@ -147,7 +147,7 @@ async def test_an_address_comes_from_the_configuration_and_from_nowhere_else(tas
         with pytest.raises(OwnerSilent):
             await members.address(name)
         assert await members.lacks(name)
-    assert not any([await members.lacks(name) for name in IDS])
+    assert not any([await members.lacks(name) for name in (*IDS, "gw-1#0")])
 
 
 # -- who inherits ----------------------------------------------------------------------------------------------------
@@ -353,6 +353,7 @@ async def test_a_name_service_that_fails_leaves_what_is_known(
         await dns.address("gw-3")
     assert caught.value.status == 503, "it cannot be told whether it is dead"
     assert caught.value.is_local
+    assert dns.is_unsure
     assert "peers_dns" in caught.value.message
     assert not await dns.lacks("gw-3")
     with pytest.raises(OwnerSilent):

@@ -6,6 +6,7 @@ event store, as real servers have that can resume.
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway.config import split_address
 from gateway.core import mcp
 from gateway.core.commands import Timer
 from gateway.core.exchange import State
@@ -27,10 +29,12 @@ from tests.net.test_peers import (
     ask,
     asked_peers,
     cluster,
+    exchange_inherited_by,
     frames_of,
     hop_for,
     in_time,
     orphan,
+    resealed,
     steps,
 )
 from tests.net.workbench import ACCEPT, Stand, eventually
@@ -206,6 +210,27 @@ async def test_a_silent_owners_call_that_cannot_be_resumed_is_given_back_unharme
         assert (await one.client().answer(asked)).text == "done"
 
 
+async def test_behind_a_silent_heir_a_call_that_it_may_have_resumed_is_not_cancelled(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address
+) -> None:
+    """The owner is proven dead, but the first heir may have taken the call over before it fell silent."""
+    one, two = await cluster.begin("gw-1", "gw-2", fakes={"gw-3": hole}, timeouts=TIMES)
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(400)
+
+    async with stored(upstream, "q") as store:
+        upstream.on("resume", refuse)
+        asked = await one.client().call()
+        exchange = await exchange_inherited_by(two, "gw-3", "gw-2")
+        state = resealed(asked.state, exchange=exchange)
+        await cluster.crash(one)
+        reply = await two.client().call(state=state, answers=dict.fromkeys(asked.questions, ACCEPT))
+        assert reply.outcome == STALLED
+        assert is_unharmed(upstream)
+        assert store.answers == []
+
+
 # -- without one ------------------------------------------------------------------------------------------------------
 
 
@@ -264,6 +289,44 @@ async def test_a_fault_of_this_replica_says_nothing_of_the_owner(
     assert is_unharmed(upstream)
     assert "answer" not in upstream.words
     assert json.loads((await one.client().answer(asked)).text) == ACCEPT
+
+
+async def test_a_name_whose_addresses_all_refuse_is_a_proof(upstream: FakeUpstream, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"localhost:{free_port()}"})
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2"))
+    assert reply.outcome == (200, -32603, "owner_lost")
+    assert asked_peers(one).keys() == {"dead"}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_a_name_one_of_whose_addresses_does_not_refuse_proves_nothing(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address, monkeypatch: pytest.MonkeyPatch, order: int
+) -> None:
+    """The name service has an old address beside the new one, or both of two networks."""
+    dead, silent = f"127.0.0.2:{hole.rpartition(':')[2]}", hole
+    asking = socket.getaddrinfo
+
+    def two_addresses(host: Any, *rest: Any, **options: Any) -> Any:
+        if host != "gw-2.test":
+            return asking(host, *rest, **options)
+        places = [split_address(address) for address in (dead, silent)]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places][::order]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
+    loop = asyncio.get_running_loop()
+
+    async def looked_up(host: Any, port: Any, **options: Any) -> Any:  # as uvloop's own, which is not patched above
+        return two_addresses(host, port, **options)
+
+    monkeypatch.setattr(loop, "getaddrinfo", looked_up)
+    port = hole.rpartition(":")[2]
+    times = {"peer_connect_seconds": 0.2, "peer_accept_seconds": 5}
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"gw-2.test:{port}"}, timeouts=times)
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2"))
+    assert reply.outcome == STALLED
+    assert asked_peers(one) == {"silent": 1}
 
 
 async def test_another_replica_at_the_owners_address_proves_nothing(upstream: FakeUpstream, cluster: Cluster) -> None:
@@ -432,6 +495,20 @@ async def test_an_owner_that_cannot_ask_does_not_cancel(
         one.gateway.members._replica.peers.update({"gw-2": hole, "gw-3": hole})
         await expire(one)
         assert (await two.client().answer(asked)).text == "done"
+        assert is_unharmed(upstream)
+
+
+async def test_an_owner_that_does_not_know_who_is_there_does_not_cancel(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    """Cut off, it forgets the addresses of its peers, and the name service may be out of reach too."""
+    section = {"peers": {}, "peers_dns": "peers.invalid:8081"}
+    one = await cluster.start("gw-1", f"127.0.0.1:{free_port()}", replica=section)
+    await eventually(lambda: one.gateway.members.is_unsure)
+    async with stored(upstream, "q"):
+        _ = await one.client().call()
+        await expire(one)
+        assert len(one.gateway.lot) == 0
         assert is_unharmed(upstream)
 
 
