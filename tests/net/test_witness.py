@@ -133,7 +133,13 @@ def only(stand: Stand) -> Any:
 async def expire(stand: Stand) -> None:
     """The time of the one parked call is over."""
     only(stand)._fire(Timer.TTL)
-    await eventually(lambda: "ask about an expired call" not in stand.tasks())
+    await is_quiet(stand)
+
+
+async def is_quiet(stand: Stand) -> None:
+    """Wait until it has said what it has to say to other replicas and to the upstream."""
+    speaking = {"ask about an expired call", "send upstream", "close session"}
+    await eventually(lambda: not speaking.intersection(stand.tasks()))
 
 
 def is_unharmed(upstream: FakeUpstream) -> bool:
@@ -156,6 +162,7 @@ async def test_a_silent_owners_call_is_resumed_on_the_word_of_another_replica(
         resumed = steps(two).get("resumed", 0) + steps(three).get("resumed", 0)
         assert resumed == 1
         await eventually(lambda: only(one)._exchange.state is State.FINISHED, "the owner hears the result too")
+        await eventually(lambda: not (two.busy_tasks() or three.busy_tasks()))
         assert "DELETE" not in upstream.words, "the session is the owner's"
         assert (await one.client().answer(asked)).text == "done"
 
