@@ -436,7 +436,7 @@ class Downstream:
         try:
             return await _converse(wire, outbox)
         except BaseException:
-            driver.leave(outbox.leg)
+            driver.leave(outbox.leg, is_relayed=waiting is self.relayed)
             raise
         finally:
             waiting.discard(driver)

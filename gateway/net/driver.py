@@ -121,6 +121,8 @@ class Driver:
         """Done when the taken call's stream is open (True), or will not be."""
         self._visits = 0
         """Retries that were accepted so far."""
+        self._was_relayed = False
+        """Whether the leg that left last was another replica's."""
         self._is_let_go = False
         """Whether another replica goes on with the upstream call: nothing more is said about it from here."""
         self._started = self._parked_at = time.monotonic()
@@ -220,8 +222,9 @@ class Driver:
         waits = self._exchange.state is State.PARKED
         return waits and any(key in answers for key in self._exchange.questions)
 
-    def leave(self, leg: on.Leg) -> None:
-        """A leg's client is gone."""
+    def leave(self, leg: on.Leg, *, is_relayed: bool = False) -> None:
+        """A leg's client is gone, or the way to the replica that relayed it."""
+        self._was_relayed = is_relayed
         self._feed(on.Left(leg))
         self._outboxes.pop(leg, None)
 
@@ -878,6 +881,8 @@ class Driver:
             if self._call is not None:
                 self._call.listener = _DEAF
             session.detach()
+        elif not clean and not session.pending and self._may_be_taken(session):
+            session.detach()  # the result came to an open question: the replica that answered it may read it still
         else:
             self._released = session
         self._bridge.pool.release(session, clean=clean)
@@ -904,7 +909,7 @@ class Driver:
         self._timers.pop(timer, None)
         if timer is Timer.LEG:
             self._watch_silence()
-        if timer is Timer.TTL:
+        if timer is Timer.TTL or (timer is Timer.GRACE and self._was_relayed):
             self._feed_unless_taken(_FIRED[timer])
             return
         self._feed(_FIRED[timer])
@@ -913,23 +918,27 @@ class Driver:
 
     def _feed_unless_taken(self, event: on.Event) -> None:
         """Give a call up, but let it go without a word if a replica that took this one for dead has resumed it."""
-        channel = self._session.channel if self._session is not None else None
-        is_parked = self._exchange.state is State.PARKED and self._exchange.calling
-        if is_parked and channel is not None and channel.cursor is not None and self._bridge.witness.is_needed:
+        is_left = self._exchange.state in (State.PARKED, State.DETACHED) and self._exchange.calling
+        if is_left and self._session is not None and self._may_be_taken(self._session):
             self._bridge.tasks.spawn(self._ask_who_has_it(event), "ask about an expired call")
         else:
             self._feed(event)
 
+    def _may_be_taken(self, session: Session) -> bool:
+        """Whether another replica could have resumed the call."""
+        return session.channel.cursor is not None and self._bridge.witness.is_needed
+
     async def _ask_who_has_it(self, event: on.Event) -> None:
-        visits = self._visits
+        visits, state = self._visits, self._exchange.state
         may_be_taken = await self._bridge.witness.may_be_taken(self.id, self._exchange.round)
         if self._visits != visits:
             if isinstance(event, on.Stopped):
                 self._watch_silence()
             return  # its client came meanwhile
-        if not may_be_taken or self._exchange.state is not State.PARKED:
-            self._feed(event)
-            return
+        if not may_be_taken or self._exchange.state is not state:
+            if not isinstance(event, on.GracePassed) or self._exchange.state is state:
+                self._feed(event)
+            return  # a result that came meanwhile is kept as ever
         self._outcome, self._is_let_go = Outcome.CANCELLED, True
         self._cause = "another replica has resumed the call, or could not be asked: it was not cancelled upstream"
         self._feed(on.LetGo(cancel=False))

@@ -163,7 +163,8 @@ async def test_a_silent_owners_call_is_resumed_on_the_word_of_another_replica(
         assert resumed == 1
         await eventually(lambda: only(one)._exchange.state is State.FINISHED, "the owner hears the result too")
         await eventually(lambda: not (two.busy_tasks() or three.busy_tasks()))
-        assert "DELETE" not in upstream.words, "the session is the owner's"
+        ended = [seen.session for seen in upstream.of("DELETE")]
+        assert upstream.of("tools/call")[0].session not in ended, (ended, "the session is the owner's")
         assert (await one.client().answer(asked)).text == "done"
 
 
@@ -494,6 +495,42 @@ async def test_an_owner_does_not_cancel_a_call_that_another_replica_has_resumed(
         assert [answer["result"] for answer in store.answers] == [ACCEPT] * 3
         assert is_unharmed(upstream)
         assert len(upstream.of("answer")) == 3
+
+
+@pytest.mark.parametrize(("word", "cancelled"), [("yes", False), ("unknown", False), ("no", True)])
+async def test_an_owner_whose_relay_breaks_asks_whether_the_call_goes_on_elsewhere(
+    upstream: FakeUpstream, cluster: Cluster, word: str, *, cancelled: bool
+) -> None:
+    """A network that parts two replicas looks to the owner like a client that left."""
+
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        await asked.begin()
+        await asked.say(Told(word))
+        await asked.end()
+
+    third = await cluster.fake(FakePeer(script))
+    hold = {"grace_seconds": 60}
+    one, two = await cluster.begin("gw-1", "gw-2", fakes={"gw-3": third.address}, hold=hold)
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await turn.say({"id": 7, "method": mcp.ELICIT, "params": FORM}, "e1")
+        await go.wait()
+
+    upstream.tool(tool)
+    asked = await one.client().call()
+    driver = only(one)
+    retry = asyncio.get_running_loop().create_task(two.client().answer(asked))
+    await upstream.saw("answer")
+    retry.cancel()
+    await eventually(lambda: driver._exchange.state is State.DETACHED)
+    driver._fire(Timer.GRACE)
+    await is_quiet(one)
+    go.set()
+    assert driver._exchange.state is State.ENDED
+    assert (mcp.CANCELLED in upstream.words) is cancelled
+    assert third.kinds == ["holds"]
 
 
 async def test_an_owner_that_cannot_ask_does_not_cancel(
