@@ -24,6 +24,7 @@ GatewayError                  what a client can be told: JSON-RPC `code`, HTTP `
 │   └── Refused               an HTTP status of the upstream that the client must see (401, 403)
 ├── NoKeys                    -32603  503  the issuer's keys cannot be had, so that no token can be verified
 ├── OwnerStalled              -32603  503  the replica that holds the call does not react; try again
+│   └── OwnerSilent           this replica could not give it the request; that proves nothing about it
 └── Stopping                  -32603  503  this replica is going away
 LocalProtocolError            our own bug: an event that the exchange's table forbids
 """
@@ -280,6 +281,24 @@ class OwnerStalled(GatewayError):
             data={"reason": "owner_stalled"},
         )
         self.headers["Retry-After"] = "1"
+
+
+class OwnerSilent(OwnerStalled):
+    """This replica could not give the owner the request, and nothing proves that the owner is dead.
+
+    `is_local`: the cause is here (descriptors, name resolution, local address), so it says nothing about the owner.
+    `is_connected`: the owner's kernel accepted a connection, and its process did not react.
+    """
+
+    def __init__(self, member: str, why: str, *, is_local: bool = False, is_connected: bool = False) -> None:
+        super().__init__(member, why)
+        self.is_local = is_local
+        self.is_connected = is_connected
+        if is_local:
+            self.fix = (
+                "look at this replica, not at the owner: its open files (ulimit -n), its name service, the names in "
+                "replica.peers, and the address in replica.listen, which its connections come from"
+            )
 
 
 class Stopping(GatewayError):

@@ -230,7 +230,10 @@ class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     send_seconds: Annotated[SomeSeconds, Meta(description="How long a client may fail to read its reply.")] = 30.0
     peer_connect_seconds: Annotated[
         SomeSeconds,
-        Meta(description="Time limit for opening a connection to a peer. A peer that takes longer counts as dead."),
+        Meta(
+            description="Time limit for opening a connection to a peer. A peer that takes longer counts as silent, "
+            "not as proven dead."
+        ),
     ] = 0.5
     peer_accept_seconds: Annotated[
         SomeSeconds,

@@ -32,6 +32,7 @@ from gateway.net.survey import survey
 from gateway.net.tasks import Tasks
 from gateway.net.troubles import Troubles
 from gateway.net.wellknown import WellKnown
+from gateway.net.witness import Witness
 from gateway.seal.envelope import Sealer
 from gateway.seal.hop import Hops
 from gateway.seal.keyring import Keyring
@@ -84,6 +85,7 @@ class Gateway:
             traces = open_traces(__version__, self.members.own)
         self._traces = traces
         self._peers = Peers(config, self.members, self._hops, self.metrics)
+        self._witness = Witness(self.members, self._peers, self.lot, self.tasks)
         self._epoch = secrets.token_hex(8)
         self._client: Client
         self.routes: Routes
@@ -119,9 +121,10 @@ class Gateway:
             self._epoch,
             tls,
             self.troubles,
+            self._witness,
         )
         self._callers = Callers(config, self._client, self.tasks)
-        succession = Succession(self.members, self._peers)
+        succession = Succession(self.members, self._peers, self._witness)
         wellknown = WellKnown(config, self.routes)
         self.downstream = Downstream(
             config,
@@ -174,7 +177,9 @@ class Gateway:
 
     async def _open_door(self) -> None:
         """Let the other replicas in."""
-        door = self._door = PeerDoor(self.config, self.members, self._hops, self.downstream.handle_hop, self.metrics)
+        door = self._door = PeerDoor(
+            self.config, self.members, self._hops, self.downstream.handle_hop, self._witness.tell, self.metrics
+        )
         if self.config.replica.listen is not None:
             _ = await self._open(door.handle, self.config.replica.listen, shared=True)
         if self._worker is not None:

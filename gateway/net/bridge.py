@@ -13,6 +13,7 @@ from gateway.net.parking import Lot
 from gateway.net.pool import Pool
 from gateway.net.tasks import Tasks
 from gateway.net.troubles import Health
+from gateway.net.witness import Witness
 from gateway.seal.envelope import Sealer
 from gateway.telemetry import Metrics
 
@@ -46,3 +47,4 @@ class Bridge(msgspec.Struct, frozen=True, eq=False):
     health: Health
     streams: set["Lasting"]
     """Those of old clients, and of a modern upstream's subscriptions."""
+    witness: Witness

@@ -39,7 +39,7 @@ from gateway.net.passthrough import Passthrough, id_of, not_allowed, probe_heade
 from gateway.net.peers import PeerFailed, Replied
 from gateway.net.routes import Routes
 from gateway.net.sessions import PoolKey
-from gateway.net.succession import Succession
+from gateway.net.succession import Inherited, Succession
 from gateway.net.upstream import NO_HEADERS, Headers
 from gateway.net.wellknown import WellKnown
 from gateway.net.wire import REQUEST_ID, HttpWire, Incoming, Wire, read_body
@@ -314,7 +314,7 @@ class Downstream:
             if (envelope.owner, envelope.epoch) == (self._routes.owner, self._routes.epoch):
                 raise InvalidState("ended")
             replied = await self._succession.elsewhere(envelope, incoming, wire)
-            if replied is None:  # nobody holds it, and to run it again would be to serve the route
+            if isinstance(replied, Inherited):  # nobody holds it, and to run it again would be to serve the route
                 raise no_route
         except GatewayError as exc:
             exc.request_id = bytes(request.id)
@@ -447,15 +447,17 @@ class Downstream:
             round_.headers = self._upstream_headers(incoming, bridge, request)
             round_.key = _pool_key(bridge, request, round_.key.principal, round_.headers)
         key, headers = round_.key, round_.headers
+        is_proven = True
         if driver is None:
             if (envelope.owner, envelope.epoch) == (bridge.owner, bridge.epoch):
                 raise InvalidState("ended")
-            replied = await self._succession.elsewhere(envelope, incoming, round_.wire)
-            if replied is not None:
+            found = await self._succession.elsewhere(envelope, incoming, round_.wire)
+            if not isinstance(found, Inherited):
                 if incoming.hop is None:
                     bridge.metrics.continued(bridge.route.path, Step.FORWARDED)
                     _note_step(incoming.span, Step.FORWARDED)
-                return replied
+                return found
+            is_proven = found.proven
         # Before anything is answered or claimed: what the upstream says meanwhile goes to whoever waits.
         if driver is not None:
             await driver.authorise(key, headers)
@@ -465,7 +467,7 @@ class Downstream:
         driver = bridge.lot.find(envelope.exchange) or driver
         outbox = round_.outbox()
         if driver is None:
-            driver = Driver.take_over(bridge, request, key, headers, envelope, outbox)
+            driver = Driver.take_over(bridge, request, key, headers, envelope, outbox, is_proven=is_proven)
         else:
             bridge.metrics.continued(bridge.route.path, Step.HELD)
             _note_step(incoming.span, Step.HELD)
@@ -478,7 +480,7 @@ class Downstream:
         try:
             return await _converse(wire, outbox)
         except BaseException:
-            driver.leave(outbox.leg)
+            driver.leave(outbox.leg, is_relayed=waiting is self.relayed)
             raise
         finally:
             waiting.discard(driver)

@@ -16,7 +16,7 @@ from gateway.core import inputs, jsonrpc, mcp, results
 from gateway.core.commands import Timer
 from gateway.core.exchange import Exchange, Policy, State
 from gateway.core.request import Request
-from gateway.errors import CallLost, GatewayError, Refused, SessionLost, Unreachable, UpstreamError
+from gateway.errors import CallLost, GatewayError, OwnerStalled, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.net import catalog
 from gateway.net.alarms import wait_seconds
 from gateway.net.bridge import Bridge
@@ -74,7 +74,9 @@ _LEG_TIMERS: Final = frozenset({Timer.QUIET, Timer.LEG, Timer.GRACE})
 class Driver:
     """One exchange at work."""
 
-    def __init__(self, bridge: Bridge, request: Request, key: PoolKey, headers: Headers) -> None:
+    def __init__(  # noqa: PLR0915  (one attribute a line)
+        self, bridge: Bridge, request: Request, key: PoolKey, headers: Headers
+    ) -> None:
         self.id = ""
         """Drawn when the exchange is first parked; most never are."""
         self.principal = key.principal
@@ -113,10 +115,20 @@ class Driver:
         self._binding: Binding | None = None
         self._taken: Envelope | None = None
         """The state with which another replica's call was taken over, until it is picked up."""
+        self._inherited = False
+        """Whether another replica began it."""
+        self._is_proven = True
+        """Whether the replica that held the taken call is proven dead; a silent one may hold it still."""
         self._run = 0
         """How often the call was run again; what was to be sent to an earlier run is not."""
-        self._joined: asyncio.Future[None] | None = None
-        """Done when the taken call's stream is open, or will not be."""
+        self._joined: asyncio.Future[bool] | None = None
+        """Done when the taken call's stream is open (True), or will not be."""
+        self._visits = 0
+        """Retries that were accepted so far."""
+        self._was_relayed = False
+        """Whether the leg that left last was another replica's."""
+        self._is_let_go = False
+        """Whether another replica goes on with the upstream call: nothing more is said about it from here."""
         self._started = self._parked_at = time.monotonic()
         self._outcome = Outcome.COMPLETE
         self._cause = ""
@@ -156,17 +168,27 @@ class Driver:
         self._feed(on.Called(outbox.leg))
 
     @classmethod
-    def take_over(  # noqa: PLR0913  (what an exchange is made of)
-        cls, bridge: Bridge, request: Request, key: PoolKey, headers: Headers, envelope: Envelope, outbox: Outbox
+    def take_over(  # noqa: PLR0913  (what a retry brings, and what is known of its owner)
+        cls,
+        bridge: Bridge,
+        request: Request,
+        key: PoolKey,
+        headers: Headers,
+        envelope: Envelope,
+        outbox: Outbox,
+        *,
+        is_proven: bool,
     ) -> "Driver":
-        """Restore the exchange of a retry that no living replica has, and continue it; raises Busy.
+        """Restore the exchange of a retry that no replica within reach has, and continue it; raises Busy.
 
         Nothing goes upstream before its answers are found to be right. A place for it is taken only if they are:
-        whatever fails in here gives it back, and nothing is awaited meanwhile.
+        whatever fails in here gives it back, and nothing is awaited meanwhile. Where the owner's death is not proven,
+        the call is neither cancelled nor declared lost.
         """
         driver = cls(bridge, request, key, headers)
         driver.id = envelope.exchange
         driver._taken = envelope
+        driver._inherited, driver._is_proven = True, is_proven
         try:
             driver._restore(envelope)
             driver.answer(outbox, request, envelope.round, headers)
@@ -206,13 +228,15 @@ class Driver:
             self._headers = before
             del self._outboxes[outbox.leg]
             raise
+        self._visits += 1
 
     async def authorise(self, key: PoolKey, headers: Headers) -> None:
         """Have the upstream check a retry's credential where the call runs, or ran; raises as `Pool.authorise`."""
         await self._bridge.pool.authorise(key, headers, self._session or self._released)
 
-    def leave(self, leg: on.Leg) -> None:
-        """A leg's client is gone."""
+    def leave(self, leg: on.Leg, *, is_relayed: bool = False) -> None:
+        """A leg's client is gone, or the way to the replica that relayed it."""
+        self._was_relayed = is_relayed
         self._feed(on.Left(leg))
         self._outboxes.pop(leg, None)
 
@@ -226,8 +250,13 @@ class Driver:
         resumable = channel is not None and channel.session_id is not None and channel.cursor is not None
         if not resumable and not self._known_ephemeral():
             return False
+        self._is_let_go = resumable
         self._feed(on.LetGo(cancel=not resumable))
         return True
+
+    def has_taken_over(self, round_: int) -> bool:
+        """Whether this replica went on with the exchange after that round, in the same upstream call."""
+        return self._run == 0 and (self._exchange.round > round_ or self._inherited)
 
     def stop(self, error: GatewayError) -> None:
         """Give the exchange up and tell who waits."""
@@ -540,7 +569,7 @@ class Driver:
         if self._call is not None:
             self._call.listener = _DEAF
             self._call.leave()
-        self._call, self._call_sent, self._taken = None, False, None
+        self._call, self._call_sent, self._taken, self._joined = None, False, None, None
         self._run += 1
         self._step(Step.REPLAYED)
         self._task = self._bridge.tasks.start(self._run_call(), "call")
@@ -582,13 +611,17 @@ class Driver:
                 await self._resume(envelope, joined)
             finally:
                 if not joined.done():
-                    joined.set_result(None)
+                    joined.set_result(False)
         except GatewayError as exc:
             self._bridge.health.note(exc)
             replayable = await self._may_replay(exc)
             if run != self._run:
                 return  # an answer that was not delivered had the call run again meanwhile
-            self._cancel_orphan(envelope)
+            if not self._is_proven and not replayable and self._exchange.round == envelope.round:
+                self._give_back(envelope.owner, exc)
+                return
+            if self._is_proven:
+                self._cancel_orphan(envelope)
             if not replayable:
                 self._step(Step.LOST)
             self.hear(on.Broke(exc, replayable))
@@ -597,7 +630,15 @@ class Driver:
                 self.hear(on.Broke(CallLost(_BUG)))
             raise
 
-    async def _resume(self, envelope: Envelope, joined: asyncio.Future[None]) -> None:
+    def _give_back(self, owner: str, error: GatewayError) -> None:
+        """Forget a call that cannot be picked up and that its silent owner may hold; its client comes again."""
+        why = "cannot be reached, and its call cannot be picked up here while it may live"
+        self.hear(on.Broke(error if isinstance(error, Refused) else OwnerStalled(owner, why)))
+        self._disarm(Timer.LINGER)
+        self._feed(on.Expired())
+        self._bridge.lot.remove(self)
+
+    async def _resume(self, envelope: Envelope, joined: asyncio.Future[bool]) -> None:
         bridge, upstream = self._bridge, envelope.upstream
         log.info(
             Event.CALL_TAKEN_OVER,
@@ -605,6 +646,7 @@ class Driver:
             upstream=bridge.route.upstream.name,
             target=self._request.target[:200],
             owner=envelope.owner,
+            owner_is_dead=self._is_proven,
             round=envelope.round,
             resumable=upstream is not None and upstream.cursor is not None,
             request_id=self.request_id,
@@ -612,7 +654,12 @@ class Driver:
         if upstream is None or upstream.cursor is None:
             raise _owner_lost(envelope.owner)
         session = await bridge.pool.adopt(
-            self._key, upstream.session, upstream.version, Raw(upstream.server_info), self._headers
+            self._key,
+            upstream.session,
+            upstream.version,
+            Raw(upstream.server_info),
+            self._headers,
+            is_shared=not self._is_proven,
         )
         self._session = session
         if not self._exchange.calling:
@@ -621,11 +668,13 @@ class Driver:
         call = Call(upstream.call, b"", self, upstream.call)
         call.span = self._begin_span(session)
         self._send(call)
+        self._call_sent = self._is_proven  # the stream of a silent owner's call is not ours before it is attached
 
         def attached() -> None:
+            self._call_sent = True
             self._step(Step.RESUMED)
             if not joined.done():
-                joined.set_result(None)
+                joined.set_result(True)
 
         try:
             await session.resume(call, upstream.cursor, self._call_headers(call), attached)
@@ -758,13 +807,15 @@ class Driver:
             # A whole length more: silence is noticed after one to two times the limit.
             self._watch_silence()
             return
+        self._feed_unless_taken(on.Stopped(self._silent_upstream(limit)))
+
+    def _silent_upstream(self, limit: float) -> CallLost:
         where = f"The upstream {self._bridge.route.upstream.name} of route {self._bridge.route.path}"
         suspect = self._session.channel.suspect() if self._session is not None else ""
-        error = CallLost(
+        return CallLost(
             f"{where} was silent for {limit:g} s in a call (timeouts.idle_seconds); the call was cancelled and may "
             f"have had effects{'. ' if suspect else ''}{suspect}"
         )
-        self._feed(on.Stopped(error))
 
     def _send_later(self, send: Callable[[], Awaitable[None]]) -> None:
         """Queue a message to the upstream; they go out one after the other, in the order of the commands."""
@@ -781,9 +832,8 @@ class Driver:
             self._sending = False
 
     async def _deliver(self, answers: tuple[tuple[inputs.Question, Raw], ...], run: int) -> None:
-        if self._joined is not None:
-            # Answered before its stream is open, a call's result could be lost.
-            _ = await asyncio.wait((self._joined,))
+        if self._joined is not None and not await asyncio.shield(self._joined):
+            return  # answered without an open stream, a call would have its effects and lose its result
         session = self._session
         if session is None or run != self._run:
             return
@@ -850,9 +900,18 @@ class Driver:
 
     def _release(self, *, clean: bool) -> None:
         session, self._session = self._session, None
-        if session is not None:
+        if session is None:
+            return
+        if self._is_let_go:
+            # Whatever the upstream asks from here on is asked of the replica that goes on with the call.
+            if self._call is not None:
+                self._call.listener = _DEAF
+            session.detach()
+        elif not clean and not session.pending and self._may_be_taken(session):
+            session.detach()  # the result came to an open question: the replica that answered it may read it still
+        else:
             self._released = session
-            self._bridge.pool.release(session, clean=clean)
+        self._bridge.pool.release(session, clean=clean)
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -876,9 +935,39 @@ class Driver:
         self._timers.pop(timer, None)
         if timer is Timer.LEG:
             self._watch_silence()
+        if timer is Timer.TTL or (timer is Timer.GRACE and self._was_relayed):
+            self._feed_unless_taken(_FIRED[timer])
+            return
         self._feed(on.LegLimitPassed(self._bridge.lot.has_place(self)) if timer is Timer.LEG else _FIRED[timer])
         if timer is Timer.LINGER:
             self._bridge.lot.remove(self)
+
+    def _feed_unless_taken(self, event: on.Event) -> None:
+        """Give a call up, but let it go without a word if a replica that took this one for dead has resumed it."""
+        is_left = self._exchange.state in (State.PARKED, State.DETACHED) and self._exchange.calling
+        if is_left and self._session is not None and self._may_be_taken(self._session):
+            self._bridge.tasks.spawn(self._ask_who_has_it(event), "ask about an expired call")
+        else:
+            self._feed(event)
+
+    def _may_be_taken(self, session: Session) -> bool:
+        """Whether another replica could have resumed the call."""
+        return session.channel.cursor is not None and self._bridge.witness.is_needed
+
+    async def _ask_who_has_it(self, event: on.Event) -> None:
+        visits, state = self._visits, self._exchange.state
+        may_be_taken = await self._bridge.witness.may_be_taken(self.id, self._exchange.round)
+        if self._visits != visits:
+            if isinstance(event, on.Stopped):
+                self._watch_silence()
+            return  # its client came meanwhile
+        if not may_be_taken or self._exchange.state is not state:
+            if not isinstance(event, on.GracePassed) or self._exchange.state is state:
+                self._feed(event)
+            return  # a result that came meanwhile is kept as ever
+        self._outcome, self._is_let_go = Outcome.CANCELLED, True
+        self._cause = "another replica has resumed the call, or could not be asked: it was not cancelled upstream"
+        self._feed(on.LetGo(cancel=False))
 
     def _disarm(self, timer: Timer) -> None:
         if timer not in self._armed:

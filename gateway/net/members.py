@@ -18,7 +18,7 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.config import Config, Replica, split_address
-from gateway.errors import OwnerStalled
+from gateway.errors import OwnerSilent
 from gateway.net.tasks import Tasks
 
 Address = str
@@ -45,10 +45,13 @@ _SEEN_KEPT: Final = 1000
 """Members that are remembered for who looks; names of replicas that are gone pile up elsewhere."""
 
 
+State = Literal["answered", "dead", "silent", "stalled"]
+
+
 class Seen(msgspec.Struct):
     """What came of dealing with a member."""
 
-    state: Literal["answered", "dead", "stalled"]
+    state: State
     """The last time."""
     answered: float | None = None
     """Monotonic time of its last answer."""
@@ -103,8 +106,8 @@ class Members:
         self._found: dict[str, Address] = {}
         self._greeted: dict[str, tuple[Address, float]] = {}
         """Who said where it is, by id; names come later than processes."""
-        self._ever: set[str] = set()
-        """Whoever was found or greeted once: absent, it is dead, and not just too new."""
+        self._last: dict[str, Address] = {}
+        """Where each was found or greeted last, also those that the name service has dropped: they may live there."""
         self._born = time.monotonic()
         self._keeps_looking = False
         self._looked = float("-inf")
@@ -118,6 +121,7 @@ class Members:
         if replica.peers_dns != self._replica.peers_dns:
             self._found, self._looked = {}, float("-inf")
             self._greeted.clear()
+            self._last.clear()
         if replica != self._replica:
             self._silent.clear()
         self._replica = replica
@@ -135,34 +139,61 @@ class Members:
         return member.partition("#")[0] == self.host
 
     async def address(self, member: str) -> Address | None:
-        """Where a member is reached; None when nobody of that name exists.
+        """Where a member is reached; None when it is of this host and does not exist.
 
-        Raises OwnerStalled when that cannot be told: the name service or a process it names does not answer. Taken
-        for dead, a call that lives would be lost.
+        Raises OwnerSilent when no address is known: a member that is not listed may live all the same.
         """
         host, _, number = member.partition("#")
         if host == self.host:
             return self._sibling(number)
         if self._replica.peers_dns is None:
-            return self._replica.peers.get(host)
+            address = self._replica.peers.get(host)
+            if address is None:
+                raise OwnerSilent(member, f"is not among replica.peers of {self.own}")
+            return address
         if self._known(host) is None:
             await self._look()
-        known = self._known(host)
-        young = host not in self._ever and time.monotonic() - self._born < _NAMELESS_SECONDS
-        if known is None and (self._unsure or young):
-            raise OwnerStalled(member, "cannot be found yet (does replica.peers_dns name it, and does it answer?)")
-        return known
+        address = self._known(host) or self._last.get(host)
+        if address is None:
+            raise self._unfound(member)
+        return address
+
+    def _unfound(self, member: str) -> OwnerSilent:
+        where = f"by {self.own} (does replica.peers_dns name it, and does it answer?)"
+        return OwnerSilent(member, f"cannot be found {where}", is_local=self._unsure)
+
+    async def lacks(self, member: str) -> bool:
+        """Whether a lookup that succeeded just now does not list a member."""
+        host = member.partition("#")[0]
+        if host == self.host:
+            return False
+        if self._replica.peers_dns is None:
+            return host not in self._replica.peers
+        await self._look()
+        young = host not in self._last and time.monotonic() - self._born < _NAMELESS_SECONDS
+        return self._known(host) is None and not self._unsure and not young
 
     def _known(self, host: str) -> Address | None:
         address, until = self._greeted.get(host, ("", 0.0))
         return self._found.get(host) or (address if time.monotonic() < until else None)
 
-    async def moved(self, member: str, address: Address) -> bool:
-        """Whether a member that is not at `address` is known to be elsewhere."""
+    @property
+    def is_unsure(self) -> bool:
+        """Whether there may be members that are not known: the last lookup failed, or one did not say its name."""
+        return self._replica.peers_dns is not None and self._unsure
+
+    async def is_back(self, member: str) -> bool:
+        """Whether a member that refused a connection is found again, there or elsewhere.
+
+        Raises OwnerSilent when that cannot be told.
+        """
         if self._replica.peers_dns is None or self.is_own_host(member):
             return False
-        now = await self.address(member)
-        return now is not None and now != address
+        await self._look()
+        found = self._known(member.partition("#")[0]) is not None
+        if not found and self._unsure:
+            raise self._unfound(member)
+        return found
 
     def greeted(self, host: str, remote: str | None) -> None:
         """A process says that it is `host`. It is believed when it says so at the address where it should be."""
@@ -180,7 +211,7 @@ class Members:
             return
         if name == host:
             self._greeted[host] = (address, time.monotonic() + _GREETED_SECONDS)
-            self._ever.add(host)
+            self._remember(host, address)
 
     async def begin(self) -> None:
         """Find and greet the others, and go on with that: each of two that start together is found."""
@@ -224,14 +255,26 @@ class Members:
         """Whether a moment ago nobody even refused a connection there."""
         return time.monotonic() < self._silent.get(member, float("-inf"))
 
-    def note_dead(self, member: str, *, silent: bool) -> None:
-        """Nobody accepted a connection."""
-        if silent:
-            self._silent = {name: until for name, until in self._silent.items() if until > time.monotonic()}
-            self._silent[member] = time.monotonic() + _SILENT_SECONDS
-        # Its address may be somebody else's next time.
+    def note_silent(self, member: str) -> None:
+        """Nobody accepted a connection, or refused it."""
+        self._silent = {name: until for name, until in self._silent.items() if until > time.monotonic()}
+        self._silent[member] = time.monotonic() + _SILENT_SECONDS
+        self.forget_address(member)
+
+    def forget_address(self, member: str) -> None:
+        """Look a member up again before the next request: its address may be another replica's by then."""
         host = member.partition("#")[0]
         _ = self._found.pop(host, None), self._greeted.pop(host, None)
+
+    def _remember(self, host: str, address: Address) -> None:
+        self._last.pop(host, None)
+        self._last[host] = address
+        if len(self._last) > _SEEN_KEPT:
+            del self._last[next(iter(self._last))]
+
+    def other_hosts(self) -> list[str]:
+        """The other hosts that are known now; the workers of this one are not among them."""
+        return [name for name in self.others() if not self.is_own_host(name)]
 
     def others(self) -> dict[str, Address]:
         """Who else there is, as far as is known now, and where."""
@@ -244,7 +287,7 @@ class Members:
         found.pop(self.own, None)
         return found
 
-    def note(self, member: str, state: Literal["answered", "dead", "stalled"]) -> None:
+    def note(self, member: str, state: State) -> None:
         """Remember what came of dealing with a member, for who looks."""
         name = member if self.is_own_host(member) else member.partition("#")[0]
         seen = self.seen.pop(name, None)
@@ -280,8 +323,8 @@ class Members:
                 for name, address in zip(names, addresses, strict=True)
                 if isinstance(name, str) and name != self.host
             }
-            self._ever.update(self._found)
-            for name in self._found:
+            for name, address in self._found.items():
+                self._remember(name, address)
                 self.note(name, "answered")
         finally:
             self._looked = time.monotonic()

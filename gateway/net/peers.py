@@ -2,21 +2,28 @@
 
 The request's body goes out only after the other side has said `100 Continue`: a process that accepts connections but
 does nothing (stopped, or stuck) has then been given nothing that it could still run when it wakes up.
+
+Only these prove that a process is dead: its address refuses a connection, its unix socket does not exist or refuses
+one, another process answers in its name. Every other failure to connect is silence, and many have their cause here.
 """
 
 import asyncio
+import errno
 import ipaddress
+import os
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Final, Literal
+from types import SimpleNamespace
+from typing import Final
 
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.config import Config, split_address
-from gateway.errors import GatewayError, InvalidState, OwnerStalled
-from gateway.net.members import Address, Members
+from gateway.errors import GatewayError, InvalidState, OwnerSilent, OwnerStalled
+from gateway.net.members import Address, Members, State
 from gateway.net.wire import Incoming, Wire, leave_open, read_body, send
 from gateway.seal import hop as hops
 from gateway.seal.hop import Frames, Hop, Hops
@@ -40,11 +47,18 @@ _REJECTED_FIX: Final = (
     "replica.listen"
 )
 _FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
+_TRIES: Final = 3
+"""How often a member that refuses connections is looked up anew and asked again."""
+_NO_SOCKET: Final = (errno.ECONNREFUSED, errno.ENOENT)
+"""How the kernel says that nobody listens on a unix socket."""
+_FAR: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ECONNRESET, errno.ECONNABORTED)
+"""Failures to connect whose cause need not be on this host."""
 
-_SEEN: Final[dict[PeerOutcome, Literal["answered", "dead", "stalled"]]] = {
+_SEEN: Final[dict[PeerOutcome, State]] = {
     PeerOutcome.SERVED: "answered",
     PeerOutcome.GONE: "answered",
     PeerOutcome.DEAD: "dead",
+    PeerOutcome.SILENT: "silent",
     PeerOutcome.STALLED: "stalled",
     PeerOutcome.BROKE: "stalled",
 }
@@ -52,6 +66,8 @@ _SEEN: Final[dict[PeerOutcome, Literal["answered", "dead", "stalled"]]] = {
 Replied = tuple[web.StreamResponse, Ending]
 Serve = Callable[[Incoming, Wire], Awaitable[object]]
 """Serves a request that came from another replica; raises PeerFailed."""
+Tell = Callable[[Hop, bool], Awaitable[str]]
+"""Answers a question of another replica; whether that one is a process of this host."""
 
 
 class PeerFailed(Exception):
@@ -59,15 +75,11 @@ class PeerFailed(Exception):
 
 
 class Dead(PeerFailed):
-    """Nobody accepts connections there: nothing was sent."""
-
-
-class _Silent(Dead):
-    """Nobody even refuses them: finding that out took its time."""
+    """Its address refuses connections, or there is no such process: nothing was sent."""
 
 
 class Gone(PeerFailed):
-    """Somebody is there, but not the process that held the call: nothing was run."""
+    """Another process answers in its name, so the one that held the call is dead: nothing was run."""
 
 
 class _Stale(PeerFailed):
@@ -102,7 +114,8 @@ class Peers:
     async def forward(self, kind: hops.Kind, member: str, incoming: Incoming, wire: Wire) -> Replied:
         """Have `member` serve the request, and write its reply to `wire`.
 
-        Raises Dead and Gone, and OwnerStalled when somebody is there who does not serve it.
+        Raises Dead and Gone, OwnerSilent when it was given nothing and may live, and OwnerStalled when it lives and
+        does not serve it.
         """
         try:
             return await self._forward(kind, member, incoming, wire)
@@ -116,44 +129,59 @@ class Peers:
     async def _forward(
         self, kind: hops.Kind, member: str, incoming: Incoming, wire: Wire, *, fresh: bool = False
     ) -> Replied:
-        address = await self._members.address(member)
-        # Who was silent a moment ago may be back, and hold a call: only heirs are passed over for it.
-        if address is None or (kind == "heir" and self._members.was_silent(member)):
+        for _ in range(_TRIES):
+            address = await self._address(kind, member)
+            try:
+                return await self._counted(address, _hop(kind, member, incoming), wire, fresh=fresh)
+            except Dead:
+                self._members.forget_address(member)
+                if not await self._members.is_back(member):
+                    raise
+                fresh = True
+        raise self._slow(member)
+
+    async def _address(self, kind: hops.Kind, member: str) -> Address:
+        """Where to send a request; raises Dead and OwnerSilent, and counts them."""
+        try:
+            address = await self._members.address(member)
+        except OwnerSilent:
+            self._metrics.peer_asked(PeerOutcome.SILENT)
+            raise
+        if address is None:
             self._metrics.peer_asked(PeerOutcome.DEAD)
             raise Dead(member)
-        hop = Hop(
-            kind=kind,
-            to=member,
-            issued=time.time(),
-            nonce=hops.nonce(),
-            path=incoming.path,
-            headers=tuple((_bytes(name), _bytes(value)) for name, value in incoming.headers.items()),
-            remote=incoming.remote,
-            body=incoming.body,
-            request_id=incoming.request_id,
-            trace=incoming.span.token if incoming.span is not None else b"",
-        )
+        # An owner that was silent a moment ago may be back: only heirs are passed over for it.
+        if kind != "owner" and self._members.was_silent(member):
+            self._metrics.peer_asked(PeerOutcome.SILENT)
+            raise OwnerSilent(member, "did not accept a connection a moment ago")
+        return address
+
+    async def _counted(self, address: Address, hop: Hop, wire: Wire, *, fresh: bool) -> Replied:
+        """Send a request, and note what came of it."""
         outcome = PeerOutcome.BROKE
         try:
             replied = await self._exchange(address, hop, wire, fresh=fresh)
-        except Dead as exc:
+            outcome = PeerOutcome.SERVED
+        except Dead:
             outcome = PeerOutcome.DEAD
-            self._members.note_dead(member, silent=isinstance(exc, _Silent))
-            if not await self._members.moved(member, address):
-                raise
-            return await self._forward(kind, member, incoming, wire, fresh=True)
+            raise
         except Gone:
             outcome = PeerOutcome.GONE
+            raise
+        except OwnerSilent as exc:
+            outcome = PeerOutcome.STALLED if exc.is_connected else PeerOutcome.SILENT
+            if exc.is_local:
+                self._members.forget_address(hop.to)
+            elif not exc.is_connected:
+                self._members.note_silent(hop.to)
             raise
         except OwnerStalled:
             outcome = PeerOutcome.STALLED
             raise
-        else:
-            outcome = PeerOutcome.SERVED
-            return replied
         finally:
             self._metrics.peer_asked(outcome)
-            self._members.note(member, _SEEN[outcome])
+            self._members.note(hop.to, _SEEN[outcome])
+        return replied
 
     async def _exchange(self, address: Address, hop: Hop, wire: Wire, *, fresh: bool) -> Replied:
         async with await self._open(address, hop, fresh=fresh) as response:
@@ -179,6 +207,7 @@ class Peers:
         client, url = self._client(address, fresh=fresh)
         sealed = self._hops.seal(hop)
         sent = False
+        connected = asyncio.Event()
 
         async def body() -> AsyncIterator[bytes]:
             nonlocal sent
@@ -191,16 +220,60 @@ class Peers:
         try:
             async with asyncio.timeout(timeouts.peer_connect_seconds + timeouts.peer_accept_seconds):
                 return await client.post(
-                    url, data=body(), headers=headers, expect100=True, allow_redirects=False, timeout=wait
+                    url,
+                    data=body(),
+                    headers=headers,
+                    expect100=True,
+                    allow_redirects=False,
+                    timeout=wait,
+                    trace_request_ctx=connected,
                 )
         except aiohttp.ConnectionTimeoutError as exc:
-            raise _Silent(hop.to) from exc
+            raise self._slow(hop.to) from exc
+        except aiohttp.ClientConnectorDNSError as exc:
+            why = f"cannot be reached from {self._members.own} (its name in replica.peers does not resolve)"
+            raise OwnerSilent(hop.to, why, is_local=True) from exc
         except aiohttp.ClientConnectorError as exc:
-            raise Dead(hop.to) from exc
+            raise await self._unconnected(address, hop.to, exc.os_error) from exc
         except TimeoutError as exc:
-            raise (Stuck if sent else OwnerStalled)(hop.to) from exc
+            if sent:
+                raise Stuck(hop.to) from exc
+            if connected.is_set():
+                raise OwnerSilent(hop.to, "does not react", is_connected=True) from exc
+            why = f"cannot be reached from {self._members.own} (its name in replica.peers did not resolve in time)"
+            raise OwnerSilent(hop.to, why, is_local=True) from exc
         except _FOREIGN as exc:
             raise (Broke if sent else _Stale)(f"{hop.to}: {type(exc).__name__}") from exc
+
+    def _slow(self, member: str) -> OwnerSilent:
+        where = f"a connection from {self._members.own} within timeouts.peer_connect_seconds"
+        return OwnerSilent(member, f"does not accept {where}")
+
+    async def _unconnected(self, address: Address, member: str, failure: OSError) -> PeerFailed | OwnerSilent:
+        """What a connection that did not come about says of the process at an address."""
+        number = failure.errno
+        if address.startswith(_UNIX):
+            is_proof = number in _NO_SOCKET
+        elif _is_literal(split_address(address)[0]):
+            is_proof = number == errno.ECONNREFUSED
+        else:
+            is_proof = await self._all_refuse(address)
+        if is_proof:
+            return Dead(member)
+        cause = os.strerror(number) if number is not None and number > 0 else failure.strerror or str(failure)
+        why = f"cannot be reached from {self._members.own} ({cause})"
+        return OwnerSilent(member, why, is_local=number not in _FAR)
+
+    async def _all_refuse(self, address: Address) -> bool:
+        """Whether each address of a name, looked up anew, refuses connections: the one that did may be an old one."""
+        host, port = split_address(address)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.timeouts.peer_connect_seconds):
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                return all([await _refuses(family, where) for family, _, _, _, where in found])
+        except (OSError, TimeoutError):
+            return False
 
     async def _relay(self, hop: Hop, response: aiohttp.ClientResponse, wire: Wire) -> Replied:
         """Write the frames of a reply to `wire`, each as it comes."""
@@ -238,16 +311,61 @@ class Peers:
         """Who is at an address; None when nobody is, TimeoutError when that cannot be told."""
         hop = Hop(kind="who", to=address, issued=time.time(), nonce=hops.nonce(), path=own)
         try:
-            async with asyncio.timeout(self.timeouts.peer_accept_seconds), await self._open(address, hop) as response:
-                frames = Frames(self._hops.keyring, hop.nonce, _FRAME_BYTES)
-                found = [frame for frame in frames.feed(await response.read()) if isinstance(frame, hops.Me)]
+            async with asyncio.timeout(self.timeouts.peer_accept_seconds):
+                answers = await self._question(address, hop, fresh=False)
         except Dead:
             return None
         except (*_FOREIGN, PeerFailed, OwnerStalled, InvalidState) as exc:
             raise TimeoutError from exc
+        found = [frame for frame in answers if isinstance(frame, hops.Me)]
         if not found:
             raise TimeoutError
         return found[0].id
+
+    async def _question(self, address: Address, hop: Hop, *, fresh: bool) -> list[hops.Frame]:
+        """The frames that answer a question; raises what `_open` and reading raise."""
+        async with await self._open(address, hop, fresh=fresh) as response:
+            if response.status != 200:
+                raise OwnerStalled(hop.to, f"refuses a question (HTTP {response.status})")
+            return Frames(self._hops.keyring, hop.nonce, _FRAME_BYTES).feed(await response.read())
+
+    async def ask(self, kind: hops.Kind, member: str, about: str, detail: bytes = b"") -> str:
+        """The word with which another replica answers a question; raises PeerFailed and OwnerStalled.
+
+        It may have to try a connection of its own first, so it has as long as that may take.
+        """
+        address = await self._members.address(member)
+        if address is None:
+            raise Dead(member)
+        hop = Hop(kind=kind, to=member, issued=time.time(), nonce=hops.nonce(), path=about, body=detail)
+        timeouts = self.timeouts
+        wait = 2 * (timeouts.peer_connect_seconds + timeouts.peer_accept_seconds) + timeouts.peer_accept_seconds
+        try:
+            async with asyncio.timeout(wait):
+                answers = await self._question(address, hop, fresh=False)
+        except (*_FOREIGN, InvalidState) as exc:
+            raise OwnerStalled(member) from exc
+        words = [frame.word for frame in answers if isinstance(frame, hops.Told)]
+        return words[0] if words else "unknown"
+
+    async def reach(self, member: str) -> str:
+        """What this replica can testify of another one by an attempt of its own: reached, silent or unknown."""
+        host = member.partition("#")[0]
+        try:
+            address = await self._members.address(host)
+        except OwnerSilent:
+            address = None
+        if address is None:
+            return "unknown"
+        try:
+            hop = Hop(kind="who", to=address, issued=time.time(), nonce=hops.nonce())
+            timeouts = self.timeouts
+            # Longer than `_post` waits, whose word for silence is the more exact one.
+            async with asyncio.timeout(timeouts.peer_connect_seconds + 2 * timeouts.peer_accept_seconds):
+                answers = await self._question(address, hop, fresh=True)
+        except (*_FOREIGN, PeerFailed, InvalidState, OwnerStalled) as exc:
+            return _testimony(exc)
+        return "reached" if hops.Me(host) in answers else "unknown"
 
     def _client(self, address: Address, *, fresh: bool) -> tuple[aiohttp.ClientSession, str]:
         """The connections of an address: those to all TCP peers, or to one socket; `fresh` ones are not kept."""
@@ -269,6 +387,7 @@ class Peers:
                 auto_decompress=False,
                 trust_env=False,
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+                trace_configs=[_notes_connections()],
             )
         return client, f"http://{'peer' if is_unix else address}{PATH}"
 
@@ -278,12 +397,67 @@ class Peers:
             await client.close()
 
 
-def _is_one(host: str) -> bool:
-    """Whether it is an address of one interface, and neither a name nor all of them."""
+def _testimony(failure: Exception) -> str:
+    """What a failed attempt to ask a replica for its name shows."""
+    match failure:
+        case Dead() | OwnerSilent(is_local=False):
+            return "silent"
+        case OwnerStalled() if not isinstance(failure, OwnerSilent):
+            return "reached"  # it refuses, so it lives
+        case _:
+            return "unknown"
+
+
+def _hop(kind: hops.Kind, member: str, incoming: Incoming) -> Hop:
+    """A client's request for another replica."""
+    return Hop(
+        kind=kind,
+        to=member,
+        issued=time.time(),
+        nonce=hops.nonce(),
+        path=incoming.path,
+        headers=tuple((_bytes(name), _bytes(value)) for name, value in incoming.headers.items()),
+        remote=incoming.remote,
+        body=incoming.body,
+        request_id=incoming.request_id,
+        trace=incoming.span.token if incoming.span is not None else b"",
+    )
+
+
+def _notes_connections() -> aiohttp.TraceConfig:
+    """Sets the event that a request has as its context when the request has a connection."""
+
+    async def note(_: object, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx.set()
+
+    config = aiohttp.TraceConfig()
+    config.on_connection_create_end.append(note)
+    config.on_connection_reuseconn.append(note)
+    return config
+
+
+async def _refuses(family: int, address: tuple[object, ...]) -> bool:
+    """Whether an address refuses a connection; raises OSError where that cannot be told."""
+    with socket.socket(family, socket.SOCK_STREAM) as attempt:
+        attempt.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(attempt, address)
+        except ConnectionRefusedError:
+            return True
+    return False
+
+
+def _is_literal(host: str) -> bool:
     try:
-        return not ipaddress.ip_address(host).is_unspecified
+        _ = ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
+
+
+def _is_one(host: str) -> bool:
+    """Whether it is an address of one interface, and neither a name nor all of them."""
+    return _is_literal(host) and not ipaddress.ip_address(host).is_unspecified
 
 
 def _bytes(text: str) -> bytes:
@@ -314,7 +488,10 @@ class _Reply:
         """Pass one frame on; the reply when it was the last."""
         wire, head = self._wire, self._head
         match frame:
-            case hops.Gone():
+            case hops.Gone(id=id_):
+                if id_ and id_ != self._member.partition("#")[0]:
+                    why = f"cannot be reached (the replica {id_} answers at its address; correct replica.peers)"
+                    raise OwnerSilent(self._member, why, is_local=True)
                 raise Gone(self._member)
             case hops.Head():
                 self._head = frame
@@ -337,11 +514,14 @@ class _Reply:
 class PeerDoor:
     """The peer listener: opens what other replicas send, and lets it be served."""
 
-    def __init__(self, config: Config, members: Members, hops: Hops, serve: Serve, metrics: Metrics) -> None:
+    def __init__(  # noqa: PLR0913  (what a listener needs)
+        self, config: Config, members: Members, hops: Hops, serve: Serve, tell: Tell, metrics: Metrics
+    ) -> None:
         self.config = config
         self._members = members
         self._hops = hops
         self._serve = serve
+        self._tell = tell
         self._metrics = metrics
         self._logged = float("-inf")
 
@@ -371,22 +551,31 @@ class PeerDoor:
             return web.Response(status=exc.status)
         wire = PeerWire(http, Frames(self._hops.keyring, hop.nonce, _FRAME_BYTES), self.config.timeouts.send_seconds)
         await wire.open()
-        if hop.kind == "who":
-            await wire.frame(hops.Me(self._members.host))
-            if hop.path:
-                self._members.greeted(hop.path, http.remote)
-            return await wire.close()
+        if hop.kind in ("who", "reach", "holds"):
+            await wire.frame(await self._answer(hop, http.remote, is_local=is_local))
+        else:
+            await self._pass(hop, wire, http, is_local=is_local)
+        return await wire.close()
+
+    async def _answer(self, hop: Hop, remote: str | None, *, is_local: bool) -> hops.Frame:
+        if hop.kind != "who":
+            return hops.Told(await self._tell(hop, is_local))
+        if hop.path:
+            self._members.greeted(hop.path, remote)
+        return hops.Me(self._members.host)
+
+    async def _pass(self, hop: Hop, wire: "PeerWire", http: web.BaseRequest, *, is_local: bool) -> None:
+        """Have a client's request served."""
         headers = CIMultiDictProxy(CIMultiDict((_text(name), _text(value)) for name, value in hop.headers))
+        incoming = Incoming(hop.path, headers, hop.remote, hop.body, hop, is_local, hop.request_id)
         try:
-            incoming = Incoming(hop.path, headers, hop.remote, hop.body, hop, is_local, hop.request_id)
             _ = await self._serve(incoming, wire)
         except Gone:
-            await wire.frame(hops.Gone())
+            await wire.frame(hops.Gone(self._members.host))
         except PeerFailed as exc:
             log.warning(Event.PEER_FAILED, cause=str(exc), request_id=hop.request_id)
             if http.transport is not None:
                 http.transport.abort()  # the other side must see that the reply is incomplete
-        return await wire.close()
 
 
 class PeerWire(Wire):

@@ -355,14 +355,28 @@ class Pool:
             if session is not None:
                 return session
 
-    async def adopt(self, key: PoolKey, session_id: str, version: str, server_info: Raw, headers: Headers) -> Session:
+    async def adopt(  # noqa: PLR0913  (what is known of the session)
+        self,
+        key: PoolKey,
+        session_id: str,
+        version: str,
+        server_info: Raw,
+        headers: Headers,
+        *,
+        is_shared: bool = False,
+    ) -> Session:
         """A session that another process opened, to pick up its call; it counts as one opened here.
 
-        The upstream is not asked whether it knows the session. Raises as `acquire` does.
+        The upstream is not asked whether it knows the session. One that is shared with that process is never ended
+        from here. Raises as `acquire` does.
         """
         group = await self._make_room(key)
         shaken = negotiate.recalled(version, server_info)
-        return await self._begin(key, group, lambda session: session.adopt(session_id, shaken, headers))
+
+        def begin(session: Session) -> Awaitable[None]:
+            return session.adopt(session_id, shaken, headers, is_shared=is_shared)
+
+        return await self._begin(key, group, begin)
 
     async def open(self, key: PoolKey, headers: Headers) -> Session:
         """A session that nobody had before: no subscription, log level or lost stream of another's is on it.

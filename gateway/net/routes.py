@@ -27,6 +27,7 @@ from gateway.net.pool import Pool
 from gateway.net.stdio import StdioChannel
 from gateway.net.tasks import Tasks
 from gateway.net.troubles import Health, Troubles
+from gateway.net.witness import Witness
 from gateway.seal.envelope import Sealer
 from gateway.telemetry import Metrics
 
@@ -48,8 +49,10 @@ class Routes:
         epoch: str,
         tls: Contexts,
         troubles: Troubles,
+        witness: Witness,
     ) -> None:
         self._troubles = troubles
+        self._witness = witness
         self.bridges: dict[str, Bridge] = {}
         """Where new requests go; another dict after every reload."""
         self.lot = lot
@@ -128,6 +131,7 @@ class Routes:
             era=era,
             health=health,
             streams=streams,
+            witness=self._witness,
         )
 
     def _pool_of_children(self, config: Config, route: Route, client: Client, health: Health) -> Pool:

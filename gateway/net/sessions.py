@@ -114,6 +114,8 @@ class Session:
         """The upstream forgot the session, or its side stream ended for good."""
         self.adopted = False
         """Whether another process opened it, for a call that it sent."""
+        self._is_shared = False
+        """Whether that process may live and use it still."""
         self.opened = False
         """Whether its handshake is done."""
         self.resting = False
@@ -151,7 +153,7 @@ class Session:
     @property
     def may_end(self) -> bool:
         """Whether nothing runs in the session any more, so that the upstream can be told of its end."""
-        return not (self.lost or self.pending or self._owes)
+        return not (self.lost or self.pending or self._owes or self._is_shared)
 
     @property
     def can_ping(self) -> bool:
@@ -188,12 +190,13 @@ class Session:
         self.opened = True
         self._metrics.session_opened(self._route)
 
-    async def adopt(self, session_id: str, shaken: Handshake, headers: Headers) -> None:
+    async def adopt(self, session_id: str, shaken: Handshake, headers: Headers, *, is_shared: bool = False) -> None:
         """Take over a session that another process opened, and whose call may still run there.
 
         No handshake: the upstream had one. The side stream is a fresh one, and comes before anything is answered.
         """
         self.adopted = self._owes = True
+        self._is_shared = is_shared
         self._headers = headers
         self.shaken = shaken
         self.channel.adopt(session_id, shaken.version)
@@ -311,6 +314,12 @@ class Session:
             if not waiter.done():
                 waiter.set_result(None)
         self._settlers.clear()
+
+    def detach(self) -> None:
+        """Leave the session and its call to another process: hear and answer nothing more, and do not end it."""
+        self.lost = True
+        self.abandon()
+        self._settle()
 
     def abandon(self) -> None:
         """Stop waiting for a call that was given up; some servers leave its stream open for ever."""

@@ -85,7 +85,7 @@ class PeerStatus(Struct, frozen=True, kw_only=True):
 
     id: str
     address: str
-    state: Literal["answered", "dead", "stalled", "not asked"]
+    state: Literal["answered", "dead", "silent", "stalled", "not asked"]
     last_answer_seconds_ago: float | None
 
 

@@ -50,7 +50,7 @@ _ICON: Final = (
 )
 _COLOURS: Final = {"good": "#1f8a4c", "warn": "#b86e00", "bad": "#c4261d"}
 _HEALTH: Final = {"ok": ("good", "ok"), "failing": ("bad", "failing"), "unknown": ("idle", "not asked yet")}
-_PEERS: Final = {"answered": "good", "dead": "bad", "stalled": "warn", "not asked": "idle"}
+_PEERS: Final = {"answered": "good", "dead": "bad", "silent": "warn", "stalled": "warn", "not asked": "idle"}
 _PROCESSES: Final = {"ready": "good", "draining": "warn", "silent": "bad"}
 _UNITS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 

@@ -1,71 +1,105 @@
-"""Who serves a retry that this replica does not hold: the call's owner, else its heir.
+"""Which replica serves a retry that this one does not hold: the call's owner, else its heir.
 
-The owner is asked first. When it is dead (nobody accepts connections in its name, or another process does), the call
-goes to the first living member in the order of `Members.heirs`, which is the same everywhere. An owner that is
-connected but silent may hold the call still: then nobody takes it over, and the client is told to come again. A
-silent heir that was given nothing is passed over. What nobody holds (`continuation: replay`) is served where it comes.
+The owner is asked first. When it is proven dead (its address refuses connections, or another process answers in its
+name), the call goes to the first living member in the order of `Members.heirs`, which is the same everywhere.
+
+A silent owner may live. Its call goes to an heir only if the owner is out of another replica's reach too, or if a
+successful lookup does not list it; and then the heir resumes the call, or runs it again if the tool is ephemeral, but
+neither cancels it nor declares it lost. Otherwise the client is told to come again. The same holds behind a silent
+heir, which may have taken the call over before. What no replica holds (`continuation: replay`) is served where it
+comes.
 """
 
 from typing import Final
 
-from gateway.errors import OwnerStalled
+import msgspec
+
+from gateway.errors import OwnerSilent, OwnerStalled
 from gateway.net.members import Members
 from gateway.net.peers import Dead, Gone, PeerFailed, Peers, Replied, Stuck
 from gateway.net.wire import Incoming, Wire
+from gateway.net.witness import Witness
+from gateway.seal import hop as hops
 from gateway.seal.envelope import Envelope
 
 _NO_REPLICA: Final = ""
 
 
+class Inherited(msgspec.Struct, frozen=True):
+    """This replica is the call's heir; `proven` if no other process can hold the call any more."""
+
+    proven: bool
+
+
 class Succession:
     """The other replicas as the serving of retries sees them."""
 
-    def __init__(self, members: Members, peers: Peers) -> None:
+    def __init__(self, members: Members, peers: Peers, witness: Witness) -> None:
         self._members = members
         self._peers = peers
+        self._witness = witness
 
-    async def elsewhere(self, envelope: Envelope, incoming: Incoming, wire: Wire) -> Replied | None:
-        """Have another replica serve this retry; None when this one is the call's heir.
+    async def elsewhere(self, envelope: Envelope, incoming: Incoming, wire: Wire) -> Replied | Inherited:
+        """Have another replica serve this retry, or learn that this one is the call's heir.
 
         Raises OwnerStalled; for a request that came through another replica also Gone.
         """
         if incoming.hop is None:
             if envelope.owner == _NO_REPLICA:
-                return None
-            return await self._owner(envelope, incoming, wire) or await self._heir(
-                await self._members.heirs(envelope.exchange), incoming, wire
-            )
+                return Inherited(proven=True)
+            return await self._succeed(envelope, incoming, wire)
         kind, to = incoming.hop.kind, incoming.hop.to
         if to == self._members.own:
             if kind == "owner":
                 raise Gone(to)  # it was held by the process before this one
-            return None
+            return Inherited(proven=kind == "heir")
         if incoming.is_local or not self._members.is_own_host(to):
             raise Gone(to)  # one hop is enough for everything; a second one would be a loop
-        if kind == "heir":
-            return await self._heir(self._members.siblings(envelope.exchange), incoming, wire)
+        if kind != "owner":
+            return await self._heir(kind, envelope, self._members.siblings(envelope.exchange), incoming, wire)
         try:
             return await self._peers.forward("owner", to, incoming, wire)
         except Dead as exc:
             raise Gone(to) from exc
 
-    async def _owner(self, envelope: Envelope, incoming: Incoming, wire: Wire) -> Replied | None:
-        """The owner's reply; None when it is dead."""
-        if envelope.owner == self._members.own:
-            return None
-        try:
-            return await self._peers.forward("owner", envelope.owner, incoming, wire)
-        except PeerFailed:
-            return None
+    async def _succeed(self, envelope: Envelope, incoming: Incoming, wire: Wire) -> Replied | Inherited:
+        """The reply of the owner, or of its heir."""
+        owner = envelope.owner
+        kind: hops.Kind = "heir"
+        if owner != self._members.own:
+            try:
+                return await self._peers.forward("owner", owner, incoming, wire)
+            except PeerFailed:
+                pass
+            except OwnerSilent as exc:
+                if not await self._may_resume(exc, owner):
+                    raise
+                kind = "resume"
+        heirs = await self._members.heirs(envelope.exchange)
+        if kind == "resume":
+            heirs = [heir for heir in heirs if heir != owner.partition("#")[0]]
+        return await self._heir(kind, envelope, heirs, incoming, wire)
 
-    async def _heir(self, heirs: list[str], incoming: Incoming, wire: Wire) -> Replied | None:
+    async def _may_resume(self, silence: OwnerSilent, owner: str) -> bool:
+        """Whether there is a witness that a silent owner is out of reach; a fault of this replica is no evidence."""
+        if await self._members.lacks(owner):
+            return True
+        return not silence.is_local and await self._witness.confirms(owner)
+
+    async def _heir(
+        self, kind: hops.Kind, envelope: Envelope, heirs: list[str], incoming: Incoming, wire: Wire
+    ) -> Replied | Inherited:
+        resumable = envelope.upstream is not None and envelope.upstream.cursor is not None
         for member in heirs:
             if member == self._members.own:
                 break
             try:
-                return await self._peers.forward("heir", member, incoming, wire)
+                return await self._peers.forward(kind, member, incoming, wire)
             except Stuck:
                 raise
-            except (PeerFailed, OwnerStalled):
+            except PeerFailed:
                 continue
-        return None
+            except OwnerStalled:
+                # It may have resumed the call before. Without a cursor there was nothing to resume.
+                kind = "resume" if resumable else kind
+        return Inherited(proven=kind == "heir")

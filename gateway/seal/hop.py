@@ -20,9 +20,11 @@ _NONCE_BYTES: Final = 16
 _MAX_REMEMBERED: Final = 200_000
 _LENGTH_BYTES: Final = 4
 
-Kind = Literal["owner", "heir", "who"]
-"""`owner`: you hold this call. `heir`: its owner is dead, and you are the one to take it over. `who`: who
-are you? (I am `path`, where there is one.)"""
+Kind = Literal["owner", "heir", "resume", "who", "reach", "holds"]
+"""`owner`: you hold this call. `heir`: its owner is dead, and you are the one to take it over. `resume`: as `heir`,
+but its owner is silent and may live: go on with the call without harm to it, or not at all. `who`: who are you? (I am
+`path`, where there is one.) `reach`: do you reach the replica `path`? `holds`: have you taken over the exchange `path`
+after the round that `body` names? A replica that does not know a kind refuses it with HTTP 403."""
 
 
 class Hop(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -68,7 +70,12 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
-    """The process that held the call is no more: somebody else answers to its name."""
+    """The process that held the call is no more: the process of replica `id` answers at its address.
+
+    An older version leaves `id` empty. Another id than the owner's proves only that the address was a wrong one.
+    """
+
+    id: str = ""
 
 
 class Me(msgspec.Struct, frozen=True, array_like=True, tag="me"):
@@ -77,7 +84,13 @@ class Me(msgspec.Struct, frozen=True, array_like=True, tag="me"):
     id: str
 
 
-Frame = Head | Data | End | Gone | Me
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+    """The answer to `reach` (`reached`, `silent`, `unknown`) and to `holds` (`yes`, `no`, `unknown`)."""
+
+    word: str
+
+
+Frame = Head | Data | End | Gone | Me | Told
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_hop = msgspec.msgpack.Decoder(Hop).decode

@@ -47,6 +47,7 @@ class PeerOutcome(StrEnum):
     SERVED = "served"
     GONE = "gone"
     DEAD = "dead"
+    SILENT = "silent"
     STALLED = "stalled"
     BROKE = "broke"
 

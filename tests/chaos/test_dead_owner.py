@@ -1,7 +1,11 @@
 """Who is dead, and who only does not react: the owner's address leads nowhere, or to silence."""
 
 import asyncio
+import errno
+import itertools
 import json
+import os
+import resource
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,7 +19,7 @@ from gateway.core import sse
 from tests.black_hole import black_hole
 from tests.chaos.stage import Call, Gate, accept, built, prompt, steps
 from tests.cluster import Cluster, cluster, installed
-from tests.e2e.wire import wire
+from tests.e2e.wire import Wire, wire
 from tests.gateway_process import Gateway
 from tests.parts.launch import OldServer, old_server
 
@@ -131,13 +135,14 @@ async def test_a_stopped_owner_is_not_dead(stage: Stage) -> None:
         state = await call.begin(client)
         owner.stop()
         for replica in survivors:
-            # peer_connect_seconds and peer_accept_seconds are 1.5 s together.
-            refused = await prompt(call.retry(client.on(replica.url), state))
+            # peer_connect_seconds and peer_accept_seconds are 1.5 s together, and as much for the witness.
+            refused = await prompt(call.retry(client.on(replica.url), state), 5)
             assert (refused.status, call.outcome(refused)) == (503, "owner_stalled")
             assert refused.headers["Retry-After"] == "1"
         owner.cont()
         assert call.outcome(await call.retry(client.on(survivors[0].url), state)) == "result"
-    assert await steps(survivors) - before == {"forwarded": 1}
+    taken = await steps(survivors) - before
+    assert taken.keys() == {"forwarded"}
     assert (call.runs, call.answers) == (1, 1)
     await c.settled()
 
@@ -168,19 +173,89 @@ async def test_an_owner_that_stops_in_the_middle_of_its_reply(stage: Stage, tmp_
 
 
 @pytest.mark.parametrize("dead", [1, 2])
-async def test_a_lost_call_is_told_promptly_though_addresses_are_black_holes(stage: Stage, dead: int) -> None:
+async def test_an_owner_whose_address_is_a_black_hole_is_not_declared_lost(stage: Stage, dead: int) -> None:
+    """As that of a host that lost its power, or its network alone: which of both, nobody can tell."""
     server, c = stage
     owner, survivors = c.replicas[0], c.replicas[dead:]
     async with wire(owner.url) as client:
         call = Call(server, "ask_slow", f"{dead} black holes")
         state = await call.begin(client)
+        before = await steps(survivors)
         with ExitStack() as stack:
             for replica in c.replicas[:dead]:
                 await replica.kill()
                 stack.enter_context(black_hole(peer_address(replica)))
-            before = await steps(survivors)
-            told = [await prompt(call.retry(client.on(replica.url), state)) for replica in survivors]
-            assert {(answer.status, call.outcome(answer)) for answer in told} == {(200, "owner_lost")}
-            assert (await steps(survivors) - before)["lost"] == 1
-        await call.ended("cancelled")
+            for replica in survivors:
+                told = await prompt(call.retry(client.on(replica.url), state), 5)
+                assert (told.status, call.outcome(told)) == (503, "owner_stalled")
+        assert (await steps(survivors) - before).keys() <= {"forwarded"}, "to an heir, which could not help either"
         assert (call.runs, call.answers) == (1, 0)
+        assert "cancelled" not in call.ends
+        await owner.start()
+        told = await prompt(call.retry(client.on(survivors[-1].url), state), 5)
+        assert call.outcome(told) == "owner_lost", "another process in its name is a proof"
+        await call.ended("cancelled")
+
+
+async def test_a_replica_out_of_descriptors_does_not_take_the_owner_for_dead(stage: Stage) -> None:
+    """EMFILE: it can open a connection to no replica, and that is its own trouble."""
+    server, c = stage
+    owner, other, _ = c.replicas
+    call = Call(server, "ask_read", "without descriptors")
+    before = await steps(c.replicas)
+    connector = aiohttp.TCPConnector(keepalive_timeout=60, limit=1)
+    async with wire(owner.url) as client, aiohttp.ClientSession(connector=connector) as http:
+        state = await call.begin(client)
+        kept = Wire(http, other.url)
+        assert (await kept.send("server/discover")).status == 200  # its connection is kept
+        assert other.process is not None
+        limits = resource.prlimit(other.process.pid, resource.RLIMIT_NOFILE)
+        opened = {int(each) for each in os.listdir(f"/proc/{other.process.pid}/fd")}  # noqa: PTH208
+        free = next(number for number in itertools.count() if number not in opened)
+        resource.prlimit(other.process.pid, resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            refused = await prompt(call.retry(kept, state), 5)
+        finally:
+            resource.prlimit(other.process.pid, resource.RLIMIT_NOFILE, limits)
+        assert (refused.status, call.outcome(refused)) == (503, "owner_stalled")
+        assert os.strerror(errno.EMFILE) in refused.error["message"]
+        assert (call.runs, call.answers) == (1, 0)
+        assert "cancelled" not in call.ends
+        assert call.outcome(await call.retry(kept, state)) == "result"
+    assert await steps(c.replicas) - before == {"forwarded": 1, "held": 1}
+    assert (call.runs, call.answers) == (1, 1)
+    await c.settled()
+
+
+async def test_a_stopped_owners_call_is_resumed_where_another_replica_is_a_witness() -> None:
+    async with staged("py130-store") as (server, c):
+        owner, *survivors = c.replicas
+        call = Call(server, "ask_slow", "while the owner sleeps, with a witness")
+        async with wire(owner.url) as client:
+            state = await call.begin(client)
+            owner.stop()
+            assert call.outcome(await prompt(call.retry(client.on(survivors[0].url), state), 8)) == "result"
+            owner.cont()
+            assert (await steps(survivors))["resumed"] == 1
+            # The owner wakes up with the call in its hands: it has heard the result too, and runs or cancels nothing.
+            await call.ended("finished")
+            assert call.outcome(await call.retry(client, state)) == "result"
+        assert (call.runs, call.answers, call.ends) == (1, 1, ["finished"])
+        await c.settled()
+
+
+async def test_a_stopped_owners_call_waits_for_it_where_there_is_no_witness() -> None:
+    sections: dict[str, Any] = {"timeouts": {"keepalive_seconds": 0.5}}
+    async with old_server("py130-store") as server, cluster(server.url, replicas=2, **sections) as c:
+        owner, other = c.replicas
+        call = Call(server, "ask_slow", "while the owner sleeps, without a witness")
+        async with wire(owner.url) as client:
+            state = await call.begin(client)
+            owner.stop()
+            refused = await prompt(call.retry(client.on(other.url), state), 5)
+            assert (refused.status, call.outcome(refused)) == (503, "owner_stalled")
+            owner.cont()
+            assert call.outcome(await call.retry(client.on(other.url), state)) == "result"
+        assert await steps([other]) == {"forwarded": 1}
+        assert (call.runs, call.answers, call.ends) == (1, 1, ["finished"])
+        await c.settled()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.config import Replica
-from gateway.errors import OwnerStalled
+from gateway.errors import OwnerSilent
 from gateway.net import members as module
 from gateway.net.members import Address, Members, Worker, resolve
 from gateway.net.tasks import Tasks
@@ -118,7 +118,8 @@ async def test_a_replica_without_peers_is_alone(tasks: Tasks) -> None:
     lone = Members(Replica(id="gw-1"), None, tasks)
     assert (lone.own, lone.host, lone.alone) == ("gw-1", "gw-1", True)
     assert await lone.heirs("e") == ["gw-1"]
-    assert await lone.address("gw-2") is None
+    with pytest.raises(OwnerSilent, match=r"not among replica\.peers of gw-1"):
+        await lone.address("gw-2")
     assert static("gw-1", tasks, {"gw-1": "127.0.0.1:1"}).alone, "it is its only peer"
     assert Members(Replica(id="gw-1"), worker(0, 1), tasks).alone
     for accompanied in (
@@ -140,9 +141,13 @@ async def test_an_address_comes_from_the_configuration_and_from_nowhere_else(tas
         assert await members.address(name) == PEERS[name]
         assert await members.address(f"{name}#7") == PEERS[name], "a worker is reached through its host"
     assert await members.address("gw-1") is None, "nobody speaks to himself"
-    foreign = ["", "gw-9", "127.0.0.1:9001", "169.254.169.254:80", "unix:/run/x", "#0", "gw-1#0", "gw-2/x", "GW-2"]
+    assert await members.address("gw-1#0") is None
+    foreign = ["", "gw-9", "127.0.0.1:9001", "169.254.169.254:80", "unix:/run/x", "#0", "gw-2/x", "GW-2"]
     for name in foreign:
-        assert await members.address(name) is None, name
+        with pytest.raises(OwnerSilent):
+            await members.address(name)
+        assert await members.lacks(name)
+    assert not any([await members.lacks(name) for name in (*IDS, "gw-1#0")])
 
 
 # -- who inherits ----------------------------------------------------------------------------------------------------
@@ -239,7 +244,8 @@ async def test_an_id_that_is_missing_is_looked_for_but_not_all_the_time(
 
     monkeypatch.setattr(module.asyncio, "sleep", sleep)
     world.has(gw_2="10.0.0.2:1")
-    assert await dns.address("gw-3") is None
+    with pytest.raises(OwnerSilent):
+        await dns.address("gw-3")
     world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
     assert await dns.address("gw-3") == "10.0.0.3:1"
     assert slept[0] == 0
@@ -257,10 +263,10 @@ async def test_one_that_greets_is_known_before_the_name_service_has_it(
     await eventually(lambda: "gw-9" in dns._greeted)
     assert (await dns.address("gw-9"), world.resolved) == ("10.0.0.9:8081", [])
     assert world.greeted == [], "who verifies a greeting does not greet, or two would never end"
-    assert await dns.moved("gw-9", "10.0.0.8:8081")
-    assert not await dns.moved("gw-9", "10.0.0.9:8081")
+    assert await dns.is_back("gw-9")
     clock.now += module._GREETED_SECONDS
-    assert await dns.address("gw-9") is None, "it was known once, and is not new"
+    assert await dns.lacks("gw-9"), "it was known once, and is not new"
+    assert await dns.address("gw-9") == "10.0.0.9:8081", "it may live there all the same"
 
 
 @pytest.mark.parametrize(
@@ -284,29 +290,30 @@ async def test_nobody_greets_where_peers_are_written_down(tasks: Tasks) -> None:
     members.greeted("gw-1", "10.0.0.9")
     await members.begin()
     assert len(tasks) == 0
-    assert not await members.moved("gw-2", "10.0.0.9:1")
+    assert not await members.is_back("gw-2")
 
 
 async def test_a_young_process_takes_whom_it_never_heard_of_for_new(world: World, dns: Members, clock: Clock) -> None:
     dns._born = clock.now
     world.has(gw_2="10.0.0.2:1")
     assert await dns.address("gw-2") == "10.0.0.2:1"
-    with pytest.raises(OwnerStalled):
-        await dns.address("gw-3")
-    dns.note_dead("gw-2", silent=False)
+    assert not await dns.lacks("gw-3")
+    dns.forget_address("gw-2")
     world.has()
-    assert await dns.address("gw-2") is None, "this one it knew"
+    clock.now += module._PAUSE_SECONDS
+    assert await dns.lacks("gw-2"), "this one it knew"
+    assert not await dns.lacks("gw-3")
     clock.now += module._NAMELESS_SECONDS
-    assert await dns.address("gw-3") is None
+    assert await dns.lacks("gw-3")
 
 
 async def test_all_who_look_at_once_share_one_look(world: World, dns: Members, clock: Clock) -> None:
     world.has(gw_2="10.0.0.2:1")
     world.hold = asyncio.Event()
-    looks = [asyncio.get_running_loop().create_task(dns.address(f"gw-{2 + number % 2}")) for number in range(20)]
+    looks = [asyncio.get_running_loop().create_task(dns.lacks(f"gw-{2 + number % 2}")) for number in range(20)]
     await eventually(lambda: world.resolved)
     world.hold.set()
-    assert await in_time(asyncio.gather(*looks)) == ["10.0.0.2:1", None] * 10
+    assert await in_time(asyncio.gather(*looks)) == [False, True] * 10
     assert len(world.resolved) == 1
 
 
@@ -342,13 +349,19 @@ async def test_a_name_service_that_fails_leaves_what_is_known(
     clock.now += 60
     assert sorted(await dns.heirs("e")) == ["gw-1", "gw-2"]
     assert await dns.address("gw-2") == "10.0.0.2:1"
-    with pytest.raises(OwnerStalled) as caught:
+    with pytest.raises(OwnerSilent) as caught:
         await dns.address("gw-3")
     assert caught.value.status == 503, "it cannot be told whether it is dead"
+    assert caught.value.is_local
+    assert dns.is_unsure
     assert "peers_dns" in caught.value.message
+    assert not await dns.lacks("gw-3")
+    with pytest.raises(OwnerSilent):
+        await dns.is_back("gw-3")
     world.has(gw_2="10.0.0.2:1")
     clock.now += 60
-    assert await dns.address("gw-3") is None, "now it can"
+    assert await dns.lacks("gw-3"), "now it can"
+    assert not await dns.is_back("gw-3")
 
 
 async def test_a_name_service_that_hangs_is_given_up(
@@ -356,7 +369,7 @@ async def test_a_name_service_that_hangs_is_given_up(
 ) -> None:
     monkeypatch.setattr(module, "_RESOLVE_SECONDS", 0.01)
     world.hold = asyncio.Event()
-    with pytest.raises(OwnerStalled):
+    with pytest.raises(OwnerSilent):
         await in_time(dns.address("gw-2"))
 
 
@@ -374,13 +387,14 @@ async def test_one_that_does_not_say_its_name_may_be_anybody(
     assert await dns.address("gw-3") == "10.0.0.3:1", "others are not affected"
     try:
         found: Address | str | None = await dns.address("gw-2")
-    except OwnerStalled:
-        found = "stalled"
-    assert found in ("10.0.0.2:1", "stalled"), "but never dead"
+    except OwnerSilent:
+        found = "silent"
+    assert found == ("10.0.0.2:1" if known else "silent"), "but never dead"
+    assert not await dns.lacks("gw-2")
     del world.names["10.0.0.2:1"]
     clock.now += 60
     await dns.heirs("e")
-    assert await dns.address("gw-2") is None, "nobody is there any more"
+    assert await dns.lacks("gw-2"), "nobody is there any more"
 
 
 async def test_records_that_lead_nowhere_are_passed_over(world: World, dns: Members) -> None:
@@ -390,13 +404,20 @@ async def test_records_that_lead_nowhere_are_passed_over(world: World, dns: Memb
     assert sorted(await dns.heirs("e")) == ["gw-1", "gw-2"]
 
 
-async def test_one_that_is_no_longer_named_is_dead(world: World, dns: Members, clock: Clock) -> None:
+async def test_one_that_is_no_longer_named_is_looked_for_where_it_was_last(
+    world: World, dns: Members, clock: Clock
+) -> None:
     world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
     await dns.heirs("e")
     world.has(gw_3="10.0.0.3:1")
     clock.now += 60
     assert sorted(await dns.heirs("e")) == ["gw-1", "gw-3"]
-    assert await dns.address("gw-2") is None
+    assert await dns.lacks("gw-2")
+    assert await dns.address("gw-2") == "10.0.0.2:1", "a name service may drop one that lives"
+    dns.change(Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="other.example:8081"))
+    clock.now += 60
+    with pytest.raises(OwnerSilent):
+        await dns.address("gw-2")
 
 
 # -- the dead ------------------------------------------------------------------------------------------------------
@@ -405,8 +426,8 @@ async def test_one_that_is_no_longer_named_is_dead(world: World, dns: Members, c
 async def test_a_silent_member_is_passed_over_for_a_while(tasks: Tasks, clock: Clock) -> None:
     members = static("gw-1", tasks)
     assert not members.was_silent("gw-2")
-    members.note_dead("gw-2", silent=True)
-    members.note_dead("gw-3#1", silent=True)
+    members.note_silent("gw-2")
+    members.note_silent("gw-3#1")
     assert members.was_silent("gw-2")
     assert members.was_silent("gw-3#1")
     assert not members.was_silent("gw-3")
@@ -419,14 +440,14 @@ async def test_a_silent_member_is_passed_over_for_a_while(tasks: Tasks, clock: C
 
 async def test_a_member_that_refused_is_asked_again_at_once(tasks: Tasks) -> None:
     members = static("gw-1", tasks)
-    members.note_dead("gw-2", silent=False)
+    members.forget_address("gw-2")
     assert not members.was_silent("gw-2")
 
 
 async def test_the_memory_of_the_silent_is_bounded(tasks: Tasks, clock: Clock) -> None:
     members = static("gw-1", tasks)
     for number in range(1000):
-        members.note_dead(f"gw-{number}", silent=True)
+        members.note_silent(f"gw-{number}")
         clock.now += 1
     assert len(members._silent) <= module._SILENT_SECONDS + 1
 
@@ -437,10 +458,10 @@ async def test_a_dead_member_is_found_again_under_another_address(
 ) -> None:
     world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
     assert await dns.address(noted) == "10.0.0.2:1"
-    dns.note_dead(noted, silent=True)
+    dns.note_silent(noted)
     assert await dns.address(noted) == "10.0.0.2:1"
     assert len(world.resolved) == 2, "it was looked up anew: its address may be somebody else's by now"
-    dns.note_dead(noted, silent=True)
+    dns.note_silent(noted)
     world.has(gw_2="10.0.0.77:1", gw_3="10.0.0.3:1")
     clock.now += module._PAUSE_SECONDS
     assert await dns.address(noted) == "10.0.0.77:1"

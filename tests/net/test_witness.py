@@ -1,0 +1,598 @@
+"""A silent owner: its call goes on elsewhere only on a witness's word, and never with harm to the owner's own call.
+
+The replicas are real and in this process. Owners are cut off by addresses that lead nowhere; the fake upstream has an
+event store, as real servers have that can resume.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.config import split_address
+from gateway.core import mcp
+from gateway.core.commands import Timer
+from gateway.core.exchange import State
+from gateway.net.members import Address
+from gateway.seal.hop import Gone, Hop, Told
+from tests.black_hole import black_hole
+from tests.net.fake_peer import Asked, FakePeer
+from tests.net.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, text
+from tests.net.test_peers import (
+    TWICE,
+    Cluster,
+    ask,
+    asked_peers,
+    cluster,
+    exchange_inherited_by,
+    frames_of,
+    hop_for,
+    in_time,
+    orphan,
+    resealed,
+    steps,
+)
+from tests.net.workbench import ACCEPT, Stand, eventually
+from tests.parts.launch import free_port
+
+__all__ = ["cluster"]  # the fixture of test_peers
+
+TIMES = {"peer_connect_seconds": 0.2, "peer_accept_seconds": 0.5}
+STALLED = (503, -32603, "owner_stalled")
+
+
+@pytest.fixture
+def hole() -> Iterator[Address]:
+    """An address where no connection is accepted or refused."""
+    address = f"127.0.0.1:{free_port()}"
+    with black_hole(address):
+        yield address
+
+
+class Store:
+    """A FAKE tool of a server with an event store: whoever reads its stream gets all events, from the first or from a
+    cursor on, and two may read at once."""
+
+    def __init__(self, upstream: FakeUpstream, *titles: str) -> None:
+        self._upstream = upstream
+        self._titles = titles
+        self._events: list[dict[str, Any]] = []
+        self._more = asyncio.Condition()
+        self._work: asyncio.Task[None] | None = None
+        self.answers: list[Any] = []
+        upstream.tool(self._begin)
+        upstream.on("resume", self._resume)
+
+    async def _begin(self, turn: Turn) -> None:
+        self._work = asyncio.get_running_loop().create_task(self._run(turn.session, turn.id))
+        await self._tell(turn, 0)
+
+    async def _resume(self, turn: Turn) -> None:
+        await self._tell(turn, int(turn.seen.headers["Last-Event-ID"]))
+
+    async def _run(self, session: str | None, call: Any) -> None:
+        for title in self._titles:
+            id_ = next(self._upstream.ids)
+            waiter = self._upstream.expect(session, id_)
+            schema = {**FORM["requestedSchema"], "title": title}  # type: ignore[dict-item]
+            await self._say({"id": id_, "method": mcp.ELICIT, "params": {**FORM, "requestedSchema": schema}})
+            self.answers.append(await waiter)
+        await self._say({"id": call, "result": text("done")})
+
+    async def _say(self, message: dict[str, Any]) -> None:
+        async with self._more:
+            self._events.append(message)
+            self._more.notify_all()
+
+    async def _tell(self, turn: Turn, place: int) -> None:
+        await turn.raw(b"")
+        while True:
+            async with self._more:
+                while len(self._events) <= place:
+                    await self._more.wait()
+            message = self._events[place]
+            place += 1
+            await turn.say(message, str(place))
+            if "result" in message:
+                return
+
+    async def close(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait((self._work,))
+
+
+@asynccontextmanager
+async def stored(upstream: FakeUpstream, *titles: str) -> AsyncIterator[Store]:
+    store = Store(upstream, *titles)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def cut_off(cluster: Cluster, hole: Address, names: tuple[str, ...], **sections: Any) -> list[Stand]:
+    """Start replicas of which no other one reaches gw-1, while gw-1 reaches them all."""
+    cluster.peers = {name: f"127.0.0.1:{free_port()}" for name in names}
+    for name, door in cluster.peers.items():
+        peers = {**cluster.peers, "gw-1": door if name == "gw-1" else hole}
+        await cluster.start(name, door, replica={"peers": peers}, timeouts=TIMES, **sections)
+    return list(cluster.stands.values())
+
+
+def only(stand: Stand) -> Any:
+    (driver,) = stand.gateway.lot
+    return driver
+
+
+async def expire(stand: Stand) -> None:
+    """The time of the one parked call is over."""
+    only(stand)._fire(Timer.TTL)
+    await is_quiet(stand)
+
+
+async def is_quiet(stand: Stand) -> None:
+    """Wait until it has said what it has to say to other replicas and to the upstream."""
+    speaking = {"ask about an expired call", "send upstream", "close session"}
+    await eventually(lambda: not speaking.intersection(stand.tasks()))
+
+
+def is_unharmed(upstream: FakeUpstream) -> bool:
+    return mcp.CANCELLED not in upstream.words and len(upstream.of("tools/call")) == 1
+
+
+# -- with a witness ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_silent_owners_call_is_resumed_on_the_word_of_another_replica(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address
+) -> None:
+    one, two, three = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
+    async with stored(upstream, "q") as store:
+        asked = await one.client().call()
+        reply = await two.client().answer(asked)
+        assert reply.text == "done"
+        assert [answer["result"] for answer in store.answers] == [ACCEPT]
+        assert is_unharmed(upstream)
+        resumed = steps(two).get("resumed", 0) + steps(three).get("resumed", 0)
+        assert resumed == 1
+        await eventually(lambda: only(one)._exchange.state is State.FINISHED, "the owner hears the result too")
+        await eventually(lambda: not (two.busy_tasks() or three.busy_tasks()))
+        ended = [seen.session for seen in upstream.of("DELETE")]
+        assert upstream.of("tools/call")[0].session not in ended, (ended, "the session is the owner's")
+        assert (await one.client().answer(asked)).text == "done"
+
+
+async def test_a_silent_owners_ephemeral_call_runs_again_and_the_first_run_is_left_alone(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address
+) -> None:
+    one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"), **TWICE)
+    upstream.tool(ask)
+    asked = await one.client().call()
+    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert len(upstream.of("tools/call")) == 2
+    assert mcp.CANCELLED not in upstream.words
+    assert one.held == 1
+    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
+
+
+async def test_a_silent_owners_call_that_can_only_be_lost_waits_for_its_owner(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address
+) -> None:
+    one, two, three = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
+    upstream.tool(ask)
+    asked = await one.client().call()
+    for stand in (two, three, two):
+        reply = await stand.client().answer(asked)
+        assert reply.outcome == STALLED
+        assert "gw-1" in reply.error["message"]
+        assert reply.headers["Retry-After"] == "1"
+    assert is_unharmed(upstream)
+    assert "answer" not in upstream.words
+    assert [len(list(stand.gateway.lot)) for stand in (one, two, three)] == [1, 0, 0], "nor is the error kept"
+    for stand in (two, three):
+        stand.gateway.members._replica.peers["gw-1"] = cluster.peers["gw-1"]
+    assert json.loads((await two.client().answer(asked)).text) == ACCEPT, "the network is whole again"
+    assert len(upstream.of("tools/call")) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 404])
+async def test_a_silent_owners_call_that_cannot_be_resumed_is_given_back_unharmed(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address, status: int
+) -> None:
+    one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(status)
+
+    async with stored(upstream, "q") as store:
+        upstream.on("resume", refuse)
+        asked = await one.client().call()
+        for _ in range(2):
+            reply = await two.client().answer(asked)
+            assert reply.outcome == ((401, -32603, "upstream_refused") if status == 401 else STALLED)
+        assert is_unharmed(upstream)
+        assert store.answers == [], "an answer without an open stream would lose the result"
+        assert (await one.client().answer(asked)).text == "done"
+
+
+async def test_behind_a_silent_heir_a_call_that_it_may_have_resumed_is_not_cancelled(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address
+) -> None:
+    """The owner is proven dead, but the first heir may have taken the call over before it fell silent."""
+    one, two = await cluster.begin("gw-1", "gw-2", fakes={"gw-3": hole}, timeouts=TIMES)
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(400)
+
+    async with stored(upstream, "q") as store:
+        upstream.on("resume", refuse)
+        asked = await one.client().call()
+        exchange = await exchange_inherited_by(two, "gw-3", "gw-2")
+        state = resealed(asked.state, exchange=exchange)
+        await cluster.crash(one)
+        reply = await two.client().call(state=state, answers=dict.fromkeys(asked.questions, ACCEPT))
+        assert reply.outcome == STALLED
+        assert is_unharmed(upstream)
+        assert store.answers == []
+
+
+# -- without one ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sections", [{}, TWICE], ids=["once", "ephemeral"])
+async def test_of_two_replicas_neither_can_take_the_other_for_dead_by_silence(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address, sections: dict[str, Any]
+) -> None:
+    one, two = await cut_off(cluster, hole, ("gw-1", "gw-2"), **sections)
+    async with stored(upstream, "q"):
+        asked = await one.client().call()
+        reply = await two.client().answer(asked)
+        assert reply.outcome == STALLED
+        assert "does not accept a connection from gw-2" in reply.error["message"]
+        assert asked_peers(two) == {"silent": 1}
+        assert is_unharmed(upstream)
+        assert "resume" not in upstream.words
+        assert (await one.client().answer(asked)).text == "done"
+
+
+async def test_a_replica_that_reaches_the_owner_keeps_its_call_from_being_run_again(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address
+) -> None:
+    cluster.peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2", "gw-3", "gw-4")}
+    for name, door in cluster.peers.items():
+        reaches = name in ("gw-1", "gw-3")
+        peers = {**cluster.peers, "gw-1": cluster.peers["gw-1"] if reaches else hole}
+        await cluster.start(name, door, replica={"peers": peers}, timeouts=TIMES, **TWICE)
+    one, two, three, _ = cluster.stands.values()
+    upstream.tool(ask)
+    asked = await one.client().call()
+    assert (await two.client().answer(asked)).outcome == STALLED, "gw-4 does not reach it, gw-3 does"
+    assert is_unharmed(upstream)
+    assert json.loads((await three.client().answer(asked)).text) == ACCEPT
+
+
+@pytest.mark.parametrize("address", ["gw-1.invalid:8081", "[::1]:8081"], ids=["name", "local address"])
+@pytest.mark.parametrize("sections", [{}, TWICE], ids=["once", "ephemeral"])
+async def test_a_fault_of_this_replica_says_nothing_of_the_owner(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address, address: Address, sections: dict[str, Any]
+) -> None:
+    """A name that does not resolve; connections from 127.0.0.1, which cannot go to ::1. No witness is asked."""
+    cluster.peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2", "gw-3")}
+    at = {"gw-1": cluster.peers["gw-1"], "gw-2": address, "gw-3": hole}
+    for name, door in cluster.peers.items():
+        peers = {**cluster.peers, "gw-1": at[name]}
+        times = {**TIMES, "peer_accept_seconds": 5}
+        await cluster.start(name, door, replica={"peers": peers}, timeouts=times, **sections)
+    one, two, _ = cluster.stands.values()
+    upstream.tool(ask)
+    asked = await one.client().call()
+    for _ in range(2):
+        reply = await two.client().answer(asked)
+        assert reply.outcome == STALLED
+        assert "cannot be reached from gw-2" in reply.error["message"]
+    assert asked_peers(two) == {"silent": 2}
+    assert is_unharmed(upstream)
+    assert "answer" not in upstream.words
+    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
+
+
+async def test_a_name_whose_addresses_all_refuse_is_a_proof(upstream: FakeUpstream, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"localhost:{free_port()}"})
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2"))
+    assert reply.outcome == (200, -32603, "owner_lost")
+    assert asked_peers(one).keys() == {"dead"}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_a_name_one_of_whose_addresses_does_not_refuse_proves_nothing(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address, monkeypatch: pytest.MonkeyPatch, order: int
+) -> None:
+    """The name service has an old address beside the new one, or both of two networks."""
+    dead, silent = f"127.0.0.2:{hole.rpartition(':')[2]}", hole
+    asking = socket.getaddrinfo
+
+    def two_addresses(host: Any, *rest: Any, **options: Any) -> Any:
+        if host != "gw-2.test":
+            return asking(host, *rest, **options)
+        places = [split_address(address) for address in (dead, silent)]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places][::order]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
+    loop = asyncio.get_running_loop()
+
+    async def looked_up(host: Any, port: Any, **options: Any) -> Any:  # as uvloop's own, which is not patched above
+        return two_addresses(host, port, **options)
+
+    monkeypatch.setattr(loop, "getaddrinfo", looked_up)
+    port = hole.rpartition(":")[2]
+    times = {"peer_connect_seconds": 0.2, "peer_accept_seconds": 5}
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"gw-2.test:{port}"}, timeouts=times)
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2"))
+    assert reply.outcome == STALLED
+    assert asked_peers(one) == {"silent": 1}
+
+
+async def test_another_replica_at_the_owners_address_proves_nothing(upstream: FakeUpstream, cluster: Cluster) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        await asked.begin()
+        await asked.say(Gone("gw-7"))
+        await asked.end()
+
+    peer = await cluster.fake(FakePeer(script))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2"))
+    assert reply.outcome == STALLED
+    assert "gw-7" in reply.error["message"]
+    assert steps(one) == {}
+
+
+@pytest.mark.parametrize("word", ["refuses", "unknown", "silence"])
+async def test_a_replica_that_cannot_tell_is_no_witness(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address, word: str
+) -> None:
+    """One of an older version refuses the question."""
+
+    async def script(asked: Asked) -> None:
+        if word == "refuses":
+            await asked.refuse(403)
+            await asked.silence()
+        hop = await asked.take()
+        assert (hop.kind, hop.path) == ("reach", "gw-2")
+        if word == "silence":
+            await asked.silence()
+        await asked.begin()
+        await asked.say(Told(word))
+        await asked.end()
+
+    peer = await cluster.fake(FakePeer(script))
+    fakes = {"gw-2": hole, "gw-3": peer.address}
+    (one,) = await cluster.begin("gw-1", fakes=fakes, timeouts={"peer_connect_seconds": 0.1}, **TWICE)
+    upstream.tool(ask)
+    reply = await in_time(one.client().answer(await orphan(one, "gw-2")))
+    assert reply.outcome == STALLED
+    assert steps(one) == {}
+    assert len(peer.asked) == 1
+
+
+async def test_an_older_heir_is_passed_over_for_a_silent_owners_call(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address
+) -> None:
+    """It does not know that it must not harm the call."""
+
+    async def script(asked: Asked) -> None:
+        hop = await asked.take()
+        kinds.append(hop.kind)
+        if hop.kind == "reach":
+            await asked.begin()
+            await asked.say(Told("silent"))
+            await asked.end()
+        else:
+            asked.die()
+
+    kinds: list[str] = []
+    peer = await cluster.fake(FakePeer(script))
+    fakes = {"gw-2": hole, "gw-3": peer.address}
+    (one,) = await cluster.begin("gw-1", fakes=fakes, timeouts={"peer_connect_seconds": 0.1}, **TWICE)
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2", "gw-3", "gw-1")
+    reply = await one.client().answer(asked)
+    assert kinds == ["reach", "resume", "resume"]
+    assert reply.outcome == STALLED, "it took the request and broke off: it may be at work on it"
+
+
+async def test_many_retries_cost_one_round_of_questions(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address
+) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        await go.wait()
+        await asked.begin()
+        await asked.say(Told("unknown"))
+        await asked.end()
+
+    go = asyncio.Event()
+    peer = await cluster.fake(FakePeer(script))
+    fakes = {"gw-2": hole, "gw-3": peer.address}
+    times = {"peer_connect_seconds": 0.1, "peer_accept_seconds": 5}
+    (one,) = await cluster.begin("gw-1", fakes=fakes, timeouts=times, **TWICE)
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2")
+    loop = asyncio.get_running_loop()
+    retries = [loop.create_task(one.client().answer(asked)) for _ in range(10)]
+    await eventually(lambda: asked_peers(one) == {"silent": 10})
+    go.set()
+    replies = [await in_time(retry) for retry in retries]
+    assert {reply.outcome for reply in replies} == {STALLED}
+    assert (await one.client().answer(asked)).outcome == STALLED
+    assert peer.kinds == ["reach"]
+
+
+# -- the witness ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_witness_says_what_an_attempt_of_its_own_shows(cluster: Cluster, hole: Address) -> None:
+    at = {"gw-4": hole, "gw-5": f"127.0.0.1:{free_port()}", "gw-6": "gw-6.invalid:1", "gw-7": "[::1]:1"}
+    await cluster.begin("gw-1", "gw-2", fakes=at, timeouts={"peer_connect_seconds": 0.1})
+    words = {}
+    for name in ("gw-1", "gw-2", *at, "gw-9"):
+        words[name] = await frames_of(cluster, "gw-1", replaced(hop_for("gw-1", "reach"), name))
+    assert words == {
+        "gw-1": [Told("unknown")],
+        "gw-2": [Told("reached")],
+        "gw-4": [Told("silent")],
+        "gw-5": [Told("silent")],
+        "gw-6": [Told("unknown")],
+        "gw-7": [Told("unknown")],
+        "gw-9": [Told("unknown")],
+    }
+
+
+def replaced(hop: Hop, about: str, detail: bytes = b"") -> Hop:
+    return replace(hop, path=about, body=detail)
+
+
+async def test_a_replica_says_whether_it_went_on_with_an_exchange(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, _ = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(ask)
+    asked = await one.client().call()
+    exchange = only(one).id
+
+    async def told(about: str, round_: int) -> Any:
+        return await frames_of(cluster, "gw-1", replaced(hop_for("gw-1", "holds"), about, b"%d" % round_))
+
+    assert await told(exchange, 0) == [Told("yes")]
+    assert await told(exchange, 1) == [Told("no")], "it is in that round itself: who asks has it too"
+    assert await told("other", 0) == [Told("no")]
+    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
+
+
+# -- the owner comes back ---------------------------------------------------------------------------------------------
+
+
+async def test_an_owner_does_not_cancel_a_call_that_another_replica_has_resumed(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address
+) -> None:
+    one, two, three = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
+    async with stored(upstream, "first", "second", "third") as store:
+        asked = await two.client().answer(await one.client().call())
+        assert list(asked.questions) == ["second"]
+        await eventually(lambda: "second" in only(one)._exchange.questions, "the owner heard the question too")
+        await expire(one)
+        assert (len(one.gateway.lot), one.held) == (0, 0)
+        asked = await three.client().answer(asked)
+        assert list(asked.questions) == ["third"], "the owner has answered no question either"
+        assert (await two.client().answer(asked)).text == "done"
+        assert [answer["result"] for answer in store.answers] == [ACCEPT] * 3
+        assert is_unharmed(upstream)
+        assert len(upstream.of("answer")) == 3
+
+
+@pytest.mark.parametrize(("word", "cancelled"), [("yes", False), ("unknown", False), ("no", True)])
+async def test_an_owner_whose_relay_breaks_asks_whether_the_call_goes_on_elsewhere(
+    upstream: FakeUpstream, cluster: Cluster, word: str, *, cancelled: bool
+) -> None:
+    """A network that parts two replicas looks to the owner like a client that left."""
+
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        await asked.begin()
+        await asked.say(Told(word))
+        await asked.end()
+
+    third = await cluster.fake(FakePeer(script))
+    hold = {"grace_seconds": 60}
+    one, two = await cluster.begin("gw-1", "gw-2", fakes={"gw-3": third.address}, hold=hold)
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await turn.say({"id": 7, "method": mcp.ELICIT, "params": FORM}, "e1")
+        await go.wait()
+
+    upstream.tool(tool)
+    asked = await one.client().call()
+    driver = only(one)
+    retry = asyncio.get_running_loop().create_task(two.client().answer(asked))
+    await upstream.saw("answer")
+    retry.cancel()
+    await eventually(lambda: driver._exchange.state is State.DETACHED)
+    driver._fire(Timer.GRACE)
+    await is_quiet(one)
+    go.set()
+    assert driver._exchange.state is State.ENDED
+    assert (mcp.CANCELLED in upstream.words) is cancelled
+    assert third.kinds == ["holds"]
+
+
+async def test_an_owner_that_cannot_ask_does_not_cancel(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address
+) -> None:
+    one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
+    async with stored(upstream, "first", "second"):
+        asked = await two.client().answer(await one.client().call())
+        one.gateway.members._replica.peers.update({"gw-2": hole, "gw-3": hole})
+        await expire(one)
+        assert (await two.client().answer(asked)).text == "done"
+        assert is_unharmed(upstream)
+
+
+async def test_an_owner_that_does_not_know_who_is_there_does_not_cancel(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    """Cut off, it forgets the addresses of its peers, and the name service may be out of reach too."""
+    section = {"peers": {}, "peers_dns": "peers.invalid:8081"}
+    one = await cluster.start("gw-1", f"127.0.0.1:{free_port()}", replica=section)
+    await eventually(lambda: one.gateway.members.is_unsure)
+    async with stored(upstream, "q"):
+        _ = await one.client().call()
+        await expire(one)
+        assert len(one.gateway.lot) == 0
+        assert is_unharmed(upstream)
+
+
+async def test_an_owner_whose_call_no_replica_has_cancels_it_when_its_time_is_over(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    (one, two) = await cluster.begin("gw-1", "gw-2")
+    async with stored(upstream, "q"):
+        _ = await one.client().call()
+        await cluster.crash(two)
+        await expire(one)
+        await upstream.saw(mcp.CANCELLED)
+        assert len(one.gateway.lot) == 0
+
+
+async def test_a_client_that_comes_while_the_others_are_asked_finds_its_call(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    async def script(asked: Asked) -> None:
+        hop = await asked.take()
+        assert hop.kind == "holds"
+        arrived.set()
+        await go.wait()
+        await asked.begin()
+        await asked.say(Told("no"))
+        await asked.end()
+
+    arrived, go = asyncio.Event(), asyncio.Event()
+    peer = await cluster.fake(FakePeer(script))
+    times = {"peer_accept_seconds": DEADLINE}
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, timeouts=times)
+    async with stored(upstream, "first", "second"):
+        asked = await one.client().call()
+        only(one)._fire(Timer.TTL)
+        await in_time(arrived.wait())
+        asked = await one.client().answer(asked)
+        go.set()
+        await eventually(lambda: "ask about an expired call" not in one.tasks())
+        assert (await one.client().answer(asked)).text == "done"
+        assert is_unharmed(upstream)
