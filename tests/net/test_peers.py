@@ -984,11 +984,16 @@ async def test_a_call_taken_over_runs_again_once_though_its_stream_and_its_answe
         await upstream.saw("tools/call", 2)
         await turn.result({"tools": upstream.tools})
 
+    async def until_answered(turn: Turn) -> None:
+        await turn.raw(b":\n\n")
+        await upstream.saw("answer")
+
     upstream.tool(asks)
     asked = await one.client().call()
     await cluster.crash(one)
     gate = Gate(upstream)
     upstream.on("resume", gone)
+    upstream.once("resume", until_answered)
     upstream.once("answer", gone)
     upstream.once("tools/list", slow)
     reply = later(two.client().answer(asked))
@@ -997,7 +1002,7 @@ async def test_a_call_taken_over_runs_again_once_though_its_stream_and_its_answe
     gate.go.set()
     assert (await in_time(reply)).text == "done"
     assert len(upstream.of("tools/call")) == 2
-    assert steps(two) == {"replayed": 1}
+    assert steps(two) == {"resumed": 1, "replayed": 1}
 
 
 def calls_of(stand: Stand) -> list[str]:
