@@ -965,8 +965,9 @@ async def test_a_dead_owners_call_runs_again_where_it_may(upstream: FakeUpstream
     assert steps(two) == {"replayed": 1}
 
 
+@pytest.mark.parametrize("slower", ["stream", "answer"])
 async def test_a_call_taken_over_runs_again_once_though_its_stream_and_its_answer_both_find_it_lost(
-    upstream: FakeUpstream, cluster: Cluster
+    upstream: FakeUpstream, cluster: Cluster, slower: str
 ) -> None:
     """Both then look up whether the tool may run twice. The slower of them must not send the call once more."""
     one, two = await cluster.begin("gw-1", "gw-2")
@@ -988,13 +989,17 @@ async def test_a_call_taken_over_runs_again_once_though_its_stream_and_its_answe
         await turn.raw(b":\n\n")
         await upstream.saw("answer")
 
+    async def after_the_stream(turn: Turn) -> None:
+        await upstream.saw("tools/list", 2)
+        await gone(turn)
+
     upstream.tool(asks)
     asked = await one.client().call()
     await cluster.crash(one)
     gate = Gate(upstream)
     upstream.on("resume", gone)
     upstream.once("resume", until_answered)
-    upstream.once("answer", gone)
+    upstream.once("answer", after_the_stream if slower == "stream" else gone)
     upstream.once("tools/list", slow)
     reply = later(two.client().answer(asked))
     await eventually(gate.answered.is_set)
