@@ -19,7 +19,7 @@ FOREIGN: dict[str, set[str]] = {
     "principal": {"msgspec"},
     "bearer": {"cryptography", "jwt", "msgspec"},
     "telemetry": {"opentelemetry", "prometheus_client", "structlog"},
-    "net": {"aiohttp", "msgspec", "multidict", "uvloop", "yarl"},
+    "net": {"aiohttp", "jinja2", "msgspec", "multidict", "uvloop", "yarl"},
     "demo": {"mcp", "mcp_types", "pydantic", "uvicorn"},
     "health": {"yaml"},
     "entry": set(),
