@@ -417,7 +417,7 @@ async def test_keys_are_told_by_id_and_use(begin: Start) -> None:
     assert "a rotation is under way" in status.key_phase
     assert first not in (await fetch(stand))[1]
     assert (await told(await begin())).key_phase == "One key: no rotation is under way."
-    assert "ends with the process" in (await told(await begin(state={"keys": []}))).key_phase
+    assert "lost when the process ends" in (await told(await begin(state={"keys": []}))).key_phase
 
 
 async def test_limits_are_told_with_what_is_used_of_them(upstream: FakeUpstream, begin: Start) -> None:
