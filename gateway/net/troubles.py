@@ -25,7 +25,7 @@ _QUOTES: Final = (
 """What a server answers to a call or an answer may repeat what is in it."""
 _NOT_BY_CLIENTS: Final = frozenset({"unknown_key"})
 """Rejected states that say something about the deployment; the others are their clients' business."""
-_FAILURES: Final = frozenset({"upstream_unreachable", "upstream_error", "session_lost", "call_lost"})
+_FAILURES: Final = frozenset({"upstream_unreachable", "session_lost", "call_lost"})
 """After these an upstream counts as failing; one that refuses a caller is there."""
 
 _FIXES: Final = {
