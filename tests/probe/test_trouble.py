@@ -370,6 +370,13 @@ async def test_a_tool_list_without_end_is_not_read_for_ever(upstream: FakeUpstre
     assert found.server.tools == len(upstream.of("tools/list")) == 50
 
 
+@pytest.mark.parametrize("result", [{"tools": 7}, {"nothing": True}], ids=str)
+async def test_a_malformed_list_of_tools_is_a_warning(result: dict[str, Any], upstream: FakeUpstream) -> None:
+    upstream.on("tools/list", lambda turn: turn.result(result))
+    found = check(await look(upstream.url), "tools")
+    assert (found.state, found.found) == ("warning", "tools/list was refused, or its result is malformed")
+
+
 async def test_tools_that_must_be_called_as_tasks_are_told(upstream: FakeUpstream) -> None:
     upstream.tools = [{"name": "a", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}]
     found = await look(upstream.url)
