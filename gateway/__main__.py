@@ -1,6 +1,6 @@
-"""The command line: argv to configuration to gateway.
+"""The command line: turns arguments into a configuration, and runs the gateway.
 
-Exit codes: 0 (fine), 1 (bad configuration), 2 (bad usage); `probe` has 3 (it works with limits) beside them.
+Exit codes: 0 (success), 1 (invalid configuration), 2 (usage error); `probe` also has 3 (it works with limits).
 """
 
 import argparse
@@ -26,7 +26,7 @@ _KEY_BYTES = 32
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code."""
+    """Run one command; return the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == ["demo"]:
         return demo.run(arguments[1:])
@@ -37,13 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     options.command = command
     if bool(command) != getattr(options, "stdio", False):
-        parser.error("--stdio and a command go together: --stdio -- npx some-server")
+        parser.error("--stdio and a command need each other: --stdio -- npx some-server")
     code: int = options.run(options)
     return code
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before `--` is ours, what stands behind it is somebody else's command."""
+    """Split at `--`: our arguments come before it, the server's command after it."""
     if "--" not in arguments:
         return arguments, []
     place = arguments.index("--")
@@ -51,7 +51,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("mrtr-gateway", description="Makes an old MCP server a modern, stateless one.")
+    parser = argparse.ArgumentParser("mrtr-gateway", description="Makes a legacy MCP server a modern, stateless one.")
     parser.add_argument("--version", action="version", version=f"mrtr-gateway {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser(
@@ -60,30 +60,34 @@ def _parser() -> argparse.ArgumentParser:
         usage="%(prog)s (--config FILE | --upstream URL | --stdio) [options] [-- COMMAND...]",
     )
     source = serve.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config", type=Path, metavar="FILE", help="a YAML configuration")
-    source.add_argument("--upstream", metavar="URL", help="one old server, served at /mcp with defaults")
-    source.add_argument("--stdio", action="store_true", help="one old server, the command behind `--`, as a child")
-    serve.add_argument("--listen", metavar="HOST:PORT", help="without --config: where clients connect")
-    serve.add_argument("--admin", metavar="HOST:PORT", help="without --config: where /metrics and /readyz are")
+    source.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration file")
+    source.add_argument("--upstream", metavar="URL", help="URL of one legacy server, served at /mcp with defaults")
+    source.add_argument(
+        "--stdio", action="store_true", help="run one legacy server, the command after `--`, as a child process"
+    )
+    serve.add_argument("--listen", metavar="HOST:PORT", help="without --config: address for clients")
     serve.add_argument(
-        "--log-level", choices=get_args(Level), help="beats log.level of the configuration, also after a reload"
+        "--admin", metavar="HOST:PORT", help="without --config: address for /metrics, /readyz and /status"
+    )
+    serve.add_argument(
+        "--log-level", choices=get_args(Level), help="overrides log.level of the configuration, even after a reload"
     )
     serve.add_argument(
         "--env",
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="with --stdio: a variable of the command, else of its own environment",
+        help="with --stdio: an environment variable for the command; without =VALUE, the gateway's own",
     )
     serve.set_defaults(run=_serve)
     check = commands.add_parser("check", help="check a configuration and exit")
     check.add_argument("--config", type=Path, metavar="FILE", required=True)
     check.set_defaults(run=_check)
     probe.add(commands)
-    commands.add_parser("health", help="is the gateway on this machine alive? For health checks", add_help=False)
+    commands.add_parser("health", help="check whether the gateway on this machine is alive", add_help=False)
     keygen = commands.add_parser("keygen", help="print a new key for state.keys")
     keygen.set_defaults(run=_keygen)
-    commands.add_parser("demo", help="watch an old server, the gateway and a modern client at work", add_help=False)
+    commands.add_parser("demo", help="show a legacy server, the gateway and a modern client at work", add_help=False)
     return parser
 
 
@@ -105,7 +109,7 @@ def _serve(options: argparse.Namespace) -> int:
             return uvloop.run(workers.supervise(config, read))
         uvloop.run(app.serve(config, read=read))
     except OSError as exc:
-        print(f"cannot listen: {exc}; is another process using the address?", file=sys.stderr)
+        print(f"cannot listen: {exc}; check that no other process uses the address", file=sys.stderr)
         return 1
     return 0
 
@@ -118,11 +122,11 @@ def _given(options: argparse.Namespace) -> Config:
     if options.stdio:
         return for_command(options.command, options.env, options.listen, options.admin)
     if options.env:
-        raise ConfigError(("--env: it goes with --stdio; write upstream.env into the file",))
+        raise ConfigError(("--env: needs --stdio; with --config, set upstream.env in the file",))
     if options.config is None:
         return for_upstream(options.upstream, options.listen, options.admin)
     if options.listen or options.admin:
-        raise ConfigError(("--listen, --admin: they go with --upstream; write listen and admin into the file",))
+        raise ConfigError(("--listen, --admin: not allowed with --config; set listen and admin in the file",))
     return load(options.config)
 
 
@@ -142,7 +146,7 @@ def _check(options: argparse.Namespace) -> int:
             print(f"note: {exc.message}")
     for route in config.routes:
         if route.upstream.command is not None and (missing := not_here(route.upstream)):
-            print(f"note: routes[{route.path}].upstream.{missing}, as far as can be seen on this machine")
+            print(f"note: routes[{route.path}].upstream.{missing} on this machine")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Where the installed program begins: before the gateway's modules, which take most of a second to import."""
+"""The entry point of the installed program; it runs before the gateway's modules, which import slowly."""
 
 import os
 import signal
@@ -10,17 +10,17 @@ from gateway import health
 
 
 def main() -> int:
-    """Answer `health` at once; hand all else to the command line."""
+    """Run `health` at once; pass everything else to the command line."""
     if sys.argv[1:2] == ["health"]:
         return health.main(sys.argv[2:])
     if os.getpid() == 1:
-        # The kernel drops signals that the first process of a container does not handle. `docker stop` in the first
-        # second would wait for its whole patience, and kill.
+        # The kernel drops signals that process 1 of a container does not handle. Without this, `docker stop` in the
+        # first second would wait for its whole timeout and then kill.
         _ = signal.signal(signal.SIGTERM, _leave)
     code: int = import_module("gateway.__main__").main()
     return code
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """Nothing was served yet, so there is nothing to drain. The gateway's own handler takes over when it starts."""
+    """Exit at once, because there is nothing to drain yet; the gateway installs its own handler when it starts."""
     sys.exit(0)

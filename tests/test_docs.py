@@ -80,7 +80,7 @@ def words_of_the_wire() -> set[str]:
     named = {value for name, value in vars(mcp).items() if name.isupper() and isinstance(value, str | int)}
     codes = {str(value) for value in named if isinstance(value, int) and value < -32000}
     methods = {*mcp.METHODS, *(value for value in named if isinstance(value, str) and "notifications/" in value)}
-    states = {reason.value for reason in StateReason} - {"replayed"}  # a hop between replicas, and no state
+    states = {reason.value for reason in StateReason}
     return methods | codes | states | {one or other for one, other in reasons} - {"upstream_error"}  # only its kinds
 
 

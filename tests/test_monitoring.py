@@ -44,7 +44,7 @@ WORDS: Final[dict[tuple[str, str], Iterable[str]]] = {
     ("mcp_gateway_upstream_errors_total", "kind"): telemetry.UpstreamFailure,
     ("mcp_gateway_downstream_rejected_total", "reason"): telemetry.Rejection,
     ("mcp_gateway_state_rejected_total", "reason"): telemetry.StateReason,
-    ("mcp_gateway_peer_rejected_total", "reason"): telemetry.StateReason,
+    ("mcp_gateway_peer_rejected_total", "reason"): telemetry.PeerReason,
     ("mcp_gateway_peer_requests_total", "outcome"): telemetry.PeerOutcome,
     ("mcp_gateway_children_ended_total", "why"): ("asked", "unasked"),
     ("mcp_gateway_config_reloads_total", "outcome"): ("applied", "rejected"),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import prometheus_client
 import pytest
@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.errors import UpstreamError
+from gateway.errors import DownstreamError, GatewayError, InvalidState, UpstreamError
 from gateway.seal.envelope import Binding
 from gateway.telemetry import (
     COMPLETE,
@@ -30,6 +30,7 @@ from gateway.telemetry import (
     Outcome,
     Passed,
     PeerOutcome,
+    PeerReason,
     Rejection,
     SessionState,
     StateReason,
@@ -43,6 +44,7 @@ from gateway.telemetry import (
     secret_arguments,
 )
 
+E = TypeVar("E", bound=GatewayError)
 SOURCES = sorted((Path(__file__).parent.parent / "gateway").rglob("*.py"))
 CANARY = "c4nary-7f3a9"
 KEY = b64encode(bytes(range(100, 132))).decode()
@@ -317,10 +319,10 @@ def exercised() -> Metrics:
     metrics.session_moved("/mcp", SessionState.BUSY, SessionState.IDLE)
     metrics.child_started("/mcp")
     metrics.child_ended("/mcp", asked=False)
-    metrics.upstream_failed("/mcp", UpstreamFailure.TIMEOUT)
+    metrics.upstream_failed("/mcp", UpstreamFailure.CALL_LOST)
     metrics.config_reloaded(applied=False)
     metrics.peer_asked(PeerOutcome.STALLED)
-    metrics.peer_rejected(StateReason.REPLAYED)
+    metrics.peer_rejected(PeerReason.REPLAYED)
     metrics.worker_restarted()
     metrics.task_failed()
     return metrics
@@ -377,7 +379,7 @@ def test_every_verb_is_counted_under_its_name_and_labels() -> None:
         ("mcp_gateway_sessions", {"route": "/mcp", "state": "busy"}, 0),
         ("mcp_gateway_sessions", {"route": "/mcp", "state": "idle"}, 1),
         ("mcp_gateway_sessions", {"route": "/mcp", "state": "quarantined"}, 0),
-        ("mcp_gateway_upstream_errors_total", {"route": "/mcp", "kind": "timeout"}, 1),
+        ("mcp_gateway_upstream_errors_total", {"route": "/mcp", "kind": "call_lost"}, 1),
         ("mcp_gateway_config_reloads_total", {"outcome": "rejected"}, 1),
         ("mcp_gateway_peer_requests_total", {"outcome": "stalled"}, 1),
         ("mcp_gateway_peer_rejected_total", {"reason": "replayed"}, 1),
@@ -453,9 +455,24 @@ def test_a_child_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert value(metrics, "mcp_gateway_continuations_total", route="/mcp", step="held") == 2
 
 
-def test_the_upstream_failures_know_every_reason_of_the_errors() -> None:
-    reasons = {UpstreamError.reason, *(kind.reason for kind in UpstreamError.__subclasses__())}
-    assert reasons <= {str(kind) for kind in UpstreamFailure}
+def subclasses(kind: type[E]) -> set[type[E]]:
+    """The class itself among them."""
+    return {kind}.union(*(subclasses(each) for each in kind.__subclasses__()))
+
+
+def in_sources(pattern: str) -> set[str]:
+    found = set(re.findall(pattern, "".join(path.read_text() for path in SOURCES)))
+    assert found
+    return found
+
+
+def test_the_upstream_failures_are_the_reasons_of_the_errors_and_those_counted_by_name() -> None:
+    reasons = {kind.reason for kind in subclasses(UpstreamError) - {UpstreamError}}
+    assert reasons | in_sources(r'upstream_failed\([^"()]+, "(\w+)"\)') == set(UpstreamFailure)
+
+
+def test_the_rejections_are_those_of_the_errors() -> None:
+    assert {kind.rejection for kind in subclasses(DownstreamError) - {InvalidState}} == set(Rejection)
 
 
 def test_the_nested_outcomes_know_every_word_that_the_core_counts() -> None:
@@ -467,10 +484,7 @@ def test_the_nested_outcomes_know_every_word_that_the_core_counts() -> None:
         NestedOutcome("odd")
 
 
-def test_the_state_reasons_know_everything_that_an_envelope_is_bound_to() -> None:
-    known = {str(reason) for reason in StateReason}
+def test_the_state_and_peer_reasons_are_those_that_are_raised() -> None:
     compared = {*Binding.__struct_fields__} - {"names"}  # of the headers
-    assert {f"other_{name}" for name in compared} <= known
-    raised = re.findall(r'InvalidState\("(\w+)"\)', "".join(path.read_text() for path in SOURCES))
-    assert raised
-    assert set(raised) <= known
+    bound = {f"other_{name}" for name in compared}
+    assert in_sources(r'InvalidState\("(\w+)"\)') | bound == {*StateReason, *PeerReason}

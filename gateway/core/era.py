@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core import jsonrpc, mcp, request, sse
+from gateway.core import jsonrpc, mcp, replies, request
 from gateway.errors import DownstreamError
 
 _MODERN_ERRORS: Final = frozenset({mcp.HEADER_MISMATCH, mcp.MISSING_CAPABILITY})
@@ -94,18 +94,8 @@ def refutes(status: int, body: bytes) -> bool:
 
 
 def _final(content_type: str, body: bytes) -> jsonrpc.Message | None:
-    """The JSON-RPC response in a body, of JSON or of SSE."""
-    events = [body]
-    if content_type == "text/event-stream":
-        events = [event.data for event in sse.Parser(len(body) + 1).feed(body) if event.data]
-    for data in events:
-        try:
-            opened = jsonrpc.message(data)
-        except ValueError:
-            continue
-        if isinstance(opened.result, Raw) or isinstance(opened.error, Raw):
-            return opened
-    return None
+    """Return the JSON-RPC response in a body."""
+    return next((each for each in replies.messages(content_type, body) if replies.is_response(each)), None)
 
 
 def _discovers(result: Raw) -> bool:

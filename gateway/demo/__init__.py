@@ -1,1 +1,1 @@
-"""A tour of the gateway between an unmodified old server and an unmodified modern client."""
+"""Demonstrates the gateway between an unmodified legacy server and an unmodified modern client."""

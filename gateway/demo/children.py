@@ -1,4 +1,4 @@
-"""Starts the processes of the demo, waits until they are ready, and stops every one of them."""
+"""Starts the demo's processes, waits until they are ready, and stops them."""
 
 import asyncio
 import contextlib
@@ -14,11 +14,11 @@ LAST_LINES = 30
 
 
 class ChildError(Exception):
-    """A child ended or did not get ready; the message carries what it printed."""
+    """A child ended or did not become ready; the message contains its output."""
 
 
 class Child:
-    """A process in the background, with its output in a file."""
+    """A background process whose output goes to a file."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
@@ -35,7 +35,7 @@ class Child:
         return self._log.read_text(errors="replace")
 
     async def until(self, ready: Callable[[], Awaitable[Ready | None]]) -> Ready:
-        """Wait until `ready` returns something, no longer than the child lives."""
+        """Wait until `ready` returns a value, or the child ends."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_SECONDS):
                 while self._process.returncode is None:
@@ -47,7 +47,7 @@ class Child:
         raise ChildError(f"{self.name} {what}. {self.last_words()}")
 
     def last_words(self) -> str:
-        """Return the end of the output, for a person who has to find out what went wrong."""
+        """Return the end of the output, for troubleshooting."""
         lines = self.output().splitlines()[-LAST_LINES:]
         return "Its output ends with:\n" + "\n".join(f"  {line}" for line in lines) if lines else "It printed nothing."
 
@@ -57,7 +57,7 @@ async def started(name: str, command: Sequence[str], folder: Path) -> AsyncItera
     """Run a command in the background for as long as the block lasts."""
     log = folder / f"{name.replace(' ', '-')}.log"
     with log.open("wb") as output:
-        # A group of its own: Ctrl-C is for the demo, which then stops its children in order.
+        # A separate process group: Ctrl-C reaches only the demo, which then stops its children in order.
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -72,7 +72,7 @@ async def started(name: str, command: Sequence[str], folder: Path) -> AsyncItera
 
 
 async def stop(process: asyncio.subprocess.Process) -> None:
-    """End a process, by force when it does not listen (a gateway that holds a call drains for longer)."""
+    """End a process, by force if it ignores SIGTERM (a gateway with a held call drains for longer)."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
         with contextlib.suppress(TimeoutError):

@@ -1,6 +1,6 @@
-"""An ordinary MCP client of 2026, written for the 2.x SDK: it calls one tool and shows what the server asks.
+"""An ordinary MCP client of 2026, written for the 2.x SDK: it calls one tool and shows the server's questions.
 
-Nothing in this file knows of a gateway. It runs in an environment of its own (mcp 2.3).
+Nothing in this file is specific to the gateway. It runs in its own environment (mcp 2.3).
 Usage: modern_client.py URL
 """
 
@@ -26,7 +26,7 @@ class NoAnswerError(Exception):
 
 
 def choose(answer: str, schema: dict[str, Any]) -> Any:
-    """Turn what was typed into a value of the schema; ValueError says what is wrong with it."""
+    """Convert the input to a value of the schema; raises ValueError with the reason if it is invalid."""
     if choices := schema.get("enum"):
         if answer.isdecimal() and 1 <= int(answer) <= len(choices):
             return choices[int(answer) - 1]
@@ -50,7 +50,7 @@ def ask(name: str, schema: dict[str, Any]) -> Any:
     shown = choices.index(default) + 1 if default in choices else default
     while True:
         try:
-            # Blocking the event loop is fine: between two rounds a modern client has nothing open.
+            # Blocking the event loop is fine: between two rounds a modern client has no open request.
             answer = input(f"  {name} (d declines, c cancels) [{shown}]: ").strip()
         except EOFError:
             raise NoAnswerError("cancel") from None
@@ -63,14 +63,14 @@ def ask(name: str, schema: dict[str, Any]) -> Any:
 
 
 async def elicit(_context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-    """Put the server's question to the person, or answer it here when there is none."""
+    """Ask the user the server's question, or answer it automatically without a terminal."""
     assert isinstance(params, ElicitRequestFormParams)
     print(f"\n  {params.message}")
     content: dict[str, Any] = {}
     for name, schema in params.requested_schema.get("properties", {}).items():
         if not INTERACTIVE:
             content[name] = DEFAULTS[name]
-            print(f"  {name}: {content[name]} (no terminal: answered by itself)")
+            print(f"  {name}: {content[name]} (no terminal: answered automatically)")
             continue
         try:
             content[name] = ask(name, schema)
@@ -80,10 +80,10 @@ async def elicit(_context: ClientRequestContext, params: ElicitRequestParams) ->
 
 
 async def call(url: str) -> int:
-    """Call the tool; 0 when it returned a result in the modern protocol."""
+    """Call the tool; return 0 if it returned a result in the modern protocol."""
     async with Client(url, elicitation_callback=elicit) as client:
         if client.protocol_version < "2026-07-28":
-            print(f"The server speaks only {client.protocol_version}: this client is a modern one.")
+            print(f"The server supports only {client.protocol_version}, but this client needs 2026-07-28.")
             return 1
         print(f"  calling {TOOL}(workItemId=4522, fields={{'System.State': 'Resolved'}})")
         result = await client.call_tool(TOOL, ARGUMENTS)

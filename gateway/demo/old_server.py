@@ -1,8 +1,7 @@
-"""An ordinary MCP server of 2025, written for the 1.x SDK: it asks its user in the middle of a tool.
+"""An ordinary MCP server of 2025, written for the 1.x SDK: one of its tools asks the user questions.
 
-The tool is the example of SEP-2322: resolving a work item, where the rules of the tracker ask for more.
-Nothing in this file knows of a gateway or of the 2026 protocol. It runs in an environment of its own
-(mcp 1.30).
+The tool is the example of SEP-2322: resolving a work item, where the rules of the tracker require more details.
+Nothing in this file is specific to the gateway or to the 2026 protocol. It runs in its own environment (mcp 1.30).
 """
 
 # The SDK is not in the environment that is type-checked.
@@ -21,7 +20,7 @@ server = FastMCP("work-items")
 
 
 class Resolution(BaseModel):
-    """Rule 1: a work item becomes Resolved only with a resolution."""
+    """Rule 1: a resolved work item must have a resolution."""
 
     resolution: str = Field(
         description="Resolution type for this bug",
@@ -30,7 +29,7 @@ class Resolution(BaseModel):
 
 
 class DuplicateOf(BaseModel):
-    """Rule 2: a duplicate names its original."""
+    """Rule 2: a duplicate must name its original."""
 
     duplicateOfId: int = Field(description="Work item ID of the original bug")  # noqa: N815 - the SEP's name
 
@@ -62,7 +61,7 @@ async def update_work_item(
 
 
 def main() -> None:
-    """Serve on a free port, and say which one."""
+    """Serve on a free port, and print it."""
     listener = socket.create_server(("127.0.0.1", 0))
     print(f"READY http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
     app = server.streamable_http_app()

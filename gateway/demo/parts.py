@@ -1,4 +1,4 @@
-"""Finds or builds the two Python environments of the demo: the old and the new SDK do not fit into one."""
+"""Finds or builds the demo's two Python environments; the two SDK releases cannot share one."""
 
 import os
 import subprocess
@@ -13,17 +13,17 @@ _ASK_VERSION = "from importlib.metadata import version; print(version('mcp'))"
 
 
 class PartsError(Exception):
-    """An environment cannot be had; the message says what, why and how to mend it."""
+    """An environment is not available; the message says what failed, why, and how to fix it."""
 
 
 def default_cache() -> Path:
-    """Name the folder for the environments by the XDG rules, which want an absolute path."""
+    """Return the folder for the environments, by the XDG rules, which require an absolute path."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".cache") / "mrtr-gateway" / "demo"
 
 
 def interpreter(part: tuple[str, str], cache: Path, say: Callable[[str], None]) -> str:
-    """Return the path of a Python that has the wanted release of the SDK."""
+    """Return the path of a Python interpreter with the required SDK release."""
     variable, release = part
     if named := os.environ.get(variable):
         if (found := _release(named)) is None:
@@ -38,25 +38,25 @@ def interpreter(part: tuple[str, str], cache: Path, say: Callable[[str], None]) 
     if _release(python) == release:
         say(f"mcp {release}: found in {home}")
         return python
-    say(f"mcp {release}: building {home} (once, some 20 seconds)")
+    say(f"mcp {release}: building {home} (first run only, about 20 seconds)")
     _step(
         [sys.executable, "-m", "venv", "--clear", str(home)],
         f"cannot create the environment {home}",
-        "install the venv module (Debian and Ubuntu: apt install python3-venv) and see that the folder "
-        "can be written, or name another one with --cache",
+        "install the venv module (Debian and Ubuntu: apt install python3-venv) and make sure that the folder is "
+        "writable, or choose another one with --cache",
     )
     _step(
         [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"mcp=={release}"],
         f"cannot install mcp=={release}",
-        "see that pip reaches a package index (PIP_INDEX_URL, HTTPS_PROXY), or name an interpreter that has "
-        f"this release with {variable}",
+        "make sure that pip can reach a package index (PIP_INDEX_URL, HTTPS_PROXY), or set "
+        f"{variable} to an interpreter that has this release",
     )
     return python
 
 
 def _release(python: str) -> str | None:
     try:
-        # Isolated: PYTHONPATH is about the gateway's environment, not about this one.
+        # Isolated, because PYTHONPATH is meant for the gateway's environment.
         done = subprocess.run([python, "-I", "-c", _ASK_VERSION], capture_output=True, text=True, check=False)
     except OSError:
         return None

@@ -1,4 +1,4 @@
-"""Draws what both parties said, in time order: the old server to the left, the new client to the right."""
+"""Draws the messages of both sides in order of time: the legacy server left, the modern client right."""
 
 import json
 import textwrap
@@ -19,7 +19,7 @@ BOLD, DIM, YELLOW, CYAN, PLAIN = "\033[1m", "\033[2m", "\033[33m", "\033[36m", "
 
 @dataclass(frozen=True)
 class Row:
-    """One message in words: a title and what is worth knowing of its content."""
+    """One message: a title and the interesting part of its content."""
 
     side: Side
     to_server: bool
@@ -28,7 +28,7 @@ class Row:
 
 
 def rows(messages: Iterable[Message]) -> list[Row]:
-    """Put the messages into words, each response named after the latest request with its id."""
+    """Describe the messages; a response is named after the latest request with its id."""
     asked: dict[tuple[Side, bool, str], str] = {}
     told = []
     for message in messages:
@@ -43,7 +43,7 @@ def rows(messages: Iterable[Message]) -> list[Row]:
 
 
 def draw(told: Iterable[Row], *, width: int, color: bool) -> list[str]:
-    """Lines for a terminal of this width; too narrow for two columns, one stands below the other."""
+    """Return lines for a terminal of this width: two columns, or one if it is too narrow."""
     width = min(width, WIDEST)
     paint = _paint if color else _no_paint
     return _stacked(told, width, paint) if width < STACKED_BELOW else _side_by_side(told, width, paint)
@@ -84,7 +84,7 @@ def _reply(message: Message, method: str) -> tuple[str, list[str]]:
         questions = [f'{key}: "{_mapping(_mapping(ask).get("params")).get("message", "")}"' for key, ask in asks]
         return "input_required", [*questions, _state(result)]
     if method == "elicitation/create" or "action" in result:
-        return "the answer, in a POST of its own", [_answer(result)]
+        return "the answer, in a separate POST", [_answer(result)]
     title = str(result.get("resultType", "result"))
     if method == "tools/call":
         blocks = map(_mapping, result.get("content") or [])
@@ -97,7 +97,7 @@ def _http(message: Message) -> str:
     if message.start.startswith("HTTP/"):
         return f"HTTP {message.start.partition(' ')[2]}"
     verb = message.start.partition(" ")[0]
-    return {"GET": "GET, a stream that stays open", "DELETE": "DELETE, the session ends"}.get(verb, verb)
+    return {"GET": "GET, opens a stream", "DELETE": "DELETE, ends the session"}.get(verb, verb)
 
 
 def _answer(value: dict[str, Any]) -> str:
@@ -140,7 +140,7 @@ def _side_by_side(told: Iterable[Row], width: int, paint: Paint) -> list[str]:
     left = (width - 5) // 2
     right = width - 5 - left
     lines = [
-        paint(BOLD, f"{'OLD SERVER (2025-11-25)':<{left - 2}}gateway{'NEW CLIENT (2026-07-28)':>{right}}"),
+        paint(BOLD, f"{'LEGACY SERVER (2025-11-25)':<{left - 2}}gateway{'MODERN CLIENT (2026-07-28)':>{right}}"),
         f"{'─' * (left + 2)}┼{'─' * (right + 2)}",
     ]
     for row in told:
@@ -157,9 +157,10 @@ def _side_by_side(told: Iterable[Row], width: int, paint: Paint) -> list[str]:
 def _stacked(told: Iterable[Row], width: int, paint: Paint) -> list[str]:
     lines = []
     for row in told:
-        party = "old server" if row.side == "old" else "new client"
-        heard = row.to_server == (row.side == "old")
-        mark = f"{party} {'hears' if heard else 'says '} │ "
+        party = "server" if row.side == "old" else "client"
+        received = row.to_server == (row.side == "old")
+        direction = f"{'to' if received else 'from'} the {party}"
+        mark = f"{direction:<15} │ "
         for number, line in enumerate(_wrapped(row, max(width - len(mark), 20))):
             start = f"{'':{len(mark) - 2}}│ " if number else mark
             lines.append(paint(_hue(row), start) + paint(DIM if number else BOLD, line))

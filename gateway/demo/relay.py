@@ -1,7 +1,7 @@
-"""A transparent TCP relay that shows an observer what passes through it.
+"""A transparent TCP relay that copies its traffic to an observer.
 
-Every byte is forwarded as it came and when it came; the observer gets a copy. That is how the demo looks at
-the wire with no hook in the server, the gateway or the client.
+It forwards every byte unchanged and at once. In this way the demo shows the wire without hooks in the server, the
+gateway or the client.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Relay:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        # A cancelled connection ends quietly: asyncio would log it as an error of the server's callback.
+        # Suppressed, because asyncio would log a cancelled connection as an error of the server's callback.
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await self._connect(reader, writer)
         self._connections.discard(task)
@@ -62,11 +62,11 @@ class Relay:
             tasks.create_task(watch(copy, self._side, to_server=to_server, seen=self._seen))
             try:
                 while data := await reader.read(1 << 16):
-                    # The observer first: nobody may be seen to answer what was not yet seen to be asked.
+                    # The observer comes first, so that no answer appears before its question.
                     copy.feed_data(data)
                     writer.write(data)
                     await writer.drain()
-                # Half a close: a caller that went away is a cancellation, and the target has to see it.
+                # Half-close, so that the target sees a caller that went away: that is a cancellation.
                 writer.write_eof()
             except OSError:
                 writer.close()

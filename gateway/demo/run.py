@@ -1,6 +1,6 @@
-"""`mrtr-gateway demo`: a modern client uses an old server, and both sides of the wire are shown.
+"""Runs `mrtr-gateway demo`: a modern client uses a legacy server, and the demo shows both sides of the wire.
 
-modern client -> relay -> gateway -> relay -> old server. The relays only look.
+modern client -> relay -> gateway -> relay -> legacy server. The relays only observe.
 """
 
 import argparse
@@ -28,21 +28,21 @@ UNATTENDED_SECONDS = 60.0
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the demo; 0 when the tool returned what it had to."""
+    """Run the demo; return 0 if the tool returned the expected result."""
     parser = argparse.ArgumentParser(
         prog="mrtr-gateway demo",
-        description="Show a modern client and an old server with the gateway between them.",
+        description="Show a modern client using a legacy server through the gateway.",
     )
     parser.add_argument(
         "--cache",
         type=Path,
         default=default_cache(),
         metavar="DIR",
-        help="where the environments of the two parties are kept (default: %(default)s)",
+        help="folder for the Python environments of the server and the client (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal that cannot show an arrow shows a question mark; the demo goes on.
+        # A terminal that cannot show an arrow shows a question mark instead.
         sys.stdout.reconfigure(errors="replace", line_buffering=True)
     try:
         old = interpreter(OLD, options.cache, _say)
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # The reader (`| head`) left. Python flushes at exit once more, and would complain then.
+        # The reader has closed the pipe (`| head`); without this Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 
@@ -69,7 +69,7 @@ async def _until_stopped(old: str, modern: str) -> int:
     received: list[int] = []
 
     def stopped(number: int) -> None:
-        # Only the first counts: the second must not break off the stopping of the children.
+        # Only the first signal counts: a second one must not interrupt the stopping of the children.
         if not received:
             demo.cancel()
         received.append(number)
@@ -88,9 +88,9 @@ async def _play(old: str, modern: str) -> int:
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mrtr-demo-")))
         server_command = [old, "-I", str(HERE / "old_server.py")]
-        server = await stack.enter_async_context(started("the old server", server_command, folder))
+        server = await stack.enter_async_context(started("the legacy server", server_command, folder))
         server_port = await server.until(lambda: _announced_port(server))
-        _say(f"old server    http://127.0.0.1:{server_port}/mcp (mcp 1.x, protocol 2025-11-25)")
+        _say(f"legacy server http://127.0.0.1:{server_port}/mcp (mcp 1.x, protocol 2025-11-25)")
 
         upstream = await stack.enter_async_context(Relay(("127.0.0.1", server_port), "old", seen.append))
         listen, admin = _free_ports()
@@ -146,7 +146,7 @@ def _free_ports() -> tuple[int, int]:
 
 
 async def _in_foreground(command: Sequence[str]) -> int:
-    # It inherits the terminal: the person answers the client, not the demo.
+    # The client inherits the terminal, because it asks the user.
     process = await asyncio.create_subprocess_exec(*command)
     attended = sys.stdin.isatty() and sys.stdout.isatty()
     try:
@@ -161,7 +161,7 @@ async def _in_foreground(command: Sequence[str]) -> int:
 def _show(told: Sequence[Message]) -> None:
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size((WIDEST, 24)).columns
-    print("\n  What was said on the wire, in the order of time, with the gateway in the middle:\n")
+    print("\n  Messages on the wire, in order of time, with the gateway in the middle:\n")
     for line in draw(rows(told), width=width, color=terminal and not os.environ.get("NO_COLOR")):
         print(line)
 
@@ -171,9 +171,10 @@ def _explain(told: Sequence[Message]) -> None:
     questions, requests = methods.count(("old", "elicitation/create")), methods.count(("new", "tools/call"))
     times = {1: "once", 2: "twice"}.get(questions, f"{questions} times")
     print(
-        f"\n  The old server stopped {times} inside one call to ask. The new client sent {requests} requests,"
-        "\n  each complete in itself. In between the gateway held the call, and it carried the answers in."
-        "\n  Neither side was changed or knows of it: read old_server.py and modern_client.py in"
+        f"\n  The legacy server paused {times} during one call to ask a question. The modern client sent"
+        f"\n  {requests} requests, each complete in itself. In between, the gateway held the call, and then"
+        "\n  delivered the answers. Neither side was changed or knows about the gateway: see old_server.py"
+        "\n  and modern_client.py in"
         f"\n  {HERE}"
-        "\n\n  Next, with a server of yours:  mrtr-gateway serve --upstream http://your-server/mcp"
+        "\n\n  Next, with your own server:  mrtr-gateway serve --upstream http://your-server/mcp"
     )

@@ -1,4 +1,4 @@
-"""Says from the wire alone whether the demo did what it claims."""
+"""Judges from the wire alone whether the demo did what it claims."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,20 +7,20 @@ from gateway.demo.wire import Message
 
 
 def complaint(messages: Sequence[Message]) -> str | None:
-    """Return what is wrong with the story on the wire, or None when it is the one that the demo tells."""
+    """Return what is wrong with the messages on the wire; None if they are as the demo claims."""
     new = [message.body for message in messages if message.side == "new" and message.body]
     old = [message.body for message in messages if message.side == "old" and message.body]
     results = [body["result"] for body in new if isinstance(body.get("result"), dict)]
     complete = [result for result in results if result.get("content")]
     if not any(body.get("method") == "elicitation/create" for body in old):
-        return "the old server never asked its question"
+        return "the legacy server never asked its question"
     if not any(result.get("resultType") == "input_required" for result in results):
-        return "the new client never got an input_required result"
+        return "the modern client never received an input_required result"
     if not complete or complete[-1].get("resultType") != "complete":
-        return "the new client never got a complete result of the tool"
+        return "the modern client never received a complete result of the tool"
     text, expected = str(complete[-1]["content"][0].get("text")), _expected(new)
     if complete[-1].get("isError") or expected not in text:
-        return f"the tool returned {text!r}, and after these answers it had to be {expected!r}"
+        return f"the tool returned {text!r}, but after these answers it should have returned {expected!r}"
     return None
 
 

@@ -1,7 +1,7 @@
-"""Reads the MCP messages out of a copy of one direction of an HTTP/1.1 connection.
+"""Reads the MCP messages from a copy of one direction of an HTTP/1.1 connection.
 
-For display only: what it cannot read it leaves out, and nothing that it does touches the traffic. It shares
-no code with the gateway, so that it shows what was said even where the gateway would read it otherwise.
+For display only: it skips what it cannot read, and never touches the traffic. It shares no code with the gateway, so
+that it shows what was really sent, even if the gateway would parse it differently.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ HEAD_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Message:
-    """One thing that one party said: a JSON-RPC message, or an HTTP request or error without one."""
+    """A JSON-RPC message, or an HTTP request or error without one."""
 
     side: Side
     to_server: bool
@@ -27,7 +27,7 @@ class Message:
 
 
 async def watch(reader: asyncio.StreamReader, side: Side, *, to_server: bool, seen: Callable[[Message], None]) -> None:
-    """Report each message of one direction as soon as it is complete, until the end of the stream."""
+    """Report each message of one direction as soon as it is complete, until the stream ends."""
     try:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")

@@ -1,4 +1,4 @@
-"""The operator's listener: /healthz, /readyz, /metrics, /status. No bodies, no contents, GET only."""
+"""Serves /healthz, /readyz, /metrics and /status on the admin listener; GET only."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from gateway.telemetry import Metrics
 
 
 class Probes(ABC):
-    """Answers the probes and the scraper."""
+    """The handler of the admin listener."""
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        """One request of the admin listener."""
+        """Answer one request."""
         if http.method not in ("GET", "HEAD"):
             return web.Response(status=405, headers={"Allow": "GET"}, text="GET only\n")
         match http.path:
             case "/healthz":
                 return web.Response(text="ok\n")
             case "/readyz":
-                # An upstream that is down is no reason to take this replica out of the balancer.
+                # A failing upstream does not make this replica unready: other replicas use the same upstream.
                 reason = await self.unready()
                 return web.Response(status=503 if reason else 200, text=f"{reason or 'ready'}\n")
             case "/metrics":
@@ -51,15 +51,15 @@ class Probes(ABC):
 
     @abstractmethod
     async def unready(self) -> str | None:
-        """Say in a few words why no new client should come here; None when it should."""
+        """Return in a few words why the load balancer should send no new requests here; None if it should."""
 
     @abstractmethod
     async def status(self) -> Status:
-        """Tell all that /status shows."""
+        """Return what /status shows."""
 
     @abstractmethod
     def names(self) -> frozenset[str] | None:
-        """By which host names /status may be asked for, beside addresses; None: by any."""
+        """Return the host names under which /status is served, besides IP addresses; None for any name."""
 
     @abstractmethod
     async def exposition(self) -> tuple[bytes, str]:
@@ -67,7 +67,7 @@ class Probes(ABC):
 
 
 class Admin(Probes):
-    """The listener of one process that serves."""
+    """The handler for one serving process."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Admin(Probes):
         survey: Callable[[], Status],
         names: Callable[[], frozenset[str] | None],
     ) -> None:
-        """`survey` gathers the status, `names` are those by which it may be asked for."""
+        """`survey` takes the snapshot for /status; `names` are the host names under which it is served."""
         self._metrics = metrics
         self._is_ready = is_ready
         self._survey = survey

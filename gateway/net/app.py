@@ -28,7 +28,7 @@ from gateway.net.reload import Read, Reload
 from gateway.net.routes import Routes, end_streams
 from gateway.net.server import Handler, Listener
 from gateway.net.succession import Succession
-from gateway.net.survey import survey
+from gateway.net.survey import Process, survey
 from gateway.net.tasks import Tasks
 from gateway.net.troubles import Troubles
 from gateway.net.wellknown import WellKnown
@@ -141,7 +141,7 @@ class Gateway:
         self.listen = await self._open(self.downstream.handle, self.config.listen, shared=True, tls=tls.listener)
         self._front = self._listeners[-1]
         mark = secrets.token_bytes(_SALT_BYTES) if self._worker is None else self._worker.mark
-        admin = Admin(self.metrics, lambda: self.ready, lambda: survey(self, mark), self._allowed)
+        admin = Admin(self.metrics, lambda: self.ready, lambda: survey(self._process(), mark), self._allowed)
         if self._worker is not None:
             self.admin = await self._open(admin.handle, self._worker.socket("admin"))
         elif self.config.admin is not None:
@@ -165,15 +165,27 @@ class Gateway:
         """By which names browsers may ask for the status; None on a worker's socket, which no browser reaches."""
         return None if self._worker is not None else admin_names(self.config)
 
+    def _process(self) -> Process:
+        return Process(
+            config=self.config,
+            is_ready=self.ready,
+            began=self.began,
+            key_ids=self.key_ids,
+            in_flight=self.downstream.in_flight,
+            connections=self._front.connections,
+            bugs=self.tasks.failures,
+            rejected=self.reload.rejected,
+            lot=self.lot,
+            routes=self.routes,
+            members=self.members,
+            metrics=self.metrics,
+            troubles=self.troubles,
+        )
+
     @property
     def key_ids(self) -> tuple[str, ...]:
         """Ids of the state keys, the sealing one first."""
         return self._keyring.key_ids
-
-    @property
-    def connections(self) -> int:
-        """Open connections of clients."""
-        return self._front.connections
 
     async def _open_door(self) -> None:
         """Let the other replicas in."""

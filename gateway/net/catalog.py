@@ -6,6 +6,8 @@ A server that processes the body must refuse a call whose headers differ from it
 Server Validation), so the first tools/call of a group lists the tools once if the client has not.
 """
 
+from collections.abc import Awaitable, Callable
+
 from msgspec import Raw
 
 from gateway.core import jsonrpc, mcp, toolcheck, toolparams
@@ -98,20 +100,32 @@ async def _know(pool: Pool, key: PoolKey, headers: Headers, tool: str) -> None:
 
 async def _list(pool: Pool, session: Session, headers: Headers) -> dict[str, Tool]:
     found: dict[str, Tool] = {}
-    if not session.shaken.offers("tools"):
-        return found
+    if session.shaken.offers("tools"):
+        _ = await read_pages(
+            lambda params: session.ask(mcp.TOOLS_LIST, params, headers, pool.handshake_seconds),
+            lambda page: found.update(toolparams.of_tools(bytes(usable(pool, page)))),
+        )
+    return found
+
+
+async def read_pages(
+    ask: Callable[[dict[str, object]], Awaitable[Raw | jsonrpc.Error | None]], take: Callable[[Raw], None]
+) -> bool:
+    """Ask for one page of a list after the other, and hand each to `take`, which raises ValueError if it is malformed.
+
+    Returns whether every page could be read.
+    """
     params: dict[str, object] = {}
     for _ in range(_MAX_PAGES):
-        page = await session.ask(mcp.TOOLS_LIST, params, headers, pool.handshake_seconds)
-        if isinstance(page, jsonrpc.Error):
-            break
+        page = await ask(params)
+        if not isinstance(page, Raw):
+            return False
         try:
-            kept = usable(pool, page)
-            found |= toolparams.of_tools(bytes(kept))
-            cursor = jsonrpc.text(jsonrpc.fields(kept).get("nextCursor"))
+            take(page)
+            cursor = jsonrpc.text(jsonrpc.fields(page).get("nextCursor"))
         except ValueError:
-            break
+            return False
         if cursor is None:
             break
         params = {"cursor": cursor}
-    return found
+    return True

@@ -48,6 +48,7 @@ from gateway.seal.keyring import PREFIX
 from gateway.telemetry import (
     COMPLETE,
     OTHER_ERROR,
+    ClientRequest,
     Direction,
     Ending,
     Event,
@@ -560,14 +561,8 @@ def _begin_span(traces: Traces, incoming: Incoming, bridge: Bridge, request: Req
     meta = {name: text for name, raw in request.user_meta.items() if (text := jsonrpc.text(raw)) is not None}
     headers = {name.lower(): joined(incoming.headers, name) or "" for name in incoming.headers}
     rpc_id = (jsonrpc.text(request.id) or bytes(request.id).decode()).encode("utf-8", "replace").decode()
-    return traces.round(
-        about,
-        rpc_id,
-        incoming.request_id,
-        incoming.remote,
-        _bounded(traces.carried(meta)),
-        _bounded(traces.carried(headers)),
-    )
+    carried = _bounded(traces.carried(meta)), _bounded(traces.carried(headers))
+    return traces.round(about, ClientRequest(rpc_id, incoming.request_id, incoming.remote, *carried))
 
 
 def _bounded(values: Mapping[str, str]) -> dict[str, str]:

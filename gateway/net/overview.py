@@ -1,8 +1,8 @@
-"""What the workers of one host say of themselves, told as one: the supervisor's admin listener.
+"""Answers the supervisor's admin listener with the merged answers of its workers.
 
-A counter must not go backwards when a worker ends. What it had counted at its last scrape stays in every later scrape,
-and what it counted after that is lost with it: nobody had seen it, and nobody scrapes it on the side. For the same
-reason the last counters of a worker that does not answer in time are given again. Gauges are of those that answer.
+A counter must not go backwards when a worker ends, so its value at the last scrape stays in every later scrape. What
+the worker counted after that scrape is lost; no scraper has seen it. For the same reason a worker that does not answer
+in time counts with its previous values. Gauges include only the workers that answer.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ _ANSWER_SECONDS: Final = 1.0
 
 @dataclass(eq=False)
 class _Process:
-    """One process of a worker; its successor is another."""
+    """One process of a worker; a restarted worker is a new process."""
 
     address: str
     counted: scrape.Families = field(default_factory=dict)
-    """Its counters and histograms at its last scrape."""
+    """Its counters and histograms at the last scrape."""
 
     async def get(self, path: str) -> str | None:
-        """Ask its own admin listener; None unless it says 200 in time."""
+        """Ask its admin listener; None unless it answers 200 in time."""
         connector = aiohttp.UnixConnector(self.address.removeprefix(UNIX))
         timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
         try:
-            # The host only fills the header: the connector goes to the socket, whatever it is.
+            # The host name is only for the Host header: the connector always connects to the socket.
             async with (
                 aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
                 http.get(f"http://worker{path}") as response,
@@ -51,15 +51,15 @@ class _Process:
 
 
 class Overview(Probes):
-    """Answers for all workers; the supervisor says which there are."""
+    """Answers for all workers; the supervisor reports each start and end of a process."""
 
     def __init__(self, metrics: Metrics, config: Config) -> None:
         self.draining = False
         self.proven: set[int] = set()
-        """Workers that were seen ready once."""
+        """Workers that have been ready once."""
         self._metrics = metrics
         self.config = config
-        """The newest one; the number of workers stays."""
+        """Of the last reload; a reload cannot change the number of workers."""
         self._count = config.workers
         self._began = time.monotonic()
         self._processes: dict[int, _Process] = {}
@@ -67,11 +67,11 @@ class Overview(Probes):
         self._turn = asyncio.Lock()
 
     def born(self, number: int, address: str) -> None:
-        """Take in a new process of a worker, with the address of its admin listener."""
+        """Add a new process of a worker, with the address of its admin listener."""
         self._processes[number] = _Process(address)
 
     def died(self, number: int) -> None:
-        """Keep what a process had counted."""
+        """Remove a process, and keep its counters."""
         counted = self._processes.pop(number).counted
         self._ended = scrape.merge((self._ended, counted))
 
@@ -84,7 +84,7 @@ class Overview(Probes):
         return ready
 
     async def unready(self) -> str | None:
-        """See `Probes`: every worker has to be ready."""
+        """See `Probes`: ready only if every worker is."""
         if self.draining:
             return "draining"
         ready = await asyncio.gather(*map(self.is_ready, range(self._count)))
@@ -96,15 +96,15 @@ class Overview(Probes):
         return admin_names(self.config)
 
     async def status(self) -> Status:
-        """See `Probes`: one page of all workers."""
+        """See `Probes`: the merged status of all workers."""
         texts = await asyncio.gather(*(process.get("/status.json") for process in list(self._processes.values())))
         parts = [part for text in texts if text is not None and (part := _read(text)) is not None]
         host = self.config.replica.id or socket.gethostname()
         return together(about(self.config, host, self._began, is_draining=self.draining), parts)
 
     async def exposition(self) -> tuple[bytes, str]:
-        """See `Probes`: one scrape of all workers, and of the supervisor as one more process."""
-        # One at a time, or the answer that is older could arrive last and take a counter back.
+        """See `Probes`: the sum over all workers and the supervisor itself."""
+        # One scrape at a time: answers that overtake each other would make a counter go backwards.
         async with self._turn:
             asked = list(self._processes.items())
             texts = await asyncio.gather(*(process.get("/metrics") for _, process in asked))
@@ -113,7 +113,7 @@ class Overview(Probes):
     def _told(self, texts: dict[_Process, str | None]) -> tuple[bytes, str]:
         own, content_type = self._metrics.render()
         scrapes = [scrape.parse(own.decode()), self._ended]
-        # Who died while it was asked is in `_ended` with what it had said before, and not here.
+        # A process that ended during the scrape is not here: `_ended` has its previous counters.
         for process in self._processes.values():
             if (text := texts.get(process)) is None:
                 scrapes.append(process.counted)
@@ -124,7 +124,7 @@ class Overview(Probes):
 
 
 def _read(text: str) -> Status | None:
-    """What a worker said; one that was started after an upgrade of the package may say it in other words."""
+    """Return a worker's status; None if a worker that started after a package upgrade sends another form."""
     try:
         return msgspec.json.decode(text, type=Status)
     except msgspec.MsgspecError:

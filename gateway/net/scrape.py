@@ -1,10 +1,10 @@
-"""Several processes' metrics as those of one.
+"""Adds up the metrics of several processes.
 
-Rule 1: a line is the name of a series, a blank and a number. Processes with the same code and configuration write the
-same text for the same series, so nothing of the name is ever parsed: it is 50 times faster than prometheus_client's
-parser, which would hold up the probes for a second where many workers have many routes.
+Rule 1: a line is the name of a series, a space and a number. Processes with the same code and configuration write the
+same text for the same series, so the name is never parsed. This is 50 times faster than prometheus_client's parser,
+which would block the probes for a second with many workers and many routes.
 
-Rule 2: counters do not go backwards. `lasting` is what stays of a process that ended: what only ever grows.
+Rule 2: counters do not go backwards. `lasting` returns what to keep of a process that ended: all that only grows.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ _NOT_SUMMED: Final[dict[str, Callable[[float, float], float]]] = {
 
 @dataclass
 class Family:
-    """One metric: its two comment lines, and its values by series in the order in which they were written."""
+    """One metric: its help text, its type, and its values by series in their original order."""
 
     help: str
     kind: str
@@ -28,11 +28,11 @@ class Family:
 
 
 Families = dict[str, Family]
-"""By name, in the order in which they were written."""
+"""By name, in their original order."""
 
 
 def parse(text: str) -> Families:
-    """Read what `Metrics.render` wrote; ValueError where it is something else."""
+    """Parse the output of `Metrics.render`; raises ValueError if a value precedes every metric."""
     families: Families = {}
     samples: dict[str, float] | None = None
     for line in filter(None, text.split("\n")):
@@ -52,7 +52,7 @@ def parse(text: str) -> Families:
 
 
 def merge(scrapes: Iterable[Families]) -> Families:
-    """Add up the values of each series, but for those few of which a sum says nothing."""
+    """Add up the values of each series, except those for which a sum is meaningless."""
     merged: Families = {}
     for families in scrapes:
         for name, family in families.items():
@@ -65,7 +65,7 @@ def merge(scrapes: Iterable[Families]) -> Families:
 
 def _add(total: dict[str, float], more: dict[str, float], choose: Callable[[float, float], float] | None) -> None:
     for series, value in more.items():
-        # A series that is new goes to the end, as its buckets did where they were written: in their order.
+        # A new series goes to the end, which keeps the buckets of a histogram in order.
         if series not in total:
             total[series] = value
         elif choose is None:
@@ -75,12 +75,12 @@ def _add(total: dict[str, float], more: dict[str, float], choose: Callable[[floa
 
 
 def lasting(families: Families) -> Families:
-    """Keep what may be added to other processes' values when its own is gone: counters and histograms."""
+    """Return the counters and histograms, which stay valid after their process has ended."""
     return {name: family for name, family in families.items() if family.kind in _LASTING}
 
 
 def write(families: Families) -> str:
-    """Write the text format again."""
+    """Return the metrics in the text format."""
     lines: list[str] = []
     for name, family in families.items():
         lines += (f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}")

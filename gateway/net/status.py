@@ -1,9 +1,9 @@
-"""What an operator sees of a gateway: one process's account of itself, and several accounts as one; pure.
+"""The model of /status: the status of one process, and the merging of several into one; pure.
 
-Rule 1: no contents. Numbers, names of the configuration, words of the protocol, and the name of a held tool or prompt;
-never arguments, questions, answers, results, resource URIs, session ids, tokens or who is calling.
-Rule 2: whatever can grow with traffic or configuration is cut to a bound here, and its whole number is told beside it.
-Rule 3: times are ages in seconds, so that processes with different clocks can be told as one.
+Rule 1: no contents. Allowed are numbers, names from the configuration, protocol terms, and the name of a held tool or
+prompt; never arguments, questions, answers, results, resource URIs, session ids, tokens or the caller's identity.
+Rule 2: every list that grows with traffic or configuration is cut to a bound here; its full length stands beside it.
+Rule 3: times are ages in seconds, so that the statuses of processes with different clocks can be merged.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +34,7 @@ class Failure(Struct, frozen=True, kw_only=True):
 
 
 class RouteStatus(Struct, frozen=True, kw_only=True):
-    """One route, and its upstream as its traffic shows it: nobody asks it on behalf of the page."""
+    """One route, and its upstream as its traffic shows it: the page itself sends nothing upstream."""
 
     path: str
     upstream: str
@@ -50,22 +50,22 @@ class RouteStatus(Struct, frozen=True, kw_only=True):
     """By state."""
     sessions_limit: int
     waiting: int
-    """Calls that wait for a session."""
+    """Calls that are waiting for a session."""
     children: int | None
-    """None where the upstream is no command."""
+    """None unless the upstream is a command."""
     children_limit: int | None
     subscriptions: int
     streams: int
-    """Side streams of old clients, and subscriptions at a modern upstream: passed through."""
+    """Streams that are passed through: GET streams of legacy clients, subscriptions at a modern upstream."""
 
 
 class HeldStatus(Struct, frozen=True, kw_only=True):
-    """One call that waits for its client."""
+    """One call that is waiting for its client."""
 
     route: str
     method: str
     name: str
-    """Of the tool or prompt; empty for a resource, whose URI may say too much."""
+    """Of the tool or prompt; empty for a resource, because a URI may hold private data."""
     state: str
     round: int
     asked: tuple[str, ...]
@@ -73,15 +73,15 @@ class HeldStatus(Struct, frozen=True, kw_only=True):
     age_seconds: float
     """Since its first round began."""
     expires_in_seconds: float | None
-    """None while a client waits for its next reply."""
+    """None while a client is waiting for its next reply."""
     owner: str
     """The replica, or worker, that holds it."""
     caller: str
-    """The same for calls of the same caller; it is drawn anew with every start and says nothing else."""
+    """A tag that calls of the same caller share; the salt changes at every start, so it reveals nothing else."""
 
 
 class PeerStatus(Struct, frozen=True, kw_only=True):
-    """Another replica or worker, as far as this one has dealt with it."""
+    """Another replica or worker, as this one last found it."""
 
     id: str
     address: str
@@ -90,14 +90,14 @@ class PeerStatus(Struct, frozen=True, kw_only=True):
 
 
 class KeyStatus(Struct, frozen=True):
-    """One state key; its id is no secret."""
+    """One state key; its id is not secret."""
 
     id: str
     role: Literal["seals and opens", "only opens"]
 
 
 class ErrorStatus(Struct, frozen=True, kw_only=True):
-    """What went wrong lately: errors of one kind and wording, once."""
+    """A recent error; errors of the same kind and wording are one entry."""
 
     kind: str
     route: str
@@ -109,13 +109,13 @@ class ErrorStatus(Struct, frozen=True, kw_only=True):
 
 
 class Notice(Struct, frozen=True):
-    """What an operator should look at: a sentence, and what to do."""
+    """Something that needs the operator's attention, and how to fix it."""
 
     text: str
     fix: str = ""
     detail: str = ""
     is_bad: bool = True
-    """False for what is only worth knowing."""
+    """False for a mere advisory."""
 
 
 class ProcessStatus(Struct, frozen=True, kw_only=True):
@@ -144,12 +144,12 @@ class Status(Struct, frozen=True, kw_only=True):
     version: str
     replica: str
     state: str
-    """`ready`, `draining`, or `not ready` where not all workers are."""
+    """`ready`, `draining`, or `not ready` if a worker is not ready."""
     time: str
-    """RFC 3339, by the clock of who answers."""
+    """RFC 3339, by the clock of the process that answers."""
     uptime_seconds: float
     configuration: str
-    """12 digits of a digest, without secrets."""
+    """12 digits of a digest that leaves secrets out."""
     notices: tuple[Notice, ...] = ()
     processes: tuple[ProcessStatus, ...] = ()
     routes: tuple[RouteStatus, ...] = ()
@@ -166,7 +166,7 @@ class Status(Struct, frozen=True, kw_only=True):
 
 
 def cut(status: Status) -> Status:
-    """Return a status of which no list is longer than its bound, what matters most first."""
+    """Return a status with every list cut to its bound, the most important entries first."""
     return replace(
         status,
         notices=status.notices[:MOST_NOTICES],
@@ -178,12 +178,12 @@ def cut(status: Status) -> Status:
 
 
 def failing_first(routes: Iterable[RouteStatus]) -> list[RouteStatus]:
-    """Return the routes by path, but with those in front that need to be looked at."""
+    """Return the routes by path, failing ones first."""
     return sorted(routes, key=lambda route: (route.health != "failing", route.path))
 
 
 def together(own: Status, parts: Sequence[Status]) -> Status:
-    """Tell the workers of one host as one; `own` is what their supervisor knows: who should be there."""
+    """Merge the workers of one host; `own` is from the supervisor, which knows the workers that should exist."""
     processes = [process for part in parts for process in part.processes]
     heard = {process.id for process in processes}
     workers = {process.id for process in own.processes}
@@ -211,21 +211,21 @@ def together(own: Status, parts: Sequence[Status]) -> Status:
 
 
 def _state(own: Status, processes: Sequence[ProcessStatus]) -> str:
-    """Ready is who has all workers ready, as /readyz has it."""
+    """Ready only if every worker is, as in /readyz."""
     return own.state if all(process.state == "ready" for process in processes) or own.state != "ready" else "not ready"
 
 
 def _odd_ones(processes: Sequence[ProcessStatus]) -> list[Notice]:
-    """Say who is missing, and who runs under another configuration than the others."""
+    """Report workers that are missing, and workers whose configurations differ."""
     silent = [process.id for process in processes if process.state == "silent"]
     digests = {process.configuration for process in processes if process.configuration}
     found = []
     if silent:
-        text = f"No answer within a second from {', '.join(silent[:10])}: what they hold is not counted here"
-        found.append(Notice(text, "Look into the log: a worker that ended is started again, and says why it ended"))
+        text = f"No answer within a second from {', '.join(silent[:10])}: the calls they hold are not counted here"
+        found.append(Notice(text, "Look for `worker.ended` in the log: it says why the worker ended"))
     if len(digests) > 1:
         text = f"The workers run under different configurations ({', '.join(sorted(digests))})"
-        found.append(Notice(text, "Send SIGHUP to the supervisor; look for `config.rejected` in the log"))
+        found.append(Notice(text, "Send SIGHUP to the supervisor, and look for `config.rejected` in the log"))
     return found
 
 
@@ -240,7 +240,7 @@ def _merged(
     name: Callable[[T], str],
     add: Callable[[T, T], T],
 ) -> list[T]:
-    """Make one row of those of the same name, in the order in which the names first came."""
+    """Merge the rows that have the same name, in the order in which the names first appear."""
     found: dict[str, T] = {}
     for row in (row for part in parts for row in rows(part)):
         known = found.get(name(row))
@@ -272,14 +272,14 @@ def _route(one: RouteStatus, other: RouteStatus) -> RouteStatus:
 
 
 def health(last_ok_seconds_ago: float | None, failure: Failure | None) -> UpstreamHealth:
-    """Judge an upstream by what it did last."""
+    """Judge an upstream by its last answer or failure."""
     if failure is not None and (last_ok_seconds_ago is None or failure.seconds_ago < last_ok_seconds_ago):
         return "failing"
     return "unknown" if last_ok_seconds_ago is None else "ok"
 
 
 def _peer(one: PeerStatus, other: PeerStatus) -> PeerStatus:
-    """Who had its answer last knows best."""
+    """Prefer the worker with the most recent answer."""
     ages = (one.last_answer_seconds_ago, other.last_answer_seconds_ago)
     if one.state == "not asked" or (None not in ages and ages[1] == _least(*ages)):
         return other

@@ -1,4 +1,4 @@
-"""Gathers a process's account of itself, when somebody looks: nothing here is kept, counted or asked beforehand."""
+"""Takes a snapshot of a process for /status, when someone looks; nothing is recorded or asked beforehand."""
 
 import hashlib
 import os
@@ -6,17 +6,21 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from msgspec.structs import replace
 
 from gateway import __version__
 from gateway.config import Config, cautions, digest
 from gateway.net.bridge import Bridge
+from gateway.net.driver import Driver
 from gateway.net.members import Members
+from gateway.net.parking import Lot
+from gateway.net.routes import Routes
 from gateway.net.status import (
     MOST_HELD,
     MOST_PEERS,
@@ -24,6 +28,7 @@ from gateway.net.status import (
     KeyStatus,
     Notice,
     PeerStatus,
+    ProcessState,
     ProcessStatus,
     RouteStatus,
     Status,
@@ -31,49 +36,84 @@ from gateway.net.status import (
     failing_first,
     health,
 )
-from gateway.net.troubles import presentable
-
-if TYPE_CHECKING:  # it has the survey made
-    from gateway.net.app import Gateway
+from gateway.net.troubles import Troubles, presentable
+from gateway.telemetry import Metrics
 
 _PAGE_BYTES: Final = resource.getpagesize()
 _CALLER_BYTES: Final = 4
 _REJECTIONS: Final = 5
-"""Problems of a rejected file that are told; the log has them all."""
+"""Problems of a rejected file that are shown; the log has them all."""
 
 
-def survey(gateway: "Gateway", salt: bytes) -> Status:
-    """Tell of one process; `salt` keeps the callers' marks from being anything but marks."""
-    held = Counter(driver.bridge.route.path for driver in gateway.lot.waiting())
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """What a snapshot is taken of."""
+
+    config: Config
+    is_ready: bool
+    began: float
+    """Monotonic."""
+    key_ids: tuple[str, ...]
+    """The sealing one first."""
+    in_flight: int
+    connections: int
+    bugs: int
+    """Unexpected exceptions since the start."""
+    rejected: tuple[str, ...] | None
+    """What was wrong with the configuration file, if the last reload rejected it."""
+    lot: Lot[Driver]
+    routes: Routes
+    members: Members
+    metrics: Metrics
+    troubles: Troubles
+
+    @property
+    def state(self) -> ProcessState:
+        """A process that is not ready any more drains."""
+        return "ready" if self.is_ready else "draining"
+
+    @property
+    def shown_keys(self) -> tuple[str, ...]:
+        """Ids of the configured keys, or of the one that replaces them where none is configured."""
+        return self.key_ids[: len(self.config.state.keys) or 1]
+
+
+def survey(process: Process, salt: bytes) -> Status:
+    """Return the status of one process; `salt` makes it impossible to find a caller by its tag."""
+    held = Counter(driver.bridge.route.path for driver in process.lot.waiting())
     routes = [
-        _route(bridge, held[path], gateway.metrics.sessions(path), gateway.routes.children(path))
-        for path, bridge in gateway.routes.bridges.items()
+        _route(bridge, held[path], process.metrics.sessions(path), process.routes.children(path))
+        for path, bridge in process.routes.bridges.items()
     ]
-    peers = known_peers(gateway.members)
+    peers = known_peers(process.members)
+    own = _process(process)
     status = Status(
         version=__version__,
-        replica=gateway.members.own,
-        state="ready" if gateway.ready else "draining",
+        replica=own.id,
+        state=own.state,
         time=now(),
-        uptime_seconds=time.monotonic() - gateway.began,
-        configuration=digest(gateway.config),
-        notices=tuple(_notices(gateway)),
-        processes=(_process(gateway),),
+        uptime_seconds=own.uptime_seconds,
+        configuration=own.configuration,
+        notices=tuple(_notices(process)),
+        processes=(own,),
         routes=tuple(failing_first(routes)),
         routes_total=len(routes),
-        held=tuple(_held(gateway, salt)),
-        held_total=len(gateway.lot),
+        held=tuple(_held(process, salt)),
+        held_total=own.held,
         peers=tuple(peers[:MOST_PEERS]),
         peers_total=len(peers),
-        keys=_keys(_told_keys(gateway)),
-        key_phase=_key_phase(gateway),
-        errors=gateway.troubles.told(),
+        keys=tuple(
+            KeyStatus(key, "only opens" if place else "seals and opens")
+            for place, key in enumerate(process.shown_keys)
+        ),
+        key_phase=_key_phase(process),
+        errors=process.troubles.told(),
     )
     return cut(status)
 
 
 def now() -> str:
-    """Tell the time, by the wall clock, in seconds."""
+    """Return the wall-clock time, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -120,29 +160,29 @@ def _era(bridge: Bridge) -> Literal["old", "modern", "unknown"]:
     return "unknown" if bridge.era.known is None else "modern" if bridge.era.known else "old"
 
 
-def _held(gateway: "Gateway", salt: bytes) -> Iterator[HeldStatus]:
-    """The calls that were parked first."""
-    moment, owner = time.monotonic(), gateway.members.own
-    for driver in islice(gateway.lot.waiting(), MOST_HELD):
+def _held(process: Process, salt: bytes) -> Iterator[HeldStatus]:
+    """Yield the calls that were parked first."""
+    moment, owner = time.monotonic(), process.members.own
+    for driver in islice(process.lot.waiting(), MOST_HELD):
         caller = hashlib.blake2b(driver.principal, digest_size=_CALLER_BYTES, key=salt).hexdigest()
         yield replace(driver.glance(moment), owner=owner, caller=caller)
 
 
-def _process(gateway: "Gateway") -> ProcessStatus:
-    hold, limits = gateway.config.hold, gateway.config.limits
+def _process(process: Process) -> ProcessStatus:
+    config, lot = process.config, process.lot
     return ProcessStatus(
-        id=gateway.members.own,
-        state="ready" if gateway.ready else "draining",
-        configuration=digest(gateway.config),
+        id=process.members.own,
+        state=process.state,
+        configuration=digest(config),
         pid=os.getpid(),
-        uptime_seconds=time.monotonic() - gateway.began,
-        in_flight=gateway.downstream.in_flight,
-        held=len(gateway.lot),
-        held_limit=hold.max_calls,
-        held_of_one_caller=gateway.lot.most_of_one,
-        held_of_one_caller_limit=hold.max_calls_per_principal,
-        connections=gateway.connections,
-        connections_limit=limits.connections,
+        uptime_seconds=time.monotonic() - process.began,
+        in_flight=process.in_flight,
+        held=len(lot),
+        held_limit=config.hold.max_calls,
+        held_of_one_caller=lot.most_of_one,
+        held_of_one_caller_limit=config.hold.max_calls_per_principal,
+        connections=process.connections,
+        connections_limit=config.limits.connections,
         open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
         open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         memory_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES,
@@ -150,7 +190,7 @@ def _process(gateway: "Gateway") -> ProcessStatus:
 
 
 def known_peers(members: Members) -> list[PeerStatus]:
-    """Return the other members, and what came of dealing with them; nobody is asked now."""
+    """Return the other members and their last known state; this sends nothing to them."""
     moment = time.monotonic()
     found = []
     for name, address in members.others().items():
@@ -166,51 +206,42 @@ def known_peers(members: Members) -> list[PeerStatus]:
     return found
 
 
-def _told_keys(gateway: "Gateway") -> tuple[str, ...]:
-    """Return the ids of the configured keys, or of the one that stands in where there are none."""
-    return gateway.key_ids[: len(gateway.config.state.keys) or 1]
-
-
-def _keys(ids: tuple[str, ...]) -> tuple[KeyStatus, ...]:
-    return tuple(KeyStatus(key, "only opens" if place else "seals and opens") for place, key in enumerate(ids))
-
-
-def _key_phase(gateway: "Gateway") -> str:
-    """Say where a rotation stands, as far as the ring tells: which of two keys is the newer one, it does not."""
-    config, (first, *others) = gateway.config, _told_keys(gateway)
-    if not config.state.keys:
+def _key_phase(process: Process) -> str:
+    """Say how far a key rotation is; the ring does not tell which of two keys is the newer one."""
+    state, (first, *others) = process.config.state, process.shown_keys
+    if not state.keys:
         return (
-            "No state.keys: this key was made at the start and ends with the process, and what is held ends with it."
+            "state.keys is empty: this key was made at start and is lost when the process ends, together with every "
+            "held call."
         )
     if not others:
         return "One key: no rotation is under way."
     return (
-        f"{len(others) + 1} keys: a rotation is under way, {first} seals. If it is the new one, the old one may go "
-        f"{config.state.ttl_seconds:g} s after it came first everywhere; if it is the old one, all replicas need the "
-        "new one before it may come first."
+        f"{len(others) + 1} keys: a rotation is under way, and {first} seals. If {first} is the new key, remove the "
+        f"old one {state.ttl_seconds:g} s after every replica seals with the new one. If it is the old key, give the "
+        "new one to every replica before you put it first."
     )
 
 
-def _notices(gateway: "Gateway") -> Iterator[Notice]:
-    if gateway.tasks.failures:
+def _notices(process: Process) -> Iterator[Notice]:
+    if process.bugs:
         yield Notice(
-            f"{gateway.tasks.failures} unexpected errors inside the gateway since its start",
+            f"{process.bugs} unexpected errors inside the gateway since its start",
             "Each is a bug: please report it with the traceback in the log (`task.failed`)",
         )
-    rejected = gateway.reload.rejected
-    if rejected is not None:
+    if (rejected := process.rejected) is not None:
         more = f"; and {len(rejected) - _REJECTIONS} more" if len(rejected) > _REJECTIONS else ""
         text = "; ".join(presentable(problem) for problem in rejected[:_REJECTIONS])
         yield Notice(
-            f"The configuration file was rejected, and the one before it is in use: {text}{more}",
+            f"The configuration file was rejected, and the previous configuration stays in use: {text}{more}",
             "Correct the file (`mrtr-gateway check --config FILE`) and send SIGHUP",
         )
-    for sentence in cautions(gateway.config):
+    for sentence in cautions(process.config):
         yield Notice(sentence, is_bad=False)
 
 
 def about(config: Config, host: str, began: float, *, is_draining: bool) -> Status:
-    """Tell of a supervisor, which serves nobody; its workers are all silent until they are heard."""
+    """Return the status of a supervisor, which serves no client; its workers count as silent until they answer."""
     return Status(
         version=__version__,
         replica=host,

@@ -1,7 +1,7 @@
-"""What went wrong lately, for the operator who looks: each kind of error once, with its count and what to do.
+"""Keeps the recent errors for the status page: each kind once, with its count and its fix.
 
-Rule: an error's text is what the log has, masked; what an upstream said about a call is left out of it. Keys are made
-of the text without its numbers, so that a thousand errors that differ in a port or a duration are one line.
+Rule: an error has the same text as in the log, masked, without what an upstream said about a call. Errors count as the
+same kind if their texts differ only in numbers, so a thousand errors with different ports are one line.
 """
 
 import re
@@ -20,25 +20,25 @@ _QUOTES: Final = (
     re.compile(r"(?<=refused a message): .*", re.DOTALL),
     re.compile(r"(answered HTTP \d+) \(.*\)", re.DOTALL),
 )
-"""What a server answers to a call or an answer may repeat what is in it."""
+"""A server's refusal may repeat the contents of the call or answer."""
 _NOT_BY_CLIENTS: Final = frozenset({"unknown_key"})
-"""Rejected states that say something about the deployment; the others are their clients' business."""
-_FAILURES: Final = frozenset({"upstream_unreachable", "upstream_error", "session_lost", "call_lost"})
-"""After these an upstream counts as failing; one that refuses a caller is there."""
+"""Reasons of rejected states that point to the deployment; the other reasons are the client's problem."""
+_FAILURES: Final = frozenset({"upstream_unreachable", "session_lost", "call_lost"})
+"""After these an upstream counts as failing; an upstream that refuses a caller is available."""
 
 _FIXES: Final = {
-    "owner_lost": "why did that replica end? A call survives it where the server keeps event ids, or its tool may run "
-    "twice: docs/continuity.md",
-    "unknown_key": "give all replicas the same state.keys; drop an old key only state.ttl_seconds after it stopped "
-    "sealing. Right after a start without state.keys this is to be expected",
-    "internal": "this is a bug of the gateway: please report it with the traceback in the log (`task.failed`)",
+    "owner_lost": "find out why that replica ended. A call survives if the server keeps event ids, or if its tool may "
+    "run twice: docs/continuity.md",
+    "unknown_key": "give all replicas the same state.keys; remove an old key only state.ttl_seconds after it stopped "
+    "sealing. This is expected right after a start without state.keys",
+    "internal": "this is a bug in the gateway: please report it with the traceback in the log (`task.failed`)",
 }
-"""By kind, where the error itself says nothing or less of what an operator does next."""
+"""By kind, for errors whose own `fix` is missing or too general."""
 _COMMAND_FIX: Final = (
-    "run the command by hand, as the gateway's user and in its folder; the gateway's log has what it said on stderr "
+    "run the command by hand, as the gateway's user and in its folder; the gateway's log has its stderr "
     "(`child.ended`)"
 )
-_CHILD_FIX: Final = "its last lines on stderr are in the gateway's log (`child.ended`)"
+_CHILD_FIX: Final = "look in the gateway's log for the last lines of its stderr (`child.ended`)"
 
 
 class Troubles:
@@ -46,13 +46,13 @@ class Troubles:
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str, str], _Known] = OrderedDict()
-        """The one that was seen last is the last; there are never more than are shown."""
+        """The most recent one is last; the number is bounded by what the page shows."""
         self._noted: WeakSet[GatewayError] = WeakSet()
 
     def note(self, error: GatewayError, route: str = "", fix: str = "") -> str | None:
-        """Take an error in; its kind, None where it is its client's alone or was taken in before.
+        """Record an error and return its kind; None if it concerns only its client, or was recorded before.
 
-        `fix` is there where the error's own does not serve.
+        `fix` replaces the error's own.
         """
         kind = _kind(error)
         if kind is None or error in self._noted:
@@ -62,7 +62,7 @@ class Troubles:
         return kind
 
     def say(self, kind: str, text: str, fix: str, route: str = "") -> None:
-        """Take in what no exception tells."""
+        """Record a problem that is not an exception."""
         text = presentable(text)
         now = time.monotonic()
         key = kind, route, _NUMBERS.sub("0", text)
@@ -74,7 +74,7 @@ class Troubles:
             _ = self._known.popitem(last=False)
 
     def told(self) -> tuple[ErrorStatus, ...]:
-        """All that are known, the newest first."""
+        """Return the errors, newest first."""
         now = time.monotonic()
         return tuple(
             ErrorStatus(

@@ -1,6 +1,6 @@
-"""The command line of `probe` and `doctor`, which are one: arguments to subjects, a report to text, and exit codes.
+"""The command line of `probe`, also called `doctor`: parses arguments, prints the report, sets the exit code.
 
-0: everything works; 3: it works with limits; 1: it cannot be used, or the configuration is wrong; 2: bad usage.
+0: everything works; 3: it works with limits; 1: it cannot be used, or the configuration is wrong; 2: usage error.
 """
 
 import argparse
@@ -49,15 +49,15 @@ _LONGEST_SECONDS: Final = 3600.0
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add both names to a command line."""
     for name, words in (
-        ("probe", "find out what an old server can do behind the gateway, and what is in the way"),
-        ("doctor", "the same as probe, mostly of a whole configuration: --config FILE"),
+        ("probe", "check what a legacy server can do behind the gateway, and what prevents it"),
+        ("doctor", "the same command as probe, meant for a whole configuration: --config FILE"),
     ):
         parser = commands.add_parser(
             name,
             help=words,
             usage=f"mrtr-gateway {name} (URL | --config FILE | --stdio) [options] [-- COMMAND...]",
-            description="Looks, step by step, and says what works, what does not, why, and what to do. No tool is "
-            "called. Exit codes: 0 everything works, 3 it works with limits, 1 it cannot be used, 2 bad usage.",
+            description="Checks step by step what works, what does not, why, and how to fix it. Runs no tool. "
+            "Exit codes: 0 everything works, 3 it works with limits, 1 it cannot be used, 2 usage error.",
         )
         _arguments(parser)
         parser.set_defaults(run=run)
@@ -66,29 +66,37 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", nargs="?", metavar="URL", help="a server's MCP endpoint")
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="a configuration: every upstream of it, and itself"
+        "--config", type=Path, metavar="FILE", help="check this configuration and every upstream in it"
     )
-    parser.add_argument("--stdio", action="store_true", help="the command behind `--`, which speaks stdio")
+    parser.add_argument("--stdio", action="store_true", help="the server is the command after `--`")
     parser.add_argument("--route", metavar="PATH", help="with --config: this route only")
     parser.add_argument(
-        "--env", action="append", default=[], metavar="NAME[=VALUE]", help="with --stdio: a variable of the command"
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="with --stdio: an environment variable for the command",
     )
     parser.add_argument(
         "--header",
         action="append",
         default=[],
         metavar="'NAME: VALUE'",
-        help="sent to the server, as a client of the gateway would send it",
+        help="send this header, as a client of the gateway would",
     )
-    parser.add_argument("--bearer-file", type=Path, metavar="FILE", help="a token for `Authorization: Bearer`")
-    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="the authorities (PEM) to trust")
-    parser.add_argument("--insecure", action="store_true", help="verify no certificate: whoever answers gets it all")
+    parser.add_argument("--bearer-file", type=Path, metavar="FILE", help="read a token for `Authorization: Bearer`")
+    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="trust these certificate authorities (PEM)")
     parser.add_argument(
-        "--transport", choices=("auto", "streamable-http", "sse"), default="auto", help="how to talk to the URL"
+        "--insecure",
+        action="store_true",
+        help="do not verify the certificate: an attacker on the path can read everything",
     )
-    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="how long each step may take")
     parser.add_argument(
-        "--wait", type=_seconds, default=0.0, metavar="SECONDS", help="listen to the idle stream for as long"
+        "--transport", choices=("auto", "streamable-http", "sse"), default="auto", help="the transport to use"
+    )
+    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="time limit for each step")
+    parser.add_argument(
+        "--wait", type=_seconds, default=0.0, metavar="SECONDS", help="listen to the idle stream for this long"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -101,7 +109,7 @@ def _seconds(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command; return the exit code."""
     try:
         subjects, config = _subjects(options)
     except (ConfigError, ValueError) as exc:
@@ -111,10 +119,10 @@ def run(options: argparse.Namespace) -> int:
     try:
         found = uvloop.run(_report(subjects, config))
     except KeyboardInterrupt:
-        print("interrupted; its sessions are ended", file=sys.stderr)
+        print("interrupted; all sessions are closed", file=sys.stderr)
         return _INTERRUPTED
     except asyncio.CancelledError:
-        print("terminated; its sessions are ended", file=sys.stderr)
+        print("terminated; all sessions are closed", file=sys.stderr)
         return _TERMINATED
     return show(found, sys.stdout, as_json=options.json)
 
@@ -135,7 +143,7 @@ async def _report(subjects: Sequence[Subject], config: Config | None) -> Report:
 
 
 def show(found: Report, out: TextIO, *, as_json: bool) -> int:
-    """Print a report; the exit code."""
+    """Print a report; return the exit code."""
     if as_json:
         text = msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
     else:
@@ -144,7 +152,7 @@ def show(found: Report, out: TextIO, *, as_json: bool) -> int:
     try:
         print(text, file=out, flush=True)
     except BrokenPipeError:
-        # Whoever read it has left (`| head`); Python would complain of that once more at its end.
+        # The reader has closed the pipe (`| head`); without this Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
     return found.exit_code
 
@@ -153,40 +161,44 @@ def show(found: Report, out: TextIO, *, as_json: bool) -> int:
 
 
 def _subjects(options: argparse.Namespace) -> tuple[list[Subject], Config | None]:
-    """What is to be examined, and the configuration where there is one; raises ConfigError or ValueError."""
+    """Return the servers to examine, and the configuration if given; raises ConfigError or ValueError."""
     if sum((options.url is not None, options.config is not None, options.stdio)) != 1:
-        raise ValueError("give one of: a URL, --config FILE, or --stdio -- COMMAND")
+        raise ValueError("give exactly one of: a URL, --config FILE, or --stdio -- COMMAND")
     if options.config is None:
-        _refuse(options, ("route",), "it goes with --config")
+        _refuse(options, ("route",), "needs --config")
         return [_of_command(options) if options.stdio else _of_url(options)], None
-    _refuse(options, ("ca_file", "insecure", "env"), "write it into the file")
+    _refuse(options, ("ca_file", "insecure", "env"), "set it in the configuration file instead")
     config = load(options.config)
     routes = [route for route in config.routes if options.route in (None, route.path)]
     if not routes:
         known = ", ".join(route.path for route in config.routes)
-        raise ValueError(f"--route: there is no route {options.route}; there are {known}")
+        raise ValueError(f"--route: the configuration has no route {options.route}; its routes are {known}")
     headers = _headers(options)
     return [_subject(config, route, headers, options) for route in routes], config
 
 
 def _of_command(options: argparse.Namespace) -> Subject:
-    """What `serve --stdio` would run."""
-    _refuse(options, ("header", "bearer_file", "ca_file", "insecure"), "a command is told no headers and has no TLS")
+    """Return the server that `serve --stdio` would run."""
+    _refuse(
+        options,
+        ("header", "bearer_file", "ca_file", "insecure"),
+        "does not apply to a command: it receives no headers and has no TLS",
+    )
     config = for_command(options.command, options.env)
     route = config.routes[0]
-    # One child at a time, and none ahead.
+    # No warm children: the probe starts one at a time.
     return _subject(config, structs.replace(route, upstream=structs.replace(route.upstream, warm=0)), {}, options)
 
 
 def _of_url(options: argparse.Namespace) -> Subject:
-    """What `serve --upstream` would have before it, with what was given for it here."""
-    _refuse(options, ("env",), "it goes with --stdio")
+    """Return the server behind `serve --upstream`, with the options given here."""
+    _refuse(options, ("env",), "needs --stdio")
     headers = _headers(options)
     config = for_upstream(options.url)
     route = config.routes[0]
     if (options.ca_file or options.insecure) and not options.url.startswith("https:"):
-        raise ValueError("--ca-file, --insecure: they go with an https URL")
-    # From the root: in the configuration that is printed, paths start in the folder of its file.
+        raise ValueError("--ca-file, --insecure: only for an https URL")
+    # Absolute, because paths in the suggested configuration are relative to its file.
     ca_file = None if options.ca_file is None else str(options.ca_file.absolute())
     tls = UpstreamTls(ca_file=ca_file, verify=not options.insecure)
     others = tuple(name for name in headers if name != "authorization")
@@ -223,20 +235,20 @@ def _headers(options: argparse.Namespace) -> dict[str, str]:
     if options.bearer_file is None:
         return headers
     if "authorization" in headers:
-        raise ValueError("--bearer-file: there is an Authorization in --header; give one of both")
+        raise ValueError("--bearer-file: --header sets Authorization too; use only one of them")
     try:
         with options.bearer_file.open("rb") as file:
             token = file.read(_TOKEN_BYTES).decode().strip()
     except OSError as exc:
         raise ValueError(f"--bearer-file: {options.bearer_file} cannot be read ({exc.strerror})") from exc
     except UnicodeDecodeError as exc:
-        raise ValueError(f"--bearer-file: {options.bearer_file} is no text") from exc
+        raise ValueError(f"--bearer-file: {options.bearer_file} is not a text file") from exc
     _, headers["authorization"] = _header(f"Authorization: Bearer {token}", "--bearer-file")
     return headers
 
 
 def _header(text: str, option: str = "--header") -> tuple[str, str]:
-    """Name, in lower case, and value; raises ValueError, which does not repeat the value."""
+    """Return the name in lower case, and the value; raises ValueError, which does not repeat the value."""
     name, colon, value = text.partition(":")
     try:
         return sendable_header(name.strip(), value.strip()) if colon else sendable_header("", "")

@@ -1,4 +1,4 @@
-"""One server under examination: what is asked of it and how, and what was found so far."""
+"""The state of one examination: its subject, its HTTP client, and the findings so far."""
 
 import ssl
 
@@ -12,39 +12,39 @@ from gateway.probe.findings import Check, Server, State
 
 
 class Subject(Struct, frozen=True, kw_only=True):
-    """What is to be examined."""
+    """The server to examine, and how."""
 
     route: Route
     config: Config
-    """As it holds on this route."""
+    """With the overrides of this route."""
     headers: Headers
-    """What a client of the gateway would have sent upstream."""
+    """The headers that the gateway would send upstream."""
     tls: ssl.SSLContext | None = None
-    """None: the system's authorities."""
+    """None: trust the system's authorities."""
     wait_seconds: float = 0.0
-    """How long the idle side stream is listened to."""
+    """How long to listen to the idle GET stream."""
 
 
 class Stopped(Exception):
-    """Nothing that would come next can be looked at."""
+    """The examination cannot go on."""
 
 
 class Notes:
-    """Checks, in the order in which they were made."""
+    """The checks, in order."""
 
     def __init__(self) -> None:
         self.checks: list[Check] = []
 
     def ok(self, name: str, found: str, why: str = "", fix: str = "") -> None:
-        """Note what is as it should be; `why` and `fix` where something is to be known of it all the same."""
+        """Record a passed check; `why` and `fix` hold a note, if there is one."""
         self._note(name, "ok", found, why, fix)
 
     def warn(self, name: str, found: str, why: str, fix: str) -> None:
-        """Note what works with a limit or a risk."""
+        """Record something that works with a limit or a risk."""
         self._note(name, "warning", found, why, fix)
 
     def failed(self, name: str, found: str, why: str, fix: str) -> Stopped:
-        """Note why it cannot be used; to be raised where nothing can come next."""
+        """Record why the server cannot be used; the caller raises the result if it cannot go on."""
         self._note(name, "failed", found, why, fix)
         return Stopped(found)
 
@@ -53,7 +53,7 @@ class Notes:
 
 
 class Examination(Notes):
-    """One server: how it is spoken to, and what it was found to be."""
+    """One server: how to talk to it, and what is known about it."""
 
     def __init__(self, subject: Subject, client: Client, tasks: Tasks) -> None:
         super().__init__()
@@ -62,17 +62,17 @@ class Examination(Notes):
         self.tasks = tasks
         route = subject.route
         self.endpoint = Endpoint(route.path, route.upstream.url or "")
-        # What errors call it: the URL stands at the head of the report, and its query may be secret.
+        # Error messages use this instead of the URL, whose query may be secret; the report begins with the URL.
         self.endpoint.where = "The server"
         self.server = Server()
         self.met_page = False
-        """Whether the first answer was a web page; some frameworks answer with one what they do not serve."""
+        """Whether the first answer was a web page, as some frameworks send for an unknown path."""
         self.spoken = False
-        """Whether the server was spoken to, so that its features can be told."""
+        """Whether the server answered in MCP, so that its features are known."""
         self.needs_sse = False
-        """Whether it is HTTP+SSE, and `transport: auto` would not have found that."""
+        """Whether it speaks HTTP+SSE in a way that `transport: auto` cannot detect."""
 
     @property
     def timeouts(self) -> Timeouts:
-        """How long each step may take."""
+        """The time limits of the steps."""
         return self.subject.config.timeouts

@@ -1,4 +1,4 @@
-"""Examines one server, step by step, until there is no next step; the result is one `Upstream`."""
+"""Examines one server, step by step; the result is one `Upstream`."""
 
 import asyncio
 from typing import Final
@@ -26,15 +26,15 @@ from gateway.probe.verdicts import features, unknown
 from gateway.telemetry import Metrics
 
 _STEPS: Final = 12
-"""As many waits may follow one another, each of its own bound; no server can make a probe longer than that."""
+"""The whole probe may take this many times the longest step, whatever the server does."""
 _KILL_SECONDS: Final = 5.0
 _OPENING: Final = (GatewayError, ValueError, TimeoutError)
 
 
 async def examine(subject: Subject, *, route: str | None = None) -> Upstream:
-    """Examine one server; what is wrong with it is in the result, and nothing is raised.
+    """Examine one server; problems are part of the result, and nothing is raised.
 
-    `route` is the path to tell, where the server is one of a configuration.
+    `route` is the route's path if the server comes from a configuration.
     """
     timeouts, upstream = subject.config.timeouts, subject.route.upstream
     metrics = Metrics(__version__, [subject.route.path])
@@ -53,16 +53,16 @@ async def examine(subject: Subject, *, route: str | None = None) -> Upstream:
     except TimeoutError:
         _ = exam.failed(
             "time",
-            "the server took too long, step after step",
-            "A gateway before it would end many calls for their time.",
-            "Look what slows it down; --timeout gives each step more time.",
+            "the server took too long in every step",
+            "Behind the gateway, many calls would time out.",
+            "Find out what slows the server down, or give each step more time with --timeout.",
         )
     except Exception as exc:  # noqa: BLE001 - the outermost edge: an operator gets a sentence, never a traceback
         _ = exam.failed(
             "probe",
-            f"what it answered could not be understood ({type(exc).__name__})",
-            "A hostile or broken server, or a mistake in the probe.",
-            "If the server is fine, please report it with the version of mrtr-gateway.",
+            f"the probe could not handle an answer ({type(exc).__name__})",
+            "The server is broken or hostile, or the probe has a bug.",
+            "If the server works otherwise, please report this with the version of mrtr-gateway.",
         )
     finally:
         await tasks.close()
@@ -71,7 +71,7 @@ async def examine(subject: Subject, *, route: str | None = None) -> Upstream:
 
 
 def secrets(subject: Subject) -> list[str]:
-    """What must not come out again."""
+    """Return what must not be printed."""
     upstream = subject.route.upstream
     url = URL(upstream.url or "")
     return [*subject.headers.values(), *given_secrets(upstream), url.raw_query_string, *url.query.values()]
@@ -107,7 +107,7 @@ def _concluded(exam: Examination, route: str | None) -> Upstream:
 async def _examine_url(exam: Examination) -> None:
     await network.reach(exam)
     transport = exam.subject.route.upstream.transport
-    # The gateway does not ask a server for its era either, where it is told that it speaks HTTP+SSE.
+    # With transport: sse the gateway skips the era probe too.
     is_modern = None if transport == "sse" else await greet(exam)
     if is_modern:
         await _examine_modern(exam)
@@ -135,7 +135,7 @@ async def _examine_modern(exam: Examination) -> None:
             server.name = server.name or described(opened.shaken.server_info)
     except _OPENING:
         pass
-    exam.ok("era", "modern" if server.era == "modern" else "modern, and it serves old clients too")
+    exam.ok("era", "modern" if server.era == "modern" else "modern, and it serves legacy clients too")
     exam.ok("name", server.name or "none")
     _tell_authorization(exam)
     exam.ok("versions", ", ".join(server.versions))
@@ -143,7 +143,7 @@ async def _examine_modern(exam: Examination) -> None:
 
 
 async def _try_sse(exam: Examination) -> None:
-    """A server that answers no POST is found by its stream only, and only where the transport is written down."""
+    """Try HTTP+SSE for a server that answers no POST; the gateway finds it only if the transport is configured."""
     try:
         await _examine_old(exam, _connector(exam, "sse"))
     except _OPENING:
@@ -151,9 +151,9 @@ async def _try_sse(exam: Examination) -> None:
     exam.needs_sse = True
     exam.warn(
         "auto",
-        "`transport: auto` does not find out that it speaks HTTP+SSE",
-        "It leaves a POST to this URL unanswered, where others refuse it.",
-        "Write transport: sse, as the configuration below does.",
+        "`transport: auto` cannot detect that the server speaks HTTP+SSE",
+        "The server leaves a POST to this URL unanswered, where other HTTP+SSE servers refuse it.",
+        "Set transport: sse, as in the configuration below.",
     )
 
 
@@ -174,7 +174,7 @@ async def _examine_old(exam: Examination, connect: Connect) -> None:
 
 
 def _introduce(exam: Examination, opened: Session) -> None:
-    exam.ok("era", "old: the gateway translates for modern clients")
+    exam.ok("era", "legacy: the gateway translates for modern clients")
     handshakes.introduce(exam, opened)
     server = exam.server
     if isinstance(opened.channel, StdioChannel):
@@ -192,7 +192,7 @@ def _introduce(exam: Examination, opened: Session) -> None:
 
 def _tell_authorization(exam: Examination) -> None:
     sent = exam.subject.headers
-    exam.ok("authorization", "what was sent is accepted" if sent else "nothing was sent, and nothing is asked for")
+    exam.ok("authorization", "the server accepts what was sent" if sent else "nothing sent, nothing required")
 
 
 def _tell_session(exam: Examination) -> None:
@@ -202,18 +202,18 @@ def _tell_session(exam: Examination) -> None:
             "session",
             "none: the server is stateless",
             "No answer to a question can reach it.",
-            "If its tools ask the user, run it with sessions.",
+            "If its tools ask the user, run the server with sessions.",
         )
         return
-    exam.ok("session", "yes" if server.transport == "streamable-http" else "yes, its stream is the session")
+    exam.ok("session", "yes" if server.transport == "streamable-http" else "yes, the stream is the session")
     if server.side_stream:
-        exam.ok("GET stream", "open" if server.transport == "streamable-http" else "open, for everything")
+        exam.ok("GET stream", "open" if server.transport == "streamable-http" else "open, carries every message")
     else:
         exam.warn(
             "GET stream",
             "none",
-            "Questions and changes outside of a call's own reply are lost.",
-            "Have the server serve GET with a session id.",
+            "Questions and change notifications outside a call's own reply are lost.",
+            "Make the server answer GET requests that carry a session id.",
         )
 
 
@@ -222,7 +222,7 @@ def _tell_capabilities(exam: Examination) -> None:
 
 
 async def _open_others(exam: Examination, connect: Connect) -> None:
-    """Open a session for each other version while the first one is open, as calls of two clients would."""
+    """Open a session for each other version while the first is open, as two clients would."""
     server = exam.server
     found = set(server.versions)
     refused = ""
@@ -241,8 +241,8 @@ async def _open_others(exam: Examination, connect: Connect) -> None:
         exam.warn(
             "more sessions",
             f"refused while one is open: {refused}",
-            "Each call that runs or waits needs a session of its own: with one, callers wait for one another.",
-            "Have the server make a transport for each session.",
+            "Every running or waiting call needs its own session: with only one, callers wait for each other.",
+            "Make the server create one transport per session.",
         )
 
 
@@ -253,12 +253,12 @@ async def _end(exam: Examination, own: dict[str, str]) -> None:
         exam.ok(
             "DELETE",
             "does not end a session",
-            "Sessions that the gateway is done with (sessions.idle_seconds) stay until the server forgets them.",
+            "Sessions that the gateway no longer needs (sessions.idle_seconds) remain until the server drops them.",
         )
 
 
 async def _wait_idle(exam: Examination) -> None:
-    """Listen to a stream on which nothing happens, in a session of its own: most servers allow one stream in each."""
+    """Listen to an idle GET stream in a separate session, because most servers allow one stream per session."""
     ready, headers = asyncio.Event(), exam.subject.headers
     if exam.server.transport == "sse":
         await streams.wait_idle(exam, headers, ready)
@@ -284,7 +284,7 @@ async def _wait_idle(exam: Examination) -> None:
 
 
 class _Living(set[Child]):
-    """All children, and the last of them also after its end: it has the last lines of its stderr."""
+    """The running children, and the last one even after its end, for the last lines of its stderr."""
 
     last: Child | None = None
 
@@ -299,8 +299,8 @@ async def _examine_child(exam: Examination, metrics: Metrics) -> None:
         raise exam.failed(
             "program",
             missing.partition(": ")[2],
-            "It cannot be started.",
-            "Install it, or correct the command; there is no shell that would find more.",
+            "The command cannot start.",
+            "Install the program, or correct the command. No shell is involved, so shell syntax does not work.",
         )
     exam.ok("program", route.upstream.name)
     living, noise = _Living(), list[None]()
@@ -318,23 +318,23 @@ async def _examine_child(exam: Examination, metrics: Metrics) -> None:
     if noise:
         exam.warn(
             "stdout",
-            f"{len(noise)} lines that are no JSON-RPC",
-            "They are ignored; a line that looks like a message by chance would not be.",
-            "Have the server print to stderr.",
+            f"{len(noise)} lines that are not JSON-RPC",
+            "They are ignored, but a line that happens to look like a message would not be.",
+            "Make the server log to stderr.",
         )
 
 
 def _explain_child(exam: Examination, exc: Exception, child: Child | None) -> Stopped:
     lines = " / ".join(child.mutter.last) if child is not None else ""
-    said = f"; its stderr ends: {clean(lines, 300)}" if lines else ""
+    said = f"; its stderr ends with: {clean(lines, 300)}" if lines else ""
     late = f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s"
     what = late if isinstance(exc, TimeoutError) else clean(str(exc).partition("; the gateway's log")[0], 300)
     return exam.failed(
         "handshake",
         f"{what}{said}",
         "Every call needs a child that has answered `initialize`.",
-        "Start the command by hand and see what it says. npx and uvx download at the first start: install the server "
-        "beforehand, or raise --timeout here and timeouts.handshake_seconds there.",
+        "Start the command by hand and read its output. npx and uvx download at the first start: install the server "
+        "first, or raise --timeout here and timeouts.handshake_seconds in the configuration.",
     )
 
 

@@ -1,6 +1,6 @@
-"""What a probe finds, as `--json` prints it: these structs are the documented shape (docs/probe.md).
+"""The report, as `--json` prints it: these structs are the documented format (docs/probe.md).
 
-Names and meanings stay within one `schema`; keys may be added to it.
+Within one `schema`, names and meanings do not change, but keys may be added.
 """
 
 from typing import Final, Literal
@@ -8,7 +8,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 State = Literal["ok", "warning", "failed"]
-"""`warning`: it works, with a limit or a risk; `failed`: the server cannot be used so."""
+"""`warning`: it works, with a limit or a risk; `failed`: the server cannot be used this way."""
 
 Answer = Literal["yes", "partly", "no", "not offered"]
 
@@ -17,24 +17,24 @@ _EXIT: Final[dict[State, int]] = {"ok": 0, "warning": 3, "failed": 1}
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     state: State
     found: str
     why: str = ""
-    """Why it matters; empty where nothing is to be said of it."""
+    """Why it matters; may be empty."""
     fix: str = ""
 
 
 class Feature(Struct, frozen=True, kw_only=True):
-    """What clients get of one feature when the gateway stands before this server."""
+    """What clients get of one feature through the gateway."""
 
     name: str
-    """For programs; it stays."""
+    """For programs; it does not change."""
     title: str
     answer: Answer
-    """`not offered`: the server has nothing of the kind, so that nothing is missing."""
+    """`not offered`: the server does not have the feature, so nothing is missing."""
     short: str
     """The answer in a few words."""
     why: str = ""
@@ -42,61 +42,61 @@ class Feature(Struct, frozen=True, kw_only=True):
 
 
 class Server(Struct, kw_only=True):
-    """What is known of the server in itself."""
+    """The properties of the server itself."""
 
     name: str = ""
-    """Name and version that it gives itself."""
+    """Name and version, from its `serverInfo`."""
     era: Literal["old", "modern", "both"] = "old"
     transport: Literal["streamable-http", "sse", "stdio"] = "streamable-http"
     """`sse` is HTTP+SSE of 2024-11-05."""
     versions: tuple[str, ...] = ()
-    """Protocol versions that it speaks, the newest first."""
+    """Protocol versions that it supports, newest first."""
     sessions: bool = False
-    """Whether an answer can find its call."""
+    """Whether an answer can reach its call."""
     ends_sessions: bool | None = None
-    """Whether it lets a session be ended with DELETE; null where that was not tried."""
+    """Whether it ends a session on DELETE; null if not tried."""
     side_stream: bool = False
-    """Whether it opens a stream for what it says outside of calls."""
+    """Whether it opens a stream for messages outside of calls."""
     json_replies: bool = False
-    """Whether a call is answered by a JSON body, on which nothing can be asked."""
+    """Whether it answers calls with a JSON body, which cannot carry questions."""
     event_store: bool = False
-    """Whether the events of a call have ids, which proves that it stores them."""
+    """Whether the events of a call have ids, which implies an event store."""
     replays: bool | None = None
-    """Whether it sent an event again when asked; null where that could not be tried."""
+    """Whether it replays events; null if that could not be tried."""
     capabilities: tuple[str, ...] = ()
-    """As `tools`, and `tools.listChanged` for a flag of it."""
+    """Such as `tools`, and `tools.listChanged` for its flag."""
     tools: int = 0
     ephemeral_tools: int = 0
-    """How many say that they may run twice (`readOnlyHint`, `idempotentHint`)."""
+    """How many declare that they may run twice (`readOnlyHint`, `idempotentHint`)."""
     left_out_tools: tuple[str, ...] = ()
-    """Those that modern clients would refuse a whole list for."""
+    """Those that would make modern clients reject the whole list."""
     task_tools: int = 0
     """How many can only be called as a task, which the gateway does not translate."""
     keep_alive_seconds: float | None = None
-    """When the idle side stream first carried something; null where it did not, or nobody waited."""
+    """When the idle GET stream first carried a keep-alive; null if it did not, or without --wait."""
     handshake_seconds: float = 0.0
 
 
 class Upstream(Struct, kw_only=True):
-    """One server that was probed."""
+    """One probed server."""
 
     target: str
-    """Its URL without the query, or its program."""
+    """The URL without its query, or the program."""
     route: str | None = None
-    """The path in the configuration that leads to it; null where there is no configuration."""
+    """The path of its route; null without a configuration."""
     state: State = "failed"
     checks: tuple[Check, ...] = ()
     server: Server | None = None
-    """null where it could not be spoken to."""
+    """null if it did not answer in MCP."""
     features: tuple[Feature, ...] = ()
     unknown: tuple[str, ...] = ()
     """What cannot be known without calling a tool."""
     configuration: str | None = None
-    """YAML that serves it."""
+    """The suggested configuration (YAML)."""
 
 
 class Report(Struct, kw_only=True):
-    """The whole answer of the command."""
+    """The whole report."""
 
     schema: int = SCHEMA
     gateway: str
@@ -104,12 +104,12 @@ class Report(Struct, kw_only=True):
     state: State
     exit_code: int
     checks: tuple[Check, ...] = ()
-    """Of the configuration and of this machine; empty where one server was asked for."""
+    """Of the configuration and of this machine; empty without a configuration."""
     upstreams: tuple[Upstream, ...] = ()
 
 
 def worst(checks: tuple[Check, ...], features: tuple[Feature, ...] = ()) -> State:
-    """What they come to: a feature that is missing is a warning, one that is not offered is none."""
+    """Return the overall state: a missing feature is a warning, a feature that is not offered is not."""
     states = {check.state for check in checks}
     if "failed" in states:
         return "failed"
@@ -118,7 +118,7 @@ def worst(checks: tuple[Check, ...], features: tuple[Feature, ...] = ()) -> Stat
 
 
 def report(version: str, checks: tuple[Check, ...], upstreams: tuple[Upstream, ...]) -> Report:
-    """Put the parts together; the state is that of the worst one."""
+    """Assemble the report; its state is the worst of its parts."""
     states = {worst(checks), *(upstream.state for upstream in upstreams)}
     state: State = "failed" if "failed" in states else "warning" if "warning" in states else "ok"
     return Report(gateway=version, state=state, exit_code=_EXIT[state], checks=checks, upstreams=upstreams)

@@ -1,6 +1,6 @@
-"""The first request: `server/discover`, as the gateway sends it, and all that its reply tells before it is MCP.
+"""Sends the first request, `server/discover`, as the gateway does, and examines the reply below the MCP level.
 
-Who answers (a proxy, a web page, a server), where it redirects, which clock it has, whom it lets in; and its era.
+That covers the kind of answer (server, proxy or web page), redirects, the clock, authorization and the era.
 """
 
 import re
@@ -19,7 +19,7 @@ from gateway.net.client import FOREIGN, REDIRECTS, Endpoint
 from gateway.net.era import PROBE_SECONDS, discover_headers
 from gateway.probe.discreet import clean
 from gateway.probe.examination import Examination, Stopped
-from gateway.probe.requests import Reply, ask, messages
+from gateway.probe.requests import Reply, Request, ask
 
 _FOLLOWED: Final = 2
 _GATEWAYS: Final = (502, 503, 504)
@@ -49,7 +49,7 @@ class _Discovered(msgspec.Struct):
 
 
 async def greet(exam: Examination) -> bool | None:
-    """Whether the server is modern, None where its reply does not say; raises Stopped."""
+    """Return whether the server is modern; None if the reply does not tell. Raises Stopped."""
     endpoint = exam.endpoint
     given = endpoint.url
     for _ in range(_FOLLOWED):
@@ -62,16 +62,16 @@ async def greet(exam: Examination) -> bool | None:
     else:
         raise exam.failed(
             "http",
-            "the URL redirects in a circle",
-            "No request arrives at the server.",
-            "Find the address that answers itself, and use that.",
+            "the URL redirects in a loop",
+            "No request reaches the server.",
+            "Use the final address of the server.",
         )
     if endpoint.url != given:
         exam.ok(
             "redirect",
             f"to {clean(endpoint.url.path)}",
-            "Followed, because it stays at the same origin; it costs the first request of each process.",
-            "Write the address that it leads to.",
+            "The gateway follows it, because the origin is the same; this delays the first request of each process.",
+            "Use the address that it leads to.",
         )
     _who_answers(exam, reply)
     _compare_clocks(exam, reply)
@@ -85,36 +85,36 @@ async def _first_reply(exam: Examination) -> Reply | None:
     headers = discover_headers(exam.subject.headers)
 
     def is_told(reply: Reply) -> bool:
-        return era.verdict(reply.status, reply.content_type, reply.body) is not None and bool(messages(reply)[0])
+        return era.verdict(reply.status, reply.content_type, reply.body) is not None and any(reply.messages())
 
     try:
-        return await ask(exam.client, "POST", endpoint.url, headers, era.discover(), seconds, is_told)
+        return await ask(exam.client, Request("POST", endpoint.url, headers, era.discover()), seconds, is_told)
     except TimeoutError:
         exam.warn(
             "http",
             f"no answer to a POST of `server/discover` within {seconds:g} s",
-            "A modern client's first request waits for as long, each time.",
+            "Behind the gateway, the first request of a modern client waits this long.",
             "Check that the path is the server's MCP endpoint.",
         )
         return None
     except aiohttp.ClientResponseError as exc:
         raise exam.failed(
             "http",
-            f"what answers there is not HTTP ({clean(exc.message, 80)})",
-            "MCP is spoken over HTTP here.",
-            "Check the port; if the server speaks TLS there, write https.",
+            f"the answer is not HTTP ({clean(exc.message, 80)})",
+            "The probe expects MCP over HTTP here.",
+            "Check the port. If the server uses TLS there, change the URL to https.",
         ) from None
     except FOREIGN as exc:
         tls = (
-            " A server of TLS 1.3 that misses a client certificate does this too: see upstream.tls.cert_file."
+            " A TLS 1.3 server that requires a client certificate does this too: see upstream.tls.cert_file."
             if endpoint.url.scheme == "https"
-            else " A port that speaks TLS does this too: then write https."
+            else " A TLS port does this too: then change the URL to https."
         )
         raise exam.failed(
             "http",
             f"the connection was closed without an answer ({type(exc).__name__})",
-            f"Something accepts connections there, and does not serve them.{tls}",
-            "Look at the server's own log.",
+            f"Something accepts connections there, but does not serve them.{tls}",
+            "Look in the server's log.",
         ) from None
 
 
@@ -125,8 +125,8 @@ def _follow(exam: Examination, endpoint: Endpoint, reply: Reply) -> None:
         raise exam.failed(
             "http",
             f"HTTP {reply.status}, a redirect to {_shown(endpoint.url, location)}",
-            "That is another origin: the gateway sends credentials and contents nowhere that a server points to.",
-            "If that is the right address, use it as the URL.",
+            "That is another origin: the gateway does not send credentials and contents to an address a server names.",
+            "If the address is right, use it as the URL.",
         )
     endpoint.url = target
 
@@ -135,12 +135,12 @@ def _shown(base: URL, location: str) -> str:
     try:
         target = base.join(URL(location))
     except ValueError:
-        return "what is no address"
+        return "an invalid address"
     return clean(redacted_url(str(target)), 200) if location else "nowhere"
 
 
 def _who_answers(exam: Examination, reply: Reply) -> None:
-    """Raise Stopped for what cannot be an MCP server's reply."""
+    """Raise Stopped if the reply cannot come from an MCP server."""
     named = next((reply.headers[name] for name in _PROXY_HEADERS if _PROXY.search(reply.headers.get(name, ""))), "")
     named = clean(named, 80)
     is_page = "html" in reply.content_type or reply.body.lstrip()[:1] == b"<"
@@ -150,32 +150,32 @@ def _who_answers(exam: Examination, reply: Reply) -> None:
         raise exam.failed(
             "http",
             answer,
-            "A proxy answers in the server's place: it cannot reach it, or waits no longer for it."
+            "A proxy answers instead of the server: it cannot reach the server, or gave up waiting."
             if named or is_page
-            else "The server, or what stands before it, does not serve now.",
-            f"Check that the server runs and that the proxy's own upstream is right{_of(named)}.",
+            else "The server, or a proxy in front of it, is not available.",
+            f"Check that the server runs, and that the proxy{_of(named)} forwards to the right address.",
         )
     if is_page and reply.status < 400:
         raise exam.failed(
             "http",
             f"{answer}: a web page",
             "An MCP server answers with JSON or an event stream.",
-            "Give the path of the MCP endpoint, mostly /mcp (HTTP+SSE: /sse), and not that of the site. A page to "
-            "sign in means that a proxy wants credentials.",
+            "Use the path of the MCP endpoint, usually /mcp (HTTP+SSE: /sse), not the path of the website. A sign-in "
+            "page means that a proxy requires credentials.",
         )
     exam.met_page = is_page
     exam.ok("http", answer)
     if named:
         exam.ok(
             "proxy",
-            f"{named} stands before the server",
-            "A proxy that gathers replies, or closes streams that are silent, breaks questions and long calls.",
-            "Switch its response buffering off for this path, and let it wait longer than timeouts.idle_seconds.",
+            f"{named} is in front of the server",
+            "A proxy that buffers replies or closes silent streams breaks questions and long calls.",
+            "Disable response buffering for this path, and set its timeouts above timeouts.idle_seconds.",
         )
 
 
 def _of(named: str) -> str:
-    return f" (it calls itself {named})" if named else ""
+    return f" ({named})" if named else ""
 
 
 def _compare_clocks(exam: Examination, reply: Reply) -> None:
@@ -190,50 +190,49 @@ def _compare_clocks(exam: Examination, reply: Reply) -> None:
         exam.warn(
             "clock",
             f"the server's clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}",
-            "Certificates and tokens begin and end by the clock: one side takes them for good, the other does not.",
+            "Certificates and tokens have validity times: one side accepts them, the other does not.",
             "Synchronise the clocks of both machines (NTP).",
         )
     else:
-        exam.ok("clock", f"as here, to within {max(1, round(abs(skew)))} s")
+        exam.ok("clock", f"in sync, to within {max(1, round(abs(skew)))} s")
 
 
 async def _refused(exam: Examination, reply: Reply) -> Stopped:
-    """Say what a 401, 403 or 421 wants."""
+    """Explain a 401, 403 or 421."""
     challenge = reply.headers.get("WWW-Authenticate", "")
     if reply.status == 421 or (reply.status == 403 and not challenge and _HOST_WORDING.search(reply.body)):
         return exam.failed(
             "host",
             f"HTTP {reply.status}: {clean(reply.body.decode(errors='replace'), 120)}",
-            "The server checks by which name it is called. The gateway calls it as the URL does "
-            f"({exam.endpoint.url.authority}), and sends no Origin.",
+            "The server checks the Host header. The gateway sends the host of the URL "
+            f"({exam.endpoint.url.authority}), and no Origin.",
             "Allow that host in the server (Python: TransportSecuritySettings.allowed_hosts; TypeScript: "
-            "allowedHosts), or use the name that it allows in the URL.",
+            "allowedHosts), or use a host in the URL that the server allows.",
         )
     has_sent = bool(exam.subject.headers)
     wanted = await _wanted(exam, challenge)
     if reply.status == 401 and not has_sent:
-        why, fix = "The server wants a credential.", "Pass one: --bearer-file FILE, or --header 'NAME: VALUE'."
+        why, fix = "The server requires a credential.", "Pass one: --bearer-file FILE, or --header 'NAME: VALUE'."
     else:
-        why = "The server does not accept what was sent." if has_sent else "The server lets nobody in without leave."
-        fix = "Pass a credential that is good for this server, and not over."
+        why = "The server rejects the credential." if has_sent else "The server refuses requests without a credential."
+        fix = "Pass a credential that is valid for this server and has not expired."
     shown = f", WWW-Authenticate: {clean(challenge, 200)}" if challenge else ""
     return exam.failed("authorization", f"HTTP {reply.status}{shown}", f"{why}{wanted}", fix)
 
 
 async def _wanted(exam: Examination, challenge: str) -> str:
-    """What the server's OAuth metadata says of the credential, as sentences; it is asked for at its origin only."""
+    """Return sentences about the credential, from OAuth metadata; it is fetched from the server's origin only."""
     endpoint = exam.endpoint
     named = _METADATA.search(challenge)
     target = endpoint.within(named["url"] if named else _WELL_KNOWN + endpoint.url.path)
     if target is None:
         return f" Its metadata is at {clean(named['url'], 200)}." if named else ""
     try:
-        reply = await ask(
-            exam.client, "GET", target, {"Accept": "application/json"}, None, exam.timeouts.handshake_seconds
-        )
+        request = Request("GET", target, {"Accept": "application/json"})
+        reply = await ask(exam.client, request, exam.timeouts.handshake_seconds)
         found = msgspec.json.decode(reply.body, type=_Metadata)
     except (*FOREIGN, ValueError, RecursionError):
-        return f" Its metadata should be at {clean(str(target), 200)}, and is not." if named else ""
+        return f" Its metadata should be at {clean(str(target), 200)}, but is not." if named else ""
     if reply.status != 200 or not found.authorization_servers:
         return ""
     servers = ", ".join(clean(each, 100) for each in found.authorization_servers[:3])
@@ -250,10 +249,10 @@ def _era(exam: Examination, reply: Reply) -> bool | None:
 
 
 def _note_discovered(exam: Examination, reply: Reply) -> None:
-    """Take over what a modern server says of itself; one that only refuses in modern words says nothing."""
+    """Record a modern server's DiscoverResult; a modern error carries no such data."""
     server = exam.server
     server.versions = (mcp.MODERN,)
-    for message in messages(reply)[0]:
+    for message in reply.messages():
         if not isinstance(message.result, Raw):
             continue
         try:
@@ -266,7 +265,7 @@ def _note_discovered(exam: Examination, reply: Reply) -> None:
 
 
 def capability_names(capabilities: jsonrpc.Fields) -> tuple[str, ...]:
-    """`tools`, and `tools.listChanged` for each flag that is set; bounded."""
+    """Return names such as `tools`, and `tools.listChanged` for each flag that is set; bounded."""
     found: list[str] = []
     for name, raw in list(capabilities.items())[:40]:
         if jsonrpc.is_null(raw) or bytes(raw) == b"false":
@@ -282,7 +281,7 @@ def capability_names(capabilities: jsonrpc.Fields) -> tuple[str, ...]:
 
 
 def described(server_info: Raw) -> str:
-    """Name and version that a server gives itself."""
+    """Return the name and version from a `serverInfo`."""
     try:
         info = jsonrpc.fields(server_info)
     except ValueError:

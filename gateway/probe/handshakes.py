@@ -1,4 +1,4 @@
-"""Sessions of the old era: opened as the gateway opens them, looked at, and each of them ended."""
+"""Opens, examines and ends legacy sessions, in the same way as the gateway."""
 
 import asyncio
 import time
@@ -13,6 +13,7 @@ from gateway import __version__
 from gateway.core import jsonrpc, mcp, negotiate, toolcheck, toolparams
 from gateway.core.negotiate import Handshake
 from gateway.errors import GatewayError, NoHandshake, Refused
+from gateway.net.catalog import read_pages
 from gateway.net.upstream import Channel
 from gateway.probe.discreet import clean
 from gateway.probe.examination import Examination, Stopped
@@ -21,31 +22,33 @@ from gateway.probe.greeting import capability_names, described
 VERSIONS: Final = tuple(sorted(mcp.LEGACY_VERSIONS, reverse=True))
 _CLIENT: Final = Raw(jsonrpc.encode({"name": "mrtr-gateway", "version": __version__}))
 _CAPABILITIES: Final = Raw(b'{"elicitation":{"form":{},"url":{}},"sampling":{"tools":{}},"roots":{}}')
-"""All that a client can declare: some servers offer a tool only to who can answer it."""
-_PAGES: Final = 50
+"""Everything a client can declare: some servers offer a tool only to clients that can answer its questions."""
 _NAMED: Final = 5
 
 Connect = Callable[[], Channel]
 
 
 class Session(NamedTuple):
-    """One session that is open."""
+    """One open session."""
 
     channel: Channel
     shaken: Handshake
     seconds: float
-    """How long the handshake took."""
+    """The duration of the handshake."""
 
 
 def initialize(version: str) -> bytes:
-    """The request that asks for a session."""
+    """Return the `initialize` request for a protocol version."""
     params = {**negotiate.initialize_params(_CLIENT, _CAPABILITIES), "protocolVersion": version}
     return jsonrpc.request(b'"init"', mcp.INITIALIZE, params)
 
 
 @asynccontextmanager
 async def session(exam: Examination, connect: Connect, version: str) -> AsyncIterator[Session]:
-    """One session, whole: some servers die of half a handshake. Raises GatewayError, ValueError or TimeoutError."""
+    """Open a session with a complete handshake, because half of one crashes some servers.
+
+    Raises GatewayError, ValueError or TimeoutError.
+    """
     channel, headers = connect(), exam.subject.headers
     began = time.monotonic()
     try:
@@ -61,49 +64,49 @@ async def session(exam: Examination, connect: Connect, version: str) -> AsyncIte
 
 
 def explain(exam: Examination, exc: GatewayError | ValueError | TimeoutError) -> Stopped:
-    """What a handshake that failed means; to be raised."""
+    """Explain a failed handshake; the caller raises the result."""
     match exc:
         case Refused():
             return exam.failed(
                 "authorization",
                 clean(exc.message),
-                "The server does not accept the credential that was sent, or wants one.",
+                "The server requires a credential, or rejects the one that was sent.",
                 "Pass one that is good for it: --bearer-file FILE, or --header 'NAME: VALUE'.",
             )
         case NoHandshake():
             return exam.failed(
                 "session",
                 clean(exc.message),
-                "It answers, and refuses to begin: it is no MCP server, or not at this path."
+                "The server answers, but refuses the handshake: it is not an MCP server, or not at this path."
                 + (" The first answer was a web page." if exam.met_page else ""),
-                "Check the path of the URL: mostly /mcp, for HTTP+SSE /sse.",
+                "Check the path of the URL: usually /mcp, or /sse for HTTP+SSE.",
             )
         case GatewayError():
             return exam.failed(
                 "session",
                 clean(exc.message),
-                "No session can be opened, so no request can be served.",
-                "Look at the server's own log for what it says of `initialize`.",
+                "Without a session, no request can be served.",
+                "Look in the server's log for its answer to `initialize`.",
             )
         case TimeoutError():
             return exam.failed(
                 "session",
                 f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s",
                 "Clients get an error after that time (timeouts.handshake_seconds).",
-                "If it starts slowly, raise --timeout here and timeouts.handshake_seconds there; else check that it "
-                "is an MCP server.",
+                "If the server starts slowly, raise --timeout here and timeouts.handshake_seconds in the "
+                "configuration. Otherwise check that it is an MCP server.",
             )
         case _:
             return exam.failed(
                 "session",
-                f"what it answers is not MCP: {clean(str(exc), 200)}",
-                "The gateway speaks the protocol versions 2024-11-05 to 2025-11-25 and 2026-07-28.",
-                "Check that it is an MCP server, and which version it speaks.",
+                f"the answer is not MCP: {clean(str(exc), 200)}",
+                "The gateway supports the protocol versions 2024-11-05 to 2025-11-25, and 2026-07-28.",
+                "Check that it is an MCP server, and which version it supports.",
             )
 
 
 def introduce(exam: Examination, opened: Session) -> None:
-    """Take over what the handshake says."""
+    """Record what the handshake says."""
     server, shaken = exam.server, opened.shaken
     server.name = described(shaken.server_info)
     server.versions = (shaken.version,)
@@ -115,48 +118,41 @@ def introduce(exam: Examination, opened: Session) -> None:
 
 
 async def list_tools(exam: Examination, opened: Session) -> None:
-    """Count the tools, page by page, and those that need a word."""
+    """Count the tools, and those that need attention."""
     if not opened.shaken.offers("tools"):
         return
-    params: dict[str, object] = {}
     left_out: list[str] = []
     server = exam.server
-    for _ in range(_PAGES):
-        page = await _ask(exam, opened.channel, mcp.TOOLS_LIST, params)
-        if page is None:
-            exam.warn(
-                "tools",
-                "tools/list was refused, or is no list",
-                "Clients cannot see what there is to call.",
-                "Look at the server's own log for what it says of tools/list.",
-            )
-            return
-        try:
-            kept, dropped = toolcheck.usable(page)
-            tools = toolparams.of_tools(bytes(kept)).values()
-            cursor = jsonrpc.text(jsonrpc.fields(kept).get("nextCursor"))
-            server.task_tools += _need_tasks(kept)
-        except ValueError:
-            break
-        left_out += (f"{clean(tool.name, 60) or 'one without a name'} ({clean(tool.reason, 100)})" for tool in dropped)
+
+    def take(page: Raw) -> None:
+        kept, dropped = toolcheck.usable(page)
+        tools = toolparams.of_tools(bytes(kept)).values()
+        server.task_tools += _need_tasks(kept)
         server.tools += len(tools)
         server.ephemeral_tools += sum(tool.ephemeral for tool in tools)
-        if cursor is None:
-            break
-        params = {"cursor": cursor}
-    server.left_out_tools = tuple(left_out[:100])
-    _tell_tools(exam)
+        left_out.extend(f"{clean(tool.name, 60) or 'unnamed'} ({clean(tool.reason, 100)})" for tool in dropped)
+
+    if await read_pages(lambda params: _ask(exam, opened.channel, mcp.TOOLS_LIST, params), take):
+        server.left_out_tools = tuple(left_out[:100])
+        _tell_tools(exam)
+    else:
+        exam.warn(
+            "tools",
+            "tools/list was refused, or its result is malformed",
+            "Clients cannot see which tools there are.",
+            "Look in the server's log for its answer to tools/list.",
+        )
 
 
 def _tell_tools(exam: Examination) -> None:
     server = exam.server
-    found = f"{server.tools}, of which {server.ephemeral_tools} say that they may run twice"
+    found = f"{server.tools}, of which {server.ephemeral_tools} declare that they may run twice"
     if server.left_out_tools:
         shown = "; ".join(server.left_out_tools[:_NAMED])
         exam.warn(
             "tools",
             f"{found}; left out: {shown}",
-            "Modern clients refuse the whole list for these, so the gateway leaves them out of it.",
+            "One such tool makes modern clients reject the whole list, so the gateway leaves them out.",
             "Correct their schemas in the server.",
         )
     else:
@@ -164,12 +160,12 @@ def _tell_tools(exam: Examination) -> None:
     if server.task_tools:
         exam.warn(
             "tasks",
-            f"tools that can only be called as a task: {server.task_tools}",
-            "Tasks of 2025-11-25 are not translated: a modern client's call of such a tool fails.",
-            'Have the server offer them with taskSupport "optional".',
+            f"{server.task_tools} of the tools can only be called as a task",
+            "The gateway does not translate tasks of 2025-11-25: a modern client's call of such a tool fails.",
+            'Set taskSupport to "optional" in the server.',
         )
     elif any(name.partition(".")[0] == "tasks" for name in server.capabilities):
-        exam.ok("tasks", "offered, and needed by no tool", "Tasks of 2025-11-25 are not translated.")
+        exam.ok("tasks", "offered, but no tool requires them", "The gateway does not translate tasks of 2025-11-25.")
 
 
 class _Execution(msgspec.Struct):
@@ -190,7 +186,7 @@ def _need_tasks(result: Raw) -> int:
 
 
 async def _ask(exam: Examination, channel: Channel, method: str, params: dict[str, object]) -> Raw | None:
-    """The result of one request; None for an error or silence."""
+    """Return the result of one request; None for an error or a timeout."""
     results: list[Raw] = []
 
     def receive(data: bytes) -> bool:

@@ -1,6 +1,6 @@
-"""From a name to a connection that can be spoken over: DNS, TCP, TLS.
+"""Examines the way to the server: DNS, TCP, TLS.
 
-Each step is taken for itself, and nothing of HTTP or of a credential is sent: an operator is to learn which one fails.
+Each step is separate, so that the report names the one that fails. No HTTP and no credential is sent.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from gateway.probe.discreet import clean
 from gateway.probe.examination import Examination, Stopped
 
 _SHOWN: Final = 4
-"""As many addresses are tried and told."""
+"""The number of addresses that are tried and shown."""
 _SOON_DAYS: Final = 14
 _CLOSE_SECONDS: Final = 0.5
 _PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 
 
 async def reach(exam: Examination) -> None:
-    """Look at the way to the server; raises Stopped where it ends."""
+    """Examine the way to the server; raises Stopped if it cannot be reached."""
     url, subject = exam.endpoint.url, exam.subject
     host, port = url.host, url.port
     if host is None or port is None:
-        raise exam.failed("address", "the URL names no host", "", "write http(s)://host:port/path")
+        raise exam.failed("address", "the URL has no host", "", "Use the form http(s)://host:port/path.")
     seconds = exam.timeouts.connect_seconds
     address = await _connect(exam, await _resolve(exam, host, port, seconds), port, seconds)
     if url.scheme == "https":
@@ -46,30 +46,30 @@ async def _resolve(exam: Examination, host: str, port: int, seconds: float) -> l
     except TimeoutError:
         raise exam.failed(
             "address",
-            f"the name service did not answer within {seconds:g} s",
-            f"{host} cannot be reached without an address.",
-            "Check the name servers of this machine or container (/etc/resolv.conf).",
+            f"DNS did not answer within {seconds:g} s",
+            f"Without an address, {host} cannot be reached.",
+            "Check the DNS servers of this machine or container (/etc/resolv.conf).",
         ) from None
     except (OSError, UnicodeError) as exc:
         why = getattr(exc, "strerror", None) or str(exc)
         raise exam.failed(
             "address",
             f"{host} has no address ({clean(why)})",
-            "The name is wrong, or unknown where this runs: a name of a compose file or a cluster is known inside of "
-            "it only.",
+            "The name is wrong, or unknown on this machine: names from a compose file or a cluster are known only "
+            "inside it.",
             "Check the spelling of the URL, and run the probe where the gateway will run.",
         ) from None
     addresses = list(dict.fromkeys(str(to[0]) for *_, to in found))
     more = f" and {len(addresses) - _SHOWN} more" if len(addresses) > _SHOWN else ""
     note = ""
     if host == "localhost" or addresses[0].startswith("127.") or addresses[0] == "::1":
-        note = "In a container this is the container itself, not its host."
+        note = "Inside a container, this is the container itself, not its host."
     exam.ok("address", f"{', '.join(addresses[:_SHOWN])}{more}", note)
     return addresses[:_SHOWN]
 
 
 async def _connect(exam: Examination, addresses: Iterable[str], port: int, seconds: float) -> str:
-    """The first address that accepts a connection."""
+    """Return the first address that accepts a connection."""
     reached: list[tuple[str, float]] = []
     refused: list[str] = []
     for address in addresses:
@@ -88,17 +88,15 @@ async def _connect(exam: Examination, addresses: Iterable[str], port: int, secon
         proxied = any(name in os.environ for name in _PROXIES)
         raise exam.failed(
             "connection",
-            f"nobody accepts at port {port}: {'; '.join(refused)}",
-            "The server is not running, listens elsewhere, or a firewall or network policy is in between."
-            + (" HTTP_PROXY and the like are set here; the gateway does not use them." if proxied else ""),
-            "Check that the server runs and which address it listens at: one that listens at 127.0.0.1 is not reached "
-            "from another container.",
+            f"no connection to port {port}: {'; '.join(refused)}",
+            "The server is not running or listens elsewhere, or a firewall or network policy blocks it."
+            + (" A proxy variable such as HTTP_PROXY is set; the gateway does not use it." if proxied else ""),
+            "Check that the server runs, and on which address it listens: another container cannot reach a server "
+            "that listens on 127.0.0.1.",
         )
     found = ", ".join(f"{address} port {port} in {milliseconds:.0f} ms" for address, milliseconds in reached)
     if refused:
-        exam.ok(
-            "connection", found, f"Not reached: {'; '.join(refused)}. The gateway takes the addresses that answer."
-        )
+        exam.ok("connection", found, f"Not reached: {'; '.join(refused)}. The gateway uses the addresses that answer.")
     else:
         exam.ok("connection", found)
     return reached[0][0]
@@ -112,8 +110,8 @@ async def _shake_hands(exam: Examination, to: tuple[str, int], name: str, second
     except TimeoutError:
         raise exam.failed(
             "tls",
-            f"the handshake did not end within {seconds:g} s",
-            "What listens there may not speak TLS.",
+            f"the handshake did not complete within {seconds:g} s",
+            "The port may not use TLS.",
             "Check that https is right for this port.",
         ) from None
     except ssl.SSLCertVerificationError as exc:
@@ -122,15 +120,15 @@ async def _shake_hands(exam: Examination, to: tuple[str, int], name: str, second
         raise exam.failed(
             "tls",
             handshake_cause(exc.reason or str(exc)),
-            "Nothing can be sent.",
-            "Check https and port; for a server that asks for client certificates, set upstream.tls.cert_file.",
+            "Without TLS, nothing can be sent.",
+            "Check the scheme and the port. If the server requires a client certificate, set upstream.tls.cert_file.",
         ) from None
     except OSError as exc:
         raise exam.failed(
             "tls",
-            f"the connection was closed in the handshake ({type(exc).__name__})",
-            "What listens there may not speak TLS, or wants a client certificate.",
-            "Check https and port, and upstream.tls.cert_file.",
+            f"the connection was closed during the handshake ({type(exc).__name__})",
+            "The port may not use TLS, or the server may require a client certificate.",
+            "Check the scheme, the port, and upstream.tls.cert_file.",
         ) from None
     described, days = _described(certificate)
     found = f"{version}, {described}"
@@ -138,15 +136,15 @@ async def _shake_hands(exam: Examination, to: tuple[str, int], name: str, second
         exam.warn(
             "tls",
             f"{found}; not verified",
-            "Whoever is in between can be the server, and reads what is sent to it.",
-            "Give the authority of its certificate: --ca-file here, upstream.tls.ca_file in the configuration.",
+            "An attacker on the path can impersonate the server, and read everything that is sent to it.",
+            "Pass the authority of its certificate: --ca-file here, upstream.tls.ca_file in the configuration.",
         )
     elif days is not None and days < _SOON_DAYS:
         exam.warn(
             "tls",
             found,
-            f"The certificate ends in {days} days; every call fails from then on.",
-            "Renew it at the server, and check what should have renewed it.",
+            f"The certificate expires in {days} days; every call fails from then on.",
+            "Renew it on the server, and check why it was not renewed automatically.",
         )
     else:
         exam.ok("tls", found)
@@ -155,7 +153,7 @@ async def _shake_hands(exam: Examination, to: tuple[str, int], name: str, second
 async def _not_trusted(
     exam: Examination, exc: ssl.SSLCertVerificationError, to: tuple[str, int], name: str, seconds: float
 ) -> Stopped:
-    """Say whose certificate it is; nothing is sent over the connection that tells it."""
+    """Explain an untrusted certificate; the connection that fetches it carries no data."""
     described = ""
     try:
         _, certificate = await _hand_shake(to, _trusting(), name, seconds)
@@ -167,7 +165,7 @@ async def _not_trusted(
         "tls",
         f"{cause}{described}",
         "The gateway sends nothing to a server that it cannot verify.",
-        f"{fix[:1].upper()}{fix[1:] or 'Check the certificate at the server'}. For a private authority, pass its "
+        f"{fix[:1].upper()}{fix[1:] or 'Check the certificate on the server'}. For a private authority, pass its "
         "certificate here with --ca-file.",
     )
 
@@ -182,7 +180,7 @@ def _trusting() -> ssl.SSLContext:
 async def _hand_shake(
     to: tuple[str, int], context: ssl.SSLContext, name: str, seconds: float
 ) -> tuple[str, bytes | None]:
-    """(TLS version, certificate in DER); the connection is closed again."""
+    """Return (TLS version, certificate in DER), and close the connection."""
     async with asyncio.timeout(seconds):
         _, writer = await asyncio.open_connection(*to, ssl=context, server_hostname=name)
     try:
@@ -193,21 +191,21 @@ async def _hand_shake(
 
 
 def _described(certificate: bytes | None) -> tuple[str, int | None]:
-    """The certificate in words, and the days that are left of it."""
+    """Return a description of the certificate, and the days until it expires."""
     try:
         opened = x509.load_der_x509_certificate(certificate or b"")
         subject, issuer = (_short(name) for name in (opened.subject, opened.issuer))
         ends = opened.not_valid_after_utc
     except ValueError:
-        return "a certificate that cannot be read", None
+        return "an unreadable certificate", None
     days = (ends - datetime.now(UTC)).days
-    left = f"{days} days left" if days >= 0 else "over"
+    left = f"{days} days left" if days >= 0 else "expired"
     return f"certificate of {subject} by {issuer}, until {ends:%Y-%m-%d} ({left})", days
 
 
 def _short(name: x509.Name) -> str:
     common = name.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    return clean(str(common[0].value) if common else name.rfc4514_string(), 80) or "nobody"
+    return clean(str(common[0].value) if common else name.rfc4514_string(), 80) or "unknown"
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""A report as text: 80 columns, plain words in front, colour where a terminal shows it."""
+"""Formats a report as text: 80 columns, the state in words, colour on a terminal."""
 
 import textwrap
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ _COLOURS: Final[dict[str, str]] = {
     "head": "1",
 }
 _SUMMARY: Final[dict[State, str]] = {
-    "ok": "Nothing is in the way.",
+    "ok": "No problems found.",
     "warning": "It works, with the warnings and limits above.",
-    "failed": "It cannot be used so: see what FAILED above.",
+    "failed": "The server cannot be used this way: see FAILED above.",
 }
 
 
@@ -62,13 +62,13 @@ def _upstream(upstream: Upstream, paint: _Paint) -> Iterator[str]:
             yield from _feature(feature, paint)
     if upstream.unknown:
         yield ""
-        yield paint("head", "Not to be known without calling a tool")
+        yield paint("head", "Unknown without calling a tool")
         yield ""
         for sentence in upstream.unknown:
             yield from textwrap.wrap(sentence, _COLUMNS, initial_indent="- ", subsequent_indent="  ")
     if upstream.configuration is not None:
         yield ""
-        yield paint("head", "The configuration to copy")
+        yield paint("head", "Suggested configuration")
         yield ""
         yield from upstream.configuration.rstrip("\n").split("\n")
 

@@ -1,6 +1,6 @@
-"""The configuration that serves a server which was probed, as YAML with the reasons; pure.
+"""Suggests a configuration for the probed server, as commented YAML; pure.
 
-Secrets are left to variables: what was given to the probe is not in it.
+Secrets become variables: no value that was given to the probe is in it.
 """
 
 import json
@@ -14,13 +14,13 @@ from gateway.telemetry import secret_arguments
 
 _AUTHORIZATION: Final = "authorization"
 _SLOW_PART: Final = 0.5
-"""A handshake that takes this part of its time needs more of it."""
+"""A handshake that uses more than this fraction of its timeout needs a longer one."""
 _HEADROOM: Final = 4
 _NOT_IN_VARIABLES: Final = re.compile(r"[^A-Za-z0-9_]+")
 
 
 def snippet(server: Server, route: Route, sent: Sequence[str], handshake_seconds: float, *, needs_sse: bool) -> str:
-    """Return YAML that `mrtr-gateway check` accepts; `sent` are the names of the headers that the probe was given."""
+    """Return YAML that `mrtr-gateway check` accepts; `sent` holds the names of the headers given to the probe."""
     lines = ["# mrtr-gateway serve --config gateway.yaml", "routes:", "  - path: /mcp", "    upstream:"]
     lines += _upstream(server, route, needs_sse=needs_sse)
     lines += _credentials(route, [name.lower() for name in sent])
@@ -48,21 +48,21 @@ def _upstream(server: Server, route: Route, *, needs_sse: bool) -> Iterator[str]
         return
     url, query, _ = (upstream.url or "").partition("?")
     if query:
-        yield "      # the query may be secret: it is left to a variable"
+        yield "      # the query may be secret, so it is a variable"
         yield f'      url: {_text(url)[:-1]}?${{UPSTREAM_QUERY}}"'
     else:
         yield f"      url: {_text(url)}"
     if upstream.transport != "auto":
         yield f"      transport: {upstream.transport}"
     elif needs_sse:
-        yield "      transport: sse  # auto does not find it: a POST to this URL is not answered"
+        yield "      transport: sse  # auto cannot detect it: a POST to this URL gets no answer"
     elif server.transport == "sse":
-        yield "      # HTTP+SSE, which auto finds; transport: sse saves it a request"
+        yield "      # HTTP+SSE, which auto detects; transport: sse saves one request"
     tls = upstream.tls
     if tls.ca_file is not None:
         yield f"      tls: {{ca_file: {_text(tls.ca_file)}}}"
     elif not tls.verify:
-        yield "      # better: ca_file with the authority of its certificate"
+        yield "      # better: ca_file with the authority of the certificate"
         yield "      tls: {verify: false}"
 
 
@@ -86,12 +86,12 @@ def _command(command: Sequence[str], secrets: Mapping[int, int]) -> str:
 def _credentials(route: Route, sent: list[str]) -> Iterator[str]:
     others = [name for name in sent if name != _AUTHORIZATION]
     if _AUTHORIZATION in sent and route.upstream.command is None:
-        yield "    # The probe sent an Authorization: each client's own goes upstream. For one"
-        yield "    # credential for all, of the gateway's own, write instead:"
+        yield "    # The probe sent Authorization; the gateway forwards each client's own."
+        yield "    # To use one credential for all clients instead:"
         yield "    # credentials: {mode: replace, token_file: /run/secrets/upstream-token}"
     if others:
-        yield "    # The probe sent these: each client's own go upstream. For one value for"
-        yield "    # all, write set_headers."
+        yield "    # The probe sent these; the gateway forwards each client's own."
+        yield "    # For one value for all clients, use set_headers."
         yield f"    forward_headers: {_text(others)}"
 
 
@@ -99,11 +99,11 @@ def _advice(server: Server) -> Iterator[str]:
     if server.era != "old" or not server.sessions or server.event_store:
         return
     if server.tools > server.ephemeral_tools:
-        yield "    # Tools that may run twice and do not say so; those that say so need no"
-        yield "    # mention. They survive the death of the replica that holds their call."
+        yield "    # Tools that may run twice, besides those that declare it. Their calls"
+        yield "    # survive the death of the replica that holds them."
         yield '    # ephemeral: ["get_*"]'
 
 
 def _text(value: object) -> str:
-    """In JSON, which is YAML too; `${` would be a variable."""
+    """Return JSON, which is also YAML, with `${` escaped."""
     return json.dumps(value).replace("${", "$${")

@@ -1,7 +1,6 @@
-"""What a session is like on the wire: the form of a reply, event ids and where they lead, the idle stream, DELETE.
+"""Examines a session on the wire: the form of a reply, event ids and replay, the idle stream, DELETE.
 
-Asked for with requests of the probe's own, beside the channel that the gateway would use: that one does not show what
-it copes with.
+The probe sends requests of its own here, because the gateway's channel hides the differences that it copes with.
 """
 
 import asyncio
@@ -15,18 +14,18 @@ from gateway.core.negotiate import Handshake
 from gateway.net.client import FOREIGN
 from gateway.net.upstream import Channel, Headers
 from gateway.probe.examination import Examination
-from gateway.probe.requests import EVENTS, Reply, ask, is_answered, messages
+from gateway.probe.requests import EVENTS, Reply, Request, ask
 
 _NO_TOOL: Final = "mrtr-gateway-probe-no-such-tool"
 _REPLAY_SECONDS: Final = 2.0
 _REPLAY_TRIES: Final = 2
-"""server-everything repeats only to the second GET."""
+"""server-everything replays only to the second GET."""
 _REQUEST_ID: Final = b'"mrtr-gateway-probe-form"'
 _SHOWN_BYTES: Final = 65_536
 
 
 def own_headers(exam: Examination, channel: Channel, shaken: Handshake) -> dict[str, str]:
-    """Those of a request in this session."""
+    """Return the headers of a request in this session."""
     own = {**exam.subject.headers, mcp.PROTOCOL_VERSION: shaken.version}
     if channel.session_id is not None:
         own[mcp.SESSION_ID] = channel.session_id
@@ -34,7 +33,7 @@ def own_headers(exam: Examination, channel: Channel, shaken: Handshake) -> dict[
 
 
 async def look_at_reply(exam: Examination, headers: Headers, *, has_tools: bool) -> None:
-    """Send a call that runs nothing, and look at the form of its reply."""
+    """Send a call that runs nothing, and examine the form of its reply."""
     method, params = mcp.PING, {}
     if has_tools:
         method, params = mcp.TOOLS_CALL, {"name": _NO_TOOL, "arguments": {}}
@@ -42,25 +41,26 @@ async def look_at_reply(exam: Examination, headers: Headers, *, has_tools: bool)
     server, seconds = exam.server, exam.timeouts.handshake_seconds
     message = jsonrpc.request(_REQUEST_ID, method, params)
     try:
-        reply = await ask(exam.client, "POST", exam.endpoint.url, own, message, seconds, is_answered)
+        request = Request("POST", exam.endpoint.url, own, message)
+        reply = await ask(exam.client, request, seconds, Reply.is_answered)
     except FOREIGN as exc:
         exam.warn(
             "replies",
-            f"a call of a tool that does not exist was not answered ({type(exc).__name__})",
-            "How the server answers calls, and whether they can be resumed, is not known.",
-            "Look at the server's own log.",
+            f"the server did not answer a call of a nonexistent tool ({type(exc).__name__})",
+            "It is not known how the server answers calls, and whether they can be resumed.",
+            "Look in the server's log.",
         )
         return
     server.json_replies = reply.content_type != EVENTS
-    ids = messages(reply)[1]
+    ids = reply.event_ids()
     server.event_store = bool(ids)
     if server.json_replies:
         exam.warn(
             "replies",
             "JSON bodies",
-            "A question on a call's own reply is swallowed by the server, and progress with it: the call ends with "
-            "an error after timeouts.idle_seconds.",
-            "Have the server answer with event streams: no json_response (Python), no enableJsonResponse "
+            "The server drops a question on a call's own reply, and progress too: the call ends with an error after "
+            "timeouts.idle_seconds.",
+            "Make the server answer with event streams: remove json_response (Python) or enableJsonResponse "
             "(TypeScript).",
         )
     else:
@@ -72,11 +72,11 @@ async def look_at_reply(exam: Examination, headers: Headers, *, has_tools: bool)
 
 
 async def _replays(exam: Examination, headers: Headers, cursor: str) -> bool:
-    """Whether the answer comes again behind the first event id."""
+    """Return whether the server replays the answer after the first event id."""
     own = {**headers, "Accept": EVENTS, mcp.LAST_EVENT_ID: cursor}
     for _ in range(_REPLAY_TRIES):
         try:
-            reply = await ask(exam.client, "GET", exam.endpoint.url, own, None, _REPLAY_SECONDS, is_answered)
+            reply = await ask(exam.client, Request("GET", exam.endpoint.url, own), _REPLAY_SECONDS, Reply.is_answered)
         except FOREIGN:
             continue
         if reply.status == 200 and _is_ours(reply):
@@ -85,7 +85,7 @@ async def _replays(exam: Examination, headers: Headers, cursor: str) -> bool:
 
 
 def _is_ours(reply: Reply) -> bool:
-    return any(bytes(each.id) == _REQUEST_ID for each in messages(reply)[0] if jsonrpc.is_id(each.id))  # type: ignore[arg-type]
+    return any(bytes(each.id) == _REQUEST_ID for each in reply.messages() if jsonrpc.is_id(each.id))  # type: ignore[arg-type]
 
 
 def _tell_store(exam: Examination) -> None:
@@ -94,24 +94,24 @@ def _tell_store(exam: Examination) -> None:
         exam.ok(
             "event ids",
             "none: no event store",
-            "A call whose replica dies cannot be resumed; nine of ten public servers are so.",
+            "A call whose replica dies cannot be resumed. Nine of ten public servers have no event store.",
         )
     elif server.replays is False:
         exam.warn(
             "event ids",
-            "given, but asked for what came behind one, the server sent nothing",
-            "A call whose replica dies may be lost, although the server seems to store its events.",
-            "Check the server's event store: it must replay by Last-Event-ID.",
+            "present, but the server does not replay",
+            "A call whose replica dies may be lost, although the server seems to store events.",
+            "Check the server's event store: it must replay the events after Last-Event-ID.",
         )
     else:
-        how = "and what came behind one was sent again" if server.replays else "whether they lead back was not tried"
-        exam.ok("event ids", f"given, {how}")
+        how = "the server replays after them" if server.replays else "replay was not tried"
+        exam.ok("event ids", f"present, {how}")
 
 
 async def end(exam: Examination, headers: Headers) -> bool:
-    """End the session with DELETE; whether the server took that."""
+    """End the session with DELETE; return whether the server accepted it."""
     try:
-        reply = await ask(exam.client, "DELETE", exam.endpoint.url, headers, None, exam.timeouts.cancel_seconds)
+        reply = await ask(exam.client, Request("DELETE", exam.endpoint.url, headers), exam.timeouts.cancel_seconds)
     except FOREIGN:
         return False
     exam.server.ends_sessions = reply.status < 300
@@ -119,7 +119,7 @@ async def end(exam: Examination, headers: Headers) -> bool:
 
 
 async def wait_idle(exam: Examination, headers: Headers, ready: asyncio.Event) -> None:
-    """Listen to the idle side stream; `ready` is set when it is open, or will not be."""
+    """Listen to the idle GET stream; `ready` is set once it is open or has failed."""
     began = time.monotonic()
     heard: list[tuple[float, bytes]] = []
     how = "stayed open"
@@ -153,28 +153,28 @@ async def _hear(response: aiohttp.ClientResponse, began: float, heard: list[tupl
         heard.append((time.monotonic() - began, chunk.lstrip()[:200]))
         size += len(chunk)
         if size > _SHOWN_BYTES:
-            return "said more than was listened to"
+            return "carried more than the probe reads"
     return "ended"
 
 
 def _tell_idle(exam: Examination, after: float, how: str, signs: list[float]) -> None:
     if signs:
-        exam.ok("keep-alive", f"a sign of life after {signs[0]:.0f} s; the stream {how} for {after:.0f} s")
+        exam.ok("keep-alive", f"first keep-alive after {signs[0]:.0f} s; the stream {how} for {after:.0f} s")
     elif how == "stayed open":
         exam.ok(
             "keep-alive",
-            f"nothing was heard for {after:.0f} s, and the stream {how}",
-            "What stands between may close connections that are silent; "
+            f"silent for {after:.0f} s, and the stream {how}",
+            "A proxy may close a silent connection; "
             + (
-                "a call ends with this one."
+                "every call on it then ends."
                 if exam.server.transport == "sse"
-                else "the gateway then opens the stream anew."
+                else "the gateway then opens the stream again."
             ),
         )
     else:
         exam.warn(
             "keep-alive",
             f"the idle stream {how} after {after:.0f} s",
-            "What the server says outside of calls is lost until the stream is open again.",
-            "Look for a time-out of the server, or of a proxy before it, and raise it.",
+            "Messages outside of calls are lost until the stream is open again.",
+            "Find the timeout of the server, or of a proxy in front of it, and raise it.",
         )

@@ -1,4 +1,4 @@
-"""What of a configuration is no upstream: its files, keys, listeners, peers and issuer, as seen from this machine."""
+"""Checks the rest of a configuration from this machine: keys, listeners, peers, issuer."""
 
 import asyncio
 import errno
@@ -14,16 +14,16 @@ from gateway.net.client import FOREIGN, Client, mapped
 from gateway.net.members import resolve
 from gateway.probe.discreet import clean
 from gateway.probe.examination import Notes
-from gateway.probe.requests import ask
+from gateway.probe.requests import Request, ask
 from gateway.seal.keyring import Keyring
 
 _OURS: Final = b"mcp_gateway_"
-"""What the names of a gateway's metrics begin with."""
+"""Every metric of a gateway begins with this."""
 _SHOWN: Final = 8
 
 
 async def look_around(config: Config) -> Notes:
-    """Check all that; nothing is raised."""
+    """Run every check; problems are part of the result, and nothing is raised."""
     exam = Notes()
     exam.ok("configuration", f"valid, digest {digest(config)}, {len(config.routes)} route(s)")
     for caution in cautions(config):
@@ -48,9 +48,9 @@ def _look_at_keys(exam: Notes, config: Config) -> None:
         return
     exam.warn(
         "state keys",
-        "none: each start makes one of its own",
-        "A restart makes every requestState invalid that a client still holds, and no other process can open them.",
-        "Make one with `mrtr-gateway keygen`, and give it in state.keys or state.keys_file.",
+        "none: each process makes its own at start",
+        "A restart invalidates every requestState that clients still hold, and no other process can open them.",
+        "Make a key with `mrtr-gateway keygen`, and set state.keys or state.keys_file.",
     )
 
 
@@ -64,7 +64,7 @@ async def _look_at_listeners(exam: Notes, config: Config, client: Client) -> Non
         if problem is None:
             exam.ok(name, f"{address} is free")
         elif problem.errno == errno.EADDRINUSE and runs:
-            exam.ok(name, f"{address} is in use, and a gateway runs here")
+            exam.ok(name, f"{address} is in use by a running gateway")
         elif problem.errno == errno.EADDRINUSE:
             _ = exam.failed(
                 name,
@@ -75,9 +75,9 @@ async def _look_at_listeners(exam: Notes, config: Config, client: Client) -> Non
         else:
             _ = exam.failed(
                 name,
-                f"{address} cannot be listened at ({clean(problem.strerror or str(problem), 80)})",
+                f"cannot listen on {address} ({clean(problem.strerror or str(problem), 80)})",
                 "The gateway cannot start.",
-                "Choose an address of this machine, and a port from 1024 on.",
+                "Choose an address of this machine, and a port of 1024 or above.",
             )
 
 
@@ -95,10 +95,10 @@ def _bind(address: str) -> OSError | None:
 
 async def _is_gateway(address: str, client: Client) -> bool:
     host, port = split_address(address)
-    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (not listened at)
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (only compared)
     try:
         url = URL.build(scheme="http", host=loopback, port=port, path="/metrics")
-        reply = await ask(client, "GET", url, {}, None, client.timeouts.connect_seconds)
+        reply = await ask(client, Request("GET", url, {}), client.timeouts.connect_seconds)
     except FOREIGN:
         return False
     return reply.status == 200 and _OURS in reply.body
@@ -116,13 +116,13 @@ async def _look_at_peers(exam: Notes, config: Config) -> None:
             exam.warn(
                 "peers",
                 f"{host} has no address ({why})",
-                "A retry that arrives at another replica than the one that holds its call is lost to it.",
-                "Check the headless service's name, and that it names pods that are not ready "
-                "(publishNotReadyAddresses); run this where the gateway runs.",
+                "A replica that receives a retry cannot forward it to the replica that holds the call.",
+                "Check the name of the headless service, and that it publishes pods that are not ready "
+                "(publishNotReadyAddresses). Run this command where the gateway runs.",
             )
             return
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        exam.ok("peers", f"{host} names {', '.join(found[:_SHOWN])}{more}")
+        exam.ok("peers", f"{host} resolves to {', '.join(found[:_SHOWN])}{more}")
         return
     own = replica.id or socket.gethostname()
     for name, address in sorted(replica.peers.items()):
@@ -133,15 +133,15 @@ async def _look_at_peers(exam: Notes, config: Config) -> None:
             exam.warn(
                 "peers",
                 f"{name} at {address} {problem}",
-                "Calls that it holds cannot be continued from here; others take it for dead.",
-                "Check that it runs, its replica.listen, and what stands between.",
+                "Calls that it holds cannot continue from here; other replicas may treat it as dead.",
+                "Check that it runs, its replica.listen, and the network in between.",
             )
         else:
             exam.ok("peers", f"{name} at {address} accepts connections")
 
 
 async def _connect(address: str, seconds: float) -> str:
-    """Why nobody is there; empty when somebody is."""
+    """Return why the connection failed; empty if it succeeded."""
     try:
         async with asyncio.timeout(seconds):
             _, writer = await asyncio.open_connection(*split_address(address))
@@ -158,15 +158,15 @@ async def _look_at_issuer(exam: Notes, config: Config, client: Client) -> None:
     if principal.source != "jwt" or principal.jwks_url is None:
         return
     client.change(config.limits, config.timeouts, jwks_context(principal))
-    why = "Nobody's token can be verified without the issuer's keys: every call is answered HTTP 503."
-    fix = "Check principal.jwks_url and principal.jwks_ca_file, and that this machine may reach the issuer."
+    why = "Without the issuer's keys no token can be verified: every call gets HTTP 503."
+    fix = "Check principal.jwks_url and principal.jwks_ca_file, and that this machine can reach the issuer."
     try:
-        reply = await ask(client, "GET", URL(principal.jwks_url), {}, None, config.timeouts.handshake_seconds)
+        reply = await ask(client, Request("GET", URL(principal.jwks_url), {}), config.timeouts.handshake_seconds)
     except FOREIGN as exc:
         cause = clean(mapped(exc, "The issuer").message, 200) if isinstance(exc, aiohttp.ClientError) else "no answer"
         _ = exam.failed("issuer", cause, why, fix)
         return
     if reply.status == 200 and b'"keys"' in reply.body:
-        exam.ok("issuer", f"its keys are at {clean(redacted_url(principal.jwks_url), 200)}")
+        exam.ok("issuer", f"serves its keys at {clean(redacted_url(principal.jwks_url), 200)}")
     else:
-        _ = exam.failed("issuer", f"HTTP {reply.status}, and no keys (JWKS)", why, fix)
+        _ = exam.failed("issuer", f"HTTP {reply.status}, without keys (JWKS)", why, fix)

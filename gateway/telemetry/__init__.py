@@ -1,9 +1,10 @@
-"""What the gateway tells its operator: log events and metrics, each declared once, and traces."""
+"""Log events, metrics and traces; each event and metric is declared once."""
 
 from gateway.telemetry.bodies import Direction, bodies
 from gateway.telemetry.log import Event, Logger, configure_logging, get_logger, mask, redact, secret_arguments
 from gateway.telemetry.metrics import OTHER, Metrics, bounded_kind, bounded_method, bounded_version
-from gateway.telemetry.traces import Operation, Span, Traces, TracesUnavailable, check_traces, open_traces
+from gateway.telemetry.traces import ClientRequest, Operation, Span, Traces, TracesUnavailable
+from gateway.telemetry.tracing_setup import check_traces, open_traces
 from gateway.telemetry.words import (
     COMPLETE,
     OTHER_ERROR,
@@ -13,6 +14,7 @@ from gateway.telemetry.words import (
     Outcome,
     Passed,
     PeerOutcome,
+    PeerReason,
     Rejection,
     SessionState,
     StateReason,
@@ -27,6 +29,7 @@ __all__ = [
     "OTHER",
     "OTHER_ERROR",
     "TOOL_ERROR",
+    "ClientRequest",
     "Direction",
     "Ending",
     "Event",
@@ -37,6 +40,7 @@ __all__ = [
     "Outcome",
     "Passed",
     "PeerOutcome",
+    "PeerReason",
     "Rejection",
     "SessionState",
     "Span",

@@ -1,7 +1,7 @@
-"""What clients and upstreams said, in the log: off unless `debug.bodies` says so.
+"""Logs the messages of clients and upstreams; off unless `debug.bodies` is set.
 
-It is for one process, as the log itself is. What is shown is masked by key and by look and cut; still it holds what
-people typed and tools answered, for no rule knows a secret without a sign.
+Like the log itself, the switch is one per process. Messages are masked by key and by pattern, and cut. They still hold
+what people typed and tools answered: no rule recognises a secret that looks like ordinary text.
 """
 
 import json
@@ -14,16 +14,16 @@ from gateway.telemetry.log import MASK, Event, get_logger, mask, names_secret
 log = get_logger()
 
 SHOWN_CHARACTERS: Final = 4096
-"""Of one message, after the masking."""
+"""Of one message, after masking."""
 _PARSED_BYTES: Final = 262_144
-"""Beyond this a message is not parsed to be shown: its beginning is masked as text."""
+"""A larger message is not parsed: its beginning is masked as text."""
 _SPARE_BYTES: Final = 8192
-"""What is masked behind the part that is shown, so that nothing is cut before it was recognised."""
+"""Masked beyond the part that is shown, so that no secret is cut in two and missed."""
 _PAIR: Final = re.compile(r'(?P<open>"(?P<key>(?:[^"\\]|\\.){1,100})"\s*:\s*)(?P<value>"(?:[^"\\]|\\.)*"?)')
 
 
 class Direction(StrEnum):
-    """Who said it to whom."""
+    """The sender or receiver of a message."""
 
     FROM_CLIENT = "from_client"
     TO_CLIENT = "to_client"
@@ -32,13 +32,13 @@ class Direction(StrEnum):
 
 
 class Bodies:
-    """The switch, and what it switches."""
+    """Logs messages if switched on."""
 
     on = False
-    """Look here first: a message that is not shown costs nothing more."""
+    """Check this first: while it is off, a message costs nothing more."""
 
     def show(self, direction: Direction, data: bytes, *, route: str, request_id: str | None) -> None:
-        """Log one message; `request_id` is None where no request is behind it."""
+        """Log one message; `request_id` is None for a message without a request."""
         size, text = len(data), shown(data)
         log.info(Event.BODY, direction=direction, bytes=size, text=text, route=route, request_id=request_id)
 
@@ -47,7 +47,7 @@ bodies: Final = Bodies()
 
 
 def shown(data: bytes) -> str:
-    """Return the message as it may stand in a log: one line, without what looks like a secret, cut."""
+    """Return the message for the log: one line, without anything that looks like a secret, cut."""
     text = _masked(data)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(data)} bytes)"
 
@@ -57,7 +57,7 @@ def _masked(data: bytes) -> str:
         try:
             return json.dumps(_without_secrets(json.loads(data)), ensure_ascii=False, separators=(",", ":"))
         except (ValueError, RecursionError):
-            pass  # what is no JSON may be shown all the same: it is often why somebody looks
+            pass  # malformed messages are shown too: they are often the reason for looking
     text = data[: SHOWN_CHARACTERS + _SPARE_BYTES].decode("utf-8", "replace")
     return mask(_PAIR.sub(_pair, text))
 

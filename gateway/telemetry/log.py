@@ -1,6 +1,6 @@
-"""What goes to the log: events, each declared once, and the redaction of all that is written.
+"""The log: its events, each declared once, and the redaction of every line.
 
-A log line holds ids, counts and durations. What looks like a credential is masked even where it should not have come.
+A line holds ids, counts and durations. Anything that looks like a credential is masked, even where none is expected.
 """
 
 import logging
@@ -78,7 +78,7 @@ def mask(text: str) -> str:
 
 def _masked(match: re.Match[str]) -> str:
     candidate = match["base64"]
-    # A traceback is full of long paths. Their segments are short or of one case, a random key's are not.
+    # Tracebacks are full of long paths. Path segments are short or of one case; those of a random key are not.
     if candidate is not None and not any(map(_MIXED.fullmatch, candidate.rstrip("=").split("/"))):
         return candidate
     return (match["scheme"] or match["seal"] or match["userinfo"] or "") + MASK
@@ -90,7 +90,7 @@ def _snake(key: str) -> str:
 
 @lru_cache(maxsize=1024)
 def names_secret(key: str) -> bool:
-    """Whether a key is one that secrets have, in any spelling."""
+    """Return whether a key names a secret, in any spelling."""
     return bool(_SECRET_KEY.search(_snake(key)))
 
 
@@ -123,19 +123,19 @@ def _is_secret(key: str) -> bool:
 
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Mask secrets by key and by look, at every depth; what is left is plain JSON."""
+    """Mask secrets by key and by pattern, at every depth; the result is plain JSON."""
     return {key: _plain(key, value) for key, value in event.items()}
 
 
 def _plain(key: str, value: object) -> Any:
-    """Return a JSON value. A number is no secret whatever its key: `keys=2` tells how many."""
+    """Return a JSON value. A number is never a secret, whatever its key: `keys=2` is a count."""
     if value is None or (isinstance(value, bool | int | float) and math.isfinite(value)):
         return value
     return MASK if _is_secret(key) else _plain_text(key, value)
 
 
 def _plain_text(key: str, value: object) -> Any:
-    """Return a JSON value without secrets; bytes are a body, so only their number is told."""
+    """Return a JSON value without secrets; bytes are a body, so only their length is logged."""
     match value:
         case bytes() | bytearray() | memoryview():
             return f"<{len(value)} bytes>"
@@ -148,9 +148,9 @@ def _plain_text(key: str, value: object) -> Any:
 
 
 def configure_logging(level: str, format: str, stream: TextIO | None = None) -> None:  # noqa: A002 - the config's word
-    """Send our events and the standard library's to `stream` (stderr), one line each.
+    """Write our events and the standard library's records to `stream` (stderr), one line each.
 
-    `level`: debug, info, warning or error; it holds for the life of the process, since loggers are cached.
+    `level`: debug, info, warning or error; fixed for the life of the process, because loggers are cached.
     `format`: json, console, or auto (console on a terminal).
     """
     stream = stream or sys.stderr
@@ -172,13 +172,13 @@ def configure_logging(level: str, format: str, stream: TextIO | None = None) -> 
 
 def _renderer(format: str, stream: TextIO) -> Processor:  # noqa: A002
     if format == "console" or (format == "auto" and stream.isatty()):
-        plain = structlog.dev.plain_traceback  # a rich one would print the variables of every frame
+        plain = structlog.dev.plain_traceback  # rich prints the variables of every frame
         return structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)
     return structlog.processors.JSONRenderer()
 
 
 def _route_stdlib(least: int, stream: TextIO, first: list[Processor], end: list[Processor]) -> None:
-    """Give the libraries' records (aiohttp, asyncio, warnings) the same form."""
+    """Format the records of libraries (aiohttp, asyncio, warnings) in the same way."""
     remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=first, processors=[remove_meta, *end])
     handler = logging.StreamHandler(stream)
@@ -188,6 +188,6 @@ def _route_stdlib(least: int, stream: TextIO, first: list[Processor], end: list[
 
 
 def get_logger(**bound: object) -> Logger:
-    """Return a logger; `bound` is on each of its lines."""
+    """Return a logger; each of its lines has the `bound` fields."""
     logger: Logger = structlog.get_logger(**bound)
     return logger

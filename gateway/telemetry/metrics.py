@@ -1,6 +1,6 @@
 """The metrics, each declared once.
 
-Nothing that a client or an upstream chose becomes a label: methods, versions and reasons pass a closed list.
+No label value is chosen by a client or an upstream: methods, versions and reasons must be in a closed list.
 """
 
 from collections import Counter as Counts
@@ -28,6 +28,7 @@ from gateway.telemetry.words import (
     NestedOutcome,
     Passed,
     PeerOutcome,
+    PeerReason,
     Rejection,
     SessionState,
     StateReason,
@@ -43,7 +44,7 @@ _METHODS = frozenset(
     {*mcp.METHODS, *_NESTED_METHODS, mcp.INITIALIZE, mcp.PING, mcp.SET_LEVEL, mcp.SUBSCRIBE, mcp.UNSUBSCRIBE}
 )
 _ODD_CODES = (0, -32000, -32001)
-"""Codes of no specification that the old SDKs answer with: any exception, a lost connection, a time-out."""
+"""Codes outside the specification that legacy SDKs answer with: any exception, a lost connection, a timeout."""
 _VERSIONS = frozenset({*mcp.SUPPORTED_VERSIONS, *mcp.LEGACY_VERSIONS})
 _NOTIFICATIONS = frozenset(
     {
@@ -76,22 +77,20 @@ ERROR_TYPES = frozenset(
         ),
     }
 )
-"""What `error_type` may be, beside OTHER_ERROR: OpenTelemetry's `error.type` of MCP is the JSON-RPC error's code."""
+"""The values of `error_type` besides OTHER_ERROR: for MCP, OpenTelemetry's `error.type` is the JSON-RPC code."""
 _DURATIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 _HOLDS = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10)
-
-
 _REFUSALS = (NestedOutcome.REFUSED, NestedOutcome.UNDECLARED, NestedOutcome.UNSOLICITED)
 
 
 def bounded_method(method: str) -> str:
-    """Return a method of the specification as it is, any other as `other`."""
+    """Return a method of the specification unchanged, any other as `other`."""
     return method if method in _METHODS else OTHER
 
 
 def bounded_version(version: str) -> str:
-    """Return a published protocol version as it is, any other as `other`."""
+    """Return a published protocol version unchanged, any other as `other`."""
     return version if version in _VERSIONS else OTHER
 
 
@@ -108,7 +107,7 @@ M = TypeVar("M", bound=MetricWrapperBase)
 
 
 class _Children(dict[tuple[str, ...], M], Generic[M]):
-    """A metric's children by label values, looked up once: `.labels()` locks and converts each time."""
+    """Caches a metric's children by label values: `.labels()` locks and converts on every call."""
 
     def __init__(self, metric: M) -> None:
         super().__init__()
@@ -120,13 +119,13 @@ class _Children(dict[tuple[str, ...], M], Generic[M]):
 
 
 class Metrics:
-    """The metrics of one process, in a registry of their own.
+    """The metrics of one process, in their own registry.
 
-    `route` is always a configured path. Reasons are texts of the enums above; another text counts as `other`.
+    `route` is always a configured path. Reasons are values of the enums above; any other text counts as `other`.
     """
 
     def __init__(self, version: str, routes: Iterable[str] = ()) -> None:
-        # `_created` doubles the series, and nobody asks for it.
+        # `_created` would double the number of series.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -250,15 +249,15 @@ class Metrics:
         )
 
     def _show_own_zeroes(self) -> None:
-        """As `show_zeroes`, for what has no route."""
+        """As `show_zeroes`, for the metrics without a route."""
         _ = [self._state_rejections[reason,] for reason in StateReason]
         _ = [self._rejections[reason,] for reason in Rejection]
         _ = [self._peer_requests[outcome,] for outcome in PeerOutcome]
-        _ = [self._peer_rejections[reason,] for reason in StateReason]
+        _ = [self._peer_rejections[reason,] for reason in PeerReason]
         _ = self._reloads["applied",], self._reloads["rejected",]
 
     def show_zeroes(self, route: str) -> None:
-        """Let a rate start from zero: an alert cannot see a counter's first step otherwise."""
+        """Create the series at zero: otherwise an alert misses a counter's first step."""
         _ = self._held[route,], self._opened[route,], self._lost[route,], self._left_out[route,]
         _ = [self._continuations[route, step] for step in Step]
         _ = [self._children_ended[route, why] for why in ("asked", "unasked")]
@@ -279,7 +278,7 @@ class Metrics:
         self._rejections[_bounded(reason, Rejection),].inc()
 
     def passed(self, route: str, era: TrafficEra, outcome: Passed, seconds: float | None) -> None:
-        """Count a request that was passed through, at its end; `seconds` is None for a stream that is no reply."""
+        """Count a request that was passed through, at its end; `seconds` is None for a stream that is not a reply."""
         self._passed[route, era, outcome].inc()
         if seconds is not None:
             self._passing[route, era].observe(seconds)
@@ -297,15 +296,15 @@ class Metrics:
         self._notifications[route, bounded_kind(method), "forwarded" if forwarded else "dropped"].inc()
 
     def notifications_dropped(self, route: str, number: int) -> None:
-        """Count notifications that a client was too slow for."""
+        """Count notifications that were dropped because the client read too slowly."""
         self._notifications[route, OTHER, "dropped"].inc(number)
 
     def call_parked(self, route: str) -> None:
-        """Count a call in; `call_released` must follow."""
+        """Add a parked call; `call_released` must follow."""
         self._held[route,].inc()
 
     def call_released(self, route: str, seconds: float) -> None:
-        """Count a parked call out, resumed or expired, after `seconds`."""
+        """Remove a parked call, which was resumed or expired after `seconds`."""
         self._held[route,].dec()
         self._hold_times[route,].observe(seconds)
 
@@ -318,7 +317,7 @@ class Metrics:
         self._rounds[route,].observe(rounds)
 
     def continued(self, route: str, step: Step) -> None:
-        """Count a retry by the step that served it."""
+        """Count a retry by how it was served."""
         self._continuations[route, step].inc()
 
     def state_rejected(self, reason: str) -> None:
@@ -330,8 +329,8 @@ class Metrics:
         self._peer_requests[outcome,].inc()
 
     def peer_rejected(self, reason: str) -> None:
-        """Count a request on the peer listener that was refused, by a `StateReason`."""
-        self._peer_rejections[_bounded(reason, StateReason),].inc()
+        """Count a request on the peer listener that was refused, by a `PeerReason`."""
+        self._peer_rejections[_bounded(reason, PeerReason),].inc()
 
     def sealed(self) -> None:
         """Count one nonce used."""
@@ -346,7 +345,7 @@ class Metrics:
         self._lost[route,].inc()
 
     def list_answered(self, route: str, *, from_memory: bool) -> None:
-        """Count a list that might have been answered from memory."""
+        """Count a list on a route with a list cache."""
         self._lists[route, "memory" if from_memory else "upstream"].inc()
 
     def tool_left_out(self, route: str) -> None:
@@ -354,27 +353,27 @@ class Metrics:
         self._left_out[route,].inc()
 
     def subscribed(self, route: str, change: int) -> None:
-        """Count a subscription in (1) or out (-1)."""
+        """Add (1) or remove (-1) a subscription."""
         self._subscriptions[route,].inc(change)
 
     def subscription_lost(self, route: str, *, opened_again: bool) -> None:
-        """Count a subscription that lost its session; not opened again, it ended."""
+        """Count a subscription that lost its session, and was opened again or ended."""
         self._subscriptions_lost[route, "reopened" if opened_again else "ended"].inc()
 
     def session_moved(self, route: str, old: SessionState | None, new: SessionState | None) -> None:
-        """Move a session between states; None is before its opening and after its end."""
-        # Every call moves its session twice: plain numbers here, the gauges are set when somebody looks.
+        """Move a session between states; None stands for before its opening and after its end."""
+        # Every call moves its session twice, so these are plain numbers; `render` sets the gauges.
         if old is not None:
             self._session_counts[route, old] -= 1
         if new is not None:
             self._session_counts[route, new] += 1
 
     def child_started(self, route: str) -> None:
-        """Count a child in; `child_ended` must follow."""
+        """Add a child; `child_ended` must follow."""
         self._children[route,].inc()
 
     def child_ended(self, route: str, *, asked: bool) -> None:
-        """Count a child out, of which no process is left; one that was not asked to end has failed."""
+        """Remove a child whose processes have all ended; a child that was not asked to end has failed."""
         self._children[route,].dec()
         self._children_ended[route, "asked" if asked else "unasked"].inc()
 
@@ -387,11 +386,11 @@ class Metrics:
         self._reloads["applied" if applied else "rejected",].inc()
 
     def worker_restarted(self) -> None:
-        """Count a worker that takes the place of one that ended unasked."""
+        """Count a worker that replaces one that ended unexpectedly."""
         self._worker_restarts.inc()
 
     def task_failed(self) -> None:
-        """Count an exception that reached a task's edge."""
+        """Count an exception that a task did not handle."""
         self._task_failures.inc()
 
     def sessions(self, route: str) -> dict[str, int]:

@@ -1,8 +1,8 @@
-"""Traces in OpenTelemetry's words: the conventions for MCP (semantic-conventions-genai, docs/gen-ai/mcp.md).
+"""Traces by OpenTelemetry's conventions for MCP (semantic-conventions-genai, docs/gen-ai/mcp.md).
 
-The only file that imports OpenTelemetry; `traces.open_traces` loads it. What is sent, where to and how much of it is
-said by the standard OTEL_* variables. No attribute holds contents: arguments, answers, results and the text of an
-upstream's errors stay out.
+The only file that imports OpenTelemetry; `tracing_setup.py` loads it. The standard OTEL_* variables control what is
+sent, where and how much. No attribute holds contents: arguments, answers, results and the text of an upstream's errors
+stay out.
 """
 
 import os
@@ -27,12 +27,12 @@ from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, S
 
 from gateway.core import mcp
 from gateway.telemetry.log import mask
-from gateway.telemetry.traces import TOKEN_BYTES, Operation, Span, Traces, TracesUnavailable
+from gateway.telemetry.traces import TOKEN_BYTES, ClientRequest, Operation, Span, Traces, TracesUnavailable
 from gateway.telemetry.words import Ending, Outcome
 
 _NAME: Final = "mrtr-gateway"
 _OURS: Final = "mcp_gateway."
-"""What the conventions have no word for."""
+"""Prefix of the attributes that the conventions do not define."""
 _TEXT: Final = 200
 _FAILED: Final = (Outcome.ERROR, Outcome.REJECTED)
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -40,7 +40,7 @@ _TARGETS: Final = {mcp.TOOLS_CALL: "gen_ai.tool.name", mcp.PROMPTS_GET: "gen_ai.
 
 
 def begin(version: str, replica: str) -> Traces | None:
-    """See `traces.open_traces`."""
+    """See `tracing_setup.open_traces`."""
     if not wanted():
         return None
     provider = TracerProvider(resource=_resource(version, replica), shutdown_on_exit=False)
@@ -49,7 +49,7 @@ def begin(version: str, replica: str) -> Traces | None:
 
 
 def wanted() -> bool:
-    """Whether the OTEL_* variables leave traces on; raises TracesUnavailable where they ask for what is not here."""
+    """Return whether the OTEL_* variables leave traces on; raises TracesUnavailable if they ask for the impossible."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporter = os.environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
@@ -57,27 +57,27 @@ def wanted() -> bool:
         return False
     if exporter != "otlp":
         raise TracesUnavailable(
-            f"OTEL_TRACES_EXPORTER={exporter[:40]}: traces are sent by otlp only; unset it, and let an OpenTelemetry "
+            f"OTEL_TRACES_EXPORTER={exporter[:40]}: only otlp is supported; unset it, and let an OpenTelemetry "
             "collector convert them"
         )
     for name in _PROTOCOLS:
         protocol = os.environ.get(name, "").strip() or "http/protobuf"
         if protocol != "http/protobuf":
             raise TracesUnavailable(
-                f"{name}={protocol[:40]}: traces are sent by http/protobuf only; unset it, and use port 4318 in "
+                f"{name}={protocol[:40]}: only http/protobuf is supported; unset it, and use port 4318 in "
                 "OTEL_EXPORTER_OTLP_ENDPOINT"
             )
     return True
 
 
 def _resource(version: str, replica: str) -> Resource:
-    """Who speaks; what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins."""
+    """Describe this process; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
     own = {SERVICE_NAME: _NAME, SERVICE_VERSION: version, SERVICE_INSTANCE_ID: replica}
     return Resource.create(own).merge(OTELResourceDetector().detect())
 
 
 class OtelTraces(Traces):
-    """Spans of a provider."""
+    """Makes spans with a provider."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -88,18 +88,10 @@ class OtelTraces(Traces):
         """See `Traces`."""
         return {name: values[name] for name in self._fields if name in values}
 
-    def round(  # noqa: PLR0913  (as declared)
-        self,
-        about: Operation,
-        rpc_id: str,
-        request_id: str,
-        remote: str | None,
-        meta: Mapping[str, str],
-        headers: Mapping[str, str],
-    ) -> Span:
+    def round(self, about: Operation, request: ClientRequest) -> Span:
         """See `Traces`."""
-        parent = propagate.extract(meta, context=Context())
-        beside = propagate.extract(headers, context=Context())
+        parent = propagate.extract(request.meta, context=Context())
+        beside = propagate.extract(request.headers, context=Context())
         named, transport = _context(parent), _context(beside)
         links = []
         if not named.is_valid:
@@ -108,14 +100,14 @@ class OtelTraces(Traces):
             links.append(Link(transport))
         attributes = {
             **_attributes(about),
-            "jsonrpc.request.id": mask(rpc_id)[:_TEXT],
+            "jsonrpc.request.id": mask(request.rpc_id)[:_TEXT],
             "network.transport": "tcp",
             "network.protocol.name": "http",
             _OURS + "route": about.route,
-            _OURS + "request.id": request_id,
+            _OURS + "request.id": request.request_id,
         }
-        if remote is not None:
-            attributes["client.address"] = remote
+        if request.remote is not None:
+            attributes["client.address"] = request.remote
         span = self._tracer.start_span(
             _name(about), context=parent, kind=SpanKind.SERVER, attributes=attributes, links=links
         )
@@ -126,14 +118,14 @@ class OtelTraces(Traces):
         return OtelSpan(self._tracer, NonRecordingSpan(_opened(token)), Context())
 
     def close(self, seconds: float) -> None:
-        """See `Traces`: an exporter that hangs is left behind with its thread."""
+        """See `Traces`: a hanging exporter is abandoned together with its thread."""
         closing = threading.Thread(target=self._provider.shutdown, name="close traces", daemon=True)
         closing.start()
         closing.join(seconds)
 
 
 class OtelSpan(Span):
-    """One span of OpenTelemetry's."""
+    """One OpenTelemetry span."""
 
     def __init__(self, tracer: Tracer, span: trace.Span, parent: Context) -> None:
         self._tracer = tracer
@@ -201,7 +193,7 @@ def _context(context: Context) -> SpanContext:
 
 
 def _opened(token: bytes) -> SpanContext:
-    """The context that a token names; an invalid one for what is no token."""
+    """Return the context that a token names; an invalid one if it is not a token."""
     if len(token) != TOKEN_BYTES:
         return trace.INVALID_SPAN_CONTEXT
     return SpanContext(
@@ -210,7 +202,7 @@ def _opened(token: bytes) -> SpanContext:
 
 
 def _name(about: Operation) -> str:
-    """`{mcp.method.name} {target}`, where a URI is no target: there are too many of them."""
+    """Return `{mcp.method.name} {target}`; a URI is left out, because span names must be of low cardinality."""
     if about.method not in _TARGETS:
         return about.method
     return f"{about.method} {mask(about.target)[:_TEXT]}"
@@ -223,7 +215,7 @@ def _attributes(about: Operation) -> dict[str, str]:
     if about.method in _TARGETS:
         attributes[_TARGETS[about.method]] = mask(about.target)[:_TEXT]
     elif about.method == mcp.RESOURCES_READ:
-        # Without its query, which is where a URI has its arguments.
+        # Without the query, because it holds arguments.
         attributes["mcp.resource.uri"] = mask(about.target.partition("?")[0])[:_TEXT]
     return attributes
 

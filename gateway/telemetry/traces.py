@@ -1,24 +1,22 @@
-"""What the rest of the gateway knows of traces; OpenTelemetry itself is in `otel.py`, imported only where it is on.
+"""The tracing interface; `otel.py` implements it with OpenTelemetry, and is imported only if traces are on.
 
-A round is a server's span, an upstream call a client's below it. The rounds of one exchange are linked: each points
-at the one before it, whose token travels in the sealed state (decision 19).
+A round is a SERVER span, an upstream call a CLIENT span below it. The rounds of one exchange are linked: each span
+links to that of the previous round, whose token travels in the sealed state (decision 19).
 """
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from types import ModuleType
 from typing import NamedTuple
 
 from gateway.errors import GatewayError
 from gateway.telemetry.words import Ending
 
 TOKEN_BYTES = 25
-"""A trace id, a span id and the flags: all that is needed to point at a span from elsewhere."""
+"""Trace id, span id and flags: all that another process needs to link to a span."""
 
 
 class TracesUnavailable(GatewayError):
-    """Traces are on and cannot be had on this machine; the message says why and what to do."""
+    """Traces are on, but cannot work on this machine; the message says why and what to do."""
 
 
 class Operation(NamedTuple):
@@ -26,35 +24,48 @@ class Operation(NamedTuple):
 
     method: str
     target: str
-    """The tool's or prompt's name, or the resource's URI; empty where there is none."""
+    """The tool's or prompt's name, or the resource's URI; empty for other methods."""
     version: str
-    """MCP's, as spoken with this side."""
+    """The MCP version spoken with this side."""
     route: str
 
 
+class ClientRequest(NamedTuple):
+    """The downstream request that begins a round."""
+
+    rpc_id: str
+    request_id: str
+    """The gateway's own id, as in its log."""
+    remote: str | None
+    meta: Mapping[str, str]
+    """Trace context from `params._meta` (SEP-414)."""
+    headers: Mapping[str, str]
+    """Trace context from the HTTP headers."""
+
+
 class Span(ABC):
-    """One span at work, or one of another replica that only its token is known of."""
+    """An open span; or a span of another replica, of which only the token is known."""
 
     @property
     @abstractmethod
     def token(self) -> bytes:
-        """What another round, or another replica, needs to point at this span: TOKEN_BYTES bytes, or none."""
+        """What another round or replica needs to link to this span: TOKEN_BYTES bytes, or none."""
 
     @abstractmethod
     def headers(self) -> dict[str, str]:
-        """What carries the context of this span on: `traceparent` and what else the propagators write."""
+        """Return the headers that propagate this span: `traceparent`, and what else the propagators write."""
 
     @abstractmethod
     def note(self, name: str, value: str | int | bool) -> None:  # noqa: FBT001  (the value of an attribute)
-        """Set an attribute; never a content."""
+        """Set an attribute; never contents of a message."""
 
     @abstractmethod
     def happened(self, name: str) -> None:
-        """Note a moment."""
+        """Add an event."""
 
     @abstractmethod
     def link(self, token: bytes) -> None:
-        """Point at another span."""
+        """Link to another span."""
 
     @abstractmethod
     def call(self, about: Operation, upstream: str | None) -> "Span":
@@ -69,53 +80,21 @@ class Traces(ABC):
     """Makes the spans of one process."""
 
     @abstractmethod
-    def round(  # noqa: PLR0913  (what is known of a request)
-        self,
-        about: Operation,
-        rpc_id: str,
-        request_id: str,
-        remote: str | None,
-        meta: Mapping[str, str],
-        headers: Mapping[str, str],
-    ) -> Span:
+    def round(self, about: Operation, request: ClientRequest) -> Span:
         """Begin the span of one downstream request.
 
-        Its parent is the context in `meta` (`params._meta`, SEP-414), else the one in `headers`; where both name one
-        and they differ, the latter is linked.
+        Its parent is the context in `request.meta`, or else the one in `request.headers`. If both name one and they
+        differ, the span links to the latter.
         """
 
     @abstractmethod
     def carried(self, values: Mapping[str, str]) -> dict[str, str]:
-        """Return those of the values that a propagator reads."""
+        """Return the values that a propagator reads."""
 
     @abstractmethod
     def elsewhere(self, token: bytes) -> Span:
-        """The span of another replica, which ends it."""
+        """Return the span of another replica; that replica ends it."""
 
     @abstractmethod
     def close(self, seconds: float) -> None:
-        """Send what has not been sent, for this long at most; blocks."""
-
-
-def open_traces(version: str, replica: str) -> Traces | None:
-    """Begin tracing as the OTEL_* variables say; None where they say that there shall be none.
-
-    Raises TracesUnavailable, in particular where the extra is not installed.
-    """
-    opened: Traces | None = _otel().begin(version, replica)
-    return opened
-
-
-def check_traces() -> None:
-    """Raise TracesUnavailable where `open_traces` would, and begin nothing."""
-    _ = _otel().wanted()
-
-
-def _otel() -> ModuleType:
-    try:
-        return importlib.import_module("gateway.telemetry.otel")
-    except ImportError as exc:
-        raise TracesUnavailable(
-            f"traces: true needs OpenTelemetry, and {exc.name or exc} is not installed: run "
-            "`pip install 'mrtr-gateway[otel]'`, or set traces: false"
-        ) from exc
+        """Send the remaining spans, for at most this long; blocks."""

@@ -1,13 +1,13 @@
-"""The words of the metrics' labels: whatever can be a label's value stands in one of these lists."""
+"""The values of the metrics' labels: no label has a value that is not in one of these lists."""
 
 from enum import StrEnum
 from typing import Final, NamedTuple
 
 
 class Outcome(StrEnum):
-    """How one round ended, as its client saw it."""
+    """How a round ended, from the client's point of view."""
 
-    __hash__ = str.__hash__  # Enum's own is a Python function, and these are keys on the hot path
+    __hash__ = str.__hash__  # Enum's own is a slow Python function, and these are keys on the hot path
 
     COMPLETE = "complete"
     INPUT_REQUIRED = "input_required"
@@ -18,7 +18,7 @@ class Outcome(StrEnum):
 
 
 class Ending(NamedTuple):
-    """How one round ended, and the kind of its error, bounded: "" where there was none."""
+    """How a round ended, and the bounded type of its error: "" if there was none."""
 
     outcome: Outcome
     error_type: str = ""
@@ -28,11 +28,11 @@ COMPLETE: Final = Ending(Outcome.COMPLETE)
 TOOL_ERROR: Final = "tool_error"
 """The `error.type` of a tool result with `isError` (OpenTelemetry's conventions for MCP)."""
 OTHER_ERROR: Final = "_OTHER"
-"""OpenTelemetry's word for an `error.type` that is in no list."""
+"""OpenTelemetry's fallback for `error.type`."""
 
 
 class Step(StrEnum):
-    """Which step of "any replica may get the next round" served a retry."""
+    """How a retry got back to its call."""
 
     HELD = "held"
     FORWARDED = "forwarded"
@@ -42,7 +42,7 @@ class Step(StrEnum):
 
 
 class PeerOutcome(StrEnum):
-    """What became of a request that went to another replica."""
+    """How a request to another replica ended."""
 
     SERVED = "served"
     GONE = "gone"
@@ -70,11 +70,22 @@ class StateReason(StrEnum):
     OTHER_HEADERS = "other_headers"
     ANSWERED = "answered"
     ENDED = "ended"
+
+
+class PeerReason(StrEnum):
+    """Why the peer listener refused a request: the `reason` of `errors.InvalidState`."""
+
+    MALFORMED = "malformed"
+    UNKNOWN_KEY = "unknown_key"
+    FORGED = "forged"
+    VERSION = "version"
+    EXPIRED = "expired"
+    FUTURE = "future"
     REPLAYED = "replayed"
 
 
 class NestedOutcome(StrEnum):
-    """What became of a nested request: the `outcome` of `core.commands.Count`, and what the sessions refuse."""
+    """What happened to a nested request: the `outcome` of `core.commands.Count`, or a refusal by its session."""
 
     ASKED = "asked"
     ANSWERED = "answered"
@@ -90,14 +101,14 @@ class NestedOutcome(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "NestedOutcome | None":
-        """Take the core's words too: `undeclared` is `refused_undeclared` as a label."""
+        """Accept the core's words too: `undeclared` becomes the label `refused_undeclared`."""
         return next((outcome for outcome in cls if outcome.value == f"refused_{value}"), None)
 
 
 class SessionState(StrEnum):
-    """Where an upstream session is in its pool."""
+    """The state of an upstream session in its pool."""
 
-    __hash__ = str.__hash__  # Enum's own is a Python function, and these are keys on the hot path
+    __hash__ = str.__hash__  # as above
 
     IDLE = "idle"
     BUSY = "busy"
@@ -105,22 +116,19 @@ class SessionState(StrEnum):
 
 
 class UpstreamFailure(StrEnum):
-    """How an upstream failed: the `reason` of `errors.UpstreamError`, and its finer kinds."""
+    """How an upstream failed: the `reason` of `errors.UpstreamError`, or a protocol violation."""
 
-    ERROR = "upstream_error"
     UNREACHABLE = "upstream_unreachable"
     SESSION_LOST = "session_lost"
     CALL_LOST = "call_lost"
     CANNOT_ASK = "upstream_cannot_ask"
     REFUSED = "upstream_refused"
-    TIMEOUT = "timeout"
     MALFORMED = "malformed"
-    TOO_LARGE = "too_large"
     UNKNOWN_ID = "unknown_id"
 
 
 class UpstreamEra(StrEnum):
-    """What a probe found an upstream to be."""
+    """What an era probe found."""
 
     LEGACY = "legacy"
     MODERN = "modern"
@@ -128,14 +136,14 @@ class UpstreamEra(StrEnum):
 
 
 class TrafficEra(StrEnum):
-    """Whose requests pass through: an old client's, or a modern one's to a modern upstream."""
+    """Which request is passed through: a legacy client's, or a modern client's to a modern upstream."""
 
     LEGACY = "legacy"
     MODERN = "modern"
 
 
 class Passed(StrEnum):
-    """What became of a request that was passed through."""
+    """How a request that is passed through ended."""
 
     ANSWERED = "answered"
     REFUSED = "refused"
@@ -160,6 +168,4 @@ class Rejection(StrEnum):
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
     TOO_LARGE = "too_large"
-    TOO_SLOW = "too_slow"
     BUSY = "busy"
-    STOPPING = "stopping"

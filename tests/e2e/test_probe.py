@@ -187,7 +187,7 @@ async def test_a_server_that_asks_for_a_token_is_explained() -> None:
         assert "HTTP 401, WWW-Authenticate: Bearer" in authorization.found
         assert f"Tokens are issued by {server.url.removesuffix('mcp')}, scopes: user" in authorization.why
         refused = await look(server.url, {"Authorization": "Bearer not-the-right-one"})
-        assert check(refused, "authorization").why.startswith("The server does not accept what was sent.")
+        assert check(refused, "authorization").why.startswith("The server rejects the credential.")
         assert "right-one" not in repr(refused)
 
 
@@ -234,7 +234,7 @@ def test_a_probe_tells_what_a_command_speaks(capsys: pytest.CaptureFixture[str])
         assert it.server is not None
         assert (it.server.transport, it.server.versions) == ("stdio", VERSIONS[:1])
         assert (answers(it)["questions"], answers(it)["replica_death"]) == ("yes", "partly")
-        assert "a child ends with its gateway" in repr(it.features)
+        assert "a child process ends with its gateway" in repr(it.features)
         assert server.ledger("run") == []
         again = parse(it.configuration or "", "here", env).routes[0].upstream
         assert (list(again.command or ()), again.env) == (upstream["command"], env)
@@ -255,7 +255,7 @@ def test_a_command_that_does_not_work_is_explained(
     assert code == 1
     assert (it.state, check(it, name).state) == ("failed", "failed")
     assert words in check(it, name).found
-    assert ("its stderr ends: no database" in check(it, name).found) == (command[0] == "sh")
+    assert ("its stderr ends with: no database" in check(it, name).found) == (command[0] == "sh")
 
 
 async def as_documented(server: OldServer) -> str:

@@ -103,7 +103,7 @@ async def test_a_gateway_at_work_is_told(stage: Stage) -> None:
     (route,) = await cells(tab, "routes")
     assert route[0] == "/mcp"
     assert route[1].split("\n")[0] == stage.server.url
-    assert "streamable-http, old era" in route[1]
+    assert "streamable-http, legacy" in route[1]
     assert route[2].startswith("ok")
     assert route[3].split("\n")[0] == "1 of 11,000"
     assert "1 busy" in route[3]
@@ -122,9 +122,9 @@ async def test_a_gateway_at_work_is_told(stage: Stage) -> None:
 
 async def test_trouble_is_told_first_and_with_its_fix(stage: Stage) -> None:
     tab = await shown(stage, stage.troubled)
-    assert "things to look at" in await tab.run("document.querySelector('h1').innerText")
+    assert " problems" in await tab.run("document.querySelector('h1').innerText")
     first = await tab.run("document.querySelector('section h2').innerText")
-    assert first == "To look at"
+    assert first == "Needs attention"
     notices = await tab.run("document.querySelector('.notices').innerText")
     assert "The upstream of /dead is failing" in notices
     assert "cannot be reached" in notices
@@ -279,12 +279,12 @@ async def test_all_that_can_be_used_can_be_used_by_keyboard(stage: Stage) -> Non
             await tab.send("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
         reached.append(await tab.run("document.activeElement.textContent"))
         assert await tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    assert reached == ["Load again every 10 s", "as JSON", "metrics"]
+    assert reached == ["Reload every 10 s", "as JSON", "metrics"]
 
 
 async def test_the_page_loads_itself_again_when_asked_to(stage: Stage) -> None:
     tab = await shown(stage, stage.well, query="?refresh=2")
-    assert "Loaded again every 2 s" in await tab.run("document.querySelector('footer').innerText")
+    assert "Reloads every 2 s" in await tab.run("document.querySelector('footer').innerText")
     await tab.reload_after()
     assert tab.requests[:2] == [f"{stage.well.admin}/status?refresh=2"] * 2
     await tab.run("document.querySelector('footer a').click()")

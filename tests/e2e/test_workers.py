@@ -40,7 +40,7 @@ REFUSED = "mcp_gateway_downstream_rejected_total"
 RESTARTS = "mcp_gateway_worker_restarts_total"
 SPREAD = 200
 """Connections after which it is no chance that one of two workers had none."""
-SENTENCE = "is another process using the address?"
+SENTENCE = "check that no other process uses the address"
 
 
 @pytest.fixture(autouse=True)

@@ -354,7 +354,7 @@ async def test_stdio_and_a_command_go_together(words: list[str], capsys: pytest.
     with pytest.raises(SystemExit) as caught:
         _ = main(["serve", *words])
     assert caught.value.code == 2
-    assert "--stdio and a command go together" in capsys.readouterr().err
+    assert "--stdio and a command need each other" in capsys.readouterr().err
 
 
 async def test_check_notes_what_is_not_on_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,14 +15,18 @@ from gateway.config import ConfigError, parse
 from gateway.core import mcp
 from gateway.core.events import Expired
 from gateway.errors import CallLost, InvalidParams, InvalidState, Unauthorized, Unreachable
-from gateway.net import workers
+from gateway.net import status_page
 from gateway.net.guard import admin_names, check_admin
 from gateway.net.members import Members, Worker
 from gateway.net.status import (
     MOST_ERRORS,
     MOST_HELD,
+    ErrorStatus,
     Failure,
     HeldStatus,
+    KeyStatus,
+    Notice,
+    PeerStatus,
     ProcessStatus,
     RouteStatus,
     Status,
@@ -30,7 +34,8 @@ from gateway.net.status import (
     health,
     together,
 )
-from gateway.net.status_page import HEADERS, duration, every_seconds, page, prefers_json
+from gateway.net.status_page import HEADERS, every_seconds, page, prefers_json
+from gateway.net.status_view import duration
 from gateway.net.survey import about, known_peers
 from gateway.net.troubles import Health, Troubles, presentable
 from tests.net.conftest import Start
@@ -207,7 +212,7 @@ async def test_health_is_what_traffic_showed(upstream: FakeUpstream, begin: Star
     assert (error.kind, error.route, error.count) == ("upstream_unreachable", "/mcp", 1)
     html = (await fetch(stand, "/status"))[1]
     assert "is failing" in html
-    assert "ready, 1 thing to look at" in html
+    assert "ready, 1 problem" in html
 
     upstream.on("initialize", upstream.initialize)
     assert (await stand.client().call()).text == "done"
@@ -411,7 +416,7 @@ async def test_keys_are_told_by_id_and_use(begin: Start) -> None:
     assert "a rotation is under way" in status.key_phase
     assert first not in (await fetch(stand))[1]
     assert (await told(await begin())).key_phase == "One key: no rotation is under way."
-    assert "ends with the process" in (await told(await begin(state={"keys": []}))).key_phase
+    assert "lost when the process ends" in (await told(await begin(state={"keys": []}))).key_phase
 
 
 async def test_limits_are_told_with_what_is_used_of_them(upstream: FakeUpstream, begin: Start) -> None:
@@ -618,29 +623,58 @@ def test_durations_are_told_in_two_units(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
-def test_no_text_becomes_markup() -> None:
-    """Whatever a field holds: each of them is filled with markup."""
-    evil = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'"
-    config = parse(configuration("http://127.0.0.1:1/mcp", workers=1), "test", {})
-    failure = Failure(kind=evil, cause=evil, fix=evil, seconds_ago=1)
-    row = route(path=evil, upstream=evil, transport=evil, continuation=evil, last_failure=failure, health="failing")
-    call = replace(held(1), route=evil, method=evil, name=evil, asked=(evil,), owner=evil, caller=evil)
-    whole = replace(
-        about(config, evil, 0, is_draining=False),
-        routes=(row,),
-        held=(call,),
-        version=evil,
-        state=evil,
-        time=evil,
-        configuration=evil,
-        key_phase=evil,
+class Evil:
+    """Makes a hostile text for each field, which names its field so that the test can look for it."""
+
+    MARKUP = "\"><script>alert(1)</script><img src=x onerror=alert(2)>' `<b>` {{ 7 * 7 }}"
+
+    def __init__(self) -> None:
+        self.fields: list[str] = []
+
+    def __getitem__(self, field: str) -> str:
+        self.fields.append(field)
+        return field + self.MARKUP
+
+
+def hostile(evil: Evil) -> Status:
+    """A status of which every displayed text is hostile."""
+    failure = Failure(kind="k", cause=evil["cause"], fix=evil["fix"], seconds_ago=1)
+    texts = {field: evil[f"route-{field}"] for field in ("path", "upstream", "transport", "continuation")}
+    failing = route(**texts, sessions={evil["session-state"]: 1}, last_failure=failure, health="failing")
+    texts = {field: evil[f"held-{field}"] for field in ("route", "method", "name", "owner", "caller")}
+    error = ErrorStatus(
+        **{field: evil[f"error-{field}"] for field in ("kind", "route", "text", "fix")},
+        count=1,
+        first_seconds_ago=1,
+        last_seconds_ago=1,
     )
-    html = page(whole)
+    return Status(
+        **{field: evil[field] for field in ("version", "replica", "state", "time", "configuration", "key_phase")},
+        uptime_seconds=1,
+        notices=(Notice(evil["notice-text"], evil["notice-fix"], evil["notice-detail"]),),
+        processes=(ProcessStatus(id=evil["process-id"], state="ready", configuration=evil["process-configuration"]),),
+        routes=(failing,),
+        held=(replace(held(1), **texts, asked=(evil["held-asked"],)),),
+        peers=(PeerStatus(id=evil["peer"], address=evil["address"], state="dead", last_answer_seconds_ago=1),),
+        keys=(KeyStatus(evil["key"], "only opens"),),
+        errors=(error,),
+    )
+
+
+@pytest.mark.parametrize("health", ["ok", "failing"])
+def test_a_hostile_text_in_any_displayed_field_stays_text(health: Any) -> None:
+    evil = Evil()
+    status = hostile(evil)
+    html = page(replace(status, routes=(replace(status.routes[0], health=health),)))
     tags = set(re.findall(r"<\s*([a-zA-Z]+)", html))
-    assert "script" not in tags
-    assert "img" not in tags
-    assert html.count("&lt;script&gt;") > 15
+    assert not tags & {"script", "img", "b"}
+    shown = unescape(re.sub("<[^>]*>", "", html))
+    for field in evil.fields:
+        expected = f"{field}{evil.MARKUP}"
+        if field != "fix" or health == "failing":
+            assert expected in shown or expected.replace("`", "") in shown, field
 
 
-async def test_the_style_sheet_is_part_of_the_package() -> None:
-    assert (Path(workers.__file__).parent / "status.css").is_file()
+@pytest.mark.parametrize("name", ["status.html", "status.css"])
+def test_the_template_and_the_style_sheet_are_part_of_the_package(name: str) -> None:
+    assert (Path(status_page.__file__).parent / name).is_file()

@@ -389,9 +389,9 @@ async def test_a_receiver_that_hangs_does_not_keep_the_gateway_from_ending(
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("OTEL_TRACES_EXPORTER", "zipkin", "otlp only"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "http/protobuf only"),
-        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "http/protobuf only"),
+        ("OTEL_TRACES_EXPORTER", "zipkin", "only otlp"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "only http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "only http/protobuf"),
     ],
 )
 def test_what_cannot_be_sent_is_an_error_that_says_what_can(

@@ -49,8 +49,8 @@ async def run(*arguments: str) -> tuple[int | None, str, str]:
 
 URL = "http://127.0.0.1:9/mcp"
 WRONG: list[tuple[tuple[str, ...], str]] = [
-    ((), "give one of: a URL, --config FILE, or --stdio -- COMMAND"),
-    ((URL, "--config", "x.yaml"), "give one of"),
+    ((), "give exactly one of: a URL, --config FILE, or --stdio -- COMMAND"),
+    ((URL, "--config", "x.yaml"), "give exactly one of"),
     (("not a url",), "(from URL) is not an http(s) URL"),
     ((URL, "--header", SECRET), "--header: this is no header's name; write it as 'Name: value'"),
     ((URL, "--header", f"X-Key: {SECRET}\x07"), "--header: the value of x-key is not one line of plain text"),
@@ -60,14 +60,17 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
         (URL, "--bearer-file", "/no/such/file"),
         "--bearer-file: /no/such/file cannot be read (No such file or directory)",
     ),
-    ((URL, "--ca-file", "ca.pem"), "--ca-file, --insecure: they go with an https URL"),
+    ((URL, "--ca-file", "ca.pem"), "--ca-file, --insecure: only for an https URL"),
     (("https://127.0.0.1:9/", "--ca-file", "/no/such/file"), "--ca-file: cannot be read (No such file or directory)"),
-    ((URL, "--route", "/mcp"), "--route: it goes with --config"),
-    ((URL, "--env", "A=b"), "--env: it goes with --stdio"),
+    ((URL, "--route", "/mcp"), "--route: needs --config"),
+    ((URL, "--env", "A=b"), "--env: needs --stdio"),
     (("--config", "/no/such/file"), "cannot be read (No such file or directory)"),
-    (("--config", "config/minimal.yaml", "--route", "/none"), "there is no route /none; there are /mcp"),
-    (("--config", "config/minimal.yaml", "--ca-file", "x"), "--ca-file: write it into the file"),
-    (("--stdio", "--bearer-file", "x", "--", "cat"), "a command is told no headers"),
+    (
+        ("--config", "config/minimal.yaml", "--route", "/none"),
+        "the configuration has no route /none; its routes are /mcp",
+    ),
+    (("--config", "config/minimal.yaml", "--ca-file", "x"), "--ca-file: set it in the configuration file instead"),
+    (("--stdio", "--bearer-file", "x", "--", "cat"), "does not apply to a command"),
 ]
 
 
@@ -125,7 +128,7 @@ async def test_a_server_without_limits_is_exit_code_0_and_fits_80_columns(
     assert f'url: "{upstream.url}?${{UPSTREAM_QUERY}}"' in out
     assert {seen.query for seen in upstream.seen} == {f"key={SECRET}"}
     # What is to be copied is at the end, between its heading and the summary.
-    copied = out.partition("The configuration to copy\n")[2].rpartition("\n\n")[0]
+    copied = out.partition("Suggested configuration\n")[2].rpartition("\n\n")[0]
     file = tmp_path / "gateway.yaml"
     file.write_text(copied)
     monkeypatch.setenv("UPSTREAM_QUERY", "key=x")
@@ -161,7 +164,7 @@ async def test_a_probe_that_is_stopped_ends_its_sessions_and_prints_no_traceback
     out, err = await process.communicate()
     assert process.returncode == code
     assert out == b""
-    assert err.decode().strip() in {"interrupted; its sessions are ended", "terminated; its sessions are ended"}
+    assert err.decode().strip() in {"interrupted; all sessions are closed", "terminated; all sessions are closed"}
     assert len(upstream.of("DELETE")) == 1
 
 

@@ -1,4 +1,4 @@
-"""The configuration to copy is one that our loader takes, and that serves what was probed."""
+"""Suggested configuration is one that our loader takes, and that serves what was probed."""
 
 from pathlib import Path
 from typing import Any

@@ -72,14 +72,14 @@ async def test_an_address_of_another_process_is_found(name: str, taken: str) -> 
 async def test_an_address_that_is_not_of_this_machine_is_found() -> None:
     notes = await around(listen="192.0.2.1:8080")
     assert troubles(notes) == {"listen": "failed"}
-    assert "cannot be listened at" in of(notes, "listen").found
+    assert "cannot listen on" in of(notes, "listen").found
 
 
 async def test_the_addresses_of_a_gateway_that_runs_are_its_own(upstream: FakeUpstream) -> None:
     async with gateway(upstream.url) as gw:
         notes = await around(listen=gw.config["listen"], admin=gw.config["admin"])
     assert troubles(notes) == {}
-    assert of(notes, "listen").found.endswith("is in use, and a gateway runs here")
+    assert of(notes, "listen").found.endswith("is in use by a running gateway")
 
 
 async def test_peers_are_knocked_at(taken: str) -> None:
@@ -151,9 +151,9 @@ async def test_each_upstream_is_probed_with_what_its_route_has_for_it(upstream: 
     assert f"\n/one -> {upstream.url}\n" in out
     assert f"\n/two -> {upstream.url}/two\n" in out
     assert "\nsurvives a replica's death: yes, run again\n" in out
-    assert "FAILED   connection     nobody accepts" in out
+    assert "FAILED   connection     no connection to port" in out
     assert not any(secret in out for secret in (SECRET, "the-clients-own", "acme-corp", KEY))
-    assert "The configuration to copy" not in out, "there is one"
+    assert "Suggested configuration" not in out, "there is one"
 
 
 def test_one_route_of_a_configuration_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ async def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_a_port_at_which_nobody_listens() -> None:
     port = free_port()
     said = failed(await look(f"http://127.0.0.1:{port}/mcp"), "connection")
-    assert f"nobody accepts at port {port}: 127.0.0.1: Connection refused" in said
+    assert f"no connection to port {port}: 127.0.0.1: Connection refused" in said
 
 
 async def test_a_host_that_does_not_even_refuse() -> None:
@@ -98,7 +98,7 @@ async def test_a_reply_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) 
     it = subject("http://127.0.0.1:9/mcp")
     client = Client(it.config.limits, it.config.timeouts)
     async with fake_wire(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 65_536, times=200) as url:
-        reply = await requests.ask(client, "GET", URL(url), {}, None, 30.0)
+        reply = await requests.ask(client, requests.Request("GET", URL(url), {}), 30.0)
     await client.close()
     assert 1000 < len(reply.body) < 1_000_000
 
@@ -155,7 +155,7 @@ async def test_a_certificate_that_is_trusted_and_one_that_ends_soon(tls: Any, tm
     assert f'tls: {{ca_file: "{tmp_path}/ca.pem"}}' in (found.configuration or "")
     assert parse(found.configuration or "", "here", {}).routes[0].upstream.tls.ca_file == str(tmp_path / "ca.pem")
     soon = check(await look((await tls(days=3)).url, **trust), "tls")
-    assert (soon.state, soon.why) == ("warning", "The certificate ends in 2 days; every call fails from then on.")
+    assert (soon.state, soon.why) == ("warning", "The certificate expires in 2 days; every call fails from then on.")
 
 
 async def test_a_certificate_that_nobody_verifies_is_warned_of(tls: Any) -> None:
@@ -183,13 +183,13 @@ async def test_the_error_page_of_a_proxy(upstream: FakeUpstream) -> None:
     upstream.on("server/discover", page(502, Server="nginx/1.24.0"))
     said = failed(await look(upstream.url), "http")
     assert "HTTP 502, text/html, Server: nginx/1.24.0" in said
-    assert "A proxy answers in the server's place" in said
+    assert "A proxy answers instead of the server" in said
     assert not upstream.seen, "what a proxy answers is not asked twice"
 
 
 async def test_a_web_page(upstream: FakeUpstream) -> None:
     upstream.on("server/discover", page(200))
-    assert "not that of the site" in failed(await look(upstream.url), "http")
+    assert "not the path of the website" in failed(await look(upstream.url), "http")
 
 
 async def test_a_proxy_that_lets_through_is_named(upstream: FakeUpstream) -> None:
@@ -200,7 +200,7 @@ async def test_a_proxy_that_lets_through_is_named(upstream: FakeUpstream) -> Non
 
     upstream.on("server/discover", refuse)
     found = await look(upstream.url)
-    assert check(found, "proxy").found == "1.1 envoy stands before the server"
+    assert check(found, "proxy").found == "1.1 envoy is in front of the server"
     assert found.state == "ok"
 
 
@@ -238,7 +238,7 @@ async def test_a_redirect_within_the_origin_is_followed_and_told(upstream: FakeU
 
 async def test_a_redirect_in_a_circle(upstream: FakeUpstream) -> None:
     upstream.on("server/discover", redirect("/mcp"))
-    assert "in a circle" in failed(await look(upstream.url), "http")
+    assert "in a loop" in failed(await look(upstream.url), "http")
 
 
 @pytest.mark.parametrize(("skew", "state"), [(0, "ok"), (300, "warning"), (-300, "warning")])
@@ -368,6 +368,13 @@ async def test_a_tool_list_without_end_is_not_read_for_ever(upstream: FakeUpstre
     found = await look(upstream.url)
     assert found.server is not None
     assert found.server.tools == len(upstream.of("tools/list")) == 50
+
+
+@pytest.mark.parametrize("result", [{"tools": 7}, {"nothing": True}], ids=str)
+async def test_a_malformed_list_of_tools_is_a_warning(result: dict[str, Any], upstream: FakeUpstream) -> None:
+    upstream.on("tools/list", lambda turn: turn.result(result))
+    found = check(await look(upstream.url), "tools")
+    assert (found.state, found.found) == ("warning", "tools/list was refused, or its result is malformed")
 
 
 async def test_tools_that_must_be_called_as_tasks_are_told(upstream: FakeUpstream) -> None:
@@ -515,4 +522,4 @@ async def test_a_server_that_is_slow_at_every_step_is_given_up(
 
 async def test_a_mistake_of_the_probe_is_a_sentence(upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examine, "greet", None)
-    assert "could not be understood (TypeError)" in failed(await look(upstream.url), "probe")
+    assert "could not handle an answer (TypeError)" in failed(await look(upstream.url), "probe")

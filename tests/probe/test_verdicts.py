@@ -22,11 +22,11 @@ def feature(name: str, *, by_route: bool = False, **differs: object) -> Feature:
     ("name", "differs", "answer", "short"),
     [
         ("questions", {"side_stream": False}, "partly", "only those on the call's own stream"),
-        ("questions", {"side_stream": False, "json_replies": True}, "no", "no, its replies are JSON"),
+        ("questions", {"side_stream": False, "json_replies": True}, "no", "no, the server replies with JSON"),
         ("questions", {"sessions": False, "json_replies": True}, "no", "no, the server is stateless"),
         ("replica_death", {"event_store": True}, "yes", "yes, resumed from the event store"),
         ("replica_death", {"event_store": True, "replays": False}, "partly", "does not replay"),
-        ("replica_death", {"transport": "stdio"}, "partly", "a child ends with its gateway"),
+        ("replica_death", {"transport": "stdio"}, "partly", "a child process ends with its gateway"),
         ("subscriptions", {"side_stream": False}, "no", "no, there is no GET stream"),
         ("subscriptions", {"capabilities": ("tools",)}, "not offered", "announces no changes"),
         ("old_clients", {"transport": "stdio"}, "not offered", "modern clients only"),

@@ -1,0 +1,178 @@
+"""What the status page says, worked out from a status: rows, figures, warnings; pure, without HTML."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from gateway.net.status import HeldStatus, Notice, ProcessStatus, RouteStatus, Status
+
+NEAR: Final = 0.8
+"""The fraction of a limit from which the page warns."""
+_HEALTH: Final = {"ok": ("good", "ok"), "failing": ("bad", "failing"), "unknown": ("idle", "not asked yet")}
+_ERAS: Final = {"unknown": "era not known yet", "old": "legacy", "modern": "modern, passed through"}
+_UNITS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+
+
+class Figure(NamedTuple):
+    """One number of the overview; with a limit, also how much of the limit is used."""
+
+    label: str
+    number: int
+    limit: int = 0
+    unit: str = ""
+    is_bad: bool = False
+
+
+class RouteRow(NamedTuple):
+    """A route, with the texts of its cells."""
+
+    route: RouteStatus
+    health_level: str
+    health: str
+    mode: str
+    sessions: int
+    sessions_note: str
+    streams: str
+
+
+class HeldRow(NamedTuple):
+    """A held call, with the texts of its cells."""
+
+    call: HeldStatus
+    waits_for: str
+    expires_in: str
+
+
+class View(NamedTuple):
+    """Everything that the template shows."""
+
+    status: Status
+    level: str
+    """The colour of the whole: good, warn or bad."""
+    verdict: str
+    notices: Sequence[Notice]
+    """The bad ones first."""
+    figures: Sequence[Figure]
+    routes: Sequence[RouteRow]
+    held: Sequence[HeldRow]
+
+
+def view(status: Status) -> View:
+    """Prepare a status for the template."""
+    notices = sorted((*_failing(status), *_near_limits(status), *status.notices), key=lambda notice: not notice.is_bad)
+    bad = sum(notice.is_bad for notice in notices)
+    return View(
+        status=status,
+        level="bad" if bad else "good" if status.state == "ready" else "warn",
+        verdict=f"{status.state}, {counted(bad, 'problem')}" if bad else status.state,
+        notices=notices,
+        figures=_figures(status),
+        routes=[_route(route) for route in status.routes],
+        held=[_held(call) for call in status.held],
+    )
+
+
+def _failing(status: Status) -> Iterator[Notice]:
+    for route in status.routes:
+        failure, ok = route.last_failure, route.last_ok_seconds_ago
+        if route.health == "failing" and failure is not None:
+            since = "" if ok is None else f"; it last answered {ago(ok)}"
+            yield Notice(f"The upstream of {route.path} is failing{since}", failure.fix, failure.cause)
+
+
+def _near_limits(status: Status) -> Iterator[Notice]:
+    for label, used, limit, key in _limits(status):
+        if limit and used >= NEAR * limit:
+            yield Notice(f"{label}: {used:,} of {limit:,} ({key})", "When the limit is reached, new ones are refused")
+
+
+def _limits(status: Status) -> Iterator[tuple[str, int, int, str]]:
+    """Yield (what is limited, how much is used, the limit, the limit's name)."""
+    for each in status.processes:
+        where = f" in {each.id}" if len(status.processes) > 1 else ""
+        yield f"Held calls{where}", each.held, each.held_limit, "hold.max_calls"
+        yield (
+            f"Held calls of one caller{where}",
+            each.held_of_one_caller,
+            each.held_of_one_caller_limit,
+            "hold.max_calls_per_principal",
+        )
+        yield f"Connections{where}", each.connections, each.connections_limit, "limits.connections"
+        yield f"Open files{where}", each.open_files, each.open_files_limit, "ulimit -n"
+    for route in status.routes:
+        # Idle sessions are closed when a new one is needed, so they do not count towards the limit.
+        used = sum(route.sessions.values()) - route.sessions.get("idle", 0)
+        name = "sessions.max" if route.children is None else "upstream.max_children"
+        yield f"Sessions in use on {route.path}", used, route.sessions_limit, name
+
+
+def _figures(status: Status) -> list[Figure]:
+    def total(name: str) -> int:
+        return sum(getattr(process, name) for process in status.processes)
+
+    failing = sum(route.health == "failing" for route in status.routes)
+    errors = sum(error.count for error in status.errors)
+    return [
+        Figure("Held calls", status.held_total, total("held_limit")),
+        Figure("In flight", total("in_flight"), unit="requests"),
+        Figure("Connections", total("connections"), total("connections_limit")),
+        Figure("Open files", total("open_files"), total("open_files_limit")),
+        Figure("Upstreams failing", failing, unit=f"of {status.routes_total:,}", is_bad=failing > 0),
+        Figure("Errors", errors, unit="listed below" if errors else "since the start"),
+    ]
+
+
+def _route(route: RouteStatus) -> RouteRow:
+    notes = [f"{count:,} {state}" for state, count in route.sessions.items() if count]
+    if route.waiting:
+        notes.append(f"{counted(route.waiting, 'call')} waiting for one")
+    if route.children is not None:
+        notes.append(f"{counted(route.children, 'child process', 'child processes')} of {route.children_limit:,}")
+    streams = ((route.subscriptions, "bridged"), (route.streams, "passed through"))
+    replays = "" if route.continuation == "hold" else f", continuation: {route.continuation}"
+    return RouteRow(
+        route,
+        *_HEALTH[route.health],
+        mode=f"{route.transport}, {_ERAS[route.era]}{replays}",
+        sessions=sum(route.sessions.values()),
+        sessions_note=", ".join(notes),
+        streams=", ".join(f"{count:,} {what}" for count, what in streams if count) or "none",
+    )
+
+
+def _held(call: HeldStatus) -> HeldRow:
+    waits_for = ", ".join(call.asked) or "the client's next request"
+    if call.state == "broken":
+        waits_for += "; the upstream call was lost and will run again"
+    expires = call.expires_in_seconds
+    return HeldRow(call, waits_for, "running" if expires is None else duration(expires))
+
+
+def used(process: ProcessStatus) -> tuple[tuple[str, int, int], ...]:
+    """Return (heading, how much is used, the limit) of a process's limits that have a column."""
+    return (
+        ("Held", process.held, process.held_limit),
+        ("Connections", process.connections, process.connections_limit),
+        ("Open files", process.open_files, process.open_files_limit),
+    )
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """Return a number with its noun in the singular or the plural."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
+def ago(seconds: float | None) -> str:
+    """Return an age in words."""
+    if seconds is None:
+        return "never"
+    return f"{duration(seconds)} ago" if seconds >= 1 else "just now"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its two largest units."""
+    whole = max(int(seconds), 0)
+    for size, unit, smaller, smaller_unit in _UNITS:
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit} {rest} {smaller_unit}" if rest else f"{whole // size} {unit}"
+    return f"{whole} s"

@@ -1,0 +1,30 @@
+"""Loads OpenTelemetry if traces are on."""
+
+import importlib
+from types import ModuleType
+
+from gateway.telemetry.traces import Traces, TracesUnavailable
+
+
+def open_traces(version: str, replica: str) -> Traces | None:
+    """Begin tracing as the OTEL_* variables say; None if they switch traces off.
+
+    Raises TracesUnavailable, in particular if the extra is not installed.
+    """
+    opened: Traces | None = _otel().begin(version, replica)
+    return opened
+
+
+def check_traces() -> None:
+    """Raise TracesUnavailable if `open_traces` would, without starting anything."""
+    _ = _otel().wanted()
+
+
+def _otel() -> ModuleType:
+    try:
+        return importlib.import_module("gateway.telemetry.otel")
+    except ImportError as exc:
+        raise TracesUnavailable(
+            f"traces: true needs OpenTelemetry, but {exc.name or exc} is not installed: run "
+            "`pip install 'mrtr-gateway[otel]'`, or set traces: false"
+        ) from exc
