@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gateway.config import Config, Upstream, parse
-from gateway.core import mcp
+from gateway.protocol import mcp
 from gateway.telemetry import StateReason
 from tests.docs.pages import PAGES, Block, anchors, blocks, links, named
 from tests.net.authority import Authority

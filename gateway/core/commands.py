@@ -7,8 +7,8 @@ from msgspec import Raw
 
 from gateway.core.events import Leg
 from gateway.core.inputs import Question
-from gateway.core.jsonrpc import Error
-from gateway.errors import GatewayError
+from gateway.protocol.errors import GatewayError
+from gateway.protocol.jsonrpc import Error
 
 
 class Timer(StrEnum):

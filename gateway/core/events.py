@@ -4,8 +4,8 @@ import msgspec
 from msgspec import Raw, UnsetType
 
 from gateway.core.inputs import Question
-from gateway.core.jsonrpc import Error
-from gateway.errors import GatewayError
+from gateway.protocol.errors import GatewayError
+from gateway.protocol.jsonrpc import Error
 
 
 class Leg(msgspec.Struct, frozen=True, eq=False):

@@ -36,10 +36,11 @@ from msgspec.structs import replace
 
 from gateway.core import commands as do
 from gateway.core import events as on
-from gateway.core import inputs, jsonrpc, mcp, results
+from gateway.core import inputs, results
 from gateway.core.commands import Command, Timer
 from gateway.core.inputs import Capabilities, Question, Recorded
-from gateway.errors import (
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import (
     CallLost,
     GatewayError,
     InvalidParams,

@@ -10,8 +10,8 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from gateway.core import jsonrpc, mcp
-from gateway.errors import InvalidParams
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import InvalidParams
 
 _REMOVED: Final = frozenset({"elicitationId", "task", "_meta"})
 """What 2025-11-25 puts into these params and 2026-07-28 does not know; `_meta` is handled apart."""

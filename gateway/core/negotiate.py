@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core import jsonrpc, mcp
+from gateway.protocol import jsonrpc, mcp
 
 _TASKS: Final = "io.modelcontextprotocol/tasks"
 _UNKNOWN: Final = Raw(b'{"name":"unknown","version":"0"}')

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
-from gateway.errors import Forbidden
 from gateway.net.guard import check_admin
 from gateway.net.status import Status
 from gateway.net.status_page import HEADERS, every_seconds, page, prefers_json
+from gateway.protocol.errors import Forbidden
 from gateway.telemetry import Metrics
 
 

@@ -11,7 +11,6 @@ from typing import Final
 
 from gateway import __version__
 from gateway.config import Config, cautions, contexts, digest
-from gateway.errors import Stopping
 from gateway.net import named
 from gateway.net.admin import Admin
 from gateway.net.callers import Callers
@@ -33,6 +32,7 @@ from gateway.net.tasks import Tasks
 from gateway.net.troubles import Troubles
 from gateway.net.wellknown import WellKnown
 from gateway.net.witness import Witness
+from gateway.protocol.errors import Stopping
 from gateway.seal.envelope import Sealer
 from gateway.seal.hop import Hops
 from gateway.seal.keyring import Keyring

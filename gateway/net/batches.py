@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from gateway.core import jsonrpc
 from gateway.net.upstream import Receive
+from gateway.protocol import jsonrpc
 
 
 def unpacked(data: bytes) -> Sequence[bytes]:

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Raw
 
-from gateway.core import jsonrpc, mcp, toolcheck, toolparams
-from gateway.core.request import HeaderValues, Request
-from gateway.core.toolparams import Tool
-from gateway.errors import HeaderMismatch, SessionLost
 from gateway.net.pool import Group, Pool
 from gateway.net.sessions import PoolKey, Session
 from gateway.net.upstream import Headers
+from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
+from gateway.protocol.errors import HeaderMismatch, SessionLost
+from gateway.protocol.param_headers import Tool
+from gateway.protocol.request import HeaderValues, Request
 
 _MAX_PAGES = 50
 _UNKNOWN = Tool()
@@ -27,7 +27,7 @@ def usable(pool: Pool, result: Raw) -> Raw:
 
     Raises ValueError when the result is no object.
     """
-    kept, left_out = toolcheck.usable(result)
+    kept, left_out = tool_filter.usable(result)
     for tool in left_out:
         pool.leave_out(tool)
     return kept
@@ -39,7 +39,7 @@ def learn(group: Group, params: jsonrpc.Fields, result: Raw, headers: Headers) -
         opened = jsonrpc.fields(result)
         if "cursor" in params or ("nextCursor" in opened and not jsonrpc.is_null(opened["nextCursor"])):
             return
-        group.learn(toolparams.of_tools(bytes(result)), headers)
+        group.learn(param_headers.of_tools(bytes(result)), headers)
     except ValueError:
         return
 
@@ -71,7 +71,7 @@ async def check(pool: Pool, key: PoolKey, request: Request, http: HeaderValues, 
         await know(pool, key, headers, request.target)
     mirrored = (group.tools or {}).get(request.target, _UNKNOWN).mirrored
     try:
-        toolparams.check(mirrored, request.params.get("arguments"), http)
+        param_headers.check(mirrored, request.params.get("arguments"), http)
     except HeaderMismatch:
         await pool.authorise(key, headers)
         raise
@@ -103,7 +103,7 @@ async def _list(pool: Pool, session: Session, headers: Headers) -> dict[str, Too
     if session.shaken.offers("tools"):
         _ = await read_pages(
             lambda params: session.ask(mcp.TOOLS_LIST, params, headers, pool.handshake_seconds),
-            lambda page: found.update(toolparams.of_tools(bytes(usable(pool, page)))),
+            lambda page: found.update(param_headers.of_tools(bytes(usable(pool, page)))),
         )
     return found
 

@@ -15,7 +15,7 @@ from aiohttp.client import _RequestContextManager  # what `request` returns: to 
 from yarl import URL
 
 from gateway.config import Limits, Timeouts, redacted_url
-from gateway.errors import CallLost, Unreachable, UpstreamError
+from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
 
 _KEEP_ALIVE_SECONDS: Final = 4.0
 """Node and uvicorn close idle connections after 5 s; a connection that is older may close under a request, and a

@@ -13,21 +13,8 @@ from aiohttp import web
 
 from gateway import principal as principals
 from gateway.config import Config
-from gateway.core import era as eras
-from gateway.core import ids, jsonrpc, mcp, negotiate, sse
-from gateway.core import request as modern
+from gateway.core import ids, negotiate
 from gateway.core.events import Leg
-from gateway.core.request import Request
-from gateway.errors import (
-    DownstreamError,
-    GatewayError,
-    InvalidState,
-    MethodNotFound,
-    NoHandshake,
-    OwnerStalled,
-    Stopping,
-    UpstreamError,
-)
 from gateway.net import catalog, listen
 from gateway.net.bridge import Bridge
 from gateway.net.callers import Callers
@@ -43,6 +30,20 @@ from gateway.net.succession import Inherited, Succession
 from gateway.net.upstream import NO_HEADERS, Headers
 from gateway.net.wellknown import WellKnown
 from gateway.net.wire import REQUEST_ID, HttpWire, Incoming, Wire, read_body
+from gateway.protocol import era as eras
+from gateway.protocol import jsonrpc, mcp, sse
+from gateway.protocol import request as modern
+from gateway.protocol.errors import (
+    DownstreamError,
+    GatewayError,
+    InvalidState,
+    MethodNotFound,
+    NoHandshake,
+    OwnerStalled,
+    Stopping,
+    UpstreamError,
+)
+from gateway.protocol.request import Request
 from gateway.seal.envelope import Envelope, Sealer, bind
 from gateway.seal.keyring import PREFIX
 from gateway.telemetry import (

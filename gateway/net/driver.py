@@ -12,11 +12,9 @@ from msgspec import Raw
 
 from gateway.core import commands as do
 from gateway.core import events as on
-from gateway.core import inputs, jsonrpc, mcp, results
+from gateway.core import inputs, results
 from gateway.core.commands import Timer
 from gateway.core.exchange import Exchange, Policy, State
-from gateway.core.request import Request
-from gateway.errors import CallLost, GatewayError, OwnerStalled, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.net import catalog
 from gateway.net.alarms import wait_seconds
 from gateway.net.bridge import Bridge
@@ -28,6 +26,17 @@ from gateway.net.status import HeldStatus
 from gateway.net.troubles import presentable
 from gateway.net.upstream import Headers
 from gateway.principal import of_headers
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import (
+    CallLost,
+    GatewayError,
+    OwnerStalled,
+    Refused,
+    SessionLost,
+    Unreachable,
+    UpstreamError,
+)
+from gateway.protocol.request import Request
 from gateway.seal import passage
 from gateway.seal.envelope import (
     Binding,

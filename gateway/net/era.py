@@ -12,11 +12,11 @@ from typing import Final
 
 import aiohttp
 
-from gateway.core import era, mcp
-from gateway.errors import UpstreamError
 from gateway.net.client import FOREIGN, REDIRECTS, Client, Endpoint
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Headers
+from gateway.protocol import era, mcp
+from gateway.protocol.errors import UpstreamError
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
 
 log = get_logger()

@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from msgspec import Raw
 
-from gateway.errors import NoHandshake
 from gateway.net.client import Client, Endpoint
 from gateway.net.http_sse import HttpSseChannel
 from gateway.net.refusals import NotSpoken
 from gateway.net.streamable import StreamableChannel
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers
+from gateway.protocol.errors import NoHandshake
 
 
 def connector(

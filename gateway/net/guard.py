@@ -10,7 +10,7 @@ from typing import Final
 from yarl import URL
 
 from gateway.config import Config, Security, split_address
-from gateway.errors import Forbidden
+from gateway.protocol.errors import Forbidden
 
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 

@@ -11,7 +11,7 @@ from typing import Final
 from multidict import CIMultiDict, CIMultiDictProxy, MultiMapping
 
 from gateway.config import HOP_BY_HOP, Route
-from gateway.errors import InvalidRequest
+from gateway.protocol.errors import InvalidRequest
 
 AUTHORIZATION: Final = "Authorization"
 _NEVER: Final = HOP_BY_HOP | {"host", "expect", "content-length"}

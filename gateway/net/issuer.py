@@ -16,9 +16,9 @@ from yarl import URL
 
 from gateway.bearer import LEEWAY_SECONDS, BadToken, Key, UnknownKey, Verified, read_keys, verify
 from gateway.config import Principal, redacted_url
-from gateway.errors import NoKeys, Unauthorized
 from gateway.net.client import FOREIGN, Client, read_at_most, tls_cause
 from gateway.net.tasks import Tasks
+from gateway.protocol.errors import NoKeys, Unauthorized
 from gateway.telemetry import Event, get_logger
 
 log = get_logger()

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core import jsonrpc, mcp
 from gateway.core.events import Leg
-from gateway.core.request import Request
-from gateway.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
 from gateway.net.changes import Changes
 from gateway.net.outbox import Last
 from gateway.net.sessions import PoolKey, Session
 from gateway.net.upstream import Headers
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
+from gateway.protocol.request import Request
 from gateway.telemetry import Event, get_logger
 
 if TYPE_CHECKING:  # the bridge knows its listeners

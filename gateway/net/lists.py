@@ -14,11 +14,12 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from gateway.core import jsonrpc, mcp, results
-from gateway.core.request import Request
+from gateway.core import results
 from gateway.net.headers import AUTHORIZATION
 from gateway.net.sessions import PoolKey
 from gateway.net.upstream import Headers
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.request import Request
 
 _MEMBERS: Final = {
     mcp.TOOLS_LIST: "tools",

@@ -18,8 +18,8 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.config import Config, Replica, split_address
-from gateway.errors import OwnerSilent
 from gateway.net.tasks import Tasks
+from gateway.protocol.errors import OwnerSilent
 
 Address = str
 """host:port, or unix:/path of a worker of this host."""

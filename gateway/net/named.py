@@ -12,9 +12,9 @@ from typing import Final
 from aiohttp import web
 from yarl import URL
 
-from gateway.core import mcp, sse
-from gateway.errors import InvalidRequest, InvalidState
 from gateway.net.client import Endpoint
+from gateway.protocol import mcp, sse
+from gateway.protocol.errors import InvalidRequest, InvalidState
 from gateway.seal.keyring import Keyring
 
 PURPOSE: Final = "endpoint"

@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core import jsonrpc
 from gateway.core.events import Leg
-from gateway.errors import DownstreamError, GatewayError, LocalProtocolError
 from gateway.net.alarms import Alarm
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import DownstreamError, GatewayError, LocalProtocolError
 from gateway.telemetry import COMPLETE, Ending, Outcome, Span
 
 _MAX_BEHIND: Final = 1024

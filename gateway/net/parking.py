@@ -8,7 +8,7 @@ from collections.abc import Iterator, ValuesView
 from typing import Generic, Protocol, TypeVar
 
 from gateway.config import Hold
-from gateway.errors import Busy
+from gateway.protocol.errors import Busy
 
 _RETRY_AFTER_SECONDS = 5
 

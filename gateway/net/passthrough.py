@@ -18,9 +18,17 @@ from yarl import URL
 
 from gateway import principal as principals
 from gateway.config import Config, Timeouts
-from gateway.core import era as eras
-from gateway.core import ids, jsonrpc, lost_session, mcp
-from gateway.errors import (
+from gateway.core import ids
+from gateway.net.bridge import Bridge
+from gateway.net.client import FOREIGN, REDIRECTS, Endpoint, mapped
+from gateway.net.era import Era
+from gateway.net.headers import for_passing, joined, passed_back
+from gateway.net.named import Beginning, Named
+from gateway.net.upstream import Headers
+from gateway.net.wire import REQUEST_ID, Challenge, Incoming, leave_open, send
+from gateway.protocol import era as eras
+from gateway.protocol import jsonrpc, lost_session, mcp
+from gateway.protocol.errors import (
     CallLost,
     DownstreamError,
     GatewayError,
@@ -30,13 +38,6 @@ from gateway.errors import (
     UnsupportedVersion,
     UpstreamError,
 )
-from gateway.net.bridge import Bridge
-from gateway.net.client import FOREIGN, REDIRECTS, Endpoint, mapped
-from gateway.net.era import Era
-from gateway.net.headers import for_passing, joined, passed_back
-from gateway.net.named import Beginning, Named
-from gateway.net.upstream import Headers
-from gateway.net.wire import REQUEST_ID, Challenge, Incoming, leave_open, send
 from gateway.telemetry import Metrics, Passed, TrafficEra
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -22,9 +22,9 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.config import Config, split_address
-from gateway.errors import GatewayError, InvalidState, OwnerSilent, OwnerStalled
 from gateway.net.members import Address, Members, State
 from gateway.net.wire import Incoming, Wire, leave_open, read_body, send
+from gateway.protocol.errors import GatewayError, InvalidState, OwnerSilent, OwnerStalled
 from gateway.seal import hop as hops
 from gateway.seal.hop import Frames, Hop, Hops
 from gateway.telemetry import Ending, Event, Metrics, Outcome, PeerOutcome, get_logger

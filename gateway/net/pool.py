@@ -17,12 +17,8 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.config import Config, Route
-from gateway.core import jsonrpc, mcp, negotiate
+from gateway.core import negotiate
 from gateway.core.negotiate import Handshake
-from gateway.core.request import Request
-from gateway.core.toolcheck import LeftOut
-from gateway.core.toolparams import Tool
-from gateway.errors import Busy, CallLost, Refused, SessionLost, Unreachable
 from gateway.net import affinity
 from gateway.net.headers import credentials_in
 from gateway.net.lists import Lists, Ticket, place, seconds_kept
@@ -30,6 +26,11 @@ from gateway.net.parties import Parties
 from gateway.net.sessions import PoolKey, Session, Watcher
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import Busy, CallLost, Refused, SessionLost, Unreachable
+from gateway.protocol.param_headers import Tool
+from gateway.protocol.request import Request
+from gateway.protocol.tool_filter import LeftOut
 from gateway.telemetry import Event, Metrics, SessionState, get_logger
 
 log = get_logger()

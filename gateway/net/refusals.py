@@ -1,6 +1,6 @@
 """What an upstream's refusal means to the caller: of an HTTP request, or of `initialize`.
 
-Rule: what carries the id of the request that was sent is the answer to it (`core.lost_session`). Rule: a session
+Rule: what carries the id of the request that was sent is the answer to it (`protocol.lost_session`). Rule: a session
 counts as lost only when a `ping` in it is refused too: a call that is sent again may otherwise run twice.
 """
 
@@ -12,10 +12,10 @@ from typing import Final
 import aiohttp
 from msgspec import Raw
 
-from gateway.core import jsonrpc, lost_session, mcp
-from gateway.errors import CallLost, GatewayError, NoHandshake, Refused, SessionLost
 from gateway.net.client import Endpoint, read_at_most
 from gateway.net.headers import joined
+from gateway.protocol import jsonrpc, lost_session, mcp
+from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, Refused, SessionLost
 
 _SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
 _ERROR_BODY_BYTES: Final = 65_536

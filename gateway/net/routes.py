@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.config import Config, Contexts, Route, on_route
-from gateway.core import mcp
 from gateway.core.exchange import Policy
 from gateway.net.alarms import Alarms, lengths
 from gateway.net.bridge import Bridge
@@ -28,6 +27,7 @@ from gateway.net.stdio import StdioChannel
 from gateway.net.tasks import Tasks
 from gateway.net.troubles import Health, Troubles
 from gateway.net.witness import Witness
+from gateway.protocol import mcp
 from gateway.seal.envelope import Sealer
 from gateway.telemetry import Metrics
 

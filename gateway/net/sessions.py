@@ -16,11 +16,12 @@ import msgspec
 from msgspec import Raw
 
 from gateway.core import events as on
-from gateway.core import inputs, jsonrpc, mcp, negotiate
+from gateway.core import inputs, negotiate
 from gateway.core.negotiate import Handshake
-from gateway.errors import CallGone, CallLost, CannotAsk, GatewayError, Refused, SessionLost
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallGone, CallLost, CannotAsk, GatewayError, Refused, SessionLost
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, Span, bodies, get_logger
 
 log = get_logger()

@@ -12,11 +12,11 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core import jsonrpc
-from gateway.errors import CallGone, CallLost, SessionLost, Unreachable
 from gateway.net.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.nursery import Nursery
 from gateway.net.upstream import Channel, Headers, Receive
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
 
 _JSONRPC: Final = "2.0"
 _Listening = tuple[Receive, "asyncio.Future[None]"]

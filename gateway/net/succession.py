@@ -14,11 +14,11 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors import OwnerSilent, OwnerStalled
 from gateway.net.members import Members
 from gateway.net.peers import Dead, Gone, PeerFailed, Peers, Replied, Stuck
 from gateway.net.wire import Incoming, Wire
 from gateway.net.witness import Witness
+from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.seal import hop as hops
 from gateway.seal.envelope import Envelope
 

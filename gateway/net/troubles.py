@@ -10,8 +10,8 @@ from collections import OrderedDict
 from typing import Final
 from weakref import WeakSet
 
-from gateway.errors import Busy, GatewayError, InvalidState, NoKeys, OwnerStalled, Unreachable, UpstreamError
 from gateway.net.status import MOST_ERRORS, ErrorStatus, Failure
+from gateway.protocol.errors import Busy, GatewayError, InvalidState, NoKeys, OwnerStalled, Unreachable, UpstreamError
 from gateway.telemetry import mask
 
 _TEXT_CHARACTERS: Final = 400

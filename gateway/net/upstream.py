@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.core.jsonrpc import Error
+from gateway.protocol.jsonrpc import Error
 
 Headers = Mapping[str, str]
 """Headers of this request that the client's side decides: credentials, configured ones, trace context."""

@@ -22,13 +22,14 @@ from yarl import URL
 
 from gateway import principal as principals
 from gateway.config import Config, Route
-from gateway.core import jsonrpc, oauth
+from gateway.core import oauth
 from gateway.core.oauth import Document, Place
-from gateway.errors import Busy, GatewayError, InvalidRequest, MethodNotFound, Unreachable, UpstreamError
 from gateway.net.client import FOREIGN, REDIRECTS, Client, mapped, read_at_most
 from gateway.net.headers import AUTHORIZATION, check_once, joined
 from gateway.net.routes import Routes
 from gateway.net.wire import read_body
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import Busy, GatewayError, InvalidRequest, MethodNotFound, Unreachable, UpstreamError
 
 _FORM: Final = "application/x-www-form-urlencoded"
 _PASSED_UP: Final = ("Accept", "Accept-Language", "Authorization", "Content-Type", "MCP-Protocol-Version")

@@ -12,9 +12,10 @@ import msgspec
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDictProxy, istr
 
-from gateway.core import ids, sse
-from gateway.core.request import Posted, read
-from gateway.errors import DownstreamError, InvalidRequest, TooLarge
+from gateway.core import ids
+from gateway.protocol import sse
+from gateway.protocol.errors import DownstreamError, InvalidRequest, TooLarge
+from gateway.protocol.request import Posted, read
 from gateway.seal.hop import Hop
 from gateway.telemetry import Direction, Ending, Span, bodies
 

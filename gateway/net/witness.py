@@ -9,10 +9,10 @@ import asyncio
 import time
 from typing import Final, Protocol
 
-from gateway.errors import OwnerStalled
 from gateway.net.members import Members
 from gateway.net.peers import Dead, PeerFailed, Peers
 from gateway.net.tasks import Tasks
+from gateway.protocol.errors import OwnerStalled
 from gateway.seal.hop import Hop
 
 _MOST_WITNESSES: Final = 8

@@ -30,7 +30,6 @@ from gateway.config import (
     on_route,
     sendable_header,
 )
-from gateway.errors import GatewayError
 from gateway.net.headers import for_call
 from gateway.probe.discreet import Discretion
 from gateway.probe.examination import Subject
@@ -38,6 +37,7 @@ from gateway.probe.examine import examine, secrets
 from gateway.probe.findings import Check, Report, Upstream, report
 from gateway.probe.show import lines
 from gateway.probe.surroundings import look_around
+from gateway.protocol.errors import GatewayError
 from gateway.telemetry import configure_logging
 
 _INTERRUPTED: Final = 130

@@ -6,8 +6,7 @@ from typing import Final
 from yarl import URL
 
 from gateway import __version__
-from gateway.core import jsonrpc, mcp, negotiate
-from gateway.errors import GatewayError
+from gateway.core import negotiate
 from gateway.net.child import Child, given_secrets, not_here
 from gateway.net.client import Client
 from gateway.net.finding import connector
@@ -23,6 +22,8 @@ from gateway.probe.greeting import described, greet
 from gateway.probe.handshakes import VERSIONS, Connect, Session, explain, session
 from gateway.probe.snippet import snippet
 from gateway.probe.verdicts import features, unknown
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import GatewayError
 from gateway.telemetry import Metrics
 
 _STEPS: Final = 12

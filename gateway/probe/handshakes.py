@@ -10,14 +10,15 @@ import msgspec
 from msgspec import Raw
 
 from gateway import __version__
-from gateway.core import jsonrpc, mcp, negotiate, toolcheck, toolparams
+from gateway.core import negotiate
 from gateway.core.negotiate import Handshake
-from gateway.errors import GatewayError, NoHandshake, Refused
 from gateway.net.catalog import read_pages
 from gateway.net.upstream import Channel
 from gateway.probe.discreet import clean
 from gateway.probe.examination import Examination, Stopped
 from gateway.probe.greeting import capability_names, described
+from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
+from gateway.protocol.errors import GatewayError, NoHandshake, Refused
 
 VERSIONS: Final = tuple(sorted(mcp.LEGACY_VERSIONS, reverse=True))
 _CLIENT: Final = Raw(jsonrpc.encode({"name": "mrtr-gateway", "version": __version__}))
@@ -125,8 +126,8 @@ async def list_tools(exam: Examination, opened: Session) -> None:
     server = exam.server
 
     def take(page: Raw) -> None:
-        kept, dropped = toolcheck.usable(page)
-        tools = toolparams.of_tools(bytes(kept)).values()
+        kept, dropped = tool_filter.usable(page)
+        tools = param_headers.of_tools(bytes(kept)).values()
         server.task_tools += _need_tasks(kept)
         server.tools += len(tools)
         server.ephemeral_tools += sum(tool.ephemeral for tool in tools)

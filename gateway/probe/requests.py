@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 import aiohttp
 from yarl import URL
 
-from gateway.core import jsonrpc, replies
 from gateway.net.client import FOREIGN, Client
 from gateway.net.upstream import Headers
+from gateway.protocol import jsonrpc, reply_messages
 
 _BODY_BYTES: Final = 262_144
-EVENTS: Final = replies.EVENT_STREAM
+EVENTS: Final = reply_messages.EVENT_STREAM
 
 
 class Reply:
@@ -26,17 +26,17 @@ class Reply:
 
     def messages(self) -> Iterator[jsonrpc.Message]:
         """Yield the JSON-RPC messages received so far."""
-        return replies.messages(self.content_type, self.body)
+        return reply_messages.messages(self.content_type, self.body)
 
     def event_ids(self) -> list[str]:
         """Return the ids of the events received so far."""
         if self.content_type != EVENTS:
             return []
-        return [event.id for event in replies.events(self.body) if event.id]
+        return [event.id for event in reply_messages.events(self.body) if event.id]
 
     def is_answered(self) -> bool:
         """Return whether a response has come, and not only requests or notifications."""
-        return any(map(replies.is_response, self.messages()))
+        return any(map(reply_messages.is_response, self.messages()))
 
 
 class Request(NamedTuple):

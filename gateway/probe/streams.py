@@ -9,12 +9,12 @@ from typing import Final
 
 import aiohttp
 
-from gateway.core import jsonrpc, mcp
 from gateway.core.negotiate import Handshake
 from gateway.net.client import FOREIGN
 from gateway.net.upstream import Channel, Headers
 from gateway.probe.examination import Examination
 from gateway.probe.requests import EVENTS, Reply, Request, ask
+from gateway.protocol import jsonrpc, mcp
 
 _NO_TOOL: Final = "mrtr-gateway-probe-no-such-tool"
 _REPLAY_SECONDS: Final = 2.0

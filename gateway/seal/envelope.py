@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from gateway.core import jsonrpc
 from gateway.core.inputs import Recorded
-from gateway.core.request import Request
-from gateway.errors import InvalidParams, InvalidState
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import InvalidParams, InvalidState
+from gateway.protocol.request import Request
 from gateway.seal.keyring import Keyring
 
 VERSION: Final = 2

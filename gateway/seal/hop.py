@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gateway.errors import InvalidState
+from gateway.protocol.errors import InvalidState
 from gateway.seal.keyring import Keyring
 
 SKEW_SECONDS: Final = 60.0

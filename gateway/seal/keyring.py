@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from gateway.errors import InvalidState
+from gateway.protocol.errors import InvalidState
 
 PREFIX: Final = "mrtr1"
 MIN_KEY_BYTES: Final = 32

@@ -20,7 +20,7 @@ from prometheus_client import (
 )
 from prometheus_client.metrics import MetricWrapperBase
 
-from gateway.core import mcp
+from gateway.protocol import mcp
 from gateway.telemetry.words import (
     OTHER_ERROR,
     TOOL_ERROR,

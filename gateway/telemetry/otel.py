@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, Tracer
 
-from gateway.core import mcp
+from gateway.protocol import mcp
 from gateway.telemetry.log import mask
 from gateway.telemetry.traces import TOKEN_BYTES, ClientRequest, Operation, Span, Traces, TracesUnavailable
 from gateway.telemetry.words import Ending, Outcome

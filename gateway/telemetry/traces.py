@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gateway.errors import GatewayError
+from gateway.protocol.errors import GatewayError
 from gateway.telemetry.words import Ending
 
 TOKEN_BYTES = 25

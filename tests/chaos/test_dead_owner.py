@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from gateway.core import sse
+from gateway.protocol import sse
 from tests.black_hole import black_hole
 from tests.chaos.stage import Call, Gate, accept, built, prompt, steps
 from tests.cluster import Cluster, cluster, installed

@@ -17,10 +17,10 @@ from msgspec import Raw
 
 from gateway.core import commands as do
 from gateway.core import events as on
-from gateway.core import jsonrpc
 from gateway.core.exchange import Exchange, Policy, State
 from gateway.core.inputs import Capabilities, Question
-from gateway.errors import CallLost, GatewayError
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import CallLost, GatewayError
 
 ALL = Capabilities(form=True, url=True, sampling=True, sampling_tools=True, roots=True)
 FORM = {"message": "Name?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core import era, mcp, request
+from gateway.protocol import era, mcp, request
 
 DEPTH = 32
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": {mcp.META_VERSION: mcp.MODERN}}}

@@ -14,11 +14,12 @@ from msgspec import Raw
 from gateway.core import commands as do
 from gateway.core import events as on
 from gateway.core import exchange as machine
-from gateway.core import inputs, jsonrpc, mcp
+from gateway.core import inputs
 from gateway.core.commands import Timer
 from gateway.core.exchange import MAX_NESTED, MAX_QUESTIONS, TRANSITIONS, Exchange, Policy, State
 from gateway.core.inputs import Capabilities
-from gateway.errors import (
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import (
     InvalidParams,
     InvalidState,
     LocalProtocolError,

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from msgspec import UNSET, Raw
 
-from gateway.core import inputs, jsonrpc, mcp
+from gateway.core import inputs
 from gateway.core.inputs import Capabilities, Malformed, Question
-from gateway.errors import InvalidParams
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import InvalidParams
 from tests.core.playbook import ALL, FORM, SAMPLING, raw, url
 from tests.schema import assert_legacy_message, assert_modern_result
 

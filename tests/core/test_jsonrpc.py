@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
-from gateway.core import jsonrpc
+from gateway.protocol import jsonrpc
 from tests.schema import assert_legacy_message, assert_modern_message
 
 DEEP = b"[" * 100_000

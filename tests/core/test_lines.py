@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.core.lines import Lines, LineTooLong, one_line
+from gateway.protocol.stdio_framing import Lines, LineTooLong, one_line
 
 TEXT = b'{"a":1}\n\r\n\nabc\r\n\xff\xfe\n' + b"x" * 20 + b"\nrest"
 WANTED = [b'{"a":1}', b"abc", b"\xff\xfe", b"x" * 20]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core import lost_session
-from gateway.core.jsonrpc import Error
+from gateway.protocol import lost_session
+from gateway.protocol.jsonrpc import Error
 
 SENT = b'{"jsonrpc":"2.0","id":"gw-1","method":"tools/call","params":{}}'
 NOT_FOUND = {"code": -32001, "message": "Session not found"}

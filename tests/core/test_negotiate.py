@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core import jsonrpc, mcp, negotiate
+from gateway.core import negotiate
+from gateway.protocol import jsonrpc, mcp
 from tests.core.playbook import raw
 from tests.schema import assert_legacy_message, assert_modern_result
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.core import replies
+from gateway.protocol import reply_messages
 
 PROGRESS = b'{"jsonrpc":"2.0","method":"notifications/progress"}'
 RESULT = b'{"jsonrpc":"2.0","id":1,"result":{}}'
@@ -26,8 +26,10 @@ STREAM = b"id: 7\ndata: %b\n\n: ping\n\ndata: what is this\n\nid: 8\ndata: %b\n\
 def test_the_messages_are_read_and_anything_else_is_skipped(
     content_type: str, body: bytes, responses: list[bool]
 ) -> None:
-    assert [replies.is_response(message) for message in replies.messages(content_type, body)] == responses
+    assert [
+        reply_messages.is_response(message) for message in reply_messages.messages(content_type, body)
+    ] == responses
 
 
 def test_the_events_keep_their_ids() -> None:
-    assert [event.id for event in replies.events(STREAM) if event.id] == ["7", "8"]
+    assert [event.id for event in reply_messages.events(STREAM) if event.id] == ["7", "8"]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core import jsonrpc, mcp, request
 from gateway.core.inputs import Capabilities
-from gateway.errors import (
+from gateway.protocol import jsonrpc, mcp, request
+from gateway.protocol.errors import (
     DownstreamError,
     HeaderMismatch,
     InvalidParams,

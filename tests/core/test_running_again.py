@@ -10,11 +10,12 @@ from msgspec.structs import replace
 
 from gateway.core import commands as do
 from gateway.core import events as on
-from gateway.core import inputs, jsonrpc, mcp
+from gateway.core import inputs
 from gateway.core.commands import Timer
 from gateway.core.exchange import MAX_RECORD_BYTES, MAX_RUNS, Past, Policy, State
 from gateway.core.inputs import Question, Recorded
-from gateway.errors import CallLost, InvalidParams, InvalidState, LocalProtocolError, Refused, Stopping
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost, InvalidParams, InvalidState, LocalProtocolError, Refused, Stopping
 from tests.core.playbook import (
     ACCEPT,
     CANCEL,

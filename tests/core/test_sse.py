@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gateway.core import sse
-from gateway.core.sse import Event, EventTooLarge, Parser
+from gateway.protocol import sse
+from gateway.protocol.sse import Event, EventTooLarge, Parser
 
 CASES: dict[str, tuple[bytes, list[Event]]] = {
     "one line": (b"data: a\n\n", [Event(b"a")]),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from gateway.core import surrogates
+from gateway.protocol import surrogates
 
 _TOKENS = (
     r"\ud83d",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core import toolcheck
+from gateway.protocol import tool_filter
 from tests.core.playbook import raw
 
 OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
@@ -118,13 +118,13 @@ def listed(*tools: Any) -> Raw:
 @pytest.mark.parametrize("case", KEPT)
 def test_what_clients_take_is_not_touched(case: str) -> None:
     result = listed(odd(name="good"), KEPT[case])
-    assert toolcheck.usable(result) == (result, ())
+    assert tool_filter.usable(result) == (result, ())
 
 
 @pytest.mark.parametrize("case", LEFT_OUT)
 def test_what_would_cost_the_list_is_left_out_and_said(case: str) -> None:
     tool, reason = LEFT_OUT[case]
-    kept, left_out = toolcheck.usable(listed(odd(name="good"), tool, odd(name="last")))
+    kept, left_out = tool_filter.usable(listed(odd(name="good"), tool, odd(name="last")))
     assert json.loads(bytes(kept)) == {"tools": [odd(name="good"), odd(name="last")], "nextCursor": "n"}
     ((name, why),) = left_out
     assert reason in why
@@ -133,7 +133,7 @@ def test_what_would_cost_the_list_is_left_out_and_said(case: str) -> None:
 
 def test_the_bytes_of_the_others_stay_as_they_are() -> None:
     good = b'{ "name":"\\u0061", "inputSchema":{"type" : "object","x":1.50e3}, "name2": 1 }'
-    kept, left_out = toolcheck.usable(Raw(b'{"tools":[%b, 5 ,%b]}' % (good, good)))
+    kept, left_out = tool_filter.usable(Raw(b'{"tools":[%b, 5 ,%b]}' % (good, good)))
     assert bytes(kept) == b'{"tools":[%b,%b]}' % (good, good)
     assert len(left_out) == 1
 
@@ -143,7 +143,7 @@ def test_a_schema_without_end_is_left_out_or_no_result(depth: int) -> None:
     deep = b'{"properties":{"a":' * depth + b'{"x-mcp-header":"A"}' + b"}}" * depth
     bad = b'{"name":"deep","inputSchema":{"type":"object","not":%b}}' % deep
     try:
-        kept, left_out = toolcheck.usable(Raw(b'{"tools":[%b]}' % bad))
+        kept, left_out = tool_filter.usable(Raw(b'{"tools":[%b]}' % bad))
     except ValueError:
         assert depth >= 300, "what the decoder refuses is no result"
     else:
@@ -154,14 +154,14 @@ def test_a_schema_without_end_is_left_out_or_no_result(depth: int) -> None:
 @pytest.mark.parametrize("tools", [b"5", b"{}", b"null"])
 def test_a_list_that_is_none_is_somebody_elses_business(tools: bytes) -> None:
     for result in (Raw(b'{"tools":%b}' % tools), Raw(b"{}")):
-        assert toolcheck.usable(result) == (result, ())
+        assert tool_filter.usable(result) == (result, ())
     with pytest.raises(ValueError, match="object"):
-        toolcheck.usable(Raw(tools if tools != b"{}" else b"[]"))
+        tool_filter.usable(Raw(tools if tools != b"{}" else b"[]"))
 
 
 def test_half_an_emoji_in_a_list_goes_on_as_it_is_and_hides_no_flaw() -> None:
     good = b'{"name":"a","description":"\\ud83d","inputSchema":{"type":"object"}}'
-    assert toolcheck.usable(Raw(b'{"tools":[%b]}' % good)) == (Raw(b'{"tools":[%b]}' % good), ())
-    kept, left_out = toolcheck.usable(Raw(b'{"tools":[%b,{"name":"\\ud83d"}]}' % good))
+    assert tool_filter.usable(Raw(b'{"tools":[%b]}' % good)) == (Raw(b'{"tools":[%b]}' % good), ())
+    kept, left_out = tool_filter.usable(Raw(b'{"tools":[%b,{"name":"\\ud83d"}]}' % good))
     assert bytes(kept) == b'{"tools":[%b]}' % good
     assert [tool.name for tool in left_out] == ["\ufffd"]

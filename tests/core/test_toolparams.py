@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from gateway.core import toolparams
-from gateway.core.toolparams import Mirrored, Tool
-from gateway.errors import HeaderMismatch, InvalidParams
+from gateway.protocol import param_headers
+from gateway.protocol.errors import HeaderMismatch, InvalidParams
+from gateway.protocol.param_headers import Mirrored, Tool
 from tests.core.playbook import raw
 from tests.core.test_request import values
 
 
 def mirrored(properties: Mapping[str, Any]) -> tuple[Mirrored, ...]:
     schema = {"type": "object", "properties": properties}
-    return toolparams.of_tools(bytes(raw({"tools": [{"name": "t", "inputSchema": schema}]})))["t"].mirrored
+    return param_headers.of_tools(bytes(raw({"tools": [{"name": "t", "inputSchema": schema}]})))["t"].mirrored
 
 
 def annotated(type_: Any = "string", header: Any = "Region") -> dict[str, Any]:
@@ -63,7 +63,7 @@ def test_an_annotation_against_the_rules_is_not_used(property_: Any) -> None:
 def test_tools_without_annotations_or_schemas_have_none() -> None:
     tools = [{"name": "a"}, {"name": "b", "inputSchema": {"type": "object", "properties": {"a": {}}}}]
     tools += [{"name": "c", "inputSchema": {"x-mcp-header": "A"}}, {"name": "d", "inputSchema": ["x-mcp-header"]}]
-    assert toolparams.of_tools(bytes(raw({"tools": tools}))) == dict.fromkeys("abcd", Tool())
+    assert param_headers.of_tools(bytes(raw({"tools": tools}))) == dict.fromkeys("abcd", Tool())
 
 
 @pytest.mark.parametrize(
@@ -88,25 +88,25 @@ def test_tools_without_annotations_or_schemas_have_none() -> None:
 )
 def test_a_tool_may_run_twice_where_it_says_so(annotations: Any, *, ephemeral: bool) -> None:
     tools = [{"name": "t", "annotations": annotations}, {"name": "plain"}]
-    assert toolparams.of_tools(bytes(raw({"tools": tools}))) == {"t": Tool((), ephemeral), "plain": Tool()}
+    assert param_headers.of_tools(bytes(raw({"tools": tools}))) == {"t": Tool((), ephemeral), "plain": Tool()}
 
 
 def test_a_tool_has_both_its_parameters_and_its_hints() -> None:
     schema = {"type": "object", "properties": {"region": annotated()}}
     tool = {"name": "t", "inputSchema": schema, "annotations": {"readOnlyHint": True}}
-    found = toolparams.of_tools(bytes(raw({"tools": [tool]})))["t"]
+    found = param_headers.of_tools(bytes(raw({"tools": [tool]})))["t"]
     assert found == Tool((Mirrored(("region",), "Mcp-Param-Region"),), ephemeral=True)
 
 
 @pytest.mark.parametrize("result", [b"{}", b'{"tools":[{}]}', b"[]"])
 def test_what_is_no_list_of_tools_is_a_value_error(result: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        toolparams.of_tools(result)
+        param_headers.of_tools(result)
 
 
 def check(value: Any, header: str | list[str] | None) -> None:
     headers = {} if header is None else {"mcp-param-region": header}
-    toolparams.check((Mirrored(("a", "b"), "Mcp-Param-Region"),), raw({"a": {"b": value}}), values(headers))
+    param_headers.check((Mirrored(("a", "b"), "Mcp-Param-Region"),), raw({"a": {"b": value}}), values(headers))
 
 
 EQUAL: list[tuple[Any, str]] = [
@@ -171,17 +171,17 @@ def test_a_header_must_be_there_when_its_argument_is_and_only_then() -> None:
 
 @pytest.mark.parametrize("arguments", [None, raw(None), raw([]), raw({"a": 1}), raw({})], ids=range(5))
 def test_arguments_without_the_parameter_need_no_header(arguments: Raw | None) -> None:
-    toolparams.check((Mirrored(("a", "b"), "Mcp-Param-Region"),), arguments, values({}))
+    param_headers.check((Mirrored(("a", "b"), "Mcp-Param-Region"),), arguments, values({}))
 
 
 def test_a_tool_without_annotations_is_not_checked() -> None:
-    toolparams.check((), Raw(b"not even JSON"), values({"Mcp-Param-Region": "x"}))
+    param_headers.check((), Raw(b"not even JSON"), values({"Mcp-Param-Region": "x"}))
 
 
 @pytest.mark.parametrize("arguments", [b'{"a":{"b":' + b"9" * 5000 + b"}}", b'{"a":' + b"[" * 100_000])
 def test_arguments_that_cannot_be_read_are_invalid_params(arguments: bytes) -> None:
     with pytest.raises(InvalidParams, match="arguments"):
-        toolparams.check((Mirrored(("a", "b"), "Mcp-Param-Region"),), Raw(arguments), values({}))
+        param_headers.check((Mirrored(("a", "b"), "Mcp-Param-Region"),), Raw(arguments), values({}))
 
 
 @given(st.integers(-(10**20), 10**20), st.integers(-(10**20), 10**20))
@@ -208,23 +208,23 @@ def test_a_repeated_key_on_the_way_to_a_mirrored_argument_is_refused(arguments: 
     # The upstream may read the other one, and a proxy that routes by the header would have let it through.
     mirrored = (Mirrored(("a",), "Mcp-Param-A"), Mirrored(("n", "b"), "Mcp-Param-B"))
     with pytest.raises(InvalidParams, match="repeats a key"):
-        toolparams.check(mirrored, Raw(arguments), values({"Mcp-Param-A": "us", "Mcp-Param-B": "us"}))
+        param_headers.check(mirrored, Raw(arguments), values({"Mcp-Param-A": "us", "Mcp-Param-B": "us"}))
 
 
 def test_a_key_that_is_repeated_elsewhere_is_the_upstreams_business() -> None:
     arguments = Raw(b'{"a":"us","n":{"c":{"d":1,"d":2}}}')
-    toolparams.check((Mirrored(("a",), "Mcp-Param-A"),), arguments, values({"Mcp-Param-A": "us"}))
+    param_headers.check((Mirrored(("a",), "Mcp-Param-A"),), arguments, values({"Mcp-Param-A": "us"}))
 
 
 def test_half_an_emoji_in_another_argument_does_not_matter() -> None:
     mirrored = (Mirrored(("a",), "Mcp-Param-A"),)
-    toolparams.check(mirrored, Raw(b'{"a":"us","\\ud83d":"\\ud83d"}'), values({"Mcp-Param-A": "us"}))
+    param_headers.check(mirrored, Raw(b'{"a":"us","\\ud83d":"\\ud83d"}'), values({"Mcp-Param-A": "us"}))
     with pytest.raises(HeaderMismatch):
-        toolparams.check(mirrored, Raw(b'{"a":"\\ud83d"}'), values({"Mcp-Param-A": "us"}))
+        param_headers.check(mirrored, Raw(b'{"a":"\\ud83d"}'), values({"Mcp-Param-A": "us"}))
 
 
 def test_half_an_emoji_in_a_list_does_not_hide_what_its_tools_mirror() -> None:
     schema = {"type": "object", "properties": {"a": annotated(), "\ud83d": {"title": "\ud83d"}}}
     listed = {"tools": [{"name": "t", "description": "\ud83d", "inputSchema": schema, "annotations": {"x": "\ud83d"}}]}
-    tool = toolparams.of_tools(json.dumps(listed).encode())["t"]
+    tool = param_headers.of_tools(json.dumps(listed).encode())["t"]
     assert tool.mirrored == (Mirrored(("a",), "Mcp-Param-Region"),)

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway import bearer
-from gateway.core import exchange, inputs, request
+from gateway.core import exchange, inputs
 from gateway.net import (
     child,
     downstream,
@@ -24,6 +24,7 @@ from gateway.net import (
     streamable,
     wellknown,
 )
+from gateway.protocol import request
 from gateway.seal import hop
 from tests.parts.launch import REPOSITORY
 

@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 
 from gateway.core import events as on
-from gateway.errors import CallGone
 from gateway.net.client import Client
 from gateway.net.sessions import Session
 from gateway.net.upstream import NO_HEADERS
+from gateway.protocol.errors import CallGone
 from tests.net.replica import KEY, Replica
 from tests.net.workbench import eventually
 from tests.parts.launch import NODE, PARTS, OldServer, old_server

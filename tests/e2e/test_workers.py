@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.core import mcp
+from gateway.protocol import mcp
 from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.gateway_process import (
     FAILURES,

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config.model import RouteSessions
-from gateway.core import mcp
+from gateway.protocol import mcp
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FORM, URL, FakeUpstream, Turn, text
 from tests.net.test_faults import challenge

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config import Debug
-from gateway.core import mcp
+from gateway.protocol import mcp
 from gateway.telemetry.bodies import SHOWN_CHARACTERS, shown
 from tests.logs import Lines
 from tests.net.conftest import Start

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from gateway.config import ConfigError, parse
-from gateway.core import mcp
 from gateway.net import issuer
+from gateway.protocol import mcp
 from tests.logs import Lines
 from tests.net.authority import Authority
 from tests.net.conftest import Start

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core import mcp
 from gateway.core.exchange import Exchange
 from gateway.net.driver import Driver
+from gateway.protocol import mcp
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FORM, SAMPLE, URL, FakeUpstream, Turn, event, text
 from tests.net.workbench import ACCEPT, ALL, Client, Stand, eventually

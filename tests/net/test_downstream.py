@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from gateway.core import mcp
-from gateway.core import request as modern
 from gateway.net import wire as wires
 from gateway.net.server import Listener, _Refuser
+from gateway.protocol import mcp
+from gateway.protocol import request as modern
 from gateway.seal.keyring import PREFIX
 from tests.logs import Lines
 from tests.net.conftest import Start

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core import sse
+from gateway.protocol import sse
 from tests.gateway_process import gateway
 from tests.net.authority import Authority
 from tests.net.conftest import Start

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.core import mcp
 from gateway.core.events import Expired
 from gateway.net.driver import Driver
+from gateway.protocol import mcp
 from gateway.seal.envelope import Envelope
 from gateway.seal.keyring import Keyring
 from tests.logs import Lines

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core import mcp
 from gateway.core.commands import Timer
-from gateway.errors import Stopping
+from gateway.protocol import mcp
+from gateway.protocol.errors import Stopping
 from tests.net.conftest import Start
 from tests.net.fake_upstream import SAMPLE, FakeUpstream, Turn, text
 from tests.net.workbench import ACCEPT, DECLINE, Client, Reply, Stand, eventually, jwt

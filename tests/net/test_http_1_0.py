@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core import sse
+from gateway.protocol import sse
 from tests.cluster import Balancer, installed
 from tests.net.conftest import Start
 from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn, text

@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.core import mcp, sse
 from gateway.net import listen
+from gateway.protocol import mcp, sse
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, event
 from tests.net.workbench import Client, Stand, eventually

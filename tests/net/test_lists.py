@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core import mcp
 from gateway.net import lists, pool
 from gateway.net.lists import Lists, Place, Ticket, seconds_kept
 from gateway.net.sessions import PoolKey
+from gateway.protocol import mcp
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, event, text
 from tests.net.workbench import CLIENT, Client, eventually, jwt

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gateway.config import Replica
-from gateway.errors import OwnerSilent
 from gateway.net import members as module
 from gateway.net.members import Address, Members, Worker, resolve
 from gateway.net.tasks import Tasks
+from gateway.protocol.errors import OwnerSilent
 from gateway.telemetry import Metrics
 from tests.net.fake_upstream import DEADLINE
 from tests.net.workbench import eventually

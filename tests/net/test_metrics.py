@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core import mcp
+from gateway.protocol import mcp
 from gateway.telemetry import Metrics
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text

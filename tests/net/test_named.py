@@ -10,10 +10,10 @@ import pytest_asyncio
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.core import mcp
-from gateway.errors import InvalidRequest
 from gateway.net.client import Endpoint
 from gateway.net.named import PURPOSE, Beginning, Named
+from gateway.protocol import mcp
+from gateway.protocol.errors import InvalidRequest
 from gateway.seal.keyring import Keyring
 from tests.net.conftest import Start
 from tests.net.fake_sse import FakeSse

@@ -13,8 +13,8 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.config import parse
-from gateway.core import mcp
 from gateway.net import era
+from gateway.protocol import mcp
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
 from tests.net.workbench import Client, Stand, configuration, eventually

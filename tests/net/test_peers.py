@@ -21,12 +21,12 @@ from aiohttp import web
 from msgspec.structs import replace
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.core import mcp
 from gateway.core.events import Expired
 from gateway.core.exchange import Exchange, State
 from gateway.net.members import Address, Worker
 from gateway.net.survey import known_peers
 from gateway.net.wire import Incoming, Wire
+from gateway.protocol import mcp
 from gateway.seal import hop as hops
 from gateway.seal.envelope import Envelope
 from gateway.seal.hop import Data, End, Frames, Gone, Head, Hop, Hops, Me

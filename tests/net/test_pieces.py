@@ -7,7 +7,6 @@ from msgspec import Raw
 
 from gateway.config import Hold, Security
 from gateway.core.events import Leg
-from gateway.errors import Busy, CallLost, Forbidden, InvalidParams, LocalProtocolError
 from gateway.net import outbox as boxes
 from gateway.net.alarms import Alarm
 from gateway.net.changes import Changes
@@ -15,6 +14,7 @@ from gateway.net.guard import Guard
 from gateway.net.outbox import Last, Outbox
 from gateway.net.parking import Lot
 from gateway.net.tasks import Tasks
+from gateway.protocol.errors import Busy, CallLost, Forbidden, InvalidParams, LocalProtocolError
 from gateway.telemetry import Ending, Metrics, Outcome
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.core import mcp
+from gateway.protocol import mcp
 from tests.net.conftest import Start
 from tests.net.fake_sse import FakeSse, Message, Stream
 from tests.net.fake_upstream import FakeUpstream, Script, Turn, text

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from gateway.config import Config, ConfigError, Replica, decode_key, parse
-from gateway.core import mcp
 from gateway.net.app import Gateway
 from gateway.net.members import Members, Worker
 from gateway.net.reload import Reload
 from gateway.net.tasks import Tasks
+from gateway.protocol import mcp
 from gateway.seal.hop import Hops
 from gateway.seal.keyring import Keyring
 from gateway.telemetry import Metrics

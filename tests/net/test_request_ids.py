@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from gateway.core import ids, mcp
+from gateway.core import ids
+from gateway.protocol import mcp
 from tests.logs import Lines
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text

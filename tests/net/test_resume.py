@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.core import jsonrpc, mcp
-from gateway.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
 from gateway.net import pool, streamable, vigil
 from gateway.net.client import Client
 from gateway.net.streamable import StreamableChannel
 from gateway.net.upstream import NO_HEADERS
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
 from tests.net.conftest import Start
 from tests.net.fake_upstream import DEADLINE, FORM, FakeUpstream, Script, Turn, event, text
 from tests.net.replica import INFO, KEY, Replica

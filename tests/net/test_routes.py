@@ -8,10 +8,10 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.config import Credentials, Route, Upstream, parse
-from gateway.core import mcp
-from gateway.errors import InvalidRequest
 from gateway.net import pool
 from gateway.net.headers import for_call, for_passing
+from gateway.protocol import mcp
+from gateway.protocol.errors import InvalidRequest
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
 from tests.net.test_faults import challenge

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.core import mcp
 from gateway.net.scrape import lasting, merge, parse, write
+from gateway.protocol import mcp
 from gateway.telemetry import Ending, Metrics, Outcome, SessionState, Step
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -12,9 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config import ConfigError, parse
-from gateway.core import mcp
 from gateway.core.events import Expired
-from gateway.errors import CallLost, InvalidParams, InvalidState, Unauthorized, Unreachable
 from gateway.net import status_page
 from gateway.net.guard import admin_names, check_admin
 from gateway.net.members import Members, Worker
@@ -38,6 +36,8 @@ from gateway.net.status_page import HEADERS, every_seconds, page, prefers_json
 from gateway.net.status_view import duration
 from gateway.net.survey import about, known_peers
 from gateway.net.troubles import Health, Troubles, presentable
+from gateway.protocol import mcp
+from gateway.protocol.errors import CallLost, InvalidParams, InvalidState, Unauthorized, Unreachable
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
 from tests.net.workbench import KEY, Stand, configuration, eventually, jwt

@@ -7,11 +7,11 @@ import pytest
 from msgspec import Raw
 
 from gateway.config import Limits, Timeouts
-from gateway.core import jsonrpc
-from gateway.errors import CallLost
 from gateway.net.client import Client
 from gateway.net.stdio import StdioChannel
 from gateway.net.upstream import NO_HEADERS
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import CallLost
 
 DEADLINE = 2.0
 

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
 
 from gateway.__main__ import main
-from gateway.core import mcp
+from gateway.protocol import mcp
 from gateway.telemetry import Traces, TracesUnavailable, check_traces, open_traces
 from gateway.telemetry.otel import OtelTraces
 from tests.fake_otlp import FakeOtlp

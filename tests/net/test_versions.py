@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gateway.core import mcp
+from gateway.protocol import mcp
 from tests.net.fake_upstream import FORM, FakeUpstream, Turn, text
 from tests.net.workbench import Client
 

@@ -15,10 +15,10 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config import split_address
-from gateway.core import mcp
 from gateway.core.commands import Timer
 from gateway.core.exchange import State
 from gateway.net.members import Address
+from gateway.protocol import mcp
 from gateway.seal.hop import Gone, Hop, Told
 from tests.black_hole import black_hole
 from tests.net.fake_peer import Asked, FakePeer

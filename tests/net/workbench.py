@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 
 from gateway.config import parse
-from gateway.core import mcp, sse
 from gateway.net.app import Gateway
 from gateway.net.members import Worker
+from gateway.protocol import mcp, sse
 from gateway.telemetry import Traces
 from tests.net.fake_upstream import DEADLINE
 from tests.schema import assert_modern_message

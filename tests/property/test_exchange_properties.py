@@ -30,11 +30,12 @@ from msgspec.structs import replace
 
 from gateway.core import commands as do
 from gateway.core import events as on
-from gateway.core import inputs, jsonrpc, mcp
+from gateway.core import inputs
 from gateway.core.commands import Timer
 from gateway.core.exchange import MAX_QUESTIONS, MAX_RECORD_BYTES, MAX_RUNS, Exchange, Past, Policy, State
 from gateway.core.inputs import Capabilities, Question
-from gateway.errors import CallLost, DownstreamError, GatewayError, InvalidParams, Refused, Stopping
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, InvalidParams, Refused, Stopping
 from tests.core.playbook import ACCEPT, DECLINE, FORM, SAMPLED, SAMPLING, attributes, raw, url, url_required
 
 OVER = (State.FINISHED, State.ENDED)

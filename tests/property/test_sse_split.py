@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.core.sse import Event, EventTooLarge, Parser
+from gateway.protocol.sse import Event, EventTooLarge, Parser
 from tests.core.test_sse import CASES
 
 PIECES = [

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from gateway.core.exchange import MAX_RECORD_BYTES
 from gateway.core.inputs import Capabilities, Recorded
-from gateway.core.request import Request
-from gateway.errors import InvalidParams, InvalidState
+from gateway.protocol.errors import InvalidParams, InvalidState
+from gateway.protocol.request import Request
 from gateway.seal import envelope as envelopes
 from gateway.seal.envelope import (
     SKEW_SECONDS,

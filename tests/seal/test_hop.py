@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.errors import InvalidState
+from gateway.protocol.errors import InvalidState
 from gateway.seal import hop as hops
 from gateway.seal.hop import SKEW_SECONDS, Data, End, Frame, Frames, Gone, Head, Hop, Hops, Me
 from gateway.seal.keyring import Keyring

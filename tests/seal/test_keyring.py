@@ -8,7 +8,7 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from gateway.errors import InvalidState
+from gateway.protocol.errors import InvalidState
 from gateway.seal import keyring
 from gateway.seal.keyring import PREFIX, Keyring
 

@@ -6,10 +6,11 @@ from msgspec.structs import replace
 
 from gateway.core import commands as do
 from gateway.core import events as on
-from gateway.core import inputs, mcp
+from gateway.core import inputs
 from gateway.core.exchange import State
 from gateway.core.inputs import Question, Recorded
-from gateway.errors import CallLost
+from gateway.protocol import mcp
+from gateway.protocol.errors import CallLost
 from gateway.seal import passage
 from gateway.seal.envelope import Envelope, pack_record
 from tests.core.playbook import ACCEPT, DECLINE, FORM, LOST, Playbook, answered, leg, raw, url

@@ -10,8 +10,8 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.core import jsonrpc
-from gateway.core.jsonrpc import Error, Message
+from gateway.protocol import jsonrpc
+from gateway.protocol.jsonrpc import Error, Message
 
 _MESSAGES: Final[Mapping[int, frozenset[str]]] = {
     # TypeScript SDK 1.x and its examples, C# SDK

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from gateway.core import jsonrpc, toolparams
+from gateway.protocol import jsonrpc, param_headers
 
 _MAX_NAME: Final = 200
 
@@ -80,7 +80,7 @@ def usable(result: Raw) -> tuple[Raw, tuple[LeftOut, ...]]:
     """
     opened = jsonrpc.fields(result)
     tools = opened.get("tools")
-    if tools is None or (toolparams.ANNOTATION not in bytes(tools) and _all_good(tools)):
+    if tools is None or (param_headers.ANNOTATION not in bytes(tools) and _all_good(tools)):
         return result, ()
     try:
         items = jsonrpc.items(tools)
@@ -106,9 +106,9 @@ def _flaw(tool: Raw) -> str | None:
     """Why a client would refuse this tool."""
     try:
         _ = jsonrpc.inspect(_decode_tool, tool)
-        if toolparams.ANNOTATION not in bytes(tool):
+        if param_headers.ANNOTATION not in bytes(tool):
             return None
-        return toolparams.flaw(jsonrpc.value(jsonrpc.inspect(_decode_named, tool).inputSchema))
+        return param_headers.flaw(jsonrpc.value(jsonrpc.inspect(_decode_named, tool).inputSchema))
     except ValueError as exc:
         return str(exc)[:_MAX_NAME]
     except RecursionError:

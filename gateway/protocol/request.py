@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core import jsonrpc, mcp
 from gateway.core.inputs import Capabilities
-from gateway.errors import (
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import (
     DownstreamError,
     HeaderMismatch,
     InvalidParams,

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.core import jsonrpc, sse
+from gateway.protocol import jsonrpc, sse
 
 EVENT_STREAM: Final = "text/event-stream"
 

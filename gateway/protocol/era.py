@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core import jsonrpc, mcp, replies, request
-from gateway.errors import DownstreamError
+from gateway.protocol import jsonrpc, mcp, reply_messages, request
+from gateway.protocol.errors import DownstreamError
 
 _MODERN_ERRORS: Final = frozenset({mcp.HEADER_MISMATCH, mcp.MISSING_CAPABILITY})
 _ORDINARY: Final = frozenset({mcp.PARSE_ERROR, mcp.INVALID_PARAMS})
@@ -95,7 +95,9 @@ def refutes(status: int, body: bytes) -> bool:
 
 def _final(content_type: str, body: bytes) -> jsonrpc.Message | None:
     """Return the JSON-RPC response in a body."""
-    return next((each for each in replies.messages(content_type, body) if replies.is_response(each)), None)
+    return next(
+        (each for each in reply_messages.messages(content_type, body) if reply_messages.is_response(each)), None
+    )
 
 
 def _discovers(result: Raw) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.lines import without_line_ends
+from gateway.protocol.stdio_framing import without_line_ends
 
 BOM: Final = b"\xef\xbb\xbf"
 KEEP_ALIVE: Final = b":\n\n"

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from gateway.core import surrogates
+from gateway.protocol import surrogates
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core import jsonrpc, mcp
-from gateway.core.request import HeaderValues, decode_value
-from gateway.errors import HeaderMismatch, InvalidParams
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import HeaderMismatch, InvalidParams
+from gateway.protocol.request import HeaderValues, decode_value
 
 _ANNOTATION: Final = "x-mcp-header"
 ANNOTATION: Final = _ANNOTATION.encode()

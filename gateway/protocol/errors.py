@@ -32,7 +32,7 @@ LocalProtocolError            our own bug: an event that the exchange's table fo
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.core import mcp
+from gateway.protocol import mcp
 
 
 class GatewayError(Exception):
