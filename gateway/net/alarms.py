@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.config import Config
-from gateway.core.commands import Timer
+from gateway.exchange.commands import Timer
 from gateway.net.tasks import Tasks
 
 TICK_SECONDS: Final = 0.1

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gateway.config import Config, Route
-from gateway.core.exchange import Policy
+from gateway.exchange.machine import Policy
 from gateway.net.alarms import Alarms
 from gateway.net.client import Client
 from gateway.net.era import Era

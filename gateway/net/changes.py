@@ -4,7 +4,7 @@ A client that does not read, or an upstream that floods, costs one message per t
 `limits.behind_bytes` that message says nothing but what changed.
 """
 
-from gateway.core.events import Leg
+from gateway.exchange.events import Leg
 from gateway.net.alarms import Alarm
 from gateway.net.outbox import Last, Outbox
 

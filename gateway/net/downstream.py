@@ -13,8 +13,9 @@ from aiohttp import web
 
 from gateway import principal as principals
 from gateway.config import Config
-from gateway.core import ids, negotiate
-from gateway.core.events import Leg
+from gateway.core import ids
+from gateway.exchange import handshake
+from gateway.exchange.events import Leg
 from gateway.net import catalog, listen
 from gateway.net.bridge import Bridge
 from gateway.net.callers import Callers
@@ -409,7 +410,7 @@ class Downstream:
         if request.method == mcp.DISCOVER:
             await bridge.pool.authorise(key, headers)
             shaken = await bridge.pool.handshake(key, headers)
-            result = negotiate.discover_result(shaken, *bridge.route.cache.of(mcp.DISCOVER))
+            result = handshake.discover_result(shaken, *bridge.route.cache.of(mcp.DISCOVER))
             return await _answer(wire, request, result)
         if request.request_state is not None:
             return await self._continue(round_)

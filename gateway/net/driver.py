@@ -10,11 +10,11 @@ from typing import Final, assert_never
 
 from msgspec import Raw
 
-from gateway.core import commands as do
-from gateway.core import events as on
-from gateway.core import inputs, results
-from gateway.core.commands import Timer
-from gateway.core.exchange import Exchange, Policy, State
+from gateway.exchange import commands as do
+from gateway.exchange import events as on
+from gateway.exchange import questions, results
+from gateway.exchange.commands import Timer
+from gateway.exchange.machine import Exchange, Policy, State
 from gateway.net import catalog
 from gateway.net.alarms import wait_seconds
 from gateway.net.bridge import Bridge
@@ -483,7 +483,7 @@ class Driver:
             return
         parts: list[tuple[str, bytes | Raw]] = [("resultType", b'"input_required"')]
         if ask.questions:
-            parts.append(("inputRequests", inputs.input_requests(ask.questions)))
+            parts.append(("inputRequests", questions.input_requests(ask.questions)))
         parts.append(("requestState", jsonrpc.encode(state)))
         if self._server_info is not None:
             parts.append(("_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, self._server_info)])))
@@ -840,7 +840,7 @@ class Driver:
         finally:
             self._sending = False
 
-    async def _deliver(self, answers: tuple[tuple[inputs.Question, Raw], ...], run: int) -> None:
+    async def _deliver(self, answers: tuple[tuple[questions.Question, Raw], ...], run: int) -> None:
         if self._joined is not None and not await asyncio.shield(self._joined):
             return  # answered without an open stream, a call would have its effects and lose its result
         session = self._session

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core.events import Leg
+from gateway.exchange.events import Leg
 from gateway.net.changes import Changes
 from gateway.net.outbox import Last
 from gateway.net.sessions import PoolKey, Session

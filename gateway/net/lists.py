@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from gateway.core import results
+from gateway.exchange import results
 from gateway.net.headers import AUTHORIZATION
 from gateway.net.sessions import PoolKey
 from gateway.net.upstream import Headers

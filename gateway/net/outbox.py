@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core.events import Leg
+from gateway.exchange.events import Leg
 from gateway.net.alarms import Alarm
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import DownstreamError, GatewayError, LocalProtocolError

@@ -17,8 +17,8 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.config import Config, Route
-from gateway.core import negotiate
-from gateway.core.negotiate import Handshake
+from gateway.exchange import handshake as negotiate
+from gateway.exchange.handshake import Handshake
 from gateway.net import affinity
 from gateway.net.headers import credentials_in
 from gateway.net.lists import Lists, Ticket, place, seconds_kept

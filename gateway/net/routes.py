@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.config import Config, Contexts, Route, on_route
-from gateway.core.exchange import Policy
+from gateway.exchange.machine import Policy
 from gateway.net.alarms import Alarms, lengths
 from gateway.net.bridge import Bridge
 from gateway.net.child import Child  # noqa: TC001  (one import style; it costs nothing here)

@@ -15,9 +15,9 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import Raw
 
-from gateway.core import events as on
-from gateway.core import inputs, negotiate
-from gateway.core.negotiate import Handshake
+from gateway.exchange import events as on
+from gateway.exchange import handshake, questions
+from gateway.exchange.handshake import Handshake
 from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers
 from gateway.protocol import jsonrpc, mcp
@@ -176,13 +176,13 @@ class Session:
         The side stream comes before `initialized`: requests that belong to no POST are lost for ever without it.
         """
         self._headers = headers
-        params = negotiate.initialize_params(Raw(self.key.client_info), Raw(self.key.capabilities))
+        params = handshake.initialize_params(Raw(self.key.client_info), Raw(self.key.capabilities))
         message = jsonrpc.request(b'"init"', mcp.INITIALIZE, params)
         self._show(Direction.TO_UPSTREAM, message)
         self.channel, result = await self.channel.open(message, headers)
         self._show(Direction.FROM_UPSTREAM, bytes(result))
         self.channel.side_changed = self._side_changed
-        self.shaken = negotiate.handshake(result)
+        self.shaken = handshake.handshake(result)
         await self.channel.listen(self.shaken.version, headers, self._hear_side, self._side_lost)
         ready = jsonrpc.notification(mcp.INITIALIZED)
         self._show(Direction.TO_UPSTREAM, ready)
@@ -444,7 +444,7 @@ class Session:
             self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
             error = jsonrpc.Error(mcp.INVALID_PARAMS, "No call is in flight that could ask (SEP-2260)")
             self._answer_later(id_, error)
-        elif method in inputs.KINDS and not self.channel.can_ask:
+        elif method in questions.KINDS and not self.channel.can_ask:
             call.listener.hear(on.Stopped(_cannot_ask(self._route)))
         else:
             self.asked_aside |= aside

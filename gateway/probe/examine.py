@@ -6,7 +6,7 @@ from typing import Final
 from yarl import URL
 
 from gateway import __version__
-from gateway.core import negotiate
+from gateway.exchange import handshake
 from gateway.net.child import Child, given_secrets, not_here
 from gateway.net.client import Client
 from gateway.net.finding import connector
@@ -268,7 +268,7 @@ async def _wait_idle(exam: Examination) -> None:
     try:
         async with asyncio.timeout(exam.timeouts.handshake_seconds):
             result = await channel.initialize(handshakes.initialize(mcp.LEGACY), headers)
-        shaken = negotiate.handshake(result)
+        shaken = handshake.handshake(result)
         if channel.session_id is None:
             return
         channel.adopt(channel.session_id, shaken.version)

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Raw
 
 from gateway import __version__
-from gateway.core import negotiate
-from gateway.core.negotiate import Handshake
+from gateway.exchange import handshake
+from gateway.exchange.handshake import Handshake
 from gateway.net.catalog import read_pages
 from gateway.net.upstream import Channel
 from gateway.probe.discreet import clean
@@ -40,7 +40,7 @@ class Session(NamedTuple):
 
 def initialize(version: str) -> bytes:
     """Return the `initialize` request for a protocol version."""
-    params = {**negotiate.initialize_params(_CLIENT, _CAPABILITIES), "protocolVersion": version}
+    params = {**handshake.initialize_params(_CLIENT, _CAPABILITIES), "protocolVersion": version}
     return jsonrpc.request(b'"init"', mcp.INITIALIZE, params)
 
 
@@ -56,7 +56,7 @@ async def session(exam: Examination, connect: Connect, version: str) -> AsyncIte
         async with asyncio.timeout(exam.timeouts.handshake_seconds):
             channel, result = await channel.open(initialize(version), headers)
         seconds = time.monotonic() - began
-        shaken = negotiate.handshake(result)
+        shaken = handshake.handshake(result)
         await channel.listen(shaken.version, headers, lambda _: False, lambda: None)
         await channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)
         yield Session(channel, shaken, seconds)

@@ -9,7 +9,7 @@ from typing import Final
 
 import aiohttp
 
-from gateway.core.negotiate import Handshake
+from gateway.exchange.handshake import Handshake
 from gateway.net.client import FOREIGN
 from gateway.net.upstream import Channel, Headers
 from gateway.probe.examination import Examination

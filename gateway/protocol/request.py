@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core.inputs import Capabilities
+from gateway.exchange.questions import Capabilities
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     DownstreamError,

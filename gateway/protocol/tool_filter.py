@@ -30,7 +30,7 @@ class _InputSchema(_Schema, kw_only=True):
     type: Literal["object"]
 
 
-# Null members of a tool, its annotations and its execution are removed elsewhere (`core.results`), those of icons and
+# Null members of a tool, its annotations and its execution are removed elsewhere (`exchange.results`), those of icons and
 # schemas are not.
 class _Hints(msgspec.Struct):
     title: str | None = None

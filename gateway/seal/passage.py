@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.core import inputs
-from gateway.core.exchange import Past, State
-from gateway.core.inputs import Question
+from gateway.exchange import questions as inputs
+from gateway.exchange.machine import Snapshot, State
+from gateway.exchange.questions import Question
 from gateway.seal.envelope import Envelope, Open, unpack_record
 
 
@@ -34,7 +34,7 @@ def ever_smaller(envelope: Envelope, *, held: bool) -> Iterator[Envelope]:
         yield replace(envelope, open=(), upstream=None, state=state)
 
 
-def past(envelope: Envelope) -> Past:
+def past(envelope: Envelope) -> Snapshot:
     """What an envelope tells of its exchange; raises InvalidState when its record is none."""
     questions = {
         each.key: Question(
@@ -47,4 +47,4 @@ def past(envelope: Envelope) -> Past:
         for each in envelope.open
     }
     record = unpack_record(envelope.record) if envelope.record is not None else None
-    return Past(State(envelope.state), envelope.round, questions, record, envelope.sheds)
+    return Snapshot(State(envelope.state), envelope.round, questions, record, envelope.sheds)

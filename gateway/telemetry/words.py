@@ -85,7 +85,7 @@ class PeerReason(StrEnum):
 
 
 class NestedOutcome(StrEnum):
-    """What happened to a nested request: the `outcome` of `core.commands.Count`, or a refusal by its session."""
+    """What happened to a nested request: the `outcome` of `exchange.commands.Count`, or a refusal by its session."""
 
     ASKED = "asked"
     ANSWERED = "answered"

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from gateway.core import commands as do
-from gateway.core import events as on
-from gateway.core.exchange import Exchange, Policy, State
-from gateway.core.inputs import Capabilities, Question
+from gateway.exchange import commands as do
+from gateway.exchange import events as on
+from gateway.exchange.machine import Exchange, Policy, State
+from gateway.exchange.questions import Capabilities, Question
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, GatewayError
 

@@ -11,13 +11,12 @@ from unittest.mock import ANY
 import pytest
 from msgspec import Raw
 
-from gateway.core import commands as do
-from gateway.core import events as on
-from gateway.core import exchange as machine
-from gateway.core import inputs
-from gateway.core.commands import Timer
-from gateway.core.exchange import MAX_NESTED, MAX_QUESTIONS, TRANSITIONS, Exchange, Policy, State
-from gateway.core.inputs import Capabilities
+from gateway.exchange import commands as do
+from gateway.exchange import events as on
+from gateway.exchange import machine, questions
+from gateway.exchange.commands import Timer
+from gateway.exchange.machine import MAX_NESTED, MAX_QUESTIONS, TRANSITIONS, Exchange, Policy, State
+from gateway.exchange.questions import Capabilities
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     InvalidParams,
@@ -62,7 +61,7 @@ EVENTS = [event for event in vars(on).values() if isinstance(event, type) and is
 EVENTS.remove(on.Event)
 STOPPING = Stopping("stopping")
 UNAUTHORISED = Refused("refused", status=401, challenge="Bearer")
-QUESTION = inputs.Question("elicitation-1", mcp.ELICIT, raw(FORM), raw(0))
+QUESTION = questions.Question("elicitation-1", mcp.ELICIT, raw(FORM), raw(0))
 PLAIN = Policy(may_ask=False)
 
 # -- one call ---------------------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ def test_one_question_is_asked_answered_and_the_result_given() -> None:
 
 def test_what_is_asked_is_what_the_upstream_asked() -> None:
     play = parked(FIRST)
-    result = inputs.input_requests(play.questions)
+    result = questions.input_requests(play.questions)
     assert_modern_result(mcp.TOOLS_CALL, b'{"resultType":"input_required","inputRequests":%b}' % result)
     assert b'"message":"Name?"' in result
 
@@ -514,7 +513,8 @@ def test_a_url_that_must_be_visited_first_becomes_a_round_and_the_call_is_sent_a
     assert play.state is State.REFERRED
     assert not play.exchange.calling
     assert_modern_result(
-        mcp.TOOLS_CALL, b'{"resultType":"input_required","inputRequests":%b}' % inputs.input_requests(play.questions)
+        mcp.TOOLS_CALL,
+        b'{"resultType":"input_required","inputRequests":%b}' % questions.input_requests(play.questions),
     )
     play = play >> answered(SECOND, 1, **{"elicitation-1": raw({"action": "accept"})}) << do.Disarm(Timer.TTL)
     play = play << do.SendCall() << do.Arm(Timer.LEG)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec import UNSET, Raw
 
-from gateway.core import inputs
-from gateway.core.inputs import Capabilities, Malformed, Question
+from gateway.exchange import questions as inputs
+from gateway.exchange.questions import Capabilities, Malformed, Question
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
 from tests.core.playbook import ALL, FORM, SAMPLING, raw, url

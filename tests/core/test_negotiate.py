@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.core import negotiate
+from gateway.exchange import handshake
 from gateway.protocol import jsonrpc, mcp
 from tests.core.playbook import raw
 from tests.schema import assert_legacy_message, assert_modern_result
@@ -29,14 +29,14 @@ CAPABILITIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("declared", "old"), CAPABILITIES, ids=range(len(CAPABILITIES)))
 def test_initialize_declares_what_this_request_declared(declared: dict[str, Any], old: dict[str, Any]) -> None:
-    params = negotiate.initialize_params(raw(INFO), raw(declared))
+    params = handshake.initialize_params(raw(INFO), raw(declared))
     message = assert_legacy_message(jsonrpc.request(b'"a"', mcp.INITIALIZE, params))
     assert message["params"] == {"protocolVersion": "2025-11-25", "capabilities": old, "clientInfo": INFO}
 
 
-def shaken(**changes: Any) -> negotiate.Handshake:
+def shaken(**changes: Any) -> handshake.Handshake:
     result = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "s", "version": "2"}}
-    return negotiate.handshake(raw({**result, **changes}))
+    return handshake.handshake(raw({**result, **changes}))
 
 
 def test_a_handshake_is_read() -> None:
@@ -51,7 +51,7 @@ def test_a_handshake_is_read() -> None:
 
 @pytest.mark.parametrize("named", [{}, {"serverInfo": None}], ids=["absent", "null"])
 def test_a_server_without_a_name_gets_one(named: dict[str, Any]) -> None:
-    found = negotiate.handshake(raw({"protocolVersion": "2024-11-05", **named}))
+    found = handshake.handshake(raw({"protocolVersion": "2024-11-05", **named}))
     assert json.loads(bytes(found.server_info)) == {"name": "unknown", "version": "0"}
     assert found.capabilities == {}
 
@@ -69,7 +69,7 @@ def test_a_server_without_a_name_gets_one(named: dict[str, Any]) -> None:
 )
 def test_what_is_no_handshake_is_a_value_error(result: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
-        negotiate.handshake(raw(result))
+        handshake.handshake(raw(result))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_discover_result_says_what_the_handshake_said() -> None:
         "tasks": {"list": {}},
     }
     found = shaken(capabilities=capabilities, instructions="Be kind")
-    result = assert_modern_result(mcp.DISCOVER, negotiate.discover_result(found, 5000, "public"))
+    result = assert_modern_result(mcp.DISCOVER, handshake.discover_result(found, 5000, "public"))
     assert result["supportedVersions"] == ["2026-07-28"]
     assert result["capabilities"] == {
         "tools": {"listChanged": True},
@@ -118,27 +118,27 @@ def test_a_discover_result_says_what_the_handshake_said() -> None:
 
 
 def test_a_discover_result_without_instructions_has_none() -> None:
-    result = assert_modern_result(mcp.DISCOVER, negotiate.discover_result(shaken(), 0, "private"))
+    result = assert_modern_result(mcp.DISCOVER, handshake.discover_result(shaken(), 0, "private"))
     assert "instructions" not in result
 
 
 def test_capabilities_are_raw_json_and_stay_so() -> None:
-    params = negotiate.initialize_params(Raw(b'{"name" : "c", "version":"1"}'), Raw(b'{"roots" : { } }'))
+    params = handshake.initialize_params(Raw(b'{"name" : "c", "version":"1"}'), Raw(b'{"roots" : { } }'))
     assert b'"clientInfo":{"name" : "c", "version":"1"}' in jsonrpc.encode(params)
 
 
 def test_half_an_emoji_in_a_handshake_goes_on_as_it_is_written() -> None:
-    found = negotiate.handshake(
+    found = handshake.handshake(
         Raw(
             b'{"protocolVersion":"2025-06-18","capabilities":{"tools":{"\\ud83d":1},"\\ud83d":{}},'
             b'"serverInfo":{"name":"\\ud83d","version":"\\uDE00"},"instructions":"\\ud83d"}'
         )
     )
     assert bytes(found.server_info) == b'{"name":"\\ud83d","version":"\\uDE00"}'
-    result = negotiate.discover_result(found, 0, "private")
+    result = handshake.discover_result(found, 0, "private")
     assert b'"capabilities":{"tools":{"\\ud83d":1}}' in result
     assert b'"instructions":"\\ud83d"' in result
-    params = negotiate.initialize_params(
+    params = handshake.initialize_params(
         found.server_info, Raw(b'{"roots":{"\\ud83d":1},"extensions":{"\\ud83d":{}}}')
     )
     assert jsonrpc.encode(params).count(b"\\ud83d") == 3

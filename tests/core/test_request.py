@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.inputs import Capabilities
+from gateway.exchange.questions import Capabilities
 from gateway.protocol import jsonrpc, mcp, request
 from gateway.protocol.errors import (
     DownstreamError,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET, Raw
 
-from gateway.core import results
+from gateway.exchange import results
 from gateway.protocol import jsonrpc, mcp
 from tests.core.playbook import raw
 from tests.schema import assert_modern_message, assert_modern_result

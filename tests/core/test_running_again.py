@@ -8,12 +8,12 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.core import commands as do
-from gateway.core import events as on
-from gateway.core import inputs
-from gateway.core.commands import Timer
-from gateway.core.exchange import MAX_RECORD_BYTES, MAX_RUNS, Past, Policy, State
-from gateway.core.inputs import Question, Recorded
+from gateway.exchange import commands as do
+from gateway.exchange import events as on
+from gateway.exchange import questions as inputs
+from gateway.exchange.commands import Timer
+from gateway.exchange.machine import MAX_RECORD_BYTES, MAX_RUNS, Policy, Snapshot, State
+from gateway.exchange.questions import Question, Recorded
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, InvalidParams, InvalidState, LocalProtocolError, Refused, Stopping
 from tests.core.playbook import (
@@ -120,7 +120,7 @@ def restored(
 ) -> Playbook:
     """A playbook of an exchange that another process began."""
     play = Playbook(**options)
-    past = Past(state, round_, {question.key: question for question in questions}, record, sheds=0)
+    past = Snapshot(state, round_, {question.key: question for question in questions}, record, sheds=0)
     play.exchange.restore(past)
     return play
 
@@ -1023,7 +1023,7 @@ def test_a_wrong_answer_in_another_process_changes_nothing() -> None:
 
 def test_the_rounds_that_only_shed_load_are_counted_over_all_processes() -> None:
     play = Playbook(policy=Policy(shed_rounds=1))
-    play.exchange.restore(Past(State.PARKED, 1, {}, (), sheds=1))
+    play.exchange.restore(Snapshot(State.PARKED, 1, {}, (), sheds=1))
     play = play >> answered(FIRST, 1) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
     assert play >> on.LegLimitPassed()
     assert play.exchange.sheds == 1
@@ -1033,7 +1033,7 @@ def test_only_a_new_exchange_can_be_restored() -> None:
     play = parked(FIRST)
     before = attributes(play.exchange)
     with pytest.raises(LocalProtocolError, match="parked"):
-        play.exchange.restore(Past(State.BROKEN, 2, {}, (), sheds=0))
+        play.exchange.restore(Snapshot(State.BROKEN, 2, {}, (), sheds=0))
     assert attributes(play.exchange) == before
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway import bearer
-from gateway.core import exchange, inputs
+from gateway.exchange import machine, questions
 from gateway.net import (
     child,
     downstream,
@@ -72,11 +72,11 @@ FIXED = [
         ],
     ),
     ("a bearer token that is verified", [size(bearer.MAX_TOKEN_CHARACTERS), count(issuer._TOKENS_KEPT)]),
-    ("open questions of one call", [count(exchange.MAX_QUESTIONS)]),
-    ("requests of the server in one call", [count(exchange.MAX_NESTED), size(exchange.MAX_NESTED_ID_BYTES)]),
-    ("a key of `inputRequests`", [f"{inputs._MAX_KEY} characters"]),
-    ("recorded answers of one call", [size(exchange.MAX_RECORD_BYTES)]),
-    ("reruns of a call that may run twice", [f"{exchange.MAX_RUNS} beside the first"]),
+    ("open questions of one call", [count(machine.MAX_QUESTIONS)]),
+    ("requests of the server in one call", [count(machine.MAX_NESTED), size(machine.MAX_NESTED_ID_BYTES)]),
+    ("a key of `inputRequests`", [f"{questions._MAX_KEY} characters"]),
+    ("recorded answers of one call", [size(machine.MAX_RECORD_BYTES)]),
+    ("reruns of a call that may run twice", [f"{machine.MAX_RUNS} beside the first"]),
     ("stderr", [f"{mutter._LINE_BYTES:,} bytes a line", f"{mutter._LINES_PER_SECOND} lines a second"]),
     (
         "the pause after a child that died at its start",

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.core import events as on
+from gateway.exchange import events as on
 from gateway.net.client import Client
 from gateway.net.sessions import Session
 from gateway.net.upstream import NO_HEADERS

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Raw
 
 from gateway.config import parse
-from gateway.core import events as on
+from gateway.exchange import events as on
 from gateway.net.client import Client, Endpoint
 from gateway.net.pool import Pool
 from gateway.net.sessions import Call, PoolKey, Session

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.exchange import Exchange
+from gateway.exchange.machine import Exchange
 from gateway.net.driver import Driver
 from gateway.protocol import mcp
 from tests.net.conftest import Start

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.core.events import Expired
+from gateway.exchange.events import Expired
 from gateway.net.driver import Driver
 from gateway.protocol import mcp
 from gateway.seal.envelope import Envelope

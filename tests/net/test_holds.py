@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.commands import Timer
+from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.protocol.errors import Stopping
 from tests.net.conftest import Start

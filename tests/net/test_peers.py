@@ -21,8 +21,8 @@ from aiohttp import web
 from msgspec.structs import replace
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.core.events import Expired
-from gateway.core.exchange import Exchange, State
+from gateway.exchange.events import Expired
+from gateway.exchange.machine import Exchange, State
 from gateway.net.members import Address, Worker
 from gateway.net.survey import known_peers
 from gateway.net.wire import Incoming, Wire

@@ -6,7 +6,7 @@ import pytest
 from msgspec import Raw
 
 from gateway.config import Hold, Security
-from gateway.core.events import Leg
+from gateway.exchange.events import Leg
 from gateway.net import outbox as boxes
 from gateway.net.alarms import Alarm
 from gateway.net.changes import Changes

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config import ConfigError, parse
-from gateway.core.events import Expired
+from gateway.exchange.events import Expired
 from gateway.net import status_page
 from gateway.net.guard import admin_names, check_admin
 from gateway.net.members import Members, Worker

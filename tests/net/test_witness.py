@@ -15,8 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config import split_address
-from gateway.core.commands import Timer
-from gateway.core.exchange import State
+from gateway.exchange.commands import Timer
+from gateway.exchange.machine import State
 from gateway.net.members import Address
 from gateway.protocol import mcp
 from gateway.seal.hop import Gone, Hop, Told

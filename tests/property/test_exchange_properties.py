@@ -28,12 +28,12 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.core import commands as do
-from gateway.core import events as on
-from gateway.core import inputs
-from gateway.core.commands import Timer
-from gateway.core.exchange import MAX_QUESTIONS, MAX_RECORD_BYTES, MAX_RUNS, Exchange, Past, Policy, State
-from gateway.core.inputs import Capabilities, Question
+from gateway.exchange import commands as do
+from gateway.exchange import events as on
+from gateway.exchange import questions as inputs
+from gateway.exchange.commands import Timer
+from gateway.exchange.machine import MAX_QUESTIONS, MAX_RECORD_BYTES, MAX_RUNS, Exchange, Policy, Snapshot, State
+from gateway.exchange.questions import Capabilities, Question
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, InvalidParams, Refused, Stopping
 from tests.core.playbook import ACCEPT, DECLINE, FORM, SAMPLED, SAMPLING, attributes, raw, url, url_required
@@ -108,7 +108,7 @@ class World:
         self.runs_sent = 0
         self.calls = self.referrals = self.sheds = self.cancels = self.runs = 0
         self.session = self.replayable = self.handing = self.letting_go = False
-        self.sealed: Past | None = None
+        self.sealed: Snapshot | None = None
         self.nested: dict[bytes, str] = {}  # open, answered, withdrawn, moot
         self.given_up: dict[bytes, bool] = {}  # answered and withdrawn nevertheless; whether the call may run again
         self.late: set[str] = set()  # keys of this round whose questions were withdrawn from a call that may run again
@@ -348,9 +348,9 @@ class World:
                 key: replace(question, params=None, digest=inputs.question_digest(question))
                 for key, question in past.questions.items()
             }
-            past = Past(past.state, past.round, wordless, past.record, past.sheds)
+            past = Snapshot(past.state, past.round, wordless, past.record, past.sheds)
         if past.state is State.PARKED and not self.random.randint(0, 3):
-            past = Past(past.state, past.round, past.questions, None, past.sheds)
+            past = Snapshot(past.state, past.round, past.questions, None, past.sheds)
         self.finish(set(self.waiting))
         self.armed.clear()
         self.claims.clear()
@@ -459,7 +459,7 @@ class World:
                 case do.Ask(legs=legs, questions=questions, round=round_):
                     self.check_asked(command)
                     self.finish(legs)
-                    self.sealed = Past(
+                    self.sealed = Snapshot(
                         State(command.state), round_, dict(questions), self.exchange.record, self.exchange.sheds
                     )
                 case do.Fail(legs=legs, error=Refused()):

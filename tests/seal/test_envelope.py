@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.core.exchange import MAX_RECORD_BYTES
-from gateway.core.inputs import Capabilities, Recorded
+from gateway.exchange.machine import MAX_RECORD_BYTES
+from gateway.exchange.questions import Capabilities, Recorded
 from gateway.protocol.errors import InvalidParams, InvalidState
 from gateway.protocol.request import Request
 from gateway.seal import envelope as envelopes

@@ -4,11 +4,11 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.core import commands as do
-from gateway.core import events as on
-from gateway.core import inputs
-from gateway.core.exchange import State
-from gateway.core.inputs import Question, Recorded
+from gateway.exchange import commands as do
+from gateway.exchange import events as on
+from gateway.exchange import questions
+from gateway.exchange.machine import State
+from gateway.exchange.questions import Question, Recorded
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.seal import passage
@@ -39,7 +39,7 @@ def test_a_whole_state_brings_the_exchange_as_it_was() -> None:
     (question,) = past.questions.values()
     assert (question.key, question.method) == (FORMED.key, FORMED.method)
     assert (question.params, question.upstream_id) == (FORMED.params, FORMED.upstream_id)
-    assert question.digest == inputs.question_digest(FORMED)
+    assert question.digest == questions.question_digest(FORMED)
 
 
 def test_the_words_give_way_first_then_the_record_then_what_only_others_need() -> None:

@@ -5,8 +5,8 @@ from enum import StrEnum
 import msgspec
 from msgspec import Raw
 
-from gateway.core.events import Leg
-from gateway.core.inputs import Question
+from gateway.exchange.events import Leg
+from gateway.exchange.questions import Question
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.jsonrpc import Error
 

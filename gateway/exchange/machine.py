@@ -34,11 +34,12 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.core import commands as do
-from gateway.core import events as on
-from gateway.core import inputs, results
-from gateway.core.commands import Command, Timer
-from gateway.core.inputs import Capabilities, Question, Recorded
+from gateway.exchange import commands as do
+from gateway.exchange import events as on
+from gateway.exchange import questions as inputs
+from gateway.exchange import results
+from gateway.exchange.commands import Command, Timer
+from gateway.exchange.questions import Capabilities, Question, Recorded
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     CallLost,
@@ -98,7 +99,7 @@ class Policy(msgspec.Struct, frozen=True):
     holds: bool = True
 
 
-class Past(msgspec.Struct, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True):
     """What is known of an exchange that another process began: it went out with the state of `round`.
 
     `record` is None when it was lost on the way, and then the call cannot be run again.
@@ -149,7 +150,7 @@ class Exchange:
         self._owed = False
         """The client answered one of those."""
 
-    def restore(self, past: Past) -> None:
+    def restore(self, past: Snapshot) -> None:
         """Go on where another process stopped; for a new exchange only."""
         if self.state is not State.IDLE:
             raise LocalProtocolError(f"an exchange that is {self.state} cannot be another one's past")

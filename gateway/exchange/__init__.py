@@ -1,0 +1,1 @@
+"""One client intention with all its rounds: a state machine without I/O."""
