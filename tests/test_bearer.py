@@ -11,8 +11,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from gateway.bearer import BadToken, UnknownKey, read_keys, verify
-from gateway.principal import of_claims
+from gateway.identity.bearer_token import BadToken, UnknownKey, read_keys, verify
+from gateway.identity.principal import of_claims
 from tests.signer import ISSUER, RSA, jwks, private, public_jwk, token
 
 KEY = private("ES256")

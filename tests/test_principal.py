@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.principal import ANONYMOUS, is_trusted, of_authorization, of_header, of_headers
+from gateway.identity.principal import ANONYMOUS, is_trusted, of_authorization, of_header, of_headers
 
 
 def part(value: Any) -> str:

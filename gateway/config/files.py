@@ -11,12 +11,12 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from gateway.bearer import read_keys
 from gateway.config.forms import FORMS
 from gateway.config.keys import read_key_lines
 from gateway.config.model import Config, Principal, Route, State
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.tls import contexts, jwks_context
+from gateway.identity.bearer_token import read_keys
 
 _MAX_FILE_BYTES = 1_048_576
 _Section = TypeVar("_Section", bound=Struct)

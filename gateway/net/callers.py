@@ -2,8 +2,8 @@
 
 import ipaddress
 
-from gateway import principal as principals
 from gateway.config import Config, ConfigError, contents, jwks_context
+from gateway.identity import principal as principals
 from gateway.net.client import Client
 from gateway.net.headers import AUTHORIZATION, check_once
 from gateway.net.issuer import Issuer

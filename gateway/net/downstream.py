@@ -11,11 +11,11 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from gateway import principal as principals
 from gateway.config import Config
 from gateway.core import ids
 from gateway.exchange import handshake
 from gateway.exchange.events import Leg
+from gateway.identity import principal as principals
 from gateway.net import catalog, listen
 from gateway.net.bridge import Bridge
 from gateway.net.callers import Callers

@@ -15,6 +15,7 @@ from gateway.exchange import events as on
 from gateway.exchange import questions, results
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import Exchange, Policy, State
+from gateway.identity.principal import of_headers
 from gateway.net import catalog
 from gateway.net.alarms import wait_seconds
 from gateway.net.bridge import Bridge
@@ -25,7 +26,6 @@ from gateway.net.sessions import Call, PoolKey, Session
 from gateway.net.status import HeldStatus
 from gateway.net.troubles import presentable
 from gateway.net.upstream import Headers
-from gateway.principal import of_headers
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     CallLost,

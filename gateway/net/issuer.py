@@ -14,8 +14,8 @@ from typing import Final
 
 from yarl import URL
 
-from gateway.bearer import LEEWAY_SECONDS, BadToken, Key, UnknownKey, Verified, read_keys, verify
 from gateway.config import Principal, redacted_url
+from gateway.identity.bearer_token import LEEWAY_SECONDS, BadToken, Key, UnknownKey, Verified, read_keys, verify
 from gateway.net.client import FOREIGN, Client, read_at_most, tls_cause
 from gateway.net.tasks import Tasks
 from gateway.protocol.errors import NoKeys, Unauthorized

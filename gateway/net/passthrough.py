@@ -16,9 +16,9 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway import principal as principals
 from gateway.config import Config, Timeouts
 from gateway.core import ids
+from gateway.identity import principal as principals
 from gateway.net.bridge import Bridge
 from gateway.net.client import FOREIGN, REDIRECTS, Endpoint, mapped
 from gateway.net.era import Era

@@ -20,10 +20,10 @@ from aiohttp import ClientResponse, web
 from multidict import MultiMapping
 from yarl import URL
 
-from gateway import principal as principals
 from gateway.config import Config, Route
-from gateway.core import oauth
-from gateway.core.oauth import Document, Place
+from gateway.identity import oauth_metadata
+from gateway.identity import principal as principals
+from gateway.identity.oauth_metadata import Document, Place
 from gateway.net.client import FOREIGN, REDIRECTS, Client, mapped, read_at_most
 from gateway.net.headers import AUTHORIZATION, check_once, joined
 from gateway.net.routes import Routes
@@ -92,7 +92,7 @@ class WellKnown:
         """A WWW-Authenticate value of an upstream, as the client of this request needs it."""
         route = self._routes.get(http.path.rstrip("/"))
         try:
-            return value if route is None else oauth.challenge(value, self._place(http, route))
+            return value if route is None else oauth_metadata.challenge(value, self._place(http, route))
         except GatewayError:
             return value
 
@@ -106,7 +106,7 @@ class WellKnown:
         assert asked is not None, "serves() said so"
         check_once((AUTHORIZATION, self._config.principal.header), http.headers)
         try:
-            methods = _METHODS.get(asked.kind, _POST) if asked.kind in oauth.ENDPOINTS else ("GET",)
+            methods = _METHODS.get(asked.kind, _POST) if asked.kind in oauth_metadata.ENDPOINTS else ("GET",)
             response = await self._answer(http, asked, methods)
         except UpstreamError as exc:
             exc.status = 502
@@ -134,7 +134,7 @@ class WellKnown:
         self._at_once += 1
         try:
             async with asyncio.timeout(self._config.timeouts.handshake_seconds):
-                if asked.kind in oauth.ENDPOINTS:
+                if asked.kind in oauth_metadata.ENDPOINTS:
                     return await self._pass_on(http, body, asked.kind, route, place)
                 return await self._describe(asked, route, place)
         except TimeoutError as exc:
@@ -149,7 +149,7 @@ class WellKnown:
         if route is not None:
             return route
         routes = list(self._routes.values())
-        if not asked.suffix and routes and len({oauth.origin(each.upstream.url) for each in routes}) == 1:
+        if not asked.suffix and routes and len({oauth_metadata.origin(each.upstream.url) for each in routes}) == 1:
             return routes[0]
         raise MethodNotFound(
             f"{asked.kind}{asked.suffix[:80]} belongs to no route; write the path of a route behind {asked.kind}"
@@ -165,19 +165,19 @@ class WellKnown:
     # -- where the gateway is -----------------------------------------------------------------------------------
 
     def _place(self, http: web.BaseRequest, route: Route) -> Place:
-        upstream = oauth.origin(route.upstream.url)
+        upstream = oauth_metadata.origin(route.upstream.url)
         assert upstream is not None, "the configuration admits http(s) URLs only"
         return Place(self._public(http), route.path.rstrip("/"), upstream)
 
     def _public(self, http: web.BaseRequest) -> str:
         """The origin at which the client of this request reaches the gateway; raises InvalidRequest."""
         if self._config.public_url is not None:
-            return oauth.origin(self._config.public_url) or self._config.public_url
+            return oauth_metadata.origin(self._config.public_url) or self._config.public_url
         scheme, host = http.scheme, http.headers.get("Host", "")
         if principals.is_trusted(http.remote, self._networks):
             scheme = _first(http.headers.get("X-Forwarded-Proto")) or scheme
             host = _first(http.headers.get("X-Forwarded-Host")) or host
-        public = oauth.origin(f"{scheme}://{host}") if _HOST.fullmatch(host) else None
+        public = oauth_metadata.origin(f"{scheme}://{host}") if _HOST.fullmatch(host) else None
         if public is None:
             raise InvalidRequest("Host does not say where this gateway is; set public_url")
         return public
@@ -186,12 +186,14 @@ class WellKnown:
 
     async def _describe(self, asked: _Asked, route: Route, place: Place) -> web.Response:
         published = await self._learn(route, place)
-        if asked.kind == oauth.RESOURCE:
+        if asked.kind == oauth_metadata.RESOURCE:
             document = published.resource
-            shown = oauth.protected_resource(document, place) if document is not None else None
+            shown = oauth_metadata.protected_resource(document, place) if document is not None else None
         else:
             document = published.server
-            shown = oauth.authorization_server(document, place, asked.suffix) if document is not None else None
+            shown = (
+                oauth_metadata.authorization_server(document, place, asked.suffix) if document is not None else None
+            )
         if shown is None:
             raise MethodNotFound(f"The upstream of route {route.path} publishes no {asked.kind.rpartition('/')[2]}")
         return web.Response(
@@ -201,9 +203,11 @@ class WellKnown:
     async def _learn(self, route: Route, place: Place) -> _Published:
         """What the upstream publishes; raises UpstreamError where it says neither yes nor no."""
         path = URL(route.upstream.url or "").raw_path.rstrip("/")
-        resource = await self._ask(route, (oauth.RESOURCE + path, oauth.RESOURCE))
-        issuer = oauth.own_server(resource, place)
-        server = await self._ask(route, (oauth.SERVER + issuer, oauth.OPENID + issuer, issuer + oauth.OPENID))
+        resource = await self._ask(route, (oauth_metadata.RESOURCE + path, oauth_metadata.RESOURCE))
+        issuer = oauth_metadata.own_server(resource, place)
+        server = await self._ask(
+            route, (oauth_metadata.SERVER + issuer, oauth_metadata.OPENID + issuer, issuer + oauth_metadata.OPENID)
+        )
         return _Published(resource, server)
 
     async def _ask(self, route: Route, paths: tuple[str, ...]) -> Document | None:
@@ -234,26 +238,26 @@ class WellKnown:
     ) -> web.Response:
         published = await self._learn(route, place)
         server = published.server or {}
-        target = oauth.endpoint(server, oauth.ENDPOINTS[kind], place)
+        target = oauth_metadata.endpoint(server, oauth_metadata.ENDPOINTS[kind], place)
         if target is None:
             raise MethodNotFound(
-                f"The metadata of route {route.path}'s upstream names no {oauth.ENDPOINTS[kind]} on its own origin"
+                f"The metadata of route {route.path}'s upstream names no {oauth_metadata.ENDPOINTS[kind]} on its own origin"
             )
         named = _renamed(published.resource, place)
-        query = oauth.replaced(http.rel_url.raw_query_string, named)
+        query = oauth_metadata.replaced(http.rel_url.raw_query_string, named)
         if query:
             target += f"{'&' if '?' in target else '?'}{query}"
         if not _is_plain(target) or " " in target:
-            raise Unreachable(f"{_where(route)} names a {oauth.ENDPOINTS[kind]} that is no URL")
+            raise Unreachable(f"{_where(route)} names a {oauth_metadata.ENDPOINTS[kind]} that is no URL")
         if body is not None and http.content_type == _FORM and body.isascii():
-            body = oauth.replaced(body.decode(), named).encode()
+            body = oauth_metadata.replaced(body.decode(), named).encode()
         headers = _picked(http.headers, _PASSED_UP)
         if kind == "/authorize":
             _ = headers.pop("Authorization", None)  # a browser's, for the gateway's origin
         async with self._exchange(http.method, route, target, headers, body) as response:
             kept = _picked(response.headers, _PASSED_DOWN)
             if "WWW-Authenticate" in kept:
-                kept["WWW-Authenticate"] = oauth.challenge(kept["WWW-Authenticate"], place)
+                kept["WWW-Authenticate"] = oauth_metadata.challenge(kept["WWW-Authenticate"], place)
             location = response.headers.get("Location")
             if location is not None and response.status in REDIRECTS and _is_plain(location):
                 kept["Location"] = _location(response.url, location, published, place)
@@ -264,7 +268,7 @@ class WellKnown:
         self, method: str, route: Route, target: str, headers: Mapping[str, str], body: bytes | None
     ) -> AsyncIterator[ClientResponse]:
         """One request to the upstream's origin, redirects not followed; raises UpstreamError."""
-        url = URL(f"{oauth.origin(route.upstream.url)}{target}", encoded=True)
+        url = URL(f"{oauth_metadata.origin(route.upstream.url)}{target}", encoded=True)
         try:
             response = await self._client(route).open(method, url, dict(headers), body)
             try:
@@ -277,11 +281,11 @@ class WellKnown:
 
 def _asked(path: str) -> _Asked | None:
     """Sort a path; None when it is none of OAuth's."""
-    for kind in (oauth.RESOURCE, oauth.SERVER, oauth.OPENID, *oauth.ENDPOINTS):
+    for kind in (oauth_metadata.RESOURCE, oauth_metadata.SERVER, oauth_metadata.OPENID, *oauth_metadata.ENDPOINTS):
         if path == kind or path.startswith(f"{kind}/"):
             return _Asked(kind, path[len(kind) :].rstrip("/"))
-    if path.endswith(oauth.OPENID):  # OpenID Connect Discovery puts it behind the issuer's path
-        return _Asked(oauth.OPENID, path.removesuffix(oauth.OPENID))
+    if path.endswith(oauth_metadata.OPENID):  # OpenID Connect Discovery puts it behind the issuer's path
+        return _Asked(oauth_metadata.OPENID, path.removesuffix(oauth_metadata.OPENID))
     return None
 
 
@@ -312,7 +316,7 @@ def _location(url: URL, location: str, published: _Published, place: Place) -> s
     servers = (published.resource or {}).get("authorization_servers")
     asked = place.suffix if isinstance(servers, list) and any(place.is_private(each) for each in servers) else ""
     query, hash_, fragment = rest.partition("#")
-    return f"{before}?{oauth.replaced(query, {'iss': (name, oauth.issuer(server, place, asked))})}{hash_}{fragment}"
+    return f"{before}?{oauth_metadata.replaced(query, {'iss': (name, oauth_metadata.issuer(server, place, asked))})}{hash_}{fragment}"
 
 
 async def _body(response: ClientResponse, route: Route) -> bytes:
@@ -354,4 +358,4 @@ def _first(value: str | None) -> str:
 
 
 def _where(route: Route) -> str:
-    return f"The upstream {oauth.origin(route.upstream.url)} of route {route.path}"
+    return f"The upstream {oauth_metadata.origin(route.upstream.url)} of route {route.path}"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.core import oauth
-from gateway.core.oauth import Place
+from gateway.identity import oauth_metadata
+from gateway.identity.oauth_metadata import Place
 
 PLACE = Place("https://mcp.example.com", "/files", "http://10.0.0.7:9000")
 ROOT = PLACE._replace(suffix="")
@@ -29,15 +29,15 @@ ORIGINS = [
 
 @pytest.mark.parametrize(("url", "origin"), ORIGINS)
 def test_an_origin_has_one_spelling(url: object, origin: str | None) -> None:
-    assert oauth.origin(url) == origin
+    assert oauth_metadata.origin(url) == origin
 
 
 CHALLENGES = [
     (
         f'Bearer error="invalid_token", resource_metadata="{UPSTREAM}/.well-known/oauth-protected-resource/m", x="y"',
-        f'Bearer error="invalid_token", resource_metadata="{PUBLIC}{oauth.RESOURCE}/files", x="y"',
+        f'Bearer error="invalid_token", resource_metadata="{PUBLIC}{oauth_metadata.RESOURCE}/files", x="y"',
     ),
-    (f"Bearer resource_metadata={UPSTREAM}/x", f'Bearer resource_metadata="{PUBLIC}{oauth.RESOURCE}/files"'),
+    (f"Bearer resource_metadata={UPSTREAM}/x", f'Bearer resource_metadata="{PUBLIC}{oauth_metadata.RESOURCE}/files"'),
     ('Bearer resource_metadata="https://elsewhere/x"', 'Bearer resource_metadata="https://elsewhere/x"'),
     (f'Bearer resource_metadata="{PUBLIC}/x"', f'Bearer resource_metadata="{PUBLIC}/x"'),
     (f'Bearer realm="{UPSTREAM}"', f'Bearer realm="{UPSTREAM}"'),
@@ -47,7 +47,7 @@ CHALLENGES = [
 
 @pytest.mark.parametrize(("came", "goes"), CHALLENGES)
 def test_a_challenge_leads_to_the_gateway_only_where_it_led_to_the_upstream(came: str, goes: str) -> None:
-    assert oauth.challenge(came, PLACE) == goes
+    assert oauth_metadata.challenge(came, PLACE) == goes
 
 
 RESOURCES = [
@@ -72,12 +72,14 @@ RESOURCES = [
 
 
 @pytest.mark.parametrize(("came", "goes"), RESOURCES)
-def test_a_protected_resource_is_what_the_client_was_given(came: oauth.Document, goes: oauth.Document) -> None:
-    assert oauth.protected_resource(came, PLACE) == goes
+def test_a_protected_resource_is_what_the_client_was_given(
+    came: oauth_metadata.Document, goes: oauth_metadata.Document
+) -> None:
+    assert oauth_metadata.protected_resource(came, PLACE) == goes
 
 
 def test_the_resource_of_the_root_route_ends_with_a_slash() -> None:
-    assert oauth.protected_resource({"resource": UPSTREAM}, ROOT) == {"resource": f"{PUBLIC}/"}
+    assert oauth_metadata.protected_resource({"resource": UPSTREAM}, ROOT) == {"resource": f"{PUBLIC}/"}
 
 
 SERVERS = [
@@ -90,8 +92,8 @@ SERVERS = [
 
 
 @pytest.mark.parametrize(("document", "path"), SERVERS)
-def test_the_own_authorization_server_is_found(document: oauth.Document | None, path: str) -> None:
-    assert oauth.own_server(document, PLACE) == path
+def test_the_own_authorization_server_is_found(document: oauth_metadata.Document | None, path: str) -> None:
+    assert oauth_metadata.own_server(document, PLACE) == path
 
 
 METADATA = {
@@ -104,7 +106,7 @@ METADATA = {
 
 
 def test_an_authorization_server_is_served_where_it_was_asked_for() -> None:
-    assert oauth.authorization_server(METADATA, PLACE, "/files") == {
+    assert oauth_metadata.authorization_server(METADATA, PLACE, "/files") == {
         "issuer": f"{PUBLIC}/files",
         "authorization_endpoint": f"{PUBLIC}/authorize/files",
         "token_endpoint": f"{PUBLIC}/token/files",
@@ -124,7 +126,7 @@ ISSUERS = [
 
 @pytest.mark.parametrize(("came", "asked", "goes"), ISSUERS)
 def test_the_issuer_is_the_one_that_the_well_known_url_was_made_from(came: str, asked: str, goes: str) -> None:
-    assert oauth.authorization_server({"issuer": came}, PLACE, asked) == {"issuer": goes}
+    assert oauth_metadata.authorization_server({"issuer": came}, PLACE, asked) == {"issuer": goes}
 
 
 ENDPOINTS = [
@@ -137,11 +139,11 @@ ENDPOINTS = [
 
 @pytest.mark.parametrize(("name", "target"), ENDPOINTS)
 def test_an_endpoint_is_only_one_of_the_upstreams_own(name: str, target: str | None) -> None:
-    assert oauth.endpoint(METADATA, name, PLACE) == target
+    assert oauth_metadata.endpoint(METADATA, name, PLACE) == target
 
 
 def test_an_endpoint_at_the_root_has_a_path() -> None:
-    assert oauth.endpoint({"token_endpoint": UPSTREAM}, "token_endpoint", PLACE) == "/"
+    assert oauth_metadata.endpoint({"token_endpoint": UPSTREAM}, "token_endpoint", PLACE) == "/"
 
 
 FORMS = [
@@ -155,4 +157,4 @@ FORMS = [
 
 @pytest.mark.parametrize(("came", "goes"), FORMS)
 def test_one_field_with_one_value_is_replaced_and_every_other_byte_stays(came: str, goes: str) -> None:
-    assert oauth.replaced(came, {"resource": ("https://g/mcp", "http://u/a b")}) == goes
+    assert oauth_metadata.replaced(came, {"resource": ("https://g/mcp", "http://u/a b")}) == goes

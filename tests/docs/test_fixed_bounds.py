@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway import bearer
 from gateway.exchange import machine, questions
+from gateway.identity import bearer_token
 from gateway.net import (
     child,
     downstream,
@@ -67,11 +67,11 @@ FIXED = [
         [
             f"{seconds(issuer._FETCH_SECONDS)} for a fetch",
             size(issuer._MAX_BYTES),
-            f"{bearer._MAX_KEYS} keys",
+            f"{bearer_token._MAX_KEYS} keys",
             f"{seconds(issuer._PAUSE_SECONDS)} between two",
         ],
     ),
-    ("a bearer token that is verified", [size(bearer.MAX_TOKEN_CHARACTERS), count(issuer._TOKENS_KEPT)]),
+    ("a bearer token that is verified", [size(bearer_token.MAX_TOKEN_CHARACTERS), count(issuer._TOKENS_KEPT)]),
     ("open questions of one call", [count(machine.MAX_QUESTIONS)]),
     ("requests of the server in one call", [count(machine.MAX_NESTED), size(machine.MAX_NESTED_ID_BYTES)]),
     ("a key of `inputRequests`", [f"{questions._MAX_KEY} characters"]),

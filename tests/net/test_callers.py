@@ -181,7 +181,7 @@ async def test_a_token_that_was_verified_is_refused_when_it_expires(
     assert (await client.call()).text == "done"
     now = time.time() + 131
     monkeypatch.setattr(issuer.time, "time", lambda: now)
-    monkeypatch.setattr("gateway.bearer.LEEWAY_SECONDS", -100)  # PyJWT's clock is not the one above
+    monkeypatch.setattr("gateway.identity.bearer_token.LEEWAY_SECONDS", -100)  # PyJWT's clock is not the one above
     assert (await client.call()).outcome == UNAUTHORIZED
 
 

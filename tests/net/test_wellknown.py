@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway.core import oauth
+from gateway.identity import oauth_metadata
 from gateway.net import wellknown
 from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn
 from tests.net.workbench import Stand, eventually
@@ -32,9 +32,11 @@ class FakeIssuer:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         self.origin = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        self.says(oauth.RESOURCE + "/mcp", resource=f"{self.origin}/mcp", authorization_servers=[f"{self.origin}/"])
         self.says(
-            oauth.SERVER,
+            oauth_metadata.RESOURCE + "/mcp", resource=f"{self.origin}/mcp", authorization_servers=[f"{self.origin}/"]
+        )
+        self.says(
+            oauth_metadata.SERVER,
             issuer=f"{self.origin}/",
             authorization_endpoint=f"{self.origin}/sso/authorize",
             token_endpoint=f"{self.origin}/sso/token",
@@ -105,17 +107,17 @@ class Browser:
 async def test_with_several_upstreams_the_path_of_the_route_decides(begin: Any, issuer: FakeIssuer) -> None:
     other = FakeIssuer()
     await other.start()
-    other.says(oauth.SERVER, issuer=other.origin, token_endpoint=f"{other.origin}/t")
+    other.says(oauth_metadata.SERVER, issuer=other.origin, token_endpoint=f"{other.origin}/t")
     other.answers("/t", text="from the other")
     try:
         browser = Browser(await begin(routes=[route("/a", issuer.origin), route("/b", other.origin)]))
-        described = await browser.document(oauth.SERVER + "/b")
+        described = await browser.document(oauth_metadata.SERVER + "/b")
         assert described == {"issuer": f"{browser.base}/b", "token_endpoint": f"{browser.base}/token/b"}
         _, body = await browser.ask("/token/b", "POST")
         assert body == b"from the other"
         assert issuer.seen == []
 
-        for path in (oauth.SERVER, oauth.RESOURCE, oauth.SERVER + "/c"):
+        for path in (oauth_metadata.SERVER, oauth_metadata.RESOURCE, oauth_metadata.SERVER + "/c"):
             status, said = await browser.refusal(path)
             assert (status, "write the path of a route behind" in said) == (404, True)
         assert issuer.seen == []
@@ -125,21 +127,23 @@ async def test_with_several_upstreams_the_path_of_the_route_decides(begin: Any, 
 
 async def test_a_bare_path_belongs_to_the_only_upstream(begin: Any, issuer: FakeIssuer) -> None:
     browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
-    described = await browser.document(oauth.SERVER)
+    described = await browser.document(oauth_metadata.SERVER)
     assert described["issuer"] == f"{browser.base}/"
     assert described["token_endpoint"] == f"{browser.base}/token/mcp"
-    assert await browser.document("/mcp" + oauth.OPENID) == await browser.document(oauth.OPENID + "/mcp")
+    assert await browser.document("/mcp" + oauth_metadata.OPENID) == await browser.document(
+        oauth_metadata.OPENID + "/mcp"
+    )
 
 
 async def test_an_upstream_that_knows_its_public_name_is_left_as_it_is(begin: Any, issuer: FakeIssuer) -> None:
     public = "https://public.example.com"
     resource = {"resource": f"{public}/mcp", "authorization_servers": [f"{public}/"]}
-    issuer.says(oauth.RESOURCE + "/mcp", **resource)
-    issuer.says(oauth.SERVER, issuer=f"{public}/", token_endpoint=f"{public}/token")
+    issuer.says(oauth_metadata.RESOURCE + "/mcp", **resource)
+    issuer.says(oauth_metadata.SERVER, issuer=f"{public}/", token_endpoint=f"{public}/token")
     issuer.answers("/token", text="{}")
     browser = Browser(await begin(url=f"{issuer.origin}/mcp", public_url=f"{public}:443"))
-    assert await browser.document(oauth.RESOURCE + "/mcp") == resource
-    described = await browser.document(oauth.SERVER)
+    assert await browser.document(oauth_metadata.RESOURCE + "/mcp") == resource
+    described = await browser.document(oauth_metadata.SERVER)
     assert described == {"issuer": f"{public}/", "token_endpoint": f"{public}/token/mcp"}
     for path in ("/token", "/token/mcp"):
         _ = await browser.ask(path, "POST", data={"resource": f"{public}/mcp"})
@@ -155,7 +159,7 @@ async def test_nothing_is_reached_but_what_the_metadata_names(begin: Any, issuer
         status, _ = await browser.refusal(path, "POST")
         assert status == 404
     assert (await browser.ask("/token/mcp", "GET"))[0].status == 405
-    assert set(issuer.paths) <= {oauth.RESOURCE + "/mcp", oauth.SERVER}
+    assert set(issuer.paths) <= {oauth_metadata.RESOURCE + "/mcp", oauth_metadata.SERVER}
     assert (await browser.ask("/token/mcp", "POST"))[1] == b"secret"
     assert issuer.paths[-1] == "/sso/token"
 
@@ -165,7 +169,7 @@ async def test_an_upstream_without_metadata_gets_no_oauth_request(begin: Any, is
     issuer.answers("/token", text="a page of its own")
     browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
     assert (await browser.refusal("/token/mcp", "POST"))[0] == 404
-    assert (await browser.refusal(oauth.RESOURCE + "/mcp")) == (
+    assert (await browser.refusal(oauth_metadata.RESOURCE + "/mcp")) == (
         404,
         "The upstream of route /mcp publishes no oauth-protected-resource",
     )
@@ -177,7 +181,7 @@ async def test_the_public_name_is_configured_or_a_trusted_proxys_or_the_requests
 ) -> None:
     url = f"{issuer.origin}/mcp"
     forwarded = {"X-Forwarded-Proto": "https, http", "X-Forwarded-Host": "mcp.example.com, inner"}
-    path = oauth.RESOURCE + "/mcp"
+    path = oauth_metadata.RESOURCE + "/mcp"
     asked: list[tuple[dict[str, Any], str]] = [
         ({}, ""),
         ({"principal": {"trusted_proxies": ["127.0.0.0/8"]}}, "https://mcp.example.com"),
@@ -198,7 +202,7 @@ async def test_credentials_go_to_the_token_endpoint_and_nowhere_else(begin: Any,
     issuer.answers("/sso/authorize", text="<p>", headers={"X-Frame-Options": "DENY"})
     browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
     headers = {"Authorization": "Basic abc", "Cookie": "session=1", "X-Other": "1", "Content-Type": "text/plain"}
-    for method, path in (("GET", oauth.SERVER + "/mcp"), ("GET", "/authorize/mcp"), ("POST", "/token/mcp")):
+    for method, path in (("GET", oauth_metadata.SERVER + "/mcp"), ("GET", "/authorize/mcp"), ("POST", "/token/mcp")):
         response, _ = await browser.ask(path, method, headers=headers)
         assert response.status == 200
         assert "Set-Cookie" not in response.headers
@@ -247,7 +251,7 @@ async def test_bytes_that_are_no_text_go_nowhere(begin: Any, issuer: FakeIssuer)
     assert "Accept-Language" not in issuer.seen[-1][2]
     issuer.answers("/sso/authorize", status=302, headers={"Location": "http://[", "Retry-After": "\udcff"})
     assert await status(b"GET /authorize/mcp?state=x HTTP/1.1") == b"302"
-    issuer.says(oauth.SERVER, issuer=issuer.origin, authorization_endpoint=f"{issuer.origin}/a HTTP/1.1 b")
+    issuer.says(oauth_metadata.SERVER, issuer=issuer.origin, authorization_endpoint=f"{issuer.origin}/a HTTP/1.1 b")
     browser.stand.gateway.downstream.change(browser.stand.gateway.config)
     assert await status(b"GET /authorize/mcp HTTP/1.1") == b"502"
 
@@ -263,9 +267,9 @@ async def test_a_page_of_an_allowed_origin_may_ask_and_no_other(begin: Any, issu
     assert response.headers["Access-Control-Allow-Origin"] == "https://app.example.com"
     assert "POST" in response.headers["Access-Control-Allow-Methods"]
     assert issuer.seen == []
-    response, _ = await browser.ask(oauth.SERVER + "/mcp", headers=allowed)
+    response, _ = await browser.ask(oauth_metadata.SERVER + "/mcp", headers=allowed)
     assert response.headers["Access-Control-Allow-Origin"] == "https://app.example.com"
-    response, _ = await browser.ask(oauth.SERVER + "/mcp", headers=foreign)
+    response, _ = await browser.ask(oauth_metadata.SERVER + "/mcp", headers=foreign)
     assert response.status == 403
 
 
@@ -285,19 +289,19 @@ async def test_an_upstream_that_fails_is_a_bad_gateway_and_not_a_missing_documen
         while True:
             await stream.write(b" " * 65536)
 
-    good = issuer.handlers[oauth.SERVER]
+    good = issuer.handlers[oauth_metadata.SERVER]
     browser = Browser(await begin(url=f"{issuer.origin}/mcp", timeouts={"handshake_seconds": 0.5}))
-    issuer.handlers[oauth.SERVER] = stall
-    assert (await browser.refusal(oauth.SERVER + "/mcp"))[0] == 502
-    issuer.handlers[oauth.SERVER] = drip
+    issuer.handlers[oauth_metadata.SERVER] = stall
+    assert (await browser.refusal(oauth_metadata.SERVER + "/mcp"))[0] == 502
+    issuer.handlers[oauth_metadata.SERVER] = drip
     patient = Browser(await begin(url=f"{issuer.origin}/mcp"))
-    status, said = await patient.refusal(oauth.SERVER + "/mcp")
+    status, said = await patient.refusal(oauth_metadata.SERVER + "/mcp")
     assert (status, "more than" in said) == (502, True)
     for response in ({"status": 500}, {"status": 429}, {"text": "<html>"}, {"text": "[]"}, {"text": "[" * 9999}):
-        issuer.answers(oauth.SERVER, **response)
-        assert (await browser.refusal(oauth.SERVER + "/mcp"))[0] == 502
-    issuer.handlers[oauth.SERVER] = good  # a failure is not remembered
-    assert (await browser.document(oauth.SERVER + "/mcp"))["issuer"] == f"{browser.base}/mcp"
+        issuer.answers(oauth_metadata.SERVER, **response)
+        assert (await browser.refusal(oauth_metadata.SERVER + "/mcp"))[0] == 502
+    issuer.handlers[oauth_metadata.SERVER] = good  # a failure is not remembered
+    assert (await browser.document(oauth_metadata.SERVER + "/mcp"))["issuer"] == f"{browser.base}/mcp"
     never.set()
 
 
@@ -306,31 +310,31 @@ async def test_only_so_many_wait_for_authorization_servers(
 ) -> None:
     monkeypatch.setattr(wellknown, "_AT_ONCE", 1)
     go = asyncio.Event()
-    document = issuer.handlers[oauth.SERVER]
+    document = issuer.handlers[oauth_metadata.SERVER]
 
     async def wait(http: web.BaseRequest) -> web.StreamResponse:
         await go.wait()
         return await document(http)
 
-    issuer.handlers[oauth.SERVER] = wait
+    issuer.handlers[oauth_metadata.SERVER] = wait
     browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
-    first = asyncio.get_running_loop().create_task(browser.document(oauth.SERVER + "/mcp"))
-    await eventually(lambda: oauth.SERVER in issuer.paths, "the first waits")
-    assert (await browser.refusal(oauth.SERVER + "/mcp"))[0] == 503
+    first = asyncio.get_running_loop().create_task(browser.document(oauth_metadata.SERVER + "/mcp"))
+    await eventually(lambda: oauth_metadata.SERVER in issuer.paths, "the first waits")
+    assert (await browser.refusal(oauth_metadata.SERVER + "/mcp"))[0] == 503
     go.set()
     assert (await first)["issuer"] == f"{browser.base}/mcp"
-    assert (await browser.document(oauth.SERVER + "/mcp")) == await first
+    assert (await browser.document(oauth_metadata.SERVER + "/mcp")) == await first
 
 
 async def test_what_was_published_is_asked_for_again_after_a_reload_only(begin: Any, issuer: FakeIssuer) -> None:
     stand = await begin(url=f"{issuer.origin}/mcp")
     browser = Browser(stand)
     for _ in range(3):
-        _ = await browser.document(oauth.RESOURCE + "/mcp")
-    assert issuer.paths.count(oauth.RESOURCE + "/mcp") == 1
+        _ = await browser.document(oauth_metadata.RESOURCE + "/mcp")
+    assert issuer.paths.count(oauth_metadata.RESOURCE + "/mcp") == 1
     stand.gateway.downstream.change(stand.gateway.config)
-    _ = await browser.document(oauth.RESOURCE + "/mcp")
-    assert issuer.paths.count(oauth.RESOURCE + "/mcp") == 2
+    _ = await browser.document(oauth_metadata.RESOURCE + "/mcp")
+    assert issuer.paths.count(oauth_metadata.RESOURCE + "/mcp") == 2
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -13,7 +13,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from gateway.principal import of_claims
+from gateway.identity.principal import of_claims
 
 LEEWAY_SECONDS: Final = 30
 """How far the issuer's clock may be from ours."""

@@ -1,0 +1,1 @@
+"""The identity of a caller, as tokens and headers state it."""
