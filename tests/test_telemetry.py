@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.protocol.errors import DownstreamError, GatewayError, InvalidState, UpstreamError
-from gateway.seal.envelope import Binding
+from gateway.seal.request_state import Binding
 from gateway.telemetry import (
     COMPLETE,
     Ending,

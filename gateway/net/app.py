@@ -33,9 +33,9 @@ from gateway.net.troubles import Troubles
 from gateway.net.wellknown import WellKnown
 from gateway.net.witness import Witness
 from gateway.protocol.errors import Stopping
-from gateway.seal.envelope import Sealer
-from gateway.seal.hop import Hops
-from gateway.seal.keyring import Keyring
+from gateway.seal.cipher import Keyring
+from gateway.seal.peer_messages import Hops
+from gateway.seal.request_state import Sealer
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 
 log = get_logger()

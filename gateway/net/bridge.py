@@ -14,7 +14,7 @@ from gateway.net.pool import Pool
 from gateway.net.tasks import Tasks
 from gateway.net.troubles import Health
 from gateway.net.witness import Witness
-from gateway.seal.envelope import Sealer
+from gateway.seal.request_state import Sealer
 from gateway.telemetry import Metrics
 
 if TYPE_CHECKING:  # these know their bridge

@@ -45,8 +45,8 @@ from gateway.protocol.errors import (
     UpstreamError,
 )
 from gateway.protocol.request import Request
-from gateway.seal.envelope import Envelope, Sealer, bind
-from gateway.seal.keyring import PREFIX
+from gateway.seal.cipher import PREFIX
+from gateway.seal.request_state import Envelope, Sealer, bind
 from gateway.telemetry import (
     COMPLETE,
     OTHER_ERROR,

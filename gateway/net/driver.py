@@ -37,15 +37,8 @@ from gateway.protocol.errors import (
     UpstreamError,
 )
 from gateway.protocol.request import Request
-from gateway.seal import passage
-from gateway.seal.envelope import (
-    Binding,
-    Envelope,
-    Upstream,
-    bind,
-    digest_answers,
-    pack_record,
-)
+from gateway.seal import handoff
+from gateway.seal.request_state import Binding, Envelope, Upstream, bind, digest_answers, pack_record
 from gateway.telemetry import (
     COMPLETE,
     TOOL_ERROR,
@@ -211,7 +204,7 @@ class Driver:
             self._server_info = Raw(envelope.upstream.server_info)
         self._bridge.lot.park(self)
         before = self._exchange.state
-        self._exchange.restore(passage.past(envelope))
+        self._exchange.restore(handoff.past(envelope))
         self._moved(before, self._exchange.state)
 
     def _discard(self) -> None:
@@ -509,13 +502,13 @@ class Driver:
             epoch=bridge.epoch,
             state=ask.state,
             sheds=exchange.sheds,
-            open=tuple(passage.opened(question) for question in ask.questions.values()),
+            open=tuple(handoff.opened(question) for question in ask.questions.values()),
             upstream=self._whereabouts() if ask.held else None,
             record=pack_record(exchange.record) if exchange.record is not None else None,
             trace=self._span.token if self._span is not None else None,
         )
         bridge.metrics.sealed()
-        for smaller in passage.ever_smaller(envelope, held=ask.held):
+        for smaller in handoff.ever_smaller(envelope, held=ask.held):
             try:
                 return bridge.sealer.seal(smaller)
             except ValueError:

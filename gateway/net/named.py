@@ -15,7 +15,7 @@ from yarl import URL
 from gateway.net.client import Endpoint
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import InvalidRequest, InvalidState
-from gateway.seal.keyring import Keyring
+from gateway.seal.cipher import Keyring
 
 PURPOSE: Final = "endpoint"
 _PARAMETER: Final = "mrtr-endpoint"

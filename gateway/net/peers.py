@@ -25,8 +25,8 @@ from gateway.config import Config, split_address
 from gateway.net.members import Address, Members, State
 from gateway.net.wire import Incoming, Wire, leave_open, read_body, send
 from gateway.protocol.errors import GatewayError, InvalidState, OwnerSilent, OwnerStalled
-from gateway.seal import hop as hops
-from gateway.seal.hop import Frames, Hop, Hops
+from gateway.seal import peer_messages as hops
+from gateway.seal.peer_messages import Frames, Hop, Hops
 from gateway.telemetry import Ending, Event, Metrics, Outcome, PeerOutcome, get_logger
 
 log = get_logger()

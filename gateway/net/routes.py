@@ -28,7 +28,7 @@ from gateway.net.tasks import Tasks
 from gateway.net.troubles import Health, Troubles
 from gateway.net.witness import Witness
 from gateway.protocol import mcp
-from gateway.seal.envelope import Sealer
+from gateway.seal.request_state import Sealer
 from gateway.telemetry import Metrics
 
 _KILL_SECONDS: Final = 5.0

@@ -19,8 +19,8 @@ from gateway.net.peers import Dead, Gone, PeerFailed, Peers, Replied, Stuck
 from gateway.net.wire import Incoming, Wire
 from gateway.net.witness import Witness
 from gateway.protocol.errors import OwnerSilent, OwnerStalled
-from gateway.seal import hop as hops
-from gateway.seal.envelope import Envelope
+from gateway.seal import peer_messages as hops
+from gateway.seal.request_state import Envelope
 
 _NO_REPLICA: Final = ""
 

@@ -16,7 +16,7 @@ from gateway.core import ids
 from gateway.protocol import sse
 from gateway.protocol.errors import DownstreamError, InvalidRequest, TooLarge
 from gateway.protocol.request import Posted, read
-from gateway.seal.hop import Hop
+from gateway.seal.peer_messages import Hop
 from gateway.telemetry import Direction, Ending, Span, bodies
 
 _JSON: Final = "application/json"

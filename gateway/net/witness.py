@@ -13,7 +13,7 @@ from gateway.net.members import Members
 from gateway.net.peers import Dead, PeerFailed, Peers
 from gateway.net.tasks import Tasks
 from gateway.protocol.errors import OwnerStalled
-from gateway.seal.hop import Hop
+from gateway.seal.peer_messages import Hop
 
 _MOST_WITNESSES: Final = 8
 _GOOD_SECONDS: Final = 2.0

@@ -15,7 +15,7 @@ from gateway.net.members import resolve
 from gateway.probe.discreet import clean
 from gateway.probe.examination import Notes
 from gateway.probe.requests import Request, ask
-from gateway.seal.keyring import Keyring
+from gateway.seal.cipher import Keyring
 
 _OURS: Final = b"mcp_gateway_"
 """Every metric of a gateway begins with this."""

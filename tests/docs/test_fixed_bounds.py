@@ -25,7 +25,7 @@ from gateway.net import (
     wellknown,
 )
 from gateway.protocol import request
-from gateway.seal import hop
+from gateway.seal import peer_messages
 from tests.parts.launch import REPOSITORY
 
 ROWS = [
@@ -89,8 +89,8 @@ FIXED = [
     ("a connection to a peer", [f"{seconds(members._SILENT_SECONDS)} (fixed)"]),
     ("a request from a peer", [size(peers._OVERHEAD_BYTES)]),
     ("one frame from a peer", [size(peers._FRAME_BYTES)]),
-    ("clocks of two replicas", [seconds(hop.SKEW_SECONDS)]),
-    ("remembered requests from peers", [count(hop._MAX_REMEMBERED)]),
+    ("clocks of two replicas", [seconds(peer_messages.SKEW_SECONDS)]),
+    ("remembered requests from peers", [count(peer_messages._MAX_REMEMBERED)]),
     (
         "the name service",
         [

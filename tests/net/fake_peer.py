@@ -7,8 +7,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from gateway.seal.hop import Data, End, Frame, Frames, Head, Hop, Hops
-from gateway.seal.keyring import Keyring
+from gateway.seal.cipher import Keyring
+from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, Hop, Hops
 from tests.net.fake_upstream import DEADLINE
 
 KEY = bytes(range(32))

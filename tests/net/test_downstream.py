@@ -15,7 +15,7 @@ from gateway.net import wire as wires
 from gateway.net.server import Listener, _Refuser
 from gateway.protocol import mcp
 from gateway.protocol import request as modern
-from gateway.seal.keyring import PREFIX
+from gateway.seal.cipher import PREFIX
 from tests.logs import Lines
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text

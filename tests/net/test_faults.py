@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from gateway.exchange.events import Expired
 from gateway.net.driver import Driver
 from gateway.protocol import mcp
-from gateway.seal.envelope import Envelope
-from gateway.seal.keyring import Keyring
+from gateway.seal.cipher import Keyring
+from gateway.seal.request_state import Envelope
 from tests.logs import Lines
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FORM, FakeUpstream, Script, Turn, event, text

@@ -14,7 +14,7 @@ from gateway.net.client import Endpoint
 from gateway.net.named import PURPOSE, Beginning, Named
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
-from gateway.seal.keyring import Keyring
+from gateway.seal.cipher import Keyring
 from tests.net.conftest import Start
 from tests.net.fake_sse import FakeSse
 

@@ -27,10 +27,10 @@ from gateway.net.members import Address, Worker
 from gateway.net.survey import known_peers
 from gateway.net.wire import Incoming, Wire
 from gateway.protocol import mcp
-from gateway.seal import hop as hops
-from gateway.seal.envelope import Envelope
-from gateway.seal.hop import Data, End, Frames, Gone, Head, Hop, Hops, Me
-from gateway.seal.keyring import Keyring
+from gateway.seal import peer_messages as hops
+from gateway.seal.cipher import Keyring
+from gateway.seal.peer_messages import Data, End, Frames, Gone, Head, Hop, Hops, Me
+from gateway.seal.request_state import Envelope
 from tests.black_hole import black_hole
 from tests.net import workbench
 from tests.net.conftest import _at_rest

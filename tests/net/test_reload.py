@@ -19,8 +19,8 @@ from gateway.net.members import Members, Worker
 from gateway.net.reload import Reload
 from gateway.net.tasks import Tasks
 from gateway.protocol import mcp
-from gateway.seal.hop import Hops
-from gateway.seal.keyring import Keyring
+from gateway.seal.cipher import Keyring
+from gateway.seal.peer_messages import Hops
 from gateway.telemetry import Metrics
 from tests.net.conftest import Start
 from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn, text

@@ -19,7 +19,7 @@ from gateway.exchange.commands import Timer
 from gateway.exchange.machine import State
 from gateway.net.members import Address
 from gateway.protocol import mcp
-from gateway.seal.hop import Gone, Hop, Told
+from gateway.seal.peer_messages import Gone, Hop, Told
 from tests.black_hole import black_hole
 from tests.net.fake_peer import Asked, FakePeer
 from tests.net.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, text

@@ -17,8 +17,9 @@ from gateway.exchange.machine import MAX_RECORD_BYTES
 from gateway.exchange.questions import Capabilities, Recorded
 from gateway.protocol.errors import InvalidParams, InvalidState
 from gateway.protocol.request import Request
-from gateway.seal import envelope as envelopes
-from gateway.seal.envelope import (
+from gateway.seal import request_state as envelopes
+from gateway.seal.cipher import Keyring
+from gateway.seal.request_state import (
     SKEW_SECONDS,
     VERSION,
     Binding,
@@ -32,7 +33,6 @@ from gateway.seal.envelope import (
     pack_record,
     unpack_record,
 )
-from gateway.seal.keyring import Keyring
 from gateway.telemetry import StateReason
 
 KEY = bytes(range(32))

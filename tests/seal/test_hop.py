@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.protocol.errors import InvalidState
-from gateway.seal import hop as hops
-from gateway.seal.hop import SKEW_SECONDS, Data, End, Frame, Frames, Gone, Head, Hop, Hops, Me
-from gateway.seal.keyring import Keyring
+from gateway.seal import peer_messages as hops
+from gateway.seal.cipher import Keyring
+from gateway.seal.peer_messages import SKEW_SECONDS, Data, End, Frame, Frames, Gone, Head, Hop, Hops, Me
 from gateway.telemetry import PeerReason
 
 ONE, TWO, THREE = (bytes([number]) * 32 for number in (1, 2, 3))

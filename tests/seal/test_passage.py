@@ -11,8 +11,8 @@ from gateway.exchange.machine import State
 from gateway.exchange.questions import Question, Recorded
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
-from gateway.seal import passage
-from gateway.seal.envelope import Envelope, pack_record
+from gateway.seal import handoff
+from gateway.seal.request_state import Envelope, pack_record
 from tests.core.playbook import ACCEPT, DECLINE, FORM, LOST, Playbook, answered, leg, raw, url
 from tests.seal.test_envelope import ENVELOPE, WHERE
 
@@ -23,18 +23,18 @@ LEG = leg(1)
 
 
 def sealed(state: State, question: Question) -> Envelope:
-    whole = (passage.opened(question),)
+    whole = (handoff.opened(question),)
     return replace(ENVELOPE, state=state, open=whole, upstream=WHERE, record=pack_record(RECORD), trace=b"t")
 
 
 def arrived(envelope: Envelope) -> Playbook:
     play = Playbook()
-    play.exchange.restore(passage.past(envelope))
+    play.exchange.restore(handoff.past(envelope))
     return play
 
 
 def test_a_whole_state_brings_the_exchange_as_it_was() -> None:
-    past = passage.past(sealed(State.PARKED, FORMED))
+    past = handoff.past(sealed(State.PARKED, FORMED))
     assert (past.state, past.round, past.record, past.sheds) == (State.PARKED, 1, RECORD, 0)
     (question,) = past.questions.values()
     assert (question.key, question.method) == (FORMED.key, FORMED.method)
@@ -43,7 +43,7 @@ def test_a_whole_state_brings_the_exchange_as_it_was() -> None:
 
 
 def test_the_words_give_way_first_then_the_record_then_what_only_others_need() -> None:
-    whole, wordless, forgetful, owners = passage.ever_smaller(sealed(State.PARKED, FORMED), held=True)
+    whole, wordless, forgetful, owners = handoff.ever_smaller(sealed(State.PARKED, FORMED), held=True)
     assert whole.open[0].params is not None
     assert whole.trace == b"t"
     assert (wordless.open[0].params, wordless.trace, bool(wordless.record)) == (None, None, True)
@@ -52,13 +52,13 @@ def test_the_words_give_way_first_then_the_record_then_what_only_others_need() -
 
 
 def test_where_nothing_is_held_the_record_does_not_give_way() -> None:
-    states = [*passage.ever_smaller(sealed(State.BROKEN, FORMED), held=False)]
+    states = [*handoff.ever_smaller(sealed(State.BROKEN, FORMED), held=False)]
     assert [bool(state.record) for state in states] == [True, True]
 
 
 @pytest.mark.parametrize("answer", [ACCEPT, DECLINE], ids=["accepted", "declined"])
 def test_a_state_too_small_to_name_its_urls_does_not_send_the_call_again(answer: Raw) -> None:
-    *_, smallest = passage.ever_smaller(sealed(State.REFERRED, URL), held=True)
+    *_, smallest = handoff.ever_smaller(sealed(State.REFERRED, URL), held=True)
     play = arrived(smallest) >> answered(LEG, 1, **{"elicitation-1": answer})
     play = play << do.Disarm(do.Timer.TTL) << do.Arm(do.Timer.LEG)
     # The driver finds that the owner is gone.
@@ -68,7 +68,7 @@ def test_a_state_too_small_to_name_its_urls_does_not_send_the_call_again(answer:
 
 @pytest.mark.parametrize("state", [State.PARKED, State.BROKEN])
 def test_a_state_too_small_for_others_loses_the_call_and_does_not_run_it_again(state: State) -> None:
-    *_, smallest = passage.ever_smaller(sealed(state, FORMED), held=True)
+    *_, smallest = handoff.ever_smaller(sealed(state, FORMED), held=True)
     play = arrived(smallest)
     commands = play.exchange.handle(answered(LEG, 1, **{"elicitation-1": ACCEPT}))
     if state is State.PARKED:
@@ -81,6 +81,6 @@ def test_a_state_too_small_for_others_loses_the_call_and_does_not_run_it_again(s
 @pytest.mark.parametrize("smaller", range(3))
 @pytest.mark.parametrize("answer", [ACCEPT, DECLINE], ids=["accepted", "declined"])
 def test_a_call_is_sent_after_its_urls_only_where_all_were_accepted(smaller: int, answer: Raw) -> None:
-    state = [*passage.ever_smaller(sealed(State.REFERRED, URL), held=True)][smaller]
+    state = [*handoff.ever_smaller(sealed(State.REFERRED, URL), held=True)][smaller]
     commands = arrived(state).exchange.handle(answered(LEG, 1, **{"elicitation-1": answer}))
     assert any(isinstance(command, do.SendCall) for command in commands) is (answer is ACCEPT)

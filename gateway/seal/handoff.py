@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gateway.exchange import questions as inputs
 from gateway.exchange.machine import Snapshot, State
 from gateway.exchange.questions import Question
-from gateway.seal.envelope import Envelope, Open, unpack_record
+from gateway.seal.request_state import Envelope, Open, unpack_record
 
 
 def opened(question: Question) -> Open:

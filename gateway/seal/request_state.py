@@ -17,7 +17,7 @@ from gateway.exchange.questions import Recorded
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidParams, InvalidState
 from gateway.protocol.request import Request
-from gateway.seal.keyring import Keyring
+from gateway.seal.cipher import Keyring
 
 VERSION: Final = 2
 SKEW_SECONDS: Final = 60.0

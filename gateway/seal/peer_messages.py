@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.protocol.errors import InvalidState
-from gateway.seal.keyring import Keyring
+from gateway.seal.cipher import Keyring
 
 SKEW_SECONDS: Final = 60.0
 """How far the clocks of two replicas may differ; a request is remembered for twice this time."""
