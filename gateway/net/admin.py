@@ -7,10 +7,10 @@ import msgspec
 from aiohttp import web
 
 from gateway.net.guard import check_admin
-from gateway.net.status import Status
 from gateway.net.status_page import HEADERS, every_seconds, page, prefers_json
 from gateway.protocol.errors import Forbidden
 from gateway.telemetry import Metrics
+from gateway.telemetry.status import Status
 
 
 class Probes(ABC):

@@ -29,7 +29,6 @@ from gateway.net.server import Handler, Listener
 from gateway.net.succession import Succession
 from gateway.net.survey import Process, survey
 from gateway.net.tasks import Tasks
-from gateway.net.troubles import Troubles
 from gateway.net.wellknown import WellKnown
 from gateway.net.witness import Witness
 from gateway.protocol.errors import Stopping
@@ -37,6 +36,7 @@ from gateway.seal.cipher import Keyring
 from gateway.seal.peer_messages import Hops
 from gateway.seal.request_state import Sealer
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
+from gateway.telemetry.recent_errors import RecentErrors
 
 log = get_logger()
 
@@ -68,7 +68,7 @@ class Gateway:
         self.metrics.set_held_limit(config.hold.max_calls)
         bodies.on = config.debug.bodies
         self.tasks = Tasks(self.metrics)
-        self.troubles = Troubles()
+        self.troubles = RecentErrors()
         self.began = time.monotonic()
         self.lot: Lot[Driver] = Lot(config.hold)
         self._worker = worker

@@ -12,10 +12,10 @@ from gateway.net.era import Era
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
 from gateway.net.tasks import Tasks
-from gateway.net.troubles import Health
 from gateway.net.witness import Witness
 from gateway.seal.request_state import Sealer
 from gateway.telemetry import Metrics
+from gateway.telemetry.recent_errors import Health
 
 if TYPE_CHECKING:  # these know their bridge
     from gateway.net.driver import Driver

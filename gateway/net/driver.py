@@ -23,8 +23,6 @@ from gateway.net.headers import own_headers
 from gateway.net.lists import Ticket  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.sessions import Call, PoolKey, Session
-from gateway.net.status import HeldStatus
-from gateway.net.troubles import presentable
 from gateway.net.upstream import Headers
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
@@ -51,6 +49,8 @@ from gateway.telemetry import (
     Step,
     get_logger,
 )
+from gateway.telemetry.recent_errors import presentable
+from gateway.telemetry.status import HeldStatus
 
 log = get_logger()
 

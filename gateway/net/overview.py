@@ -20,9 +20,9 @@ from gateway.net import scrape
 from gateway.net.admin import Probes
 from gateway.net.guard import admin_names
 from gateway.net.server import UNIX
-from gateway.net.status import Status, together
 from gateway.net.survey import about
 from gateway.telemetry import Metrics
+from gateway.telemetry.status import Status, together
 
 _ANSWER_SECONDS: Final = 1.0
 

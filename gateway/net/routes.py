@@ -25,11 +25,11 @@ from gateway.net.parking import Lot
 from gateway.net.pool import Pool
 from gateway.net.stdio import StdioChannel
 from gateway.net.tasks import Tasks
-from gateway.net.troubles import Health, Troubles
 from gateway.net.witness import Witness
 from gateway.protocol import mcp
 from gateway.seal.request_state import Sealer
 from gateway.telemetry import Metrics
+from gateway.telemetry.recent_errors import Health, RecentErrors
 
 _KILL_SECONDS: Final = 5.0
 
@@ -48,7 +48,7 @@ class Routes:
         owner: str,
         epoch: str,
         tls: Contexts,
-        troubles: Troubles,
+        troubles: RecentErrors,
         witness: Witness,
     ) -> None:
         self._troubles = troubles

@@ -21,7 +21,9 @@ from gateway.net.driver import Driver
 from gateway.net.members import Members
 from gateway.net.parking import Lot
 from gateway.net.routes import Routes
-from gateway.net.status import (
+from gateway.telemetry import Metrics
+from gateway.telemetry.recent_errors import RecentErrors, presentable
+from gateway.telemetry.status import (
     MOST_HELD,
     MOST_PEERS,
     HeldStatus,
@@ -36,8 +38,6 @@ from gateway.net.status import (
     failing_first,
     health,
 )
-from gateway.net.troubles import Troubles, presentable
-from gateway.telemetry import Metrics
 
 _PAGE_BYTES: Final = resource.getpagesize()
 _CALLER_BYTES: Final = 4
@@ -65,7 +65,7 @@ class Process:
     routes: Routes
     members: Members
     metrics: Metrics
-    troubles: Troubles
+    troubles: RecentErrors
 
     @property
     def state(self) -> ProcessState:

@@ -1,11 +1,7 @@
 """Log events, metrics and traces; each event and metric is declared once."""
 
 from gateway.telemetry.bodies import Direction, bodies
-from gateway.telemetry.log import Event, Logger, configure_logging, get_logger, mask, redact, secret_arguments
-from gateway.telemetry.metrics import OTHER, Metrics, bounded_kind, bounded_method, bounded_version
-from gateway.telemetry.traces import ClientRequest, Operation, Span, Traces, TracesUnavailable
-from gateway.telemetry.tracing_setup import check_traces, open_traces
-from gateway.telemetry.words import (
+from gateway.telemetry.labels import (
     COMPLETE,
     OTHER_ERROR,
     TOOL_ERROR,
@@ -23,6 +19,10 @@ from gateway.telemetry.words import (
     UpstreamEra,
     UpstreamFailure,
 )
+from gateway.telemetry.log import Event, Logger, configure_logging, get_logger, mask, redact, secret_arguments
+from gateway.telemetry.metrics import OTHER, Metrics, bounded_kind, bounded_method, bounded_version
+from gateway.telemetry.tracing import ClientRequest, Operation, Span, Traces, TracesUnavailable
+from gateway.telemetry.tracing_setup import check_traces, open_traces
 
 __all__ = [
     "COMPLETE",

@@ -21,7 +21,7 @@ from prometheus_client import (
 from prometheus_client.metrics import MetricWrapperBase
 
 from gateway.protocol import mcp
-from gateway.telemetry.words import (
+from gateway.telemetry.labels import (
     OTHER_ERROR,
     TOOL_ERROR,
     Ending,

@@ -26,9 +26,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, Tracer
 
 from gateway.protocol import mcp
+from gateway.telemetry.labels import Ending, Outcome
 from gateway.telemetry.log import mask
-from gateway.telemetry.traces import TOKEN_BYTES, ClientRequest, Operation, Span, Traces, TracesUnavailable
-from gateway.telemetry.words import Ending, Outcome
+from gateway.telemetry.tracing import TOKEN_BYTES, ClientRequest, Operation, Span, Traces, TracesUnavailable
 
 _NAME: Final = "mrtr-gateway"
 _OURS: Final = "mcp_gateway."

@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-from gateway.telemetry.traces import Traces, TracesUnavailable
+from gateway.telemetry.tracing import Traces, TracesUnavailable
 
 
 def open_traces(version: str, replica: str) -> Traces | None:

@@ -18,9 +18,9 @@ from gateway.net import overview
 from gateway.net.admin import Admin, Probes
 from gateway.net.overview import Overview
 from gateway.net.server import Listener
-from gateway.net.status import ProcessState, ProcessStatus, Status
 from gateway.net.survey import about
 from gateway.telemetry import Metrics
+from gateway.telemetry.status import ProcessState, ProcessStatus, Status
 
 TASKS = "mcp_gateway_task_failures_total"
 LIMIT = "mcp_gateway_held_calls_limit"

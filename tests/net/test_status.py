@@ -16,7 +16,13 @@ from gateway.exchange.events import Expired
 from gateway.net import status_page
 from gateway.net.guard import admin_names, check_admin
 from gateway.net.members import Members, Worker
-from gateway.net.status import (
+from gateway.net.status_page import HEADERS, every_seconds, page, prefers_json
+from gateway.net.status_view import duration
+from gateway.net.survey import about, known_peers
+from gateway.protocol import mcp
+from gateway.protocol.errors import CallLost, InvalidParams, InvalidState, Unauthorized, Unreachable
+from gateway.telemetry.recent_errors import Health, RecentErrors, presentable
+from gateway.telemetry.status import (
     MOST_ERRORS,
     MOST_HELD,
     ErrorStatus,
@@ -32,12 +38,6 @@ from gateway.net.status import (
     health,
     together,
 )
-from gateway.net.status_page import HEADERS, every_seconds, page, prefers_json
-from gateway.net.status_view import duration
-from gateway.net.survey import about, known_peers
-from gateway.net.troubles import Health, Troubles, presentable
-from gateway.protocol import mcp
-from gateway.protocol.errors import CallLost, InvalidParams, InvalidState, Unauthorized, Unreachable
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
 from tests.net.workbench import KEY, Stand, configuration, eventually, jwt
@@ -326,7 +326,7 @@ async def test_a_url_is_told_without_its_secrets(begin: Start) -> None:
 
 
 def test_errors_that_differ_in_numbers_are_one_and_there_are_never_many() -> None:
-    troubles = Troubles()
+    troubles = RecentErrors()
     for number in range(5):
         _ = troubles.note(Unreachable(f"is started again in {number} s"), "/mcp")
     (error,) = troubles.told()
@@ -342,14 +342,14 @@ def test_errors_that_differ_in_numbers_are_one_and_there_are_never_many() -> Non
 
 
 def test_what_only_its_client_can_mend_is_no_trouble() -> None:
-    troubles, mended = Troubles(), (InvalidParams("x"), InvalidState("expired"), Unauthorized("x", has_token=True))
+    troubles, mended = RecentErrors(), (InvalidParams("x"), InvalidState("expired"), Unauthorized("x", has_token=True))
     assert [troubles.note(error) for error in mended] == [None] * 3
     assert troubles.note(InvalidState("unknown_key")) == "unknown_key"
     assert "state.keys" in troubles.told()[0].fix
 
 
 def test_a_lost_owner_is_not_the_upstreams_failure() -> None:
-    known = Health("/mcp", Troubles(), is_command=False)
+    known = Health("/mcp", RecentErrors(), is_command=False)
     known.note(CallLost("gone", data={"reason": "owner_lost"}))
     assert known.failure is None
     known.note(CallLost("gone"))

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from typing import Final
 from weakref import WeakSet
 
-from gateway.net.status import MOST_ERRORS, ErrorStatus, Failure
 from gateway.protocol.errors import Busy, GatewayError, InvalidState, NoKeys, OwnerStalled, Unreachable, UpstreamError
 from gateway.telemetry import mask
+from gateway.telemetry.status import MOST_ERRORS, ErrorStatus, Failure
 
 _TEXT_CHARACTERS: Final = 400
 _NUMBERS: Final = re.compile(r"\d+")
@@ -41,7 +41,7 @@ _COMMAND_FIX: Final = (
 _CHILD_FIX: Final = "look in the gateway's log for the last lines of its stderr (`child.ended`)"
 
 
-class Troubles:
+class RecentErrors:
     """The errors of one process."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class _Known:
 class Health:
     """What the traffic of one route shows of its upstream."""
 
-    def __init__(self, route: str, troubles: Troubles, *, is_command: bool) -> None:
+    def __init__(self, route: str, troubles: RecentErrors, *, is_command: bool) -> None:
         self.answered = float("-inf")
         """When the upstream last answered what did not go through a session: a probe, or what is passed through."""
         self.speaks_sse = False
