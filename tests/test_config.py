@@ -31,8 +31,8 @@ from gateway.config import (
     parse,
     split_address,
 )
-from gateway.config.shape import config_shape
-from gateway.config.tree import MAX_TEXT_CHARACTERS
+from gateway.config.parsing.decoder import config_shape
+from gateway.config.parsing.yaml_tree import MAX_TEXT_CHARACTERS
 
 ROOT = Path(__file__).parent.parent
 ROUTES = "routes: [{upstream: {url: 'http://127.0.0.1:9000/mcp'}}]\n"

@@ -9,8 +9,8 @@ from msgspec import inspect
 from msgspec.structs import replace
 
 from gateway.config import Config, Route, State, Upstream, changes, digest, refused
-from gateway.config.changes import RELOADED
-from gateway.config.shape import config_shape
+from gateway.config.diff import RELOADED
+from gateway.config.parsing.decoder import config_shape
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "reload.md"
 RESTART = {"listen", "admin", "workers", "replica.id", "replica.listen", "log.level", "log.format", "traces"}

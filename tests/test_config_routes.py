@@ -9,7 +9,7 @@ import yaml
 from msgspec import inspect
 
 from gateway.config import Config, ConfigError, cautions, digest, on_route, parse
-from gateway.config.effective import OWN_SECTIONS
+from gateway.config.route_overrides import OWN_SECTIONS
 
 SECRET = "s3cret-of-the-gateway"
 

@@ -1,11 +1,8 @@
 """The configuration: one strict YAML file, the environment's overrides, errors that name their fix."""
 
-from gateway.config.cautions import cautions
-from gateway.config.changes import changes, refused
-from gateway.config.effective import on_route
+from gateway.config.advisories import cautions
+from gateway.config.diff import changes, refused
 from gateway.config.files import contents
-from gateway.config.forms import HOP_BY_HOP, redacted_url, sendable_header, split_address
-from gateway.config.keys import decode_key
 from gateway.config.load import digest, for_command, for_upstream, load, parse, with_log_level
 from gateway.config.model import (
     Cache,
@@ -28,7 +25,10 @@ from gateway.config.model import (
     Upstream,
     UpstreamTls,
 )
-from gateway.config.problems import ConfigError
+from gateway.config.parsing.formats import HOP_BY_HOP, redacted_url, sendable_header, split_address
+from gateway.config.parsing.keys import decode_key
+from gateway.config.parsing.problems import ConfigError
+from gateway.config.route_overrides import on_route
 from gateway.config.schema import json_schema
 from gateway.config.tls import Contexts, contexts, jwks_context
 

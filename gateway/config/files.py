@@ -11,10 +11,10 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from gateway.config.forms import FORMS
-from gateway.config.keys import read_key_lines
 from gateway.config.model import Config, Principal, Route, State
-from gateway.config.problems import ConfigError, Problem
+from gateway.config.parsing.formats import FORMS
+from gateway.config.parsing.keys import read_key_lines
+from gateway.config.parsing.problems import ConfigError, Problem
 from gateway.config.tls import contexts, jwks_context
 from gateway.identity.bearer_token import read_keys
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from gateway.config.environment import override
 from gateway.config.files import with_files
 from gateway.config.model import Config, Level
-from gateway.config.problems import ConfigError, Given, Problem, touches
+from gateway.config.parsing.decoder import Walker, config_shape
+from gateway.config.parsing.environment import override
+from gateway.config.parsing.problems import ConfigError, Given, Problem, touches
+from gateway.config.parsing.yaml_tree import MAX_TEXT_CHARACTERS, read_tree
 from gateway.config.rules import broken_rules
-from gateway.config.shape import Walker, config_shape
-from gateway.config.tree import MAX_TEXT_CHARACTERS, read_tree
 
 
 def load(path: Path | str, env: Mapping[str, str] | None = None, *, log_level: Level | None = None) -> Config:

@@ -2,7 +2,7 @@
 
 These structs are the only place where a key is declared. The loader, the environment overrides and the JSON
 Schema all walk them, so a new key is one new line here, and one in `config/full.yaml` (a test compares).
-`extra={"form": ...}` names the text form of `gateway/config/forms.py` that a value must have.
+`extra={"form": ...}` names the text form of `gateway/config/parsing/formats.py` that a value must have.
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct, structs
 
-from gateway.config.forms import redacted_url
-from gateway.config.keys import decode_key
+from gateway.config.parsing.formats import redacted_url
+from gateway.config.parsing.keys import decode_key
 
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 SomeSeconds = Annotated[float, Meta(ge=0.001, le=86_400)]

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from gateway.config.effective import on_route
-from gateway.config.forms import split_address
-from gateway.config.keys import decode_key
 from gateway.config.model import Config, Credentials, Principal, Route, State, Upstream, UpstreamTls
-from gateway.config.problems import Problem, nearest
+from gateway.config.parsing.formats import split_address
+from gateway.config.parsing.keys import decode_key
+from gateway.config.parsing.problems import Problem, nearest
+from gateway.config.route_overrides import on_route
 
 _KEYGEN = "make one with `mrtr-gateway keygen`"
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}

@@ -4,7 +4,7 @@ import ssl
 from typing import Final, NamedTuple
 
 from gateway.config.model import Config, Principal, Tls, UpstreamTls
-from gateway.config.problems import ConfigError, Problem
+from gateway.config.parsing.problems import ConfigError, Problem
 
 _ENCRYPTED: Final = "has a password; write the key without one"
 

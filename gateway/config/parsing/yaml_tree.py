@@ -12,7 +12,7 @@ from typing import Any, Final
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gateway.config.problems import Problem, Surprise, shown
+from gateway.config.parsing.problems import Problem, Surprise, shown
 
 MAX_TEXT_CHARACTERS = 262_144
 _MAX_DEPTH = 32

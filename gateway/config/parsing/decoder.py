@@ -9,11 +9,11 @@ from typing import Any
 
 from msgspec import inspect
 
-from gateway.config.environment import substitute
-from gateway.config.forms import FORMS, Form
 from gateway.config.model import Config
-from gateway.config.problems import Given, Problem, Surprise, joined, nearest, shown
-from gateway.config.tree import UNREAD, Unread, number
+from gateway.config.parsing.environment import substitute
+from gateway.config.parsing.formats import FORMS, Form
+from gateway.config.parsing.problems import Given, Problem, Surprise, joined, nearest, shown
+from gateway.config.parsing.yaml_tree import UNREAD, Unread, number
 
 _Extra = Mapping[str, Any]
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from gateway.config.forms import split_address
 from gateway.config.model import Config
+from gateway.config.parsing.formats import split_address
 from gateway.config.rules import LOOPBACK
 
 _OF_CONNECTIONS = {f"x-forwarded-{word}" for word in ("by", "for", "host", "port", "prefix", "proto", "server", "ssl")}

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import fields
 
-from gateway.config.effective import OWN_SECTIONS
 from gateway.config.model import Config
+from gateway.config.route_overrides import OWN_SECTIONS
 
 _SHARED: Final = frozenset(
     {

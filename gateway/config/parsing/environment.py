@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import inspect
 
-from gateway.config.problems import Given, Problem, nearest
+from gateway.config.parsing.problems import Given, Problem, nearest
 
 _PREFIX = "GATEWAY_"
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<rest>:-(?P<default>[^}]*))?\}|(?P<bad>\$\{)")

@@ -1,0 +1,1 @@
+"""The way from YAML text to structs."""
