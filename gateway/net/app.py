@@ -28,10 +28,10 @@ from gateway.net.routes import Routes, end_streams
 from gateway.net.server import Handler, Listener
 from gateway.net.succession import Succession
 from gateway.net.survey import Process, survey
-from gateway.net.tasks import Tasks
 from gateway.net.wellknown import WellKnown
 from gateway.net.witness import Witness
 from gateway.protocol.errors import Stopping
+from gateway.runtime.tasks import Tasks
 from gateway.seal.cipher import Keyring
 from gateway.seal.peer_messages import Hops
 from gateway.seal.request_state import Sealer

@@ -6,13 +6,13 @@ import msgspec
 
 from gateway.config import Config, Route
 from gateway.exchange.machine import Policy
-from gateway.net.alarms import Alarms
 from gateway.net.client import Client
 from gateway.net.era import Era
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
-from gateway.net.tasks import Tasks
 from gateway.net.witness import Witness
+from gateway.runtime.coarse_timer import Deadlines
+from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Sealer
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import Health
@@ -36,7 +36,7 @@ class Bridge(msgspec.Struct, frozen=True, eq=False):
     sealer: Sealer
     metrics: Metrics
     tasks: Tasks
-    alarms: Alarms
+    alarms: Deadlines
     policies: dict[str, Policy]
     """By method; a method that is not here may not ask."""
     owner: str

@@ -7,8 +7,8 @@ from gateway.identity import principal as principals
 from gateway.net.client import Client
 from gateway.net.headers import AUTHORIZATION, check_once
 from gateway.net.issuer import Issuer
-from gateway.net.tasks import Tasks
 from gateway.net.wire import Incoming
+from gateway.runtime.tasks import Tasks
 
 
 class Callers:

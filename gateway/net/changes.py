@@ -5,8 +5,8 @@ A client that does not read, or an upstream that floods, costs one message per t
 """
 
 from gateway.exchange.events import Leg
-from gateway.net.alarms import Alarm
 from gateway.net.outbox import Last, Outbox
+from gateway.runtime.coarse_timer import CoarseTimer
 
 Topic = tuple[str, str]
 """What a change is about: its method, and the URI of a resource or nothing."""
@@ -15,7 +15,7 @@ Topic = tuple[str, str]
 class Changes(Outbox):
     """The acknowledgement, then changes, then the end."""
 
-    def __init__(self, leg: Leg, silence: Alarm, behind_bytes: int) -> None:
+    def __init__(self, leg: Leg, silence: CoarseTimer, behind_bytes: int) -> None:
         super().__init__(leg, silence, behind_bytes)
         self._changes: dict[Topic, bytes] = {}
         self._told = 0

@@ -19,9 +19,9 @@ from typing import Final
 
 from gateway.config import Upstream
 from gateway.net.mutter import Mutter
-from gateway.net.tasks import Tasks
 from gateway.protocol.errors import CallLost
 from gateway.protocol.stdio_framing import Lines, LineTooLong, one_line
+from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger, secret_arguments
 
 log = get_logger()

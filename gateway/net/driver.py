@@ -17,7 +17,6 @@ from gateway.exchange.commands import Timer
 from gateway.exchange.machine import Exchange, Policy, State
 from gateway.identity.principal import of_headers
 from gateway.net import catalog
-from gateway.net.alarms import wait_seconds
 from gateway.net.bridge import Bridge
 from gateway.net.headers import own_headers
 from gateway.net.lists import Ticket  # noqa: TC001  (one import style; it costs nothing here)
@@ -35,6 +34,7 @@ from gateway.protocol.errors import (
     UpstreamError,
 )
 from gateway.protocol.request import Request
+from gateway.runtime.coarse_timer import wait_seconds
 from gateway.seal import handoff
 from gateway.seal.request_state import Binding, Envelope, Upstream, bind, digest_answers, pack_record
 from gateway.telemetry import (

@@ -13,10 +13,10 @@ from typing import Final
 import aiohttp
 
 from gateway.net.client import FOREIGN, REDIRECTS, Client, Endpoint
-from gateway.net.tasks import Tasks
 from gateway.net.upstream import Headers
 from gateway.protocol import era, mcp
 from gateway.protocol.errors import UpstreamError
+from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
 
 log = get_logger()

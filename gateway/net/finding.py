@@ -14,9 +14,9 @@ from gateway.net.client import Client, Endpoint
 from gateway.net.http_sse import HttpSseChannel
 from gateway.net.refusals import NotSpoken
 from gateway.net.streamable import StreamableChannel
-from gateway.net.tasks import Tasks
 from gateway.net.upstream import Channel, Headers
 from gateway.protocol.errors import NoHandshake
+from gateway.runtime.tasks import Tasks
 
 
 def connector(

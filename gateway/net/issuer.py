@@ -17,8 +17,8 @@ from yarl import URL
 from gateway.config import Principal, redacted_url
 from gateway.identity.bearer_token import LEEWAY_SECONDS, BadToken, Key, UnknownKey, Verified, read_keys, verify
 from gateway.net.client import FOREIGN, Client, read_at_most, tls_cause
-from gateway.net.tasks import Tasks
 from gateway.protocol.errors import NoKeys, Unauthorized
+from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger
 
 log = get_logger()

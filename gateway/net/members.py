@@ -18,8 +18,8 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.config import Config, Replica, split_address
-from gateway.net.tasks import Tasks
 from gateway.protocol.errors import OwnerSilent
+from gateway.runtime.tasks import Tasks
 
 Address = str
 """host:port, or unix:/path of a worker of this host."""

@@ -14,8 +14,8 @@ from typing import Final
 from gateway.config import Route, Upstream
 from gateway.net.child import Child
 from gateway.net.client import Client
-from gateway.net.tasks import Tasks
 from gateway.protocol.errors import Unreachable
+from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 
 _FIRST_PAUSE_SECONDS: Final = 0.5

@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Raw
 
 from gateway.exchange.events import Leg
-from gateway.net.alarms import Alarm
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import DownstreamError, GatewayError, LocalProtocolError
+from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.telemetry import COMPLETE, Ending, Outcome, Span
 
 _MAX_BEHIND: Final = 1024
@@ -50,7 +50,7 @@ class Outbox:
     """A queue of JSON messages to one client."""
 
     def __init__(
-        self, leg: Leg, silence: Alarm, behind_bytes: int, request_id: str = "", span: Span | None = None
+        self, leg: Leg, silence: CoarseTimer, behind_bytes: int, request_id: str = "", span: Span | None = None
     ) -> None:
         """`silence` rings when nothing came for as long as a client may hear nothing.
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.config import Config, ConfigError, changes, contents, digest, refused
-from gateway.net.tasks import Tasks
+from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger
 
 log = get_logger()

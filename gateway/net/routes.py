@@ -12,7 +12,6 @@ from typing import Final
 
 from gateway.config import Config, Contexts, Route, on_route
 from gateway.exchange.machine import Policy
-from gateway.net.alarms import Alarms, lengths
 from gateway.net.bridge import Bridge
 from gateway.net.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.client import Client, Endpoint
@@ -24,9 +23,10 @@ from gateway.net.nursery import Nursery
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
 from gateway.net.stdio import StdioChannel
-from gateway.net.tasks import Tasks
 from gateway.net.witness import Witness
 from gateway.protocol import mcp
+from gateway.runtime.coarse_timer import Deadlines, lengths
+from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Sealer
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import Health, RecentErrors
@@ -64,7 +64,7 @@ class Routes:
         self._tasks = tasks
         self._children: set[Child] = set()
         """Of all bridges, also of those that a reload took away."""
-        self._alarms: dict[tuple[float, ...], Alarms] = {}
+        self._alarms: dict[tuple[float, ...], Deadlines] = {}
         self.change(config, tls)
 
     def change(self, config: Config, tls: Contexts) -> None:
@@ -72,7 +72,7 @@ class Routes:
         endpoints = {route.path: _endpoint(route) for route in config.routes}
         there = {route.path: on_route(config, route) for route in config.routes}
         self._alarms = {
-            lengths(each): self._alarms.get(lengths(each)) or Alarms(each, self._tasks) for each in there.values()
+            lengths(each): self._alarms.get(lengths(each)) or Deadlines(each, self._tasks) for each in there.values()
         }
         before = self.bridges
         self.bridges = {

@@ -20,11 +20,11 @@ from msgspec import Raw
 from gateway.net.batches import hand_over
 from gateway.net.client import FOREIGN, REDIRECTS, Client, Endpoint, Exchange, mapped
 from gateway.net.refusals import Doubted, Greeting, NotSpoken, check_pong, ping_id, read_body, refusal
-from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Channel, Headers, Receive
 from gateway.net.vigil import Vigil
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
+from gateway.runtime.tasks import Tasks
 
 _ACCEPT: Final = "application/json, text/event-stream"
 _DRAIN_SECONDS: Final = 1.0

@@ -11,8 +11,8 @@ from typing import Final, Protocol
 
 from gateway.net.members import Members
 from gateway.net.peers import Dead, PeerFailed, Peers
-from gateway.net.tasks import Tasks
 from gateway.protocol.errors import OwnerStalled
+from gateway.runtime.tasks import Tasks
 from gateway.seal.peer_messages import Hop
 
 _MOST_WITNESSES: Final = 8

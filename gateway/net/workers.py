@@ -34,7 +34,7 @@ from gateway.net.members import Worker
 from gateway.net.overview import Overview
 from gateway.net.reload import Read, Reload
 from gateway.net.server import UNIX, Listener
-from gateway.net.tasks import Tasks
+from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, Metrics, configure_logging, get_logger
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from gateway.net.finding import connector
 from gateway.net.nursery import Nursery
 from gateway.net.stdio import StdioChannel
 from gateway.net.streamable import StreamableChannel
-from gateway.net.tasks import Tasks
 from gateway.probe import handshakes, network, streams
 from gateway.probe.discreet import Discretion, clean
 from gateway.probe.examination import Examination, Stopped, Subject
@@ -24,6 +23,7 @@ from gateway.probe.snippet import snippet
 from gateway.probe.verdicts import features, unknown
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
+from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 
 _STEPS: Final = 12

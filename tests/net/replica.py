@@ -13,9 +13,9 @@ from gateway.net.client import Client, Endpoint
 from gateway.net.pool import Pool
 from gateway.net.sessions import Call, PoolKey, Session
 from gateway.net.streamable import StreamableChannel
-from gateway.net.tasks import Tasks
 from gateway.net.upstream import NO_HEADERS, Headers
 from gateway.protocol import jsonrpc, mcp
+from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics, SessionState
 from tests.net.fake_upstream import DEADLINE
 from tests.net.workbench import ALL, BACKGROUND, configuration, eventually

@@ -11,8 +11,8 @@ import pytest
 from gateway.config import Replica
 from gateway.net import members as module
 from gateway.net.members import Address, Members, Worker, resolve
-from gateway.net.tasks import Tasks
 from gateway.protocol.errors import OwnerSilent
+from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.net.fake_upstream import DEADLINE
 from tests.net.workbench import eventually

@@ -8,18 +8,18 @@ from msgspec import Raw
 from gateway.config import Hold, Security
 from gateway.exchange.events import Leg
 from gateway.net import outbox as boxes
-from gateway.net.alarms import Alarm
 from gateway.net.changes import Changes
 from gateway.net.guard import Guard
 from gateway.net.outbox import Last, Outbox
 from gateway.net.parking import Lot
-from gateway.net.tasks import Tasks
 from gateway.protocol.errors import Busy, CallLost, Forbidden, InvalidParams, LocalProtocolError
+from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Ending, Metrics, Outcome
 
 
 def box(silence_seconds: float = 5, behind_bytes: int = 1000) -> Outbox:
-    return Outbox(Leg(Raw(b"1")), Alarm(silence_seconds, Tasks(Metrics("0")), "silence"), behind_bytes)
+    return Outbox(Leg(Raw(b"1")), CoarseTimer(silence_seconds, Tasks(Metrics("0")), "silence"), behind_bytes)
 
 
 async def test_messages_come_out_in_order_and_the_last_one_last() -> None:
@@ -84,7 +84,7 @@ async def test_a_client_that_does_not_read_costs_no_more_than_its_bytes() -> Non
 
 
 async def test_a_subscriber_that_does_not_read_hears_later_that_things_changed_and_not_how() -> None:
-    out = Changes(Leg(Raw(b"1")), Alarm(5, Tasks(Metrics("0")), "silence"), 10)
+    out = Changes(Leg(Raw(b"1")), CoarseTimer(5, Tasks(Metrics("0")), "silence"), 10)
     out.tell(("a", ""), b"a" * 6)
     assert not out.has_room(("b", ""), b"b" * 6)
     out.tell(("b", ""), b"b")
@@ -109,7 +109,7 @@ def test_an_exception_becomes_its_response() -> None:
 
 async def test_an_alarm_rings_once_for_each_key_and_not_for_a_disarmed_one() -> None:
     metrics = Metrics("0")
-    alarm = Alarm(0.02, Tasks(metrics), "test")
+    alarm = CoarseTimer(0.02, Tasks(metrics), "test")
     rung: list[str] = []
     all_rung = asyncio.Event()
 
@@ -132,7 +132,7 @@ async def test_an_alarm_rings_once_for_each_key_and_not_for_a_disarmed_one() -> 
 
 
 async def test_an_alarm_armed_anew_starts_anew() -> None:
-    alarm = Alarm(0.1, Tasks(Metrics("0")), "test")
+    alarm = CoarseTimer(0.1, Tasks(Metrics("0")), "test")
     loop = asyncio.get_running_loop()
     rung = loop.create_future()
     alarm.arm("key", lambda: rung.set_result(loop.time()))
@@ -146,7 +146,7 @@ async def test_an_alarm_armed_anew_starts_anew() -> None:
 
 async def test_an_alarms_bug_is_counted_and_the_others_still_ring() -> None:
     metrics = Metrics("0")
-    alarm = Alarm(0.01, Tasks(metrics), "test")
+    alarm = CoarseTimer(0.01, Tasks(metrics), "test")
     rung = asyncio.Event()
 
     def fail() -> None:

@@ -17,8 +17,8 @@ from gateway.config import Config, ConfigError, Replica, decode_key, parse
 from gateway.net.app import Gateway
 from gateway.net.members import Members, Worker
 from gateway.net.reload import Reload
-from gateway.net.tasks import Tasks
 from gateway.protocol import mcp
+from gateway.runtime.tasks import Tasks
 from gateway.seal.cipher import Keyring
 from gateway.seal.peer_messages import Hops
 from gateway.telemetry import Metrics

@@ -12,13 +12,13 @@ from typing import Final
 
 from gateway.config import Config
 from gateway.exchange.commands import Timer
-from gateway.net.tasks import Tasks
+from gateway.runtime.tasks import Tasks
 
 TICK_SECONDS: Final = 0.1
 """How late an alarm may be."""
 
 
-class Alarm:
+class CoarseTimer:
     """Calls back each armed key once, `seconds` after it was armed (rounded up to the next tick)."""
 
     def __init__(self, seconds: float, tasks: Tasks, name: str) -> None:
@@ -67,7 +67,7 @@ def wait_seconds(config: Config) -> float:
     return min(config.hold.ttl_seconds, config.state.ttl_seconds)
 
 
-class Alarms:
+class Deadlines:
     """The deadlines that all exchanges of a process share; QUIET and GRACE are short and have timers of their own.
 
     An alarm has one length for its life. Routes of other lengths have alarms of their own; where a reload brings
@@ -76,12 +76,12 @@ class Alarms:
 
     def __init__(self, config: Config, tasks: Tasks) -> None:
         self.lengths = idle, silence, leg, ttl, linger = lengths(config)
-        self.idle = Alarm(idle, tasks, "idle")
-        self.silence = Alarm(silence, tasks, "keep-alive")
+        self.idle = CoarseTimer(idle, tasks, "idle")
+        self.silence = CoarseTimer(silence, tasks, "keep-alive")
         self.shared = {
-            Timer.LEG: Alarm(leg, tasks, Timer.LEG),
-            Timer.TTL: Alarm(ttl, tasks, Timer.TTL),
-            Timer.LINGER: Alarm(linger, tasks, Timer.LINGER),
+            Timer.LEG: CoarseTimer(leg, tasks, Timer.LEG),
+            Timer.TTL: CoarseTimer(ttl, tasks, Timer.TTL),
+            Timer.LINGER: CoarseTimer(linger, tasks, Timer.LINGER),
         }
 
 
