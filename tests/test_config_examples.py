@@ -16,10 +16,10 @@ import yaml
 from multidict import CIMultiDict
 
 from gateway.config import Config, Route, cautions, contexts, load, on_route
+from gateway.http.forwarded_headers import for_call
 from gateway.identity.principal import is_trusted
 from gateway.net.app import Gateway
 from gateway.net.guard import Guard
-from gateway.net.headers import for_call
 from gateway.protocol.errors import Forbidden
 from tests.net.authority import Authority
 from tests.parts.launch import REPOSITORY, free_port

@@ -11,10 +11,11 @@ from typing import Final
 
 from gateway import __version__
 from gateway.config import Config, cautions, contexts, digest
+from gateway.http.client import Client
+from gateway.http.listener import Handler, Listener
 from gateway.net import named
 from gateway.net.admin import Admin
 from gateway.net.callers import Callers
-from gateway.net.client import Client
 from gateway.net.downstream import Downstream
 from gateway.net.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.guard import admin_names
@@ -25,7 +26,6 @@ from gateway.net.passthrough import Passthrough
 from gateway.net.peers import PeerDoor, Peers
 from gateway.net.reload import Read, Reload
 from gateway.net.routes import Routes, end_streams
-from gateway.net.server import Handler, Listener
 from gateway.net.succession import Succession
 from gateway.net.survey import Process, survey
 from gateway.net.wellknown import WellKnown

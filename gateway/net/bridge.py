@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.config import Config, Route
 from gateway.exchange.machine import Policy
-from gateway.net.client import Client
+from gateway.http.client import Client
 from gateway.net.era import Era
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool

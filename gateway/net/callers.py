@@ -3,11 +3,11 @@
 import ipaddress
 
 from gateway.config import Config, ConfigError, contents, jwks_context
+from gateway.http.client import Client
+from gateway.http.forwarded_headers import AUTHORIZATION, check_once
+from gateway.http.reply import Incoming
 from gateway.identity import principal as principals
-from gateway.net.client import Client
-from gateway.net.headers import AUTHORIZATION, check_once
 from gateway.net.issuer import Issuer
-from gateway.net.wire import Incoming
 from gateway.runtime.tasks import Tasks
 
 

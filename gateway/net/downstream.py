@@ -12,16 +12,17 @@ import msgspec
 from aiohttp import web
 
 from gateway.config import Config
-from gateway.core import ids
 from gateway.exchange import handshake
 from gateway.exchange.events import Leg
+from gateway.http import request_id as ids
+from gateway.http.forwarded_headers import asks_as_client, for_call, joined, own_headers
+from gateway.http.reply import REQUEST_ID, HttpReply, Incoming, ReplyWriter, read_body
 from gateway.identity import principal as principals
 from gateway.net import catalog, listen
 from gateway.net.bridge import Bridge
 from gateway.net.callers import Callers
 from gateway.net.driver import Driver
 from gateway.net.guard import Guard
-from gateway.net.headers import asks_as_client, for_call, joined, own_headers
 from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.passthrough import Passthrough, id_of, not_allowed, probe_headers
 from gateway.net.peers import PeerFailed, Replied
@@ -30,7 +31,6 @@ from gateway.net.sessions import PoolKey
 from gateway.net.succession import Inherited, Succession
 from gateway.net.upstream import NO_HEADERS, Headers
 from gateway.net.wellknown import WellKnown
-from gateway.net.wire import REQUEST_ID, HttpWire, Incoming, Wire, read_body
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol import request as modern
@@ -95,7 +95,7 @@ class Round(msgspec.Struct, eq=False):
     """One checked request on its way to its reply."""
 
     incoming: Incoming
-    wire: Wire
+    wire: ReplyWriter
     bridge: Bridge
     request: Request
     key: PoolKey
@@ -168,7 +168,7 @@ class Downstream:
         bridge = self._routes.bridges.get(http.path)
         config = self._config if bridge is None else bridge.config
         request_id = http[REQUEST_ID] = ids.request_id(http.headers.get(ids.HEADER), self._ids)
-        wire = HttpWire(http, config.timeouts.send_seconds, self._wellknown.challenge)
+        wire = HttpReply(http, config.timeouts.send_seconds, self._wellknown.challenge)
         self.in_flight += 1
         try:
             self._guard.check(http.headers.get("Host"), joined(http.headers, "Origin"))
@@ -213,7 +213,7 @@ class Downstream:
             pass
         return incoming.rpc_id
 
-    async def handle_hop(self, incoming: Incoming, wire: Wire) -> web.StreamResponse:
+    async def handle_hop(self, incoming: Incoming, wire: ReplyWriter) -> web.StreamResponse:
         """One request that came through another replica; raises PeerFailed where this one cannot serve it."""
         self.in_flight += 1
         try:
@@ -221,7 +221,9 @@ class Downstream:
         finally:
             self.in_flight -= 1
 
-    async def _reply(self, incoming: Incoming, wire: Wire, http: web.BaseRequest | None = None) -> web.StreamResponse:
+    async def _reply(
+        self, incoming: Incoming, wire: ReplyWriter, http: web.BaseRequest | None = None
+    ) -> web.StreamResponse:
         """`http` where the client itself is there: what passes through comes from it and goes to it."""
         try:
             # Looked up when the body is here: a reload may have come before it.
@@ -295,7 +297,7 @@ class Downstream:
         """The answer to a stranger too, who must not learn from it which routes there are."""
         return MethodNotFound(f"No route has the path {path[:80]!r}; check the path of the gateway's URL")
 
-    async def _serve_former(self, incoming: Incoming, wire: Wire) -> web.StreamResponse:
+    async def _serve_former(self, incoming: Incoming, wire: ReplyWriter) -> web.StreamResponse:
         """A path without a route: what began while it had one goes on, all else is told that there is none.
 
         Who was there is not remembered: the state opens or it does not, whichever replica knew the route.
@@ -355,7 +357,7 @@ class Downstream:
         return sealer.open(request.request_state or "", binding, time.time(), digest)
 
     async def _serve(
-        self, incoming: Incoming, wire: Wire, bridge: Bridge, posted: modern.Posted
+        self, incoming: Incoming, wire: ReplyWriter, bridge: Bridge, posted: modern.Posted
     ) -> web.StreamResponse:
         if posted.id is None:
             # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
@@ -477,7 +479,7 @@ class Downstream:
             driver.answer(outbox, request, envelope.round, headers)
         return await self._run(driver, outbox, round_.wire, self.running if incoming.hop is None else self.relayed)
 
-    async def _run(self, driver: Driver, outbox: Outbox, wire: Wire, waiting: set[Driver]) -> Replied:
+    async def _run(self, driver: Driver, outbox: Outbox, wire: ReplyWriter, waiting: set[Driver]) -> Replied:
         """Write a leg of an exchange as it comes."""
         waiting.add(driver)
         try:
@@ -506,7 +508,7 @@ class Downstream:
         return sent
 
     async def _refuse(
-        self, wire: Wire, error: GatewayError, id_: bytes | None, path: str, request_id: str
+        self, wire: ReplyWriter, error: GatewayError, id_: bytes | None, path: str, request_id: str
     ) -> web.StreamResponse:
         bridge = self._routes.bridges.get(path)
         if bridge is not None:  # else there is no such route, and the path is its client's
@@ -589,13 +591,13 @@ def _session_of(envelope: Envelope) -> tuple[str, str] | None:
     return (upstream.session, upstream.version) if upstream is not None else None
 
 
-async def _answer(wire: Wire, request: Request, result: bytes) -> Replied:
+async def _answer(wire: ReplyWriter, request: Request, result: bytes) -> Replied:
     """A result that nothing was asked for."""
     body = jsonrpc.result(request.id, result)
     return await wire.whole(body, 200, NO_HEADERS, COMPLETE), COMPLETE
 
 
-async def _converse(wire: Wire, outbox: Outbox) -> Replied:
+async def _converse(wire: ReplyWriter, outbox: Outbox) -> Replied:
     """Write a leg's messages: one JSON body if nothing precedes the final message, else a stream."""
     item = await outbox.take()
     while not isinstance(item, Last):

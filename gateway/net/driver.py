@@ -15,10 +15,10 @@ from gateway.exchange import events as on
 from gateway.exchange import questions, results
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import Exchange, Policy, State
+from gateway.http.forwarded_headers import own_headers
 from gateway.identity.principal import of_headers
 from gateway.net import catalog
 from gateway.net.bridge import Bridge
-from gateway.net.headers import own_headers
 from gateway.net.lists import Ticket  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.sessions import Call, PoolKey, Session

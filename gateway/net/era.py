@@ -12,7 +12,7 @@ from typing import Final
 
 import aiohttp
 
-from gateway.net.client import FOREIGN, REDIRECTS, Client, Endpoint
+from gateway.http.client import FOREIGN, REDIRECTS, Client, Endpoint
 from gateway.net.upstream import Headers
 from gateway.protocol import era, mcp
 from gateway.protocol.errors import UpstreamError

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from msgspec import Raw
 
-from gateway.net.client import Client, Endpoint
+from gateway.http.client import Client, Endpoint
 from gateway.net.http_sse import HttpSseChannel
 from gateway.net.refusals import NotSpoken
 from gateway.net.streamable import StreamableChannel

@@ -15,8 +15,8 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.config import redacted_url
+from gateway.http.client import REDIRECTS, Client, Endpoint
 from gateway.net.batches import unpacked
-from gateway.net.client import REDIRECTS, Client, Endpoint
 from gateway.net.refusals import PING_PREFIX, Doubted, Greeting, NotSpoken, check_pong, ping_id, refusal
 from gateway.net.upstream import Channel, Headers, Receive
 from gateway.protocol import jsonrpc, mcp, sse

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.exchange import results
-from gateway.net.headers import AUTHORIZATION
+from gateway.http.forwarded_headers import AUTHORIZATION
 from gateway.net.sessions import PoolKey
 from gateway.net.upstream import Headers
 from gateway.protocol import jsonrpc, mcp

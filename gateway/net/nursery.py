@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.config import Route, Upstream
+from gateway.http.client import Client
 from gateway.net.child import Child
-from gateway.net.client import Client
 from gateway.protocol.errors import Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics

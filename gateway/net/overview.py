@@ -16,10 +16,10 @@ import aiohttp
 import msgspec
 
 from gateway.config import Config
+from gateway.http.listener import UNIX
 from gateway.net import scrape
 from gateway.net.admin import Probes
 from gateway.net.guard import admin_names
-from gateway.net.server import UNIX
 from gateway.net.survey import about
 from gateway.telemetry import Metrics
 from gateway.telemetry.status import Status, together

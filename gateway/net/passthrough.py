@@ -17,15 +17,15 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.config import Config, Timeouts
-from gateway.core import ids
+from gateway.http import request_id
+from gateway.http.client import FOREIGN, REDIRECTS, Endpoint, mapped
+from gateway.http.forwarded_headers import for_passing, joined, passed_back
+from gateway.http.reply import REQUEST_ID, Challenge, Incoming, leave_open, send
 from gateway.identity import principal as principals
 from gateway.net.bridge import Bridge
-from gateway.net.client import FOREIGN, REDIRECTS, Endpoint, mapped
 from gateway.net.era import Era
-from gateway.net.headers import for_passing, joined, passed_back
 from gateway.net.named import Beginning, Named
 from gateway.net.upstream import Headers
-from gateway.net.wire import REQUEST_ID, Challenge, Incoming, leave_open, send
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, lost_session, mcp
 from gateway.protocol.errors import (
@@ -264,7 +264,7 @@ class Passthrough:
     def _head(self, http: web.BaseRequest, response: aiohttp.ClientResponse) -> CIMultiDict[str]:
         """The reply's headers as they go to the client, who must not be sent to the upstream to sign in."""
         headers = passed_back(response.headers)
-        headers[ids.HEADER] = http[REQUEST_ID]  # what the upstream calls it is in its own log
+        headers[request_id.HEADER] = http[REQUEST_ID]  # what the upstream calls it is in its own log
         challenges = headers.popall("WWW-Authenticate", ())
         headers.extend([("WWW-Authenticate", self._challenge(http, value)) for value in challenges])
         return headers

@@ -22,8 +22,8 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.config import Config, split_address
+from gateway.http.reply import Incoming, ReplyWriter, leave_open, read_body, send
 from gateway.net.members import Address, Members, State
-from gateway.net.wire import Incoming, Wire, leave_open, read_body, send
 from gateway.protocol.errors import GatewayError, InvalidState, OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as hops
 from gateway.seal.peer_messages import Frames, Hop, Hops
@@ -64,7 +64,7 @@ _SEEN: Final[dict[PeerOutcome, State]] = {
 }
 
 Replied = tuple[web.StreamResponse, Ending]
-Serve = Callable[[Incoming, Wire], Awaitable[object]]
+Serve = Callable[[Incoming, ReplyWriter], Awaitable[object]]
 """Serves a request that came from another replica; raises PeerFailed."""
 Tell = Callable[[Hop, bool], Awaitable[str]]
 """Answers a question of another replica; whether that one is a process of this host."""
@@ -111,7 +111,7 @@ class Peers:
         members.ask_name = self._ask_name
         members.greet = self._greet
 
-    async def forward(self, kind: hops.Kind, member: str, incoming: Incoming, wire: Wire) -> Replied:
+    async def forward(self, kind: hops.Kind, member: str, incoming: Incoming, wire: ReplyWriter) -> Replied:
         """Have `member` serve the request, and write its reply to `wire`.
 
         Raises Dead and Gone, OwnerSilent when it was given nothing and may live, and OwnerStalled when it lives and
@@ -127,7 +127,7 @@ class Peers:
                 raise Stuck(member, "breaks off its replies") from exc
 
     async def _forward(
-        self, kind: hops.Kind, member: str, incoming: Incoming, wire: Wire, *, fresh: bool = False
+        self, kind: hops.Kind, member: str, incoming: Incoming, wire: ReplyWriter, *, fresh: bool = False
     ) -> Replied:
         for _ in range(_TRIES):
             address = await self._address(kind, member)
@@ -156,7 +156,7 @@ class Peers:
             raise OwnerSilent(member, "did not accept a connection a moment ago")
         return address
 
-    async def _counted(self, address: Address, hop: Hop, wire: Wire, *, fresh: bool) -> Replied:
+    async def _counted(self, address: Address, hop: Hop, wire: ReplyWriter, *, fresh: bool) -> Replied:
         """Send a request, and note what came of it."""
         outcome = PeerOutcome.BROKE
         try:
@@ -183,7 +183,7 @@ class Peers:
             self._members.note(hop.to, _SEEN[outcome])
         return replied
 
-    async def _exchange(self, address: Address, hop: Hop, wire: Wire, *, fresh: bool) -> Replied:
+    async def _exchange(self, address: Address, hop: Hop, wire: ReplyWriter, *, fresh: bool) -> Replied:
         async with await self._open(address, hop, fresh=fresh) as response:
             if response.status != 200:
                 # It lives, so nobody may take its calls over.
@@ -275,7 +275,7 @@ class Peers:
         except (OSError, TimeoutError):
             return False
 
-    async def _relay(self, hop: Hop, response: aiohttp.ClientResponse, wire: Wire) -> Replied:
+    async def _relay(self, hop: Hop, response: aiohttp.ClientResponse, wire: ReplyWriter) -> Replied:
         """Write the frames of a reply to `wire`, each as it comes."""
         frames = Frames(self._hops.keyring, hop.nonce, _FRAME_BYTES)
         reply = _Reply(wire, hop.to)
@@ -478,7 +478,7 @@ def _ending(frame: hops.End) -> Ending:
 class _Reply:
     """One reply as its frames come in."""
 
-    def __init__(self, wire: Wire, member: str) -> None:
+    def __init__(self, wire: ReplyWriter, member: str) -> None:
         self._wire = wire
         self._member = member
         self._head: hops.Head | None = None
@@ -578,7 +578,7 @@ class PeerDoor:
                 http.transport.abort()  # the other side must see that the reply is incomplete
 
 
-class PeerWire(Wire):
+class PeerWire(ReplyWriter):
     """Back to the replica that the client spoke to, sealed."""
 
     def __init__(self, http: web.BaseRequest, frames: Frames, send_seconds: float) -> None:

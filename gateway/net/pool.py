@@ -19,8 +19,8 @@ from msgspec import Raw
 from gateway.config import Config, Route
 from gateway.exchange import handshake as negotiate
 from gateway.exchange.handshake import Handshake
+from gateway.http.forwarded_headers import credentials_in
 from gateway.net import affinity
-from gateway.net.headers import credentials_in
 from gateway.net.lists import Lists, Ticket, place, seconds_kept
 from gateway.net.parties import Parties
 from gateway.net.sessions import PoolKey, Session, Watcher

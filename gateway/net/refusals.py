@@ -12,8 +12,8 @@ from typing import Final
 import aiohttp
 from msgspec import Raw
 
-from gateway.net.client import Endpoint, read_at_most
-from gateway.net.headers import joined
+from gateway.http.client import Endpoint, read_at_most
+from gateway.http.forwarded_headers import joined
 from gateway.protocol import jsonrpc, lost_session, mcp
 from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, Refused, SessionLost
 

@@ -12,13 +12,13 @@ from typing import Final
 
 from gateway.config import Config, Contexts, Route, on_route
 from gateway.exchange.machine import Policy
+from gateway.http.client import Client, Endpoint
+from gateway.http.forwarded_headers import asks_as_client
 from gateway.net.bridge import Bridge
 from gateway.net.child import Child  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.net.client import Client, Endpoint
 from gateway.net.driver import Driver
 from gateway.net.era import Era
 from gateway.net.finding import connector
-from gateway.net.headers import asks_as_client
 from gateway.net.nursery import Nursery
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool

@@ -17,8 +17,8 @@ from typing import Final
 import aiohttp
 from msgspec import Raw
 
+from gateway.http.client import FOREIGN, REDIRECTS, Client, Endpoint, Exchange, mapped
 from gateway.net.batches import hand_over
-from gateway.net.client import FOREIGN, REDIRECTS, Client, Endpoint, Exchange, mapped
 from gateway.net.refusals import Doubted, Greeting, NotSpoken, check_pong, ping_id, read_body, refusal
 from gateway.net.upstream import NO_HEADERS, Channel, Headers, Receive
 from gateway.net.vigil import Vigil

@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
+from gateway.http.reply import Incoming, ReplyWriter
 from gateway.net.members import Members
 from gateway.net.peers import Dead, Gone, PeerFailed, Peers, Replied, Stuck
-from gateway.net.wire import Incoming, Wire
 from gateway.net.witness import Witness
 from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as hops
@@ -39,7 +39,7 @@ class Succession:
         self._peers = peers
         self._witness = witness
 
-    async def elsewhere(self, envelope: Envelope, incoming: Incoming, wire: Wire) -> Replied | Inherited:
+    async def elsewhere(self, envelope: Envelope, incoming: Incoming, wire: ReplyWriter) -> Replied | Inherited:
         """Have another replica serve this retry, or learn that this one is the call's heir.
 
         Raises OwnerStalled; for a request that came through another replica also Gone.
@@ -62,7 +62,7 @@ class Succession:
         except Dead as exc:
             raise Gone(to) from exc
 
-    async def _succeed(self, envelope: Envelope, incoming: Incoming, wire: Wire) -> Replied | Inherited:
+    async def _succeed(self, envelope: Envelope, incoming: Incoming, wire: ReplyWriter) -> Replied | Inherited:
         """The reply of the owner, or of its heir."""
         owner = envelope.owner
         kind: hops.Kind = "heir"
@@ -87,7 +87,7 @@ class Succession:
         return not silence.is_local and await self._witness.confirms(owner)
 
     async def _heir(
-        self, kind: hops.Kind, envelope: Envelope, heirs: list[str], incoming: Incoming, wire: Wire
+        self, kind: hops.Kind, envelope: Envelope, heirs: list[str], incoming: Incoming, wire: ReplyWriter
     ) -> Replied | Inherited:
         resumable = envelope.upstream is not None and envelope.upstream.cursor is not None
         for member in heirs:

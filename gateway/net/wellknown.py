@@ -21,13 +21,13 @@ from multidict import MultiMapping
 from yarl import URL
 
 from gateway.config import Config, Route
+from gateway.http.client import FOREIGN, REDIRECTS, Client, mapped, read_at_most
+from gateway.http.forwarded_headers import AUTHORIZATION, check_once, joined
+from gateway.http.reply import read_body
 from gateway.identity import oauth_metadata
 from gateway.identity import principal as principals
 from gateway.identity.oauth_metadata import Document, Place
-from gateway.net.client import FOREIGN, REDIRECTS, Client, mapped, read_at_most
-from gateway.net.headers import AUTHORIZATION, check_once, joined
 from gateway.net.routes import Routes
-from gateway.net.wire import read_body
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import Busy, GatewayError, InvalidRequest, MethodNotFound, Unreachable, UpstreamError
 

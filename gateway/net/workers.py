@@ -29,11 +29,11 @@ import uvloop
 
 from gateway import __version__
 from gateway.config import Config, split_address
+from gateway.http.listener import UNIX, Listener
 from gateway.net import app
 from gateway.net.members import Worker
 from gateway.net.overview import Overview
 from gateway.net.reload import Read, Reload
-from gateway.net.server import UNIX, Listener
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, Metrics, configure_logging, get_logger
 

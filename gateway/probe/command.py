@@ -30,7 +30,7 @@ from gateway.config import (
     on_route,
     sendable_header,
 )
-from gateway.net.headers import for_call
+from gateway.http.forwarded_headers import for_call
 from gateway.probe.discreet import Discretion
 from gateway.probe.examination import Subject
 from gateway.probe.examine import examine, secrets

@@ -5,7 +5,7 @@ import ssl
 from msgspec import Struct
 
 from gateway.config import Config, Route, Timeouts
-from gateway.net.client import Client, Endpoint
+from gateway.http.client import Client, Endpoint
 from gateway.net.upstream import Headers
 from gateway.probe.findings import Check, Server, State
 from gateway.runtime.tasks import Tasks

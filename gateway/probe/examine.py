@@ -7,8 +7,8 @@ from yarl import URL
 
 from gateway import __version__
 from gateway.exchange import handshake
+from gateway.http.client import Client
 from gateway.net.child import Child, given_secrets, not_here
-from gateway.net.client import Client
 from gateway.net.finding import connector
 from gateway.net.nursery import Nursery
 from gateway.net.stdio import StdioChannel

@@ -14,7 +14,7 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.config import redacted_url
-from gateway.net.client import FOREIGN, REDIRECTS, Endpoint
+from gateway.http.client import FOREIGN, REDIRECTS, Endpoint
 from gateway.net.era import PROBE_SECONDS, discover_headers
 from gateway.probe.discreet import clean
 from gateway.probe.examination import Examination, Stopped

@@ -14,7 +14,7 @@ from typing import Final
 
 from cryptography import x509
 
-from gateway.net.client import certificate_cause, handshake_cause
+from gateway.http.client import certificate_cause, handshake_cause
 from gateway.probe.discreet import clean
 from gateway.probe.examination import Examination, Stopped
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import aiohttp
 from yarl import URL
 
-from gateway.net.client import FOREIGN, Client
+from gateway.http.client import FOREIGN, Client
 from gateway.net.upstream import Headers
 from gateway.protocol import jsonrpc, reply_messages
 

@@ -10,7 +10,7 @@ from typing import Final
 import aiohttp
 
 from gateway.exchange.handshake import Handshake
-from gateway.net.client import FOREIGN
+from gateway.http.client import FOREIGN
 from gateway.net.upstream import Channel, Headers
 from gateway.probe.examination import Examination
 from gateway.probe.requests import EVENTS, Reply, Request, ask

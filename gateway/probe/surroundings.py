@@ -10,7 +10,7 @@ import aiohttp
 from yarl import URL
 
 from gateway.config import Config, cautions, digest, jwks_context, redacted_url, split_address
-from gateway.net.client import FOREIGN, Client, mapped
+from gateway.http.client import FOREIGN, Client, mapped
 from gateway.net.members import resolve
 from gateway.probe.discreet import clean
 from gateway.probe.examination import Notes

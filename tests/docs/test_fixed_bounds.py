@@ -3,6 +3,7 @@
 import pytest
 
 from gateway.exchange import machine, questions
+from gateway.http import listener
 from gateway.identity import bearer_token
 from gateway.net import (
     child,
@@ -19,7 +20,6 @@ from gateway.net import (
     outbox,
     peers,
     pool,
-    server,
     sessions,
     streamable,
     wellknown,
@@ -61,7 +61,7 @@ FIXED = [
         "OAuth's paths",
         [count(wellknown._AT_ONCE), size(wellknown._BODY_BYTES), size(wellknown._ANSWER_BYTES)],
     ),
-    ("a TLS handshake of a client", [seconds(server._HANDSHAKE_SECONDS)]),
+    ("a TLS handshake of a client", [seconds(listener._HANDSHAKE_SECONDS)]),
     (
         "the keys of the tokens' issuer",
         [

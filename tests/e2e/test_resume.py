@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from gateway.exchange import events as on
-from gateway.net.client import Client
+from gateway.http.client import Client
 from gateway.net.sessions import Session
 from gateway.net.upstream import NO_HEADERS
 from gateway.protocol.errors import CallGone

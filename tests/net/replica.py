@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from gateway.config import parse
 from gateway.exchange import events as on
-from gateway.net.client import Client, Endpoint
+from gateway.http.client import Client, Endpoint
 from gateway.net.pool import Pool
 from gateway.net.sessions import Call, PoolKey, Session
 from gateway.net.streamable import StreamableChannel

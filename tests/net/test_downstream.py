@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from gateway.net import wire as wires
-from gateway.net.server import Listener, _Refuser
+from gateway.http import reply as wires
+from gateway.http.listener import Listener, _Refuser
 from gateway.protocol import mcp
 from gateway.protocol import request as modern
 from gateway.seal.cipher import PREFIX

@@ -10,7 +10,7 @@ import pytest_asyncio
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.net.client import Endpoint
+from gateway.http.client import Endpoint
 from gateway.net.named import PURPOSE, Beginning, Named
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import Limits, parse
+from gateway.http.listener import Listener
 from gateway.net import overview
 from gateway.net.admin import Admin, Probes
 from gateway.net.overview import Overview
-from gateway.net.server import Listener
 from gateway.net.survey import about
 from gateway.telemetry import Metrics
 from gateway.telemetry.status import ProcessState, ProcessStatus, Status

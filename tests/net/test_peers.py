@@ -23,9 +23,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.exchange.events import Expired
 from gateway.exchange.machine import Exchange, State
+from gateway.http.reply import Incoming, ReplyWriter
 from gateway.net.members import Address, Worker
 from gateway.net.survey import known_peers
-from gateway.net.wire import Incoming, Wire
 from gateway.protocol import mcp
 from gateway.seal import peer_messages as hops
 from gateway.seal.cipher import Keyring
@@ -536,7 +536,7 @@ async def test_a_retry_through_another_replica_is_judged_by_its_credentials_all_
     assert (await other.client(headers={"X-Api-Key": "mine"}).answer(asked)).text
 
 
-class Recorder(Wire):
+class Recorder(ReplyWriter):
     """Keeps a whole reply."""
 
     async def only(self, body: bytes, status: int, headers: Any, ending: Any) -> web.StreamResponse:

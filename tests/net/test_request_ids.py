@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.core import ids
+from gateway.http import request_id as ids
 from gateway.protocol import mcp
 from tests.logs import Lines
 from tests.net.conftest import Start

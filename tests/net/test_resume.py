@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gateway.http.client import Client
 from gateway.net import pool, streamable, vigil
-from gateway.net.client import Client
 from gateway.net.streamable import StreamableChannel
 from gateway.net.upstream import NO_HEADERS
 from gateway.protocol import jsonrpc, mcp

@@ -8,8 +8,8 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.config import Credentials, Route, Upstream, parse
+from gateway.http.forwarded_headers import for_call, for_passing
 from gateway.net import pool
-from gateway.net.headers import for_call, for_passing
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
 from tests.net.conftest import Start

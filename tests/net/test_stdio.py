@@ -7,7 +7,7 @@ import pytest
 from msgspec import Raw
 
 from gateway.config import Limits, Timeouts
-from gateway.net.client import Client
+from gateway.http.client import Client
 from gateway.net.stdio import StdioChannel
 from gateway.net.upstream import NO_HEADERS
 from gateway.protocol import jsonrpc

@@ -15,7 +15,7 @@ from aiohttp import web
 from yarl import URL
 
 from gateway.config import parse
-from gateway.net.client import Client
+from gateway.http.client import Client
 from gateway.probe import examine, requests
 from gateway.probe.handshakes import VERSIONS
 from tests.black_hole import black_hole

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDictProxy, istr
 
-from gateway.core import ids
+from gateway.http import request_id as ids
 from gateway.protocol import sse
 from gateway.protocol.errors import DownstreamError, InvalidRequest, TooLarge
 from gateway.protocol.request import Posted, read
@@ -24,7 +24,7 @@ Challenge = Callable[[web.BaseRequest, str], str]
 """Puts an upstream's WWW-Authenticate as the client of a request needs it."""
 _ID_HEADER: Final = istr(ids.HEADER)
 REQUEST_ID: Final = web.RequestKey("request_id", str)
-"""The name of a client's request (`core.ids`), for whoever writes the head of its reply."""
+"""The name of a client's request (`http.request_id`), for whoever writes the head of its reply."""
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -69,7 +69,7 @@ class Incoming(msgspec.Struct, eq=False):
         return self.headers.getall(name, ())
 
 
-class Wire(ABC):
+class ReplyWriter(ABC):
     """One reply on its way; exactly one `whole` or `end` finishes it."""
 
     started = False
@@ -99,7 +99,7 @@ class Wire(ABC):
         """One body and nothing else."""
 
 
-class HttpWire(Wire):
+class HttpReply(ReplyWriter):
     """Straight to the client."""
 
     def __init__(self, http: web.BaseRequest, send_seconds: float, challenge: Challenge) -> None:
