@@ -18,8 +18,8 @@ from gateway import __version__, health
 from gateway.config import Config, ConfigError, Level, cautions, for_command, for_upstream, load, with_log_level
 from gateway.demo import run as demo
 from gateway.net import app, workers
-from gateway.net.child import not_here
 from gateway.probe import command as probe
+from gateway.process.child import not_here
 from gateway.telemetry import TracesUnavailable, check_traces, configure_logging
 
 _KEY_BYTES = 32

@@ -15,11 +15,11 @@ import pytest
 import yaml
 from multidict import CIMultiDict
 
+from gateway.auth.host_check import HostCheck
 from gateway.config import Config, Route, cautions, contexts, load, on_route
 from gateway.http.forwarded_headers import for_call
 from gateway.identity.principal import is_trusted
 from gateway.net.app import Gateway
-from gateway.net.guard import Guard
 from gateway.protocol.errors import Forbidden
 from tests.net.authority import Authority
 from tests.parts.launch import REPOSITORY, free_port
@@ -78,7 +78,7 @@ def upstream_sees(route: Route, **headers: str) -> dict[str, str]:
 
 def is_served(config: Config, host: str) -> bool:
     try:
-        Guard(config.security, config.listen).check(host, None)
+        HostCheck(config.security, config.listen).check(host, None)
     except Forbidden:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Where the reply to one request goes: to the client's connection, or (in `net.peers`) to the replica it came from.
+"""Where the reply to one request goes: to the client's connection, or (in `cluster.peer_client`) to the replica it came from.
 
 A reply is one whole body, or an SSE stream that ends with its final message; which of both is decided late.
 """

@@ -10,26 +10,26 @@ import time
 from typing import Final
 
 from gateway import __version__
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.host_check import admin_names
+from gateway.auth.oauth_proxy import OAuthProxy
+from gateway.cluster.membership import Membership, Worker
+from gateway.cluster.peer_client import PeerClient, PeerListener
+from gateway.cluster.retry_routing import RetryRouting
+from gateway.cluster.witness import Witness
 from gateway.config import Config, cautions, contexts, digest
 from gateway.http.client import Client
 from gateway.http.listener import Handler, Listener
 from gateway.net import named
 from gateway.net.admin import Admin
-from gateway.net.callers import Callers
 from gateway.net.downstream import Downstream
 from gateway.net.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.net.guard import admin_names
-from gateway.net.members import Members, Worker
 from gateway.net.named import Named
 from gateway.net.parking import Lot
 from gateway.net.passthrough import Passthrough
-from gateway.net.peers import PeerDoor, Peers
 from gateway.net.reload import Read, Reload
 from gateway.net.routes import Routes, end_streams
-from gateway.net.succession import Succession
 from gateway.net.survey import Process, survey
-from gateway.net.wellknown import WellKnown
-from gateway.net.witness import Witness
 from gateway.protocol.errors import Stopping
 from gateway.runtime.tasks import Tasks
 from gateway.seal.cipher import Keyring
@@ -80,17 +80,17 @@ class Gateway:
         self._sealer = Sealer(self._keyring, config.limits.state_bytes)
         self._hops = Hops(Keyring(self._keys, "peer"))
         self._named = Named(Keyring(self._keys, named.PURPOSE))
-        self.members = Members(config.replica, worker, self.tasks)
+        self.members = Membership(config.replica, worker, self.tasks)
         if traces is None and config.traces:
             traces = open_traces(__version__, self.members.own)
         self._traces = traces
-        self._peers = Peers(config, self.members, self._hops, self.metrics)
+        self._peers = PeerClient(config, self.members, self._hops, self.metrics)
         self._witness = Witness(self.members, self._peers, self.lot, self.tasks)
         self._epoch = secrets.token_hex(8)
         self._client: Client
         self.routes: Routes
-        self._door: PeerDoor
-        self._callers: Callers
+        self._door: PeerListener
+        self._callers: Authenticator
         self._front: Listener
         self._listeners: list[Listener] = []
         self.listen = ""
@@ -123,9 +123,9 @@ class Gateway:
             self.troubles,
             self._witness,
         )
-        self._callers = Callers(config, self._client, self.tasks)
-        succession = Succession(self.members, self._peers, self._witness)
-        wellknown = WellKnown(config, self.routes)
+        self._callers = Authenticator(config, self._client, self.tasks)
+        succession = RetryRouting(self.members, self._peers, self._witness)
+        wellknown = OAuthProxy(config, self.routes)
         self.downstream = Downstream(
             config,
             self.routes,
@@ -189,7 +189,7 @@ class Gateway:
 
     async def _open_door(self) -> None:
         """Let the other replicas in."""
-        door = self._door = PeerDoor(
+        door = self._door = PeerListener(
             self.config, self.members, self._hops, self.downstream.handle_hop, self._witness.tell, self.metrics
         )
         if self.config.replica.listen is not None:

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gateway.cluster.witness import Witness
 from gateway.config import Config, Route
 from gateway.exchange.machine import Policy
 from gateway.http.client import Client
 from gateway.net.era import Era
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
-from gateway.net.witness import Witness
 from gateway.runtime.coarse_timer import Deadlines
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Sealer

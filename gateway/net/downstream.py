@@ -11,6 +11,11 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.host_check import HostCheck
+from gateway.auth.oauth_proxy import OAuthProxy
+from gateway.cluster.peer_client import PeerFailed, Replied
+from gateway.cluster.retry_routing import Inherited, RetryRouting
 from gateway.config import Config
 from gateway.exchange import handshake
 from gateway.exchange.events import Leg
@@ -20,17 +25,12 @@ from gateway.http.reply import REQUEST_ID, HttpReply, Incoming, ReplyWriter, rea
 from gateway.identity import principal as principals
 from gateway.net import catalog, listen
 from gateway.net.bridge import Bridge
-from gateway.net.callers import Callers
 from gateway.net.driver import Driver
-from gateway.net.guard import Guard
 from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.passthrough import Passthrough, id_of, not_allowed, probe_headers
-from gateway.net.peers import PeerFailed, Replied
 from gateway.net.routes import Routes
 from gateway.net.sessions import PoolKey
-from gateway.net.succession import Inherited, Succession
 from gateway.net.upstream import NO_HEADERS, Headers
-from gateway.net.wellknown import WellKnown
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol import request as modern
@@ -122,10 +122,10 @@ class Downstream:
         self,
         config: Config,
         routes: Routes,
-        callers: Callers,
-        succession: Succession,
+        callers: Authenticator,
+        succession: RetryRouting,
         passthrough: Passthrough,
-        wellknown: WellKnown,
+        wellknown: OAuthProxy,
         metrics: Metrics,
         traces: Traces | None = None,
     ) -> None:
@@ -148,7 +148,7 @@ class Downstream:
 
     def change(self, config: Config) -> None:
         """Serve new requests by this configuration."""
-        self._guard = Guard(config.security, config.listen)
+        self._guard = HostCheck(config.security, config.listen)
         self._wellknown.change(config)
         self._passthrough.change(config)
         self._config = config

@@ -15,11 +15,11 @@ from typing import Final
 import aiohttp
 import msgspec
 
+from gateway.auth.host_check import admin_names
 from gateway.config import Config
 from gateway.http.listener import UNIX
 from gateway.net import scrape
 from gateway.net.admin import Probes
-from gateway.net.guard import admin_names
 from gateway.net.survey import about
 from gateway.telemetry import Metrics
 from gateway.telemetry.status import Status, together

@@ -258,7 +258,7 @@ class Pool:
 
         A principal is read from a token whose signature nobody here checks. What the gateway answers from memory (a
         handshake, a kept result, a change on somebody's session) must not go out on a forged one. Where the upstream
-        sees no credential of the client's, no claim of an unverified token makes a principal (`net.callers`).
+        sees no credential of the client's, no claim of an unverified token makes a principal (`auth.authenticator`).
         """
         group = self.group(key)
         if (

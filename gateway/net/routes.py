@@ -10,20 +10,20 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
+from gateway.cluster.witness import Witness
 from gateway.config import Config, Contexts, Route, on_route
 from gateway.exchange.machine import Policy
 from gateway.http.client import Client, Endpoint
 from gateway.http.forwarded_headers import asks_as_client
 from gateway.net.bridge import Bridge
-from gateway.net.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.driver import Driver
 from gateway.net.era import Era
 from gateway.net.finding import connector
-from gateway.net.nursery import Nursery
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
 from gateway.net.stdio import StdioChannel
-from gateway.net.witness import Witness
+from gateway.process.child import Child  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.process.launcher import ChildLauncher
 from gateway.protocol import mcp
 from gateway.runtime.coarse_timer import Deadlines, lengths
 from gateway.runtime.tasks import Tasks
@@ -135,7 +135,7 @@ class Routes:
         )
 
     def _pool_of_children(self, config: Config, route: Route, client: Client, health: Health) -> Pool:
-        nursery = Nursery(route, client, self._metrics, self._tasks, self._children, health.child_ended)
+        nursery = ChildLauncher(route, client, self._metrics, self._tasks, self._children, health.child_ended)
 
         def connect() -> StdioChannel:
             return StdioChannel(nursery, lambda: self._metrics.upstream_failed(route.path, "malformed"))

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.net.child import Child  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.net.nursery import Nursery
 from gateway.net.upstream import Channel, Headers, Receive
+from gateway.process.child import Child  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.process.launcher import ChildLauncher
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
 
@@ -29,7 +29,7 @@ class StdioChannel(Channel):
     taken = True
     """A child is told no credential."""
 
-    def __init__(self, nursery: Nursery, malformed: Callable[[], None]) -> None:
+    def __init__(self, nursery: ChildLauncher, malformed: Callable[[], None]) -> None:
         """`malformed` hears of every line on stdout that is no JSON-RPC: some servers print there what they do."""
         self._nursery = nursery
         self._malformed = malformed

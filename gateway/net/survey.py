@@ -15,10 +15,10 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from gateway import __version__
+from gateway.cluster.membership import Membership
 from gateway.config import Config, cautions, digest
 from gateway.net.bridge import Bridge
 from gateway.net.driver import Driver
-from gateway.net.members import Members
 from gateway.net.parking import Lot
 from gateway.net.routes import Routes
 from gateway.telemetry import Metrics
@@ -63,7 +63,7 @@ class Process:
     """What was wrong with the configuration file, if the last reload rejected it."""
     lot: Lot[Driver]
     routes: Routes
-    members: Members
+    members: Membership
     metrics: Metrics
     troubles: RecentErrors
 
@@ -189,7 +189,7 @@ def _process(process: Process) -> ProcessStatus:
     )
 
 
-def known_peers(members: Members) -> list[PeerStatus]:
+def known_peers(members: Membership) -> list[PeerStatus]:
     """Return the other members and their last known state; this sends nothing to them."""
     moment = time.monotonic()
     found = []

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, Final
 import uvloop
 
 from gateway import __version__
+from gateway.cluster.membership import Worker
 from gateway.config import Config, split_address
 from gateway.http.listener import UNIX, Listener
 from gateway.net import app
-from gateway.net.members import Worker
 from gateway.net.overview import Overview
 from gateway.net.reload import Read, Reload
 from gateway.runtime.tasks import Tasks

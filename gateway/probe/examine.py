@@ -8,9 +8,7 @@ from yarl import URL
 from gateway import __version__
 from gateway.exchange import handshake
 from gateway.http.client import Client
-from gateway.net.child import Child, given_secrets, not_here
 from gateway.net.finding import connector
-from gateway.net.nursery import Nursery
 from gateway.net.stdio import StdioChannel
 from gateway.net.streamable import StreamableChannel
 from gateway.probe import handshakes, network, streams
@@ -21,6 +19,8 @@ from gateway.probe.greeting import described, greet
 from gateway.probe.handshakes import VERSIONS, Connect, Session, explain, session
 from gateway.probe.snippet import snippet
 from gateway.probe.verdicts import features, unknown
+from gateway.process.child import Child, given_secrets, not_here
+from gateway.process.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.tasks import Tasks
@@ -305,7 +305,7 @@ async def _examine_child(exam: Examination, metrics: Metrics) -> None:
         )
     exam.ok("program", route.upstream.name)
     living, noise = _Living(), list[None]()
-    nursery = Nursery(route, exam.client, metrics, exam.tasks, living, lambda _: None)
+    nursery = ChildLauncher(route, exam.client, metrics, exam.tasks, living, lambda _: None)
     try:
         async with session(exam, lambda: StdioChannel(nursery, lambda: noise.append(None)), mcp.LEGACY) as opened:
             _introduce(exam, opened)

@@ -9,9 +9,9 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
+from gateway.cluster.membership import resolve
 from gateway.config import Config, cautions, digest, jwks_context, redacted_url, split_address
 from gateway.http.client import FOREIGN, Client, mapped
-from gateway.net.members import resolve
 from gateway.probe.discreet import clean
 from gateway.probe.examination import Notes
 from gateway.probe.requests import Request, ask

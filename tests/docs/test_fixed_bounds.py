@@ -2,28 +2,13 @@
 
 import pytest
 
+from gateway.auth import jwks, oauth_proxy
+from gateway.cluster import membership, peer_client
 from gateway.exchange import machine, questions
 from gateway.http import listener
 from gateway.identity import bearer_token
-from gateway.net import (
-    child,
-    downstream,
-    driver,
-    era,
-    http_sse,
-    issuer,
-    listen,
-    lists,
-    members,
-    mutter,
-    nursery,
-    outbox,
-    peers,
-    pool,
-    sessions,
-    streamable,
-    wellknown,
-)
+from gateway.net import downstream, driver, era, http_sse, listen, lists, outbox, pool, sessions, streamable
+from gateway.process import child, launcher, stderr_log
 from gateway.protocol import request
 from gateway.seal import peer_messages
 from tests.parts.launch import REPOSITORY
@@ -59,48 +44,48 @@ FIXED = [
     ("content of a change beside its URI", [size(listen._MAX_PARAMS_BYTES)]),
     (
         "OAuth's paths",
-        [count(wellknown._AT_ONCE), size(wellknown._BODY_BYTES), size(wellknown._ANSWER_BYTES)],
+        [count(oauth_proxy._AT_ONCE), size(oauth_proxy._BODY_BYTES), size(oauth_proxy._ANSWER_BYTES)],
     ),
     ("a TLS handshake of a client", [seconds(listener._HANDSHAKE_SECONDS)]),
     (
         "the keys of the tokens' issuer",
         [
-            f"{seconds(issuer._FETCH_SECONDS)} for a fetch",
-            size(issuer._MAX_BYTES),
+            f"{seconds(jwks._FETCH_SECONDS)} for a fetch",
+            size(jwks._MAX_BYTES),
             f"{bearer_token._MAX_KEYS} keys",
-            f"{seconds(issuer._PAUSE_SECONDS)} between two",
+            f"{seconds(jwks._PAUSE_SECONDS)} between two",
         ],
     ),
-    ("a bearer token that is verified", [size(bearer_token.MAX_TOKEN_CHARACTERS), count(issuer._TOKENS_KEPT)]),
+    ("a bearer token that is verified", [size(bearer_token.MAX_TOKEN_CHARACTERS), count(jwks._TOKENS_KEPT)]),
     ("open questions of one call", [count(machine.MAX_QUESTIONS)]),
     ("requests of the server in one call", [count(machine.MAX_NESTED), size(machine.MAX_NESTED_ID_BYTES)]),
     ("a key of `inputRequests`", [f"{questions._MAX_KEY} characters"]),
     ("recorded answers of one call", [size(machine.MAX_RECORD_BYTES)]),
     ("reruns of a call that may run twice", [f"{machine.MAX_RUNS} beside the first"]),
-    ("stderr", [f"{mutter._LINE_BYTES:,} bytes a line", f"{mutter._LINES_PER_SECOND} lines a second"]),
+    ("stderr", [f"{stderr_log._LINE_BYTES:,} bytes a line", f"{stderr_log._LINES_PER_SECOND} lines a second"]),
     (
         "the pause after a child that died at its start",
-        [seconds(nursery._FIRST_PAUSE_SECONDS), f"doubling to {seconds(nursery._LAST_PAUSE_SECONDS)}"],
+        [seconds(launcher._FIRST_PAUSE_SECONDS), f"doubling to {seconds(launcher._LAST_PAUSE_SECONDS)}"],
     ),
     (
         "the end of a child",
         [f"{seconds(child._EOF_SECONDS)} after its input", f"{seconds(child._TERM_SECONDS)} after SIGTERM"],
     ),
-    ("a connection to a peer", [f"{seconds(members._SILENT_SECONDS)} (fixed)"]),
-    ("a request from a peer", [size(peers._OVERHEAD_BYTES)]),
-    ("one frame from a peer", [size(peers._FRAME_BYTES)]),
+    ("a connection to a peer", [f"{seconds(membership._SILENT_SECONDS)} (fixed)"]),
+    ("a request from a peer", [size(peer_client._OVERHEAD_BYTES)]),
+    ("one frame from a peer", [size(peer_client._FRAME_BYTES)]),
     ("clocks of two replicas", [seconds(peer_messages.SKEW_SECONDS)]),
     ("remembered requests from peers", [count(peer_messages._MAX_REMEMBERED)]),
     (
         "the name service",
         [
-            seconds(members._RESOLVE_SECONDS),
-            f"asked every {seconds(members._FRESH_SECONDS)}",
-            f"at most every {seconds(members._PAUSE_SECONDS)}",
+            seconds(membership._RESOLVE_SECONDS),
+            f"asked every {seconds(membership._FRESH_SECONDS)}",
+            f"at most every {seconds(membership._PAUSE_SECONDS)}",
         ],
     ),
-    ("an unknown replica id", [seconds(members._NAMELESS_SECONDS)]),
-    ("a replica that greeted", [seconds(members._GREETED_SECONDS)]),
+    ("an unknown replica id", [seconds(membership._NAMELESS_SECONDS)]),
+    ("a replica that greeted", [seconds(membership._GREETED_SECONDS)]),
     ("the head of the standalone GET stream", [seconds(streamable._SIDE_HEAD_SECONDS)]),
     (
         "the standalone GET stream, when it ends",

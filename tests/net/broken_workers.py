@@ -5,9 +5,9 @@ import os
 import time
 from typing import Any, NoReturn
 
+from gateway.cluster.membership import Worker
 from gateway.config import Config
 from gateway.net import workers
-from gateway.net.members import Worker
 
 BROKEN = 1
 CODE = 3

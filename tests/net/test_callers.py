@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import pytest
 from aiohttp import web
 
+from gateway.auth import jwks
 from gateway.config import ConfigError, parse
-from gateway.net import issuer
 from gateway.protocol import mcp
 from tests.logs import Lines
 from tests.net.authority import Authority
@@ -69,7 +69,7 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(issuer, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(jwks, "_PAUSE_SECONDS", 0.0)
 
 
 def verified(endpoint: Endpoint, **more: Any) -> dict[str, Any]:
@@ -90,7 +90,7 @@ async def stand(endpoint: Endpoint, upstream: FakeUpstream, begin: Start) -> Sta
     return await begin(principal=verified(endpoint))
 
 
-def keys_of(stand: Stand) -> issuer.Issuer:
+def keys_of(stand: Stand) -> jwks.JwksVerifier:
     found = stand.gateway._callers._issuer
     assert found is not None
     return found
@@ -180,13 +180,13 @@ async def test_a_token_that_was_verified_is_refused_when_it_expires(
     client = stand.client(bearer(exp=int(time.time()) + 100))
     assert (await client.call()).text == "done"
     now = time.time() + 131
-    monkeypatch.setattr(issuer.time, "time", lambda: now)
+    monkeypatch.setattr(jwks.time, "time", lambda: now)
     monkeypatch.setattr("gateway.identity.bearer_token.LEEWAY_SECONDS", -100)  # PyJWT's clock is not the one above
     assert (await client.call()).outcome == UNAUTHORIZED
 
 
 async def test_tokens_that_are_kept_are_bounded(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(issuer, "_TOKENS_KEPT", 3)
+    monkeypatch.setattr(jwks, "_TOKENS_KEPT", 3)
     for number in range(5):
         assert (await stand.client(bearer(jti=str(number))).call()).text == "done"
     assert len(keys_of(stand)._verified) == 3
@@ -223,7 +223,7 @@ async def test_unknown_keys_have_them_fetched_once_at_a_time_and_after_a_pause(
     ]
     await eventually(lambda: stand.gateway.downstream.in_flight == 20)
     assert (await stand.client(bearer()).call()).text == "done", "who is known does not wait"
-    monkeypatch.setattr(issuer, "_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(jwks, "_PAUSE_SECONDS", 3600.0)
     go.set()
     assert {(await reply).outcome for reply in flood} == {UNAUTHORIZED}
     assert endpoint.asked == 2
@@ -239,7 +239,7 @@ async def test_keys_that_cannot_be_used_change_nothing(
 ) -> None:
     assert (await stand.client(bearer()).call()).text == "done"
     endpoint.serve(body)
-    monkeypatch.setattr(issuer, "log", log := Mock())
+    monkeypatch.setattr(jwks, "log", log := Mock())
     assert (await stand.client(by_next()).call()).outcome == UNAUTHORIZED
     assert (await stand.client(bearer()).call()).text == "done"
     assert log.warning.call_args.kwargs["note"] == "1 old ones stay in use"
@@ -261,14 +261,14 @@ async def test_keys_grow_old_beside_requests_and_are_not_used_for_ever(
     client = stand.client(bearer())
     assert (await client.call()).text == "done"
     endpoint.serve("gone", status=500)
-    monkeypatch.setattr(issuer, "_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(jwks, "_FRESH_SECONDS", 0.0)
     assert (await client.call()).text == "done"
     await eventually(lambda: endpoint.asked == 2, "they were asked for")
     keys_of(stand)._fetched -= 86_400
     refused = await client.call()
     assert refused.outcome == NO_KEYS
     assert refused.headers["Retry-After"] == "10"
-    monkeypatch.setattr(issuer, "_FRESH_SECONDS", 300.0)
+    monkeypatch.setattr(jwks, "_FRESH_SECONDS", 300.0)
     endpoint.serve(ONE)
     assert (await client.call()).text == "done"
 
@@ -276,7 +276,7 @@ async def test_keys_grow_old_beside_requests_and_are_not_used_for_ever(
 async def test_an_endpoint_that_stalls_lets_nobody_hang(
     upstream: FakeUpstream, endpoint: Endpoint, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(issuer, "_FETCH_SECONDS", 0.1)
+    monkeypatch.setattr(jwks, "_FETCH_SECONDS", 0.1)
 
     async def never(http: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from gateway.__main__ import main
 from gateway.config import Upstream
-from gateway.net.child import given_secrets
+from gateway.process.child import given_secrets
 from tests.e2e.wire import ACCEPT, Wire, headers_of, request, wire
 from tests.gateway_process import Gateway, gateway
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from gateway.cluster import membership as module
+from gateway.cluster.membership import Address, Membership, Worker, resolve
 from gateway.config import Replica
-from gateway.net import members as module
-from gateway.net.members import Address, Members, Worker, resolve
 from gateway.protocol.errors import OwnerSilent
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
@@ -90,16 +90,16 @@ def world() -> World:
 
 
 @pytest.fixture
-def dns(world: World, tasks: Tasks) -> Members:
+def dns(world: World, tasks: Tasks) -> Membership:
     replica = Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="peers.example:8081")
-    found = Members(replica, None, tasks, world.resolve)
+    found = Membership(replica, None, tasks, world.resolve)
     found.ask_name, found.greet = world.ask_name, world.greet
     found._born = float("-inf")  # it has been here for long
     return found
 
 
-def static(own: str, tasks: Tasks, peers: dict[str, Address] = PEERS, worker: Worker | None = None) -> Members:
-    return Members(Replica(id=own, listen="127.0.0.1:1", peers=peers), worker, tasks)
+def static(own: str, tasks: Tasks, peers: dict[str, Address] = PEERS, worker: Worker | None = None) -> Membership:
+    return Membership(Replica(id=own, listen="127.0.0.1:1", peers=peers), worker, tasks)
 
 
 def worker(number: int, count: int = 3) -> Worker:
@@ -115,24 +115,24 @@ async def in_time(work: Any) -> Any:
 
 
 async def test_a_replica_without_peers_is_alone(tasks: Tasks) -> None:
-    lone = Members(Replica(id="gw-1"), None, tasks)
+    lone = Membership(Replica(id="gw-1"), None, tasks)
     assert (lone.own, lone.host, lone.alone) == ("gw-1", "gw-1", True)
     assert await lone.heirs("e") == ["gw-1"]
     with pytest.raises(OwnerSilent, match=r"not among replica\.peers of gw-1"):
         await lone.address("gw-2")
     assert static("gw-1", tasks, {"gw-1": "127.0.0.1:1"}).alone, "it is its only peer"
-    assert Members(Replica(id="gw-1"), worker(0, 1), tasks).alone
+    assert Membership(Replica(id="gw-1"), worker(0, 1), tasks).alone
     for accompanied in (
         static("gw-1", tasks),
-        Members(Replica(id="gw-1", peers_dns="a:1"), None, tasks),
-        Members(Replica(id="gw-1"), worker(0, 2), tasks),
+        Membership(Replica(id="gw-1", peers_dns="a:1"), None, tasks),
+        Membership(Replica(id="gw-1"), worker(0, 2), tasks),
     ):
         assert not accompanied.alone
 
 
 async def test_without_an_id_the_host_gives_its_name(tasks: Tasks) -> None:
-    assert Members(Replica(), None, tasks).own == socket.gethostname()
-    assert Members(Replica(), worker(2), tasks).own == f"{socket.gethostname()}#2"
+    assert Membership(Replica(), None, tasks).own == socket.gethostname()
+    assert Membership(Replica(), worker(2), tasks).own == f"{socket.gethostname()}#2"
 
 
 async def test_an_address_comes_from_the_configuration_and_from_nowhere_else(tasks: Tasks) -> None:
@@ -215,7 +215,7 @@ async def test_a_host_knows_its_own(tasks: Tasks) -> None:
 # -- the name service ----------------------------------------------------------------------------------------------
 
 
-async def test_peers_are_found_by_asking_who_is_there(world: World, dns: Members, clock: Clock) -> None:
+async def test_peers_are_found_by_asking_who_is_there(world: World, dns: Membership, clock: Clock) -> None:
     world.has(gw_1="10.0.0.1:8081", gw_2="10.0.0.2:8081", gw_3="10.0.0.3:8081")
     assert await dns.address("gw-2") == "10.0.0.2:8081"
     assert await dns.address("gw-3#4") == "10.0.0.3:8081"
@@ -226,7 +226,9 @@ async def test_peers_are_found_by_asking_who_is_there(world: World, dns: Members
     assert await dns.address("gw-1") is None
 
 
-async def test_the_order_is_that_of_replicas_that_are_written_down(world: World, dns: Members, tasks: Tasks) -> None:
+async def test_the_order_is_that_of_replicas_that_are_written_down(
+    world: World, dns: Membership, tasks: Tasks
+) -> None:
     world.has(gw_1="10.0.0.1:1", gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
     written = static("gw-2", tasks, {name: PEERS[name] for name in IDS[:3]})
     for exchange in EXCHANGES[:50]:
@@ -234,7 +236,7 @@ async def test_the_order_is_that_of_replicas_that_are_written_down(world: World,
 
 
 async def test_an_id_that_is_missing_is_looked_for_but_not_all_the_time(
-    world: World, dns: Members, monkeypatch: pytest.MonkeyPatch
+    world: World, dns: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody is dead because of what the name service said before; a state with a foreign id cannot hammer it."""
     slept: list[float] = []
@@ -256,7 +258,7 @@ async def test_an_id_that_is_missing_is_looked_for_but_not_all_the_time(
 
 
 async def test_one_that_greets_is_known_before_the_name_service_has_it(
-    world: World, dns: Members, clock: Clock
+    world: World, dns: Membership, clock: Clock
 ) -> None:
     world.names["10.0.0.9:8081"] = "gw-9"
     dns.greeted("gw-9", "10.0.0.9")
@@ -274,7 +276,7 @@ async def test_one_that_greets_is_known_before_the_name_service_has_it(
     [("gw-9", "10.0.0.9", "gw-8"), ("gw-9", "10.0.0.9", None), ("gw-9", "10.0.0.9", TimeoutError())],
 )
 async def test_a_greeting_is_believed_only_from_where_its_sender_is(
-    world: World, dns: Members, tasks: Tasks, host: str, remote: str, there: str | Exception | None
+    world: World, dns: Membership, tasks: Tasks, host: str, remote: str, there: str | Exception | None
 ) -> None:
     if there is not None:
         world.names["10.0.0.9:8081"] = there
@@ -293,7 +295,9 @@ async def test_nobody_greets_where_peers_are_written_down(tasks: Tasks) -> None:
     assert not await members.is_back("gw-2")
 
 
-async def test_a_young_process_takes_whom_it_never_heard_of_for_new(world: World, dns: Members, clock: Clock) -> None:
+async def test_a_young_process_takes_whom_it_never_heard_of_for_new(
+    world: World, dns: Membership, clock: Clock
+) -> None:
     dns._born = clock.now
     world.has(gw_2="10.0.0.2:1")
     assert await dns.address("gw-2") == "10.0.0.2:1"
@@ -307,7 +311,7 @@ async def test_a_young_process_takes_whom_it_never_heard_of_for_new(world: World
     assert await dns.lacks("gw-3")
 
 
-async def test_all_who_look_at_once_share_one_look(world: World, dns: Members, clock: Clock) -> None:
+async def test_all_who_look_at_once_share_one_look(world: World, dns: Membership, clock: Clock) -> None:
     world.has(gw_2="10.0.0.2:1")
     world.hold = asyncio.Event()
     looks = [asyncio.get_running_loop().create_task(dns.lacks(f"gw-{2 + number % 2}")) for number in range(20)]
@@ -317,7 +321,7 @@ async def test_all_who_look_at_once_share_one_look(world: World, dns: Members, c
     assert len(world.resolved) == 1
 
 
-async def test_who_stops_waiting_for_a_look_does_not_stop_it_for_others(world: World, dns: Members) -> None:
+async def test_who_stops_waiting_for_a_look_does_not_stop_it_for_others(world: World, dns: Membership) -> None:
     world.has(gw_2="10.0.0.2:1")
     world.hold = asyncio.Event()
     one, other = (asyncio.get_running_loop().create_task(dns.address("gw-2")) for _ in range(2))
@@ -328,7 +332,9 @@ async def test_who_stops_waiting_for_a_look_does_not_stop_it_for_others(world: W
     assert await in_time(other) == "10.0.0.2:1"
 
 
-async def test_heirs_are_looked_up_again_when_what_is_known_is_old(world: World, dns: Members, clock: Clock) -> None:
+async def test_heirs_are_looked_up_again_when_what_is_known_is_old(
+    world: World, dns: Membership, clock: Clock
+) -> None:
     world.has(gw_2="10.0.0.2:1")
     assert sorted(await dns.heirs("e")) == ["gw-1", "gw-2"]
     world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
@@ -341,7 +347,7 @@ async def test_heirs_are_looked_up_again_when_what_is_known_is_old(world: World,
 
 @pytest.mark.parametrize("failure", [socket.gaierror(-2, "no name"), OSError("no net"), TimeoutError()])
 async def test_a_name_service_that_fails_leaves_what_is_known(
-    world: World, dns: Members, clock: Clock, failure: Exception
+    world: World, dns: Membership, clock: Clock, failure: Exception
 ) -> None:
     world.has(gw_2="10.0.0.2:1")
     assert await dns.address("gw-2") == "10.0.0.2:1"
@@ -365,7 +371,7 @@ async def test_a_name_service_that_fails_leaves_what_is_known(
 
 
 async def test_a_name_service_that_hangs_is_given_up(
-    world: World, dns: Members, monkeypatch: pytest.MonkeyPatch
+    world: World, dns: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_RESOLVE_SECONDS", 0.01)
     world.hold = asyncio.Event()
@@ -375,7 +381,7 @@ async def test_a_name_service_that_hangs_is_given_up(
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_one_that_does_not_say_its_name_may_be_anybody(
-    world: World, dns: Members, clock: Clock, *, known: bool
+    world: World, dns: Membership, clock: Clock, *, known: bool
 ) -> None:
     """A stopped replica accepts connections: its calls live, and nobody may take them over."""
     world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
@@ -397,7 +403,7 @@ async def test_one_that_does_not_say_its_name_may_be_anybody(
     assert await dns.lacks("gw-2"), "nobody is there any more"
 
 
-async def test_records_that_lead_nowhere_are_passed_over(world: World, dns: Members) -> None:
+async def test_records_that_lead_nowhere_are_passed_over(world: World, dns: Membership) -> None:
     world.has(gw_2="10.0.0.2:1")
     world.records = ["10.0.0.9:1", "10.0.0.2:1", "10.0.0.8:1"]
     assert await dns.address("gw-2") == "10.0.0.2:1"
@@ -405,7 +411,7 @@ async def test_records_that_lead_nowhere_are_passed_over(world: World, dns: Memb
 
 
 async def test_one_that_is_no_longer_named_is_looked_for_where_it_was_last(
-    world: World, dns: Members, clock: Clock
+    world: World, dns: Membership, clock: Clock
 ) -> None:
     world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
     await dns.heirs("e")
@@ -454,7 +460,7 @@ async def test_the_memory_of_the_silent_is_bounded(tasks: Tasks, clock: Clock) -
 
 @pytest.mark.parametrize("noted", ["gw-2", "gw-2#1"])
 async def test_a_dead_member_is_found_again_under_another_address(
-    world: World, dns: Members, clock: Clock, noted: str
+    world: World, dns: Membership, clock: Clock, noted: str
 ) -> None:
     world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
     assert await dns.address(noted) == "10.0.0.2:1"
@@ -470,7 +476,7 @@ async def test_a_dead_member_is_found_again_under_another_address(
     assert not dns.was_silent(noted)
 
 
-async def test_addresses_that_change_hands_are_noticed(world: World, dns: Members, clock: Clock) -> None:
+async def test_addresses_that_change_hands_are_noticed(world: World, dns: Membership, clock: Clock) -> None:
     world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
     await dns.heirs("e")
     world.has(gw_3="10.0.0.2:1", gw_2="10.0.0.3:1")

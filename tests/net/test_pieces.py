@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from msgspec import Raw
 
+from gateway.auth.host_check import HostCheck
 from gateway.config import Hold, Security
 from gateway.exchange.events import Leg
 from gateway.net import outbox as boxes
 from gateway.net.changes import Changes
-from gateway.net.guard import Guard
 from gateway.net.outbox import Last, Outbox
 from gateway.net.parking import Lot
 from gateway.protocol.errors import Busy, CallLost, Forbidden, InvalidParams, LocalProtocolError
@@ -222,7 +222,7 @@ def test_a_lot_that_is_empty_again_remembers_nobody() -> None:
 # -- the guard --------------------------------------------------------------------------------------------------------
 
 
-def allowed(guard: Guard, host: str | None, origin: str | None = None) -> bool:
+def allowed(guard: HostCheck, host: str | None, origin: str | None = None) -> bool:
     try:
         guard.check(host, origin)
     except Forbidden:
@@ -232,7 +232,7 @@ def allowed(guard: Guard, host: str | None, origin: str | None = None) -> bool:
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:8080", "localhost:8080", "[::1]:8080"])
 def test_a_loopback_listener_is_for_loopback_names(listen: str) -> None:
-    guard = Guard(Security(), listen)
+    guard = HostCheck(Security(), listen)
     assert all(allowed(guard, host) for host in ("localhost", "127.0.0.1:1", "[::1]", "LocalHost:8080"))
     assert not any(
         allowed(guard, host) for host in (None, "", "example.com", "localhost.", "127.0.0.2", "[::1", "a b")
@@ -240,7 +240,7 @@ def test_a_loopback_listener_is_for_loopback_names(listen: str) -> None:
 
 
 def test_a_public_listener_takes_any_host_but_only_its_own_origin() -> None:
-    guard = Guard(Security(), "0.0.0.0:8080")
+    guard = HostCheck(Security(), "0.0.0.0:8080")
     assert allowed(guard, "gw.example:8080")
     assert allowed(guard, "gw.example", "https://gw.example")
     assert not allowed(guard, "gw.example", "https://evil.example")
@@ -249,7 +249,7 @@ def test_a_public_listener_takes_any_host_but_only_its_own_origin() -> None:
 
 
 def test_listed_names_are_the_only_ones() -> None:
-    guard = Guard(
+    guard = HostCheck(
         Security(allowed_hosts=("gw.example", "other.example:444"), allowed_origins=("https://app.example",)),
         "127.0.0.1:8080",
     )

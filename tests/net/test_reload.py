@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.cluster.membership import Membership, Worker
 from gateway.config import Config, ConfigError, Replica, decode_key, parse
 from gateway.net.app import Gateway
-from gateway.net.members import Members, Worker
 from gateway.net.reload import Reload
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
@@ -323,7 +323,7 @@ async def test_a_name_is_not_looked_up_in_the_old_service() -> None:
 
     tasks = Tasks(Metrics("0"))
     replica = Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="old:1")
-    members = Members(replica, None, tasks, resolve)
+    members = Membership(replica, None, tasks, resolve)
 
     async def name(address: str) -> str:
         return address.partition(":")[0]

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gateway.auth.host_check import admin_names, check_admin
+from gateway.cluster.membership import Membership, Worker
 from gateway.config import ConfigError, parse
 from gateway.exchange.events import Expired
 from gateway.net import status_page
-from gateway.net.guard import admin_names, check_admin
-from gateway.net.members import Members, Worker
 from gateway.net.status_page import HEADERS, every_seconds, page, prefers_json
 from gateway.net.status_view import duration
 from gateway.net.survey import about, known_peers
@@ -459,7 +459,7 @@ async def test_peers_are_told_as_they_were_found_last() -> None:
         "t",
         {},
     )
-    members = Members(config.replica, Worker(0, 2, "/tmp", b""), None)  # type: ignore[arg-type]
+    members = Membership(config.replica, Worker(0, 2, "/tmp", b""), None)  # type: ignore[arg-type]
     members.note("gw-2#1", "answered")
     members.note("gw-2#0", "stalled")
     members.note("gw-3", "dead")

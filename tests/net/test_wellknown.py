@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
+from gateway.auth import oauth_proxy
 from gateway.identity import oauth_metadata
-from gateway.net import wellknown
 from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn
 from tests.net.workbench import Stand, eventually
 
@@ -308,7 +308,7 @@ async def test_an_upstream_that_fails_is_a_bad_gateway_and_not_a_missing_documen
 async def test_only_so_many_wait_for_authorization_servers(
     begin: Any, issuer: FakeIssuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wellknown, "_AT_ONCE", 1)
+    monkeypatch.setattr(oauth_proxy, "_AT_ONCE", 1)
     go = asyncio.Event()
     document = issuer.handlers[oauth_metadata.SERVER]
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway.cluster.membership import Address
 from gateway.config import split_address
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import State
-from gateway.net.members import Address
 from gateway.protocol import mcp
 from gateway.seal.peer_messages import Gone, Hop, Told
 from tests.black_hole import black_hole

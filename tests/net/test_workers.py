@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from gateway.cluster.membership import Worker
 from gateway.config import Config, Hold, Route, State, Timeouts, Upstream
 from gateway.net import workers
-from gateway.net.members import Worker
 from gateway.telemetry import configure_logging
 from tests.net import broken_workers
 from tests.parts.launch import free_port

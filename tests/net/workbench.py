@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 
+from gateway.cluster.membership import Worker
 from gateway.config import parse
 from gateway.net.app import Gateway
-from gateway.net.members import Worker
 from gateway.protocol import mcp, sse
 from gateway.telemetry import Traces
 from tests.net.fake_upstream import DEADLINE

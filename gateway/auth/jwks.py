@@ -31,7 +31,7 @@ _MAX_BYTES: Final = 262_144
 _TOKENS_KEPT: Final = 10_000
 
 
-class Issuer:
+class JwksVerifier:
     """One issuer of tokens under one configuration."""
 
     def __init__(self, principal: Principal, client: Client, tasks: Tasks) -> None:

@@ -9,8 +9,8 @@ import asyncio
 import time
 from typing import Final, Protocol
 
-from gateway.net.members import Members
-from gateway.net.peers import Dead, PeerFailed, Peers
+from gateway.cluster.membership import Membership
+from gateway.cluster.peer_client import Dead, PeerClient, PeerFailed
 from gateway.protocol.errors import OwnerStalled
 from gateway.runtime.tasks import Tasks
 from gateway.seal.peer_messages import Hop
@@ -40,7 +40,7 @@ class Holds(Protocol):
 class Witness:
     """One replica's questions to the others, and its answers to theirs."""
 
-    def __init__(self, members: Members, peers: Peers, lot: Holds, tasks: Tasks) -> None:
+    def __init__(self, members: Membership, peers: PeerClient, lot: Holds, tasks: Tasks) -> None:
         self._members = members
         self._peers = peers
         self._lot = lot

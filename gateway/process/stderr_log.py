@@ -17,7 +17,7 @@ _SHORTEST_SECRET: Final = 6
 _HIDDEN: Final = "[hidden]"
 
 
-class Mutter(asyncio.Protocol):
+class StderrLog(asyncio.Protocol):
     """One child's stderr. Secrets that it was given in `env` or as arguments are masked, should it repeat them."""
 
     def __init__(self, route: str, given: Iterable[str]) -> None:

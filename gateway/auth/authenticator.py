@@ -2,23 +2,23 @@
 
 import ipaddress
 
+from gateway.auth.jwks import JwksVerifier
 from gateway.config import Config, ConfigError, contents, jwks_context
 from gateway.http.client import Client
 from gateway.http.forwarded_headers import AUTHORIZATION, check_once
 from gateway.http.reply import Incoming
 from gateway.identity import principal as principals
-from gateway.net.issuer import Issuer
 from gateway.runtime.tasks import Tasks
 
 
-class Callers:
+class Authenticator:
     """The principals of one listener's requests."""
 
     def __init__(self, config: Config, client: Client, tasks: Tasks) -> None:
         """Raises ConfigError where the issuer's files cannot be used."""
         self._client = client
         self._tasks = tasks
-        self._issuer: Issuer | None = None
+        self._issuer: JwksVerifier | None = None
         self._made_of: object = None
         self.change(config)
 
@@ -33,11 +33,11 @@ class Callers:
         self._config = principal
         self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
 
-    def _new_issuer(self, config: Config) -> Issuer:
+    def _new_issuer(self, config: Config) -> JwksVerifier:
         client = self._client.sibling(config.limits, config.timeouts)
         client.change(config.limits, config.timeouts, jwks_context(config.principal))
         try:
-            return Issuer(config.principal, client, self._tasks)
+            return JwksVerifier(config.principal, client, self._tasks)
         except (OSError, ValueError) as exc:
             raise ConfigError((f"principal.jwks_file: {exc}",)) from exc
 

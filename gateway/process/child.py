@@ -1,6 +1,6 @@
 """One child process that speaks MCP on stdin and stdout: its start, its lines, its end.
 
-The process started here is a keeper (`net.keeper`), which starts the server with these very pipes and kills all that
+The process started here is a keeper (`process.child_reaper`), which starts the server with these very pipes and kills all that
 descends from it when this side of its socket ends. So nothing has to be done for a child when the gateway dies.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config import Upstream
-from gateway.net.mutter import Mutter
+from gateway.process.stderr_log import StderrLog
 from gateway.protocol.errors import CallLost
 from gateway.protocol.stdio_framing import Lines, LineTooLong, one_line
 from gateway.runtime.tasks import Tasks
@@ -90,7 +90,7 @@ class Child:
         self._tasks = tasks
         self._input = _Input()
         self._output = _Output(Lines(event_bytes), self)
-        self.mutter = Mutter(route, given_secrets(upstream))
+        self.mutter = StderrLog(route, given_secrets(upstream))
         self._process: subprocess.Popen[bytes]
         self._stdin: asyncio.WriteTransport
         self._transports: list[asyncio.BaseTransport] = []

@@ -71,7 +71,7 @@ class _Kept(NamedTuple):
     until: float
 
 
-class WellKnown:
+class OAuthProxy:
     """OAuth's paths on the listener of the routes."""
 
     def __init__(self, config: Config, routes: Routes) -> None:

@@ -21,9 +21,9 @@ import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.cluster.membership import Address, Membership, State
 from gateway.config import Config, split_address
 from gateway.http.reply import Incoming, ReplyWriter, leave_open, read_body, send
-from gateway.net.members import Address, Members, State
 from gateway.protocol.errors import GatewayError, InvalidState, OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as hops
 from gateway.seal.peer_messages import Frames, Hop, Hops
@@ -94,10 +94,10 @@ class Stuck(OwnerStalled):
     """It took the request and fell silent: unlike others that are stalled, it may be at work on it."""
 
 
-class Peers:
+class PeerClient:
     """The way to the other replicas."""
 
-    def __init__(self, config: Config, members: Members, hops: Hops, metrics: Metrics) -> None:
+    def __init__(self, config: Config, members: Membership, hops: Hops, metrics: Metrics) -> None:
         self.timeouts = config.timeouts
         """They may change; what goes over after that has the new ones."""
         self._members = members
@@ -511,11 +511,11 @@ class _Reply:
         return None
 
 
-class PeerDoor:
+class PeerListener:
     """The peer listener: opens what other replicas send, and lets it be served."""
 
     def __init__(  # noqa: PLR0913  (what a listener needs)
-        self, config: Config, members: Members, hops: Hops, serve: Serve, tell: Tell, metrics: Metrics
+        self, config: Config, members: Membership, hops: Hops, serve: Serve, tell: Tell, metrics: Metrics
     ) -> None:
         self.config = config
         self._members = members
@@ -549,7 +549,7 @@ class PeerDoor:
             return web.Response(status=403)
         except GatewayError as exc:
             return web.Response(status=exc.status)
-        wire = PeerWire(http, Frames(self._hops.keyring, hop.nonce, _FRAME_BYTES), self.config.timeouts.send_seconds)
+        wire = PeerReply(http, Frames(self._hops.keyring, hop.nonce, _FRAME_BYTES), self.config.timeouts.send_seconds)
         await wire.open()
         if hop.kind in ("who", "reach", "holds"):
             await wire.frame(await self._answer(hop, http.remote, is_local=is_local))
@@ -564,7 +564,7 @@ class PeerDoor:
             self._members.greeted(hop.path, remote)
         return hops.Me(self._members.host)
 
-    async def _pass(self, hop: Hop, wire: "PeerWire", http: web.BaseRequest, *, is_local: bool) -> None:
+    async def _pass(self, hop: Hop, wire: "PeerReply", http: web.BaseRequest, *, is_local: bool) -> None:
         """Have a client's request served."""
         headers = CIMultiDictProxy(CIMultiDict((_text(name), _text(value)) for name, value in hop.headers))
         incoming = Incoming(hop.path, headers, hop.remote, hop.body, hop, is_local, hop.request_id)
@@ -578,7 +578,7 @@ class PeerDoor:
                 http.transport.abort()  # the other side must see that the reply is incomplete
 
 
-class PeerWire(ReplyWriter):
+class PeerReply(ReplyWriter):
     """Back to the replica that the client spoke to, sealed."""
 
     def __init__(self, http: web.BaseRequest, frames: Frames, send_seconds: float) -> None:

@@ -15,7 +15,7 @@ from gateway.protocol.errors import Forbidden
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-class Guard:
+class HostCheck:
     """Checks Host and Origin of every request of one listener."""
 
     def __init__(self, security: Security, listen: str) -> None:

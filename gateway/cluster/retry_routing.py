@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
+from gateway.cluster.membership import Membership
+from gateway.cluster.peer_client import Dead, Gone, PeerClient, PeerFailed, Replied, Stuck
+from gateway.cluster.witness import Witness
 from gateway.http.reply import Incoming, ReplyWriter
-from gateway.net.members import Members
-from gateway.net.peers import Dead, Gone, PeerFailed, Peers, Replied, Stuck
-from gateway.net.witness import Witness
 from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as hops
 from gateway.seal.request_state import Envelope
@@ -31,10 +31,10 @@ class Inherited(msgspec.Struct, frozen=True):
     proven: bool
 
 
-class Succession:
+class RetryRouting:
     """The other replicas as the serving of retries sees them."""
 
-    def __init__(self, members: Members, peers: Peers, witness: Witness) -> None:
+    def __init__(self, members: Membership, peers: PeerClient, witness: Witness) -> None:
         self._members = members
         self._peers = peers
         self._witness = witness

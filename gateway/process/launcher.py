@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.config import Route, Upstream
 from gateway.http.client import Client
-from gateway.net.child import Child
+from gateway.process.child import Child
 from gateway.protocol.errors import Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
@@ -26,7 +26,7 @@ _LONG_LIFE_SECONDS: Final = 10.0
 """A warm child that lived this long did not die at its start."""
 
 
-class Nursery:
+class ChildLauncher:
     """Starts the children of one route."""
 
     def __init__(  # noqa: PLR0913  (what starts them, and who hears of their ends)

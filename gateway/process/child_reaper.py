@@ -1,6 +1,6 @@
 """A program of its own: runs one stdio server, and leaves no process behind of all that the server started.
 
-Started by `net.child` with a bare interpreter: KEEPER CONTROL DIRECTORY COMMAND... . CONTROL is the number of a socket
+Started by `process.child` with a bare interpreter: KEEPER CONTROL DIRECTORY COMMAND... . CONTROL is the number of a socket
 whose other end only the gateway has; DIRECTORY may be empty. It imports nothing of the gateway, so that it costs 30 ms
 and 6 MB.
 
@@ -34,7 +34,7 @@ _UNHEARD: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The gateway decides when the server ends: it drains first."""
 
 
-class Keeper:
+class ChildReaper:
     """One server's parent."""
 
     def __init__(self, control: socket.socket) -> None:
@@ -204,7 +204,7 @@ if __name__ == "__main__":
     inherited = socket.socket(fileno=int(sys.argv[1]))
     inherited.set_inheritable(False)
     try:
-        Keeper(inherited).run(sys.argv[2], sys.argv[3:])
+        ChildReaper(inherited).run(sys.argv[2], sys.argv[3:])
     finally:
         os._exit(
             0

@@ -86,7 +86,7 @@ async def resolve(host: str, port: int) -> list[Address]:
     return list(dict.fromkeys(f"[{to[0]}]:{port}" if ":" in str(to[0]) else f"{to[0]}:{port}" for *_, to in found))
 
 
-class Members:
+class Membership:
     """All members as one of them sees them."""
 
     def __init__(self, replica: Replica, worker: Worker | None, tasks: Tasks, resolve: Resolve = resolve) -> None:

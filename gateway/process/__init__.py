@@ -1,0 +1,1 @@
+"""Child processes that speak MCP on stdin and stdout."""
