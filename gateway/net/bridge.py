@@ -8,7 +8,6 @@ from gateway.cluster.witness import Witness
 from gateway.config import Config, Route
 from gateway.exchange.machine import Policy
 from gateway.http.client import Client
-from gateway.net.era import Era
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
 from gateway.runtime.coarse_timer import Deadlines
@@ -16,6 +15,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Sealer
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import Health
+from gateway.upstream.era_probe import EraProbe
 
 if TYPE_CHECKING:  # these know their bridge
     from gateway.net.driver import Driver
@@ -42,7 +42,7 @@ class Bridge(msgspec.Struct, frozen=True, eq=False):
     owner: str
     epoch: str
     listeners: set["Subscription"]
-    era: Era | None
+    era: EraProbe | None
     """None where the upstream is a child: nothing can be passed through to it."""
     health: Health
     streams: set["Lasting"]

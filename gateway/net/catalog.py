@@ -12,11 +12,11 @@ from msgspec import Raw
 
 from gateway.net.pool import Group, Pool
 from gateway.net.sessions import PoolKey, Session
-from gateway.net.upstream import Headers
 from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
 from gateway.protocol.errors import HeaderMismatch, SessionLost
 from gateway.protocol.param_headers import Tool
 from gateway.protocol.request import HeaderValues, Request
+from gateway.upstream.channel import Headers
 
 _MAX_PAGES = 50
 _UNKNOWN = Tool()

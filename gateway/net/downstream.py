@@ -30,7 +30,6 @@ from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.passthrough import Passthrough, id_of, not_allowed, probe_headers
 from gateway.net.routes import Routes
 from gateway.net.sessions import PoolKey
-from gateway.net.upstream import NO_HEADERS, Headers
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol import request as modern
@@ -63,6 +62,7 @@ from gateway.telemetry import (
     bodies,
     get_logger,
 )
+from gateway.upstream.channel import NO_HEADERS, Headers
 
 log = get_logger()
 

@@ -22,7 +22,6 @@ from gateway.net.bridge import Bridge
 from gateway.net.lists import Ticket  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.sessions import Call, PoolKey, Session
-from gateway.net.upstream import Headers
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     CallLost,
@@ -51,6 +50,7 @@ from gateway.telemetry import (
 )
 from gateway.telemetry.recent_errors import presentable
 from gateway.telemetry.status import HeldStatus
+from gateway.upstream.channel import Headers
 
 log = get_logger()
 

@@ -20,11 +20,11 @@ from gateway.exchange.events import Leg
 from gateway.net.changes import Changes
 from gateway.net.outbox import Last
 from gateway.net.sessions import PoolKey, Session
-from gateway.net.upstream import Headers
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
 from gateway.protocol.request import Request
 from gateway.telemetry import Event, get_logger
+from gateway.upstream.channel import Headers
 
 if TYPE_CHECKING:  # the bridge knows its listeners
     from gateway.net.bridge import Bridge

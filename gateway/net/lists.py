@@ -17,9 +17,9 @@ from msgspec import Raw
 from gateway.exchange import results
 from gateway.http.forwarded_headers import AUTHORIZATION
 from gateway.net.sessions import PoolKey
-from gateway.net.upstream import Headers
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.request import Request
+from gateway.upstream.channel import Headers
 
 _MEMBERS: Final = {
     mcp.TOOLS_LIST: "tools",

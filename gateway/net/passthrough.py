@@ -23,9 +23,7 @@ from gateway.http.forwarded_headers import for_passing, joined, passed_back
 from gateway.http.reply import REQUEST_ID, Challenge, Incoming, leave_open, send
 from gateway.identity import principal as principals
 from gateway.net.bridge import Bridge
-from gateway.net.era import Era
 from gateway.net.named import Beginning, Named
-from gateway.net.upstream import Headers
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, lost_session, mcp
 from gateway.protocol.errors import (
@@ -39,6 +37,8 @@ from gateway.protocol.errors import (
     UpstreamError,
 )
 from gateway.telemetry import Metrics, Passed, TrafficEra
+from gateway.upstream.channel import Headers
+from gateway.upstream.era_probe import EraProbe
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REBUILT: Final = frozenset({"origin", "proxy-connection"})
@@ -124,7 +124,7 @@ class Passthrough:
         return await self._forward(http, bridge, bridge.era, incoming, TrafficEra.MODERN)
 
     async def _forward(
-        self, http: web.BaseRequest, bridge: Bridge, era: Era, incoming: Incoming, kind: TrafficEra
+        self, http: web.BaseRequest, bridge: Bridge, era: EraProbe, incoming: Incoming, kind: TrafficEra
     ) -> web.StreamResponse | None:
         if http.method not in _METHODS:
             raise not_allowed(http.method, ", ".join(sorted(_METHODS)))
@@ -159,7 +159,7 @@ class Passthrough:
         self,
         http: web.BaseRequest,
         bridge: Bridge,
-        era: Era,
+        era: EraProbe,
         body: bytes,
         kind: TrafficEra,
         lasting: Lasting | None,

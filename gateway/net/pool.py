@@ -24,7 +24,6 @@ from gateway.net import affinity
 from gateway.net.lists import Lists, Ticket, place, seconds_kept
 from gateway.net.parties import Parties
 from gateway.net.sessions import PoolKey, Session, Watcher
-from gateway.net.upstream import Channel, Headers
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, Refused, SessionLost, Unreachable
 from gateway.protocol.param_headers import Tool
@@ -32,6 +31,7 @@ from gateway.protocol.request import Request
 from gateway.protocol.tool_filter import LeftOut
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, Metrics, SessionState, get_logger
+from gateway.upstream.channel import Channel, Headers
 
 log = get_logger()
 

@@ -17,11 +17,8 @@ from gateway.http.client import Client, Endpoint
 from gateway.http.forwarded_headers import asks_as_client
 from gateway.net.bridge import Bridge
 from gateway.net.driver import Driver
-from gateway.net.era import Era
-from gateway.net.finding import connector
 from gateway.net.parking import Lot
 from gateway.net.pool import Pool
-from gateway.net.stdio import StdioChannel
 from gateway.process.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import mcp
@@ -30,6 +27,9 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Sealer
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import Health, RecentErrors
+from gateway.upstream.era_probe import EraProbe
+from gateway.upstream.stdio import StdioChannel
+from gateway.upstream.transport_detection import connector
 
 _KILL_SECONDS: Final = 5.0
 
@@ -107,7 +107,7 @@ class Routes:
             if endpoint is None:
                 pool, era = self._pool_of_children(config, route, client, health), None
             else:
-                era = Era(route.path, endpoint, client, self._metrics, self._tasks, health.ok)
+                era = EraProbe(route.path, endpoint, client, self._metrics, self._tasks, health.ok)
                 if route.upstream.transport == "sse":
                     era.transport_found(speaks_sse=True)
                 found = _heard(era, health)
@@ -164,7 +164,7 @@ class Routes:
         end_streams(bridge)
 
 
-def _heard(era: Era, health: Health) -> Callable[[bool], None]:
+def _heard(era: EraProbe, health: Health) -> Callable[[bool], None]:
     """Who hears that an upstream speaks HTTP+SSE, or does not any more."""
 
     def found(speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)

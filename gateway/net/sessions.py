@@ -18,11 +18,11 @@ from msgspec import Raw
 from gateway.exchange import events as on
 from gateway.exchange import handshake, questions
 from gateway.exchange.handshake import Handshake
-from gateway.net.upstream import NO_HEADERS, Channel, Headers
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallGone, CallLost, CannotAsk, GatewayError, Refused, SessionLost
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, Span, bodies, get_logger
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers
 
 log = get_logger()
 

@@ -6,9 +6,9 @@ from msgspec import Struct
 
 from gateway.config import Config, Route, Timeouts
 from gateway.http.client import Client, Endpoint
-from gateway.net.upstream import Headers
 from gateway.probe.findings import Check, Server, State
 from gateway.runtime.tasks import Tasks
+from gateway.upstream.channel import Headers
 
 
 class Subject(Struct, frozen=True, kw_only=True):

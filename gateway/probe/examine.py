@@ -8,9 +8,6 @@ from yarl import URL
 from gateway import __version__
 from gateway.exchange import handshake
 from gateway.http.client import Client
-from gateway.net.finding import connector
-from gateway.net.stdio import StdioChannel
-from gateway.net.streamable import StreamableChannel
 from gateway.probe import handshakes, network, streams
 from gateway.probe.discreet import Discretion, clean
 from gateway.probe.examination import Examination, Stopped, Subject
@@ -25,6 +22,9 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
+from gateway.upstream.stdio import StdioChannel
+from gateway.upstream.streamable_http import StreamableChannel
+from gateway.upstream.transport_detection import connector
 
 _STEPS: Final = 12
 """The whole probe may take this many times the longest step, whatever the server does."""

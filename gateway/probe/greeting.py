@@ -15,11 +15,11 @@ from yarl import URL
 
 from gateway.config import redacted_url
 from gateway.http.client import FOREIGN, REDIRECTS, Endpoint
-from gateway.net.era import PROBE_SECONDS, discover_headers
 from gateway.probe.discreet import clean
 from gateway.probe.examination import Examination, Stopped
 from gateway.probe.requests import Reply, Request, ask
 from gateway.protocol import era, jsonrpc, mcp
+from gateway.upstream.era_probe import PROBE_SECONDS, discover_headers
 
 _FOLLOWED: Final = 2
 _GATEWAYS: Final = (502, 503, 504)

@@ -13,12 +13,12 @@ from gateway import __version__
 from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
 from gateway.net.catalog import read_pages
-from gateway.net.upstream import Channel
 from gateway.probe.discreet import clean
 from gateway.probe.examination import Examination, Stopped
 from gateway.probe.greeting import capability_names, described
 from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
 from gateway.protocol.errors import GatewayError, NoHandshake, Refused
+from gateway.upstream.channel import Channel
 
 VERSIONS: Final = tuple(sorted(mcp.LEGACY_VERSIONS, reverse=True))
 _CLIENT: Final = Raw(jsonrpc.encode({"name": "mrtr-gateway", "version": __version__}))

@@ -8,8 +8,8 @@ import aiohttp
 from yarl import URL
 
 from gateway.http.client import FOREIGN, Client
-from gateway.net.upstream import Headers
 from gateway.protocol import jsonrpc, reply_messages
+from gateway.upstream.channel import Headers
 
 _BODY_BYTES: Final = 262_144
 EVENTS: Final = reply_messages.EVENT_STREAM

@@ -11,10 +11,10 @@ import aiohttp
 
 from gateway.exchange.handshake import Handshake
 from gateway.http.client import FOREIGN
-from gateway.net.upstream import Channel, Headers
 from gateway.probe.examination import Examination
 from gateway.probe.requests import EVENTS, Reply, Request, ask
 from gateway.protocol import jsonrpc, mcp
+from gateway.upstream.channel import Channel, Headers
 
 _NO_TOOL: Final = "mrtr-gateway-probe-no-such-tool"
 _REPLAY_SECONDS: Final = 2.0

@@ -7,10 +7,11 @@ from gateway.cluster import membership, peer_client
 from gateway.exchange import machine, questions
 from gateway.http import listener
 from gateway.identity import bearer_token
-from gateway.net import downstream, driver, era, http_sse, listen, lists, outbox, pool, sessions, streamable
+from gateway.net import downstream, driver, listen, lists, outbox, pool, sessions
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import request
 from gateway.seal import peer_messages
+from gateway.upstream import era_probe, http_sse, streamable_http
 from tests.parts.launch import REPOSITORY
 
 ROWS = [
@@ -86,12 +87,12 @@ FIXED = [
     ),
     ("an unknown replica id", [seconds(membership._NAMELESS_SECONDS)]),
     ("a replica that greeted", [seconds(membership._GREETED_SECONDS)]),
-    ("the head of the standalone GET stream", [seconds(streamable._SIDE_HEAD_SECONDS)]),
+    ("the head of the standalone GET stream", [seconds(streamable_http._SIDE_HEAD_SECONDS)]),
     (
         "the standalone GET stream, when it ends",
         [
-            ", ".join(f"{pause:g}" for pause in streamable._REOPEN_SECONDS[:-1])
-            + f" and {seconds(streamable._REOPEN_SECONDS[-1])}"
+            ", ".join(f"{pause:g}" for pause in streamable_http._REOPEN_SECONDS[:-1])
+            + f" and {seconds(streamable_http._REOPEN_SECONDS[-1])}"
         ],
     ),
     ("the stream of HTTP+SSE, until it names its endpoint", [seconds(http_sse.ENDPOINT_SECONDS)]),
@@ -105,9 +106,12 @@ FIXED = [
     ("lists kept by `cache.lists_seconds`", [size(lists._MAX_BYTES), size(lists._MAX_PAGE_BYTES)]),
     ("tools with a warning in the log", [count(pool._LEFT_OUT_KEPT)]),
     ("looking up whether a lost call's tool may run twice", [seconds(driver._LEARN_SECONDS)]),
-    ("the id of an event", [count(streamable._EVENT_ID_CHARACTERS)]),
-    ("the end of an answered stream", [seconds(streamable._DRAIN_SECONDS)]),
-    ("the probe for the upstream's era", [seconds(era.PROBE_SECONDS), f"every {seconds(era._DOUBT_SECONDS)}"]),
+    ("the id of an event", [count(streamable_http._EVENT_ID_CHARACTERS)]),
+    ("the end of an answered stream", [seconds(streamable_http._DRAIN_SECONDS)]),
+    (
+        "the probe for the upstream's era",
+        [seconds(era_probe.PROBE_SECONDS), f"every {seconds(era_probe._DOUBT_SECONDS)}"],
+    ),
 ]
 
 

@@ -11,8 +11,8 @@ import pytest
 from gateway.exchange import events as on
 from gateway.http.client import Client
 from gateway.net.sessions import Session
-from gateway.net.upstream import NO_HEADERS
 from gateway.protocol.errors import CallGone
+from gateway.upstream.channel import NO_HEADERS
 from tests.net.replica import KEY, Replica
 from tests.net.workbench import eventually
 from tests.parts.launch import NODE, PARTS, OldServer, old_server

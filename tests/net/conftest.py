@@ -7,8 +7,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.net import app, listen, pool, streamable
+from gateway.net import app, listen, pool
 from gateway.telemetry import SessionState
+from gateway.upstream import streamable_http
 from tests.logs import Lines, captured
 from tests.net import workbench
 from tests.net.fake_upstream import FakeUpstream
@@ -21,9 +22,9 @@ Start = Callable[..., Awaitable[Stand]]
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no configuration shortens."""
     monkeypatch.setattr(pool, "_SWEEP_SECONDS", 0.02)
-    monkeypatch.setattr(streamable, "_DRAIN_SECONDS", 0.1)
-    monkeypatch.setattr(streamable, "_SIDE_HEAD_SECONDS", 0.1)
-    monkeypatch.setattr(streamable, "_REOPEN_SECONDS", (0.0, 0.01, 0.01, 0.01))
+    monkeypatch.setattr(streamable_http, "_DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(streamable_http, "_SIDE_HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(streamable_http, "_REOPEN_SECONDS", (0.0, 0.01, 0.01, 0.01))
     monkeypatch.setattr(listen, "_PAUSES", (0.0, 0.01))
     monkeypatch.setattr(app, "_POLL_SECONDS", 0.005)
 

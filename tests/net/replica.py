@@ -12,11 +12,11 @@ from gateway.exchange import events as on
 from gateway.http.client import Client, Endpoint
 from gateway.net.pool import Pool
 from gateway.net.sessions import Call, PoolKey, Session
-from gateway.net.streamable import StreamableChannel
-from gateway.net.upstream import NO_HEADERS, Headers
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics, SessionState
+from gateway.upstream.channel import NO_HEADERS, Headers
+from gateway.upstream.streamable_http import StreamableChannel
 from tests.net.fake_upstream import DEADLINE
 from tests.net.workbench import ALL, BACKGROUND, configuration, eventually
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.net import http_sse
 from gateway.protocol import mcp
+from gateway.upstream import http_sse
 from tests.net.conftest import Start
 from tests.net.fake_sse import FakeSse, Message, Stream
 from tests.net.fake_upstream import FORM, FakeUpstream, Turn, text

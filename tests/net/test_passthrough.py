@@ -13,8 +13,8 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.config import parse
-from gateway.net import era
 from gateway.protocol import mcp
+from gateway.upstream import era_probe
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
 from tests.net.workbench import Client, Stand, configuration, eventually
@@ -456,7 +456,7 @@ async def test_a_probe_that_says_nothing_is_asked_again(
 async def test_a_probe_that_hangs_is_given_up(
     upstream: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(era, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(era_probe, "PROBE_SECONDS", 0.05)
     upstream.on("server/discover", Turn.for_ever)
     assert (await client.call()).text == "done"
     async with asyncio.timeout(3):
@@ -492,7 +492,7 @@ async def _refuse(turn: Turn, status: int) -> None:
 
 @pytest.fixture
 def _quick_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(era, "_DOUBT_SECONDS", 0.0)
+    monkeypatch.setattr(era_probe, "_DOUBT_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("_quick_doubt")

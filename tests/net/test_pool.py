@@ -11,11 +11,11 @@ from gateway.config import parse
 from gateway.net import pool as pools
 from gateway.net.pool import Group, Pool
 from gateway.net.sessions import PoolKey, Session
-from gateway.net.upstream import NO_HEADERS, Channel, Headers, Receive
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics, SessionState
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
 from tests.net.workbench import ALL, Client, Stand, configuration, eventually

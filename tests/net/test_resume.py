@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from gateway.http.client import Client
-from gateway.net import pool, streamable, vigil
-from gateway.net.streamable import StreamableChannel
-from gateway.net.upstream import NO_HEADERS
+from gateway.net import pool
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
+from gateway.upstream import silence_timeout, streamable_http
+from gateway.upstream.channel import NO_HEADERS
+from gateway.upstream.streamable_http import StreamableChannel
 from tests.net.conftest import Start
 from tests.net.fake_upstream import DEADLINE, FORM, FakeUpstream, Script, Turn, event, text
 from tests.net.replica import INFO, KEY, Replica
@@ -25,8 +26,8 @@ RESULT = {"id": "gw-dead-1", "result": text("done")}
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures are tried again at once; silence is borne unless a test says otherwise."""
-    monkeypatch.setattr(streamable, "_RETRY_SECONDS", (0.0,) * 4)
-    monkeypatch.setattr(vigil, "_SILENCE_SECONDS", (30.0,))
+    monkeypatch.setattr(streamable_http, "_RETRY_SECONDS", (0.0,) * 4)
+    monkeypatch.setattr(silence_timeout, "_SILENCE_SECONDS", (30.0,))
 
 
 @asynccontextmanager
@@ -381,7 +382,7 @@ async def test_who_adopts_waits_for_room_and_passes_an_idle_session_on(upstream:
 async def test_a_session_that_cannot_be_adopted_in_time_is_dropped_and_not_ended(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamable, "_SIDE_HEAD_SECONDS", 30.0)
+    monkeypatch.setattr(streamable_http, "_SIDE_HEAD_SECONDS", 30.0)
     upstream.on("GET", lambda turn: turn.for_ever())
     async with replica(upstream, timeouts={"handshake_seconds": 0.05}) as here:
         with pytest.raises(Unreachable):
@@ -450,7 +451,7 @@ async def test_what_never_passes_loses_the_call_after_some_tries(upstream: FakeU
 async def test_a_server_that_accepts_and_says_nothing_at_all_is_given_up(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamable, "_RESUME_HEAD_SECONDS", 0.01)
+    monkeypatch.setattr(streamable_http, "_RESUME_HEAD_SECONDS", 0.01)
     upstream.on("resume", lambda turn: turn.for_ever())
     async with replica(upstream) as here:
         session = await here.adopt()
@@ -464,7 +465,7 @@ async def test_the_result_after_an_answer_comes_on_a_second_get_from_the_same_pl
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The first two streams are tied to nothing, as server-everything's are; only the answer makes the third.
-    monkeypatch.setattr(vigil, "_SILENCE_SECONDS", (0.02, 30.0))
+    monkeypatch.setattr(silence_timeout, "_SILENCE_SECONDS", (0.02, 30.0))
     upstream.each("resume", saying(end="open"), saying(end="open"), saying(("e2", RESULT)))
     async with replica(upstream) as here:
         session = await here.adopt()
@@ -482,7 +483,7 @@ async def test_the_result_after_an_answer_comes_on_a_second_get_from_the_same_pl
 async def test_a_result_that_overtakes_the_acceptance_of_its_answer_ends_it(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vigil, "_SILENCE_SECONDS", (0.01, 30.0))
+    monkeypatch.setattr(silence_timeout, "_SILENCE_SECONDS", (0.01, 30.0))
     taken, heard = asyncio.Event(), asyncio.Event()
 
     async def store(turn: Turn) -> None:
@@ -524,7 +525,7 @@ async def test_a_session_speaks_the_version_that_was_agreed_on(upstream: FakeUps
 async def test_a_silent_stream_is_opened_again_for_as_long_as_it_takes(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vigil, "_SILENCE_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(silence_timeout, "_SILENCE_SECONDS", (0.01, 0.01))
     silent = saying(("e2", progress(1)), end="open")
     upstream.each("resume", *[silent] * 12, saying(("e2", progress(1)), ("e3", RESULT)))
     async with replica(upstream) as here:
@@ -538,7 +539,7 @@ async def test_a_silent_stream_is_opened_again_for_as_long_as_it_takes(
 async def test_an_answered_stream_that_stays_open_is_closed_and_not_opened_again(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vigil, "_SILENCE_SECONDS", (0.03,))
+    monkeypatch.setattr(silence_timeout, "_SILENCE_SECONDS", (0.03,))
     upstream.on("resume", saying(("e2", RESULT), end="open"))
     async with replica(upstream) as here:
         session = await here.adopt()
@@ -562,7 +563,7 @@ async def test_foreign_responses_are_ignored_and_counted(upstream: FakeUpstream)
 async def test_what_was_handed_over_is_known_in_bounded_memory(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamable, "_HANDED_KEPT", 3)
+    monkeypatch.setattr(streamable_http, "_HANDED_KEPT", 3)
     events = [(f"e{n}", progress(n)) for n in range(2, 8)]
     upstream.each("resume", saying(*events), saying(*events[4:], ("e8", RESULT)))
     async with replica(upstream) as here:
@@ -656,7 +657,7 @@ class Attempts:
 async def test_a_restart_shows_as_a_session_that_is_gone(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamable, "_RETRY_SECONDS", (0.01,) * 1000)
+    monkeypatch.setattr(streamable_http, "_RETRY_SECONDS", (0.01,) * 1000)
     attempts = Attempts(monkeypatch)
     async with replica(upstream) as here:
         session = await here.adopt()
@@ -689,7 +690,7 @@ async def test_an_upstream_that_never_comes_back_loses_the_call_after_some_tries
 async def test_who_waits_no_longer_leaves_nothing_behind(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch, *, reads: bool
 ) -> None:
-    monkeypatch.setattr(streamable, "_RETRY_SECONDS", (30.0,))
+    monkeypatch.setattr(streamable_http, "_RETRY_SECONDS", (30.0,))
     upstream.on("resume", saying(end="open") if reads else refusing(409))
     async with replica(upstream) as here:
         session = await here.adopt()
@@ -713,7 +714,7 @@ async def test_who_waits_no_longer_leaves_nothing_behind(
 async def test_pauses_grow_until_something_new_is_heard(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamable, "_RETRY_SECONDS", (1, 2, 3))
+    monkeypatch.setattr(streamable_http, "_RETRY_SECONDS", (1, 2, 3))
     monkeypatch.setattr(pool, "_SWEEP_SECONDS", 3600.0)  # the sweeper would never yield in the sleep below
     pauses: list[float] = []
     moment = asyncio.sleep

@@ -8,10 +8,10 @@ from msgspec import Raw
 
 from gateway.config import Limits, Timeouts
 from gateway.http.client import Client
-from gateway.net.stdio import StdioChannel
-from gateway.net.upstream import NO_HEADERS
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
+from gateway.upstream.channel import NO_HEADERS
+from gateway.upstream.stdio import StdioChannel
 
 DEADLINE = 2.0
 

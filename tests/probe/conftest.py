@@ -4,16 +4,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.net import streamable
 from gateway.probe import streams
+from gateway.upstream import streamable_http
 from tests.net.fake_upstream import FakeUpstream, text
 
 
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no option shortens."""
-    monkeypatch.setattr(streamable, "_DRAIN_SECONDS", 0.1)
-    monkeypatch.setattr(streamable, "_SIDE_HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(streamable_http, "_DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(streamable_http, "_SIDE_HEAD_SECONDS", 0.1)
     monkeypatch.setattr(streams, "_REPLAY_SECONDS", 0.1)
 
 

@@ -12,11 +12,11 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.net.upstream import Channel, Headers, Receive
 from gateway.process.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
+from gateway.upstream.channel import Channel, Headers, Receive
 
 _JSONRPC: Final = "2.0"
 _Listening = tuple[Receive, "asyncio.Future[None]"]

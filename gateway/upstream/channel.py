@@ -1,7 +1,7 @@
 """The upstream side as the rest of the gateway sees it: a channel is one session of one legacy server.
 
 A channel moves messages; it knows no exchange, no capability and no result. Streamable HTTP is the first transport
-(`net.streamable`); HTTP+SSE (`net.http_sse`) and stdio fit the same methods, and cannot `resume`.
+(`upstream.streamable_http`); HTTP+SSE (`upstream.http_sse`) and stdio fit the same methods, and cannot `resume`.
 """
 
 from abc import ABC, abstractmethod

@@ -13,11 +13,11 @@ from typing import Final
 import aiohttp
 
 from gateway.http.client import FOREIGN, REDIRECTS, Client, Endpoint
-from gateway.net.upstream import Headers
 from gateway.protocol import era, mcp
 from gateway.protocol.errors import UpstreamError
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
+from gateway.upstream.channel import Headers
 
 log = get_logger()
 
@@ -43,7 +43,7 @@ class _Probe:
         """Whether it ended at the credentials it was sent with."""
 
 
-class Era:
+class EraProbe:
     """What is known of one upstream."""
 
     def __init__(  # noqa: PLR0913  (what it asks with, and who hears of it)

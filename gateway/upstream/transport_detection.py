@@ -11,12 +11,12 @@ from collections.abc import Callable
 from msgspec import Raw
 
 from gateway.http.client import Client, Endpoint
-from gateway.net.http_sse import HttpSseChannel
-from gateway.net.refusals import NotSpoken
-from gateway.net.streamable import StreamableChannel
-from gateway.net.upstream import Channel, Headers
 from gateway.protocol.errors import NoHandshake
 from gateway.runtime.tasks import Tasks
+from gateway.upstream.channel import Channel, Headers
+from gateway.upstream.http_errors import NotSpoken
+from gateway.upstream.http_sse import HttpSseChannel
+from gateway.upstream.streamable_http import StreamableChannel
 
 
 def connector(
@@ -30,11 +30,11 @@ def connector(
         return lambda: StreamableChannel(client, endpoint, tasks)
     if transport == "sse":
         return lambda: HttpSseChannel(client, endpoint, tasks)
-    finding = Finding(found)
-    return lambda: FindingChannel(client, endpoint, tasks, finding)
+    finding = TransportDetection(found)
+    return lambda: AutoDetectChannel(client, endpoint, tasks, finding)
 
 
-class Finding:
+class TransportDetection:
     """What is known of an upstream's transport."""
 
     def __init__(self, found: Callable[[bool], None]) -> None:
@@ -48,10 +48,10 @@ class Finding:
             self._found(speaks_sse)
 
 
-class FindingChannel(StreamableChannel):
+class AutoDetectChannel(StreamableChannel):
     """Streamable HTTP until `open` finds HTTP+SSE instead; what another process opened was streamable HTTP."""
 
-    def __init__(self, client: Client, endpoint: Endpoint, tasks: Tasks, finding: Finding) -> None:
+    def __init__(self, client: Client, endpoint: Endpoint, tasks: Tasks, finding: TransportDetection) -> None:
         super().__init__(client, endpoint, tasks)
         self._finding = finding
 

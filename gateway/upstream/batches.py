@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from gateway.net.upstream import Receive
 from gateway.protocol import jsonrpc
+from gateway.upstream.channel import Receive
 
 
 def unpacked(data: bytes) -> Sequence[bytes]:

@@ -16,12 +16,12 @@ from yarl import URL
 
 from gateway.config import redacted_url
 from gateway.http.client import REDIRECTS, Client, Endpoint
-from gateway.net.batches import unpacked
-from gateway.net.refusals import PING_PREFIX, Doubted, Greeting, NotSpoken, check_pong, ping_id, refusal
-from gateway.net.upstream import Channel, Headers, Receive
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
 from gateway.runtime.tasks import Tasks
+from gateway.upstream.batches import unpacked
+from gateway.upstream.channel import Channel, Headers, Receive
+from gateway.upstream.http_errors import PING_PREFIX, Doubted, Greeting, NotSpoken, check_pong, ping_id, refusal
 
 ENDPOINT_SECONDS: Final = 4.0
 """How long the stream may take to name its endpoint; less than half of timeouts.handshake_seconds."""

@@ -7,7 +7,7 @@ _SILENCE_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 """How long a stream that was picked up may be silent until it is opened again; after an answer from the start."""
 
 
-class Vigil:
+class SilenceTimeout:
     """How long a stream that was picked up may be silent until it is opened again.
 
     Longer from time to time, and as short as at first after an answer: the result may come at once, and the server may

@@ -18,13 +18,13 @@ import aiohttp
 from msgspec import Raw
 
 from gateway.http.client import FOREIGN, REDIRECTS, Client, Endpoint, Exchange, mapped
-from gateway.net.batches import hand_over
-from gateway.net.refusals import Doubted, Greeting, NotSpoken, check_pong, ping_id, read_body, refusal
-from gateway.net.upstream import NO_HEADERS, Channel, Headers, Receive
-from gateway.net.vigil import Vigil
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.runtime.tasks import Tasks
+from gateway.upstream.batches import hand_over
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
+from gateway.upstream.http_errors import Doubted, Greeting, NotSpoken, check_pong, ping_id, read_response, refusal
+from gateway.upstream.silence_timeout import SilenceTimeout
 
 _ACCEPT: Final = "application/json, text/event-stream"
 _DRAIN_SECONDS: Final = 1.0
@@ -78,7 +78,7 @@ class StreamableChannel(Channel):
         """Ids of the events of the current request that were handed over, since `_place`."""
         self._place = ""
         """The event id behind which a resumed request is asked for."""
-        self._vigil: Vigil | None = None
+        self._vigil: SilenceTimeout | None = None
         """Set while a request is resumed."""
         self._heard_side = False
         """Whether there was a side stream, which hears_side may only suppose."""
@@ -275,7 +275,7 @@ class StreamableChannel(Channel):
     async def _resume(self, place: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
         """GET from one place, again and again, until the request is answered."""
         self._place = place
-        vigil = self._vigil = Vigil()
+        vigil = self._vigil = SilenceTimeout()
         turns = failures = 0
 
         def hear(data: bytes) -> bool:
@@ -430,7 +430,7 @@ class StreamableChannel(Channel):
         if response.content_type == "text/event-stream":
             await self._read_events(response, receive)
             return None
-        body = await read_body(response, self._client.limits.event_bytes, self._endpoint.where)
+        body = await read_response(response, self._client.limits.event_bytes, self._endpoint.where)
         if not body or not hand_over(body, receive):
             raise CallLost(
                 f"{self._endpoint.where} answered HTTP {response.status} without a result; the call may have had "

@@ -71,7 +71,7 @@ class Doubted(SessionLost):
         ) from self
 
 
-async def read_body(response: aiohttp.ClientResponse, limit: int, where: str) -> bytes:
+async def read_response(response: aiohttp.ClientResponse, limit: int, where: str) -> bytes:
     """The whole body, of `limit` bytes at most; raises CallLost, and one of FOREIGN."""
     body = await read_at_most(response, limit)
     if body is None:
@@ -87,7 +87,7 @@ async def refusal(
     `sent` is the message that it refuses, where that is a request. Raises Doubted when the session may be gone.
     """
     status, where = response.status, endpoint.where
-    body = await read_body(response, _ERROR_BODY_BYTES, where)
+    body = await read_response(response, _ERROR_BODY_BYTES, where)
     if status in (401, 403):
         whose = "the credentials" if endpoint.as_client else "what routes[].credentials has it sent"
         raise Refused(
