@@ -9,10 +9,10 @@ from gateway.config import Config, Route
 from gateway.exchange.machine import Policy
 from gateway.http.client import Client
 from gateway.net.parking import Lot
-from gateway.net.pool import Pool
 from gateway.runtime.coarse_timer import Deadlines
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Sealer
+from gateway.sessions.pool import Pool
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import Health
 from gateway.upstream.era_probe import EraProbe

@@ -23,13 +23,12 @@ from gateway.http import request_id as ids
 from gateway.http.forwarded_headers import asks_as_client, for_call, joined, own_headers
 from gateway.http.reply import REQUEST_ID, HttpReply, Incoming, ReplyWriter, read_body
 from gateway.identity import principal as principals
-from gateway.net import catalog, listen
+from gateway.net import listen
 from gateway.net.bridge import Bridge
 from gateway.net.driver import Driver
 from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.passthrough import Passthrough, id_of, not_allowed, probe_headers
 from gateway.net.routes import Routes
-from gateway.net.sessions import PoolKey
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol import request as modern
@@ -46,6 +45,8 @@ from gateway.protocol.errors import (
 from gateway.protocol.request import Request
 from gateway.seal.cipher import PREFIX
 from gateway.seal.request_state import Envelope, Sealer, bind
+from gateway.sessions import tool_schemas
+from gateway.sessions.session import PoolKey
 from gateway.telemetry import (
     COMPLETE,
     OTHER_ERROR,
@@ -424,8 +425,8 @@ class Downstream:
                 return await _converse(wire, stream)
         if request.method in mcp.ASKING:
             bridge.lot.check(key.principal)
-        if request.method == mcp.TOOLS_CALL and not catalog.mirrors_nothing(bridge.pool, key, request, headers):
-            await catalog.check(bridge.pool, key, request, round_.incoming.values, headers)
+        if request.method == mcp.TOOLS_CALL and not tool_schemas.mirrors_nothing(bridge.pool, key, request, headers):
+            await tool_schemas.check(bridge.pool, key, request, round_.incoming.values, headers)
         ticket = bridge.pool.ticket(key, request, headers)
         if ticket is not None:
             kept = await bridge.pool.kept(ticket, headers)

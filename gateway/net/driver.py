@@ -17,11 +17,8 @@ from gateway.exchange.commands import Timer
 from gateway.exchange.machine import Exchange, Policy, State
 from gateway.http.forwarded_headers import own_headers
 from gateway.identity.principal import of_headers
-from gateway.net import catalog
 from gateway.net.bridge import Bridge
-from gateway.net.lists import Ticket  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.outbox import Last, Outbox, ending_of
-from gateway.net.sessions import Call, PoolKey, Session
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     CallLost,
@@ -36,6 +33,9 @@ from gateway.protocol.request import Request
 from gateway.runtime.coarse_timer import wait_seconds
 from gateway.seal import handoff
 from gateway.seal.request_state import Binding, Envelope, Upstream, bind, digest_answers, pack_record
+from gateway.sessions import tool_schemas
+from gateway.sessions.list_cache import CacheKey  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.sessions.session import Call, PoolKey, Session
 from gateway.telemetry import (
     COMPLETE,
     TOOL_ERROR,
@@ -82,7 +82,7 @@ class Driver:
         self.id = ""
         """Drawn when the exchange is first parked; most never are."""
         self.principal = key.principal
-        self.ticket: Ticket | None = None
+        self.ticket: CacheKey | None = None
         """Set for a list that may be kept."""
         self._bridge = bridge
         self._request = request
@@ -303,7 +303,7 @@ class Driver:
         assert self._server_info is not None, "a result comes from a session"
         try:
             if request.method == mcp.TOOLS_LIST:
-                result = catalog.usable(self._bridge.pool, result)
+                result = tool_schemas.usable(self._bridge.pool, result)
             body, is_tool_error = results.modern(
                 request.method,
                 result,
@@ -322,7 +322,7 @@ class Driver:
         if is_tool_error:
             self._ending = _TOOL_FAILED
         if request.method == mcp.TOOLS_LIST:
-            catalog.learn(self._bridge.pool.group(self._key), request.params, result, self._headers)
+            tool_schemas.learn(self._bridge.pool.group(self._key), request.params, result, self._headers)
         if self.ticket is not None:
             self._bridge.pool.keep(self.ticket, result, body)
         return on.Resulted(body)
@@ -580,10 +580,10 @@ class Driver:
         """Whether the call, lost by this error, may be run again. One that never asked is its client's to repeat."""
         if not isinstance(error, _REPLAYABLE) or not (self._exchange.round and self._exchange.calling):
             return False
-        if self._request.method == mcp.TOOLS_CALL and not catalog.is_listed(self._bridge.pool, self._key):
+        if self._request.method == mcp.TOOLS_CALL and not tool_schemas.is_listed(self._bridge.pool, self._key):
             try:
                 async with asyncio.timeout(_LEARN_SECONDS):
-                    await catalog.know(self._bridge.pool, self._key, self._headers, self._request.target)
+                    await tool_schemas.know(self._bridge.pool, self._key, self._headers, self._request.target)
             except (GatewayError, TimeoutError):
                 pass
         return self._known_ephemeral()
@@ -595,7 +595,7 @@ class Driver:
             return True
         if any(fnmatchcase(request.target, pattern) for pattern in route.ephemeral):
             return True
-        return catalog.is_ephemeral(self._bridge.pool, self._key, request.target)
+        return tool_schemas.is_ephemeral(self._bridge.pool, self._key, request.target)
 
     def _pick_up(self, envelope: Envelope) -> None:
         """The call of a dead replica is wanted: find its stream, or learn that it is lost."""

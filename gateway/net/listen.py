@@ -19,10 +19,10 @@ from msgspec import Raw
 from gateway.exchange.events import Leg
 from gateway.net.changes import Changes
 from gateway.net.outbox import Last
-from gateway.net.sessions import PoolKey, Session
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
 from gateway.protocol.request import Request
+from gateway.sessions.session import PoolKey, Session
 from gateway.telemetry import Event, get_logger
 from gateway.upstream.channel import Headers
 

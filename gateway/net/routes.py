@@ -18,13 +18,13 @@ from gateway.http.forwarded_headers import asks_as_client
 from gateway.net.bridge import Bridge
 from gateway.net.driver import Driver
 from gateway.net.parking import Lot
-from gateway.net.pool import Pool
 from gateway.process.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import mcp
 from gateway.runtime.coarse_timer import Deadlines, lengths
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Sealer
+from gateway.sessions.pool import Pool
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import Health, RecentErrors
 from gateway.upstream.era_probe import EraProbe

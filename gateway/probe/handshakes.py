@@ -12,12 +12,12 @@ from msgspec import Raw
 from gateway import __version__
 from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
-from gateway.net.catalog import read_pages
 from gateway.probe.discreet import clean
 from gateway.probe.examination import Examination, Stopped
 from gateway.probe.greeting import capability_names, described
 from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
 from gateway.protocol.errors import GatewayError, NoHandshake, Refused
+from gateway.sessions.tool_schemas import read_pages
 from gateway.upstream.channel import Channel
 
 VERSIONS: Final = tuple(sorted(mcp.LEGACY_VERSIONS, reverse=True))

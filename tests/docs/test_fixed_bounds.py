@@ -7,10 +7,11 @@ from gateway.cluster import membership, peer_client
 from gateway.exchange import machine, questions
 from gateway.http import listener
 from gateway.identity import bearer_token
-from gateway.net import downstream, driver, listen, lists, outbox, pool, sessions
+from gateway.net import downstream, driver, listen, outbox
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import request
 from gateway.seal import peer_messages
+from gateway.sessions import list_cache, pool, session
 from gateway.upstream import era_probe, http_sse, streamable_http
 from tests.parts.launch import REPOSITORY
 
@@ -39,7 +40,7 @@ FIXED = [
     ("the body of a caller that is not verified", [size(downstream._REFUSED_BYTES)]),
     (
         "answers of the gateway's own",
-        [f"{sessions._MAX_OWED} in", f"{driver._MAX_REFUSALS} in", f"an id of {size(sessions._MAX_OWED_ID_BYTES)}"],
+        [f"{session._MAX_OWED} in", f"{driver._MAX_REFUSALS} in", f"an id of {size(session._MAX_OWED_ID_BYTES)}"],
     ),
     ("URIs of one subscription", [count(listen._MAX_URIS)]),
     ("content of a change beside its URI", [size(listen._MAX_PARAMS_BYTES)]),
@@ -103,7 +104,7 @@ FIXED = [
             f"for {seconds(listen._GIVE_UP_SECONDS)}",
         ],
     ),
-    ("lists kept by `cache.lists_seconds`", [size(lists._MAX_BYTES), size(lists._MAX_PAGE_BYTES)]),
+    ("lists kept by `cache.lists_seconds`", [size(list_cache._MAX_BYTES), size(list_cache._MAX_PAGE_BYTES)]),
     ("tools with a warning in the log", [count(pool._LEFT_OUT_KEPT)]),
     ("looking up whether a lost call's tool may run twice", [seconds(driver._LEARN_SECONDS)]),
     ("the id of an event", [count(streamable_http._EVENT_ID_CHARACTERS)]),

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.exchange import events as on
 from gateway.http.client import Client
-from gateway.net.sessions import Session
 from gateway.protocol.errors import CallGone
+from gateway.sessions.session import Session
 from gateway.upstream.channel import NO_HEADERS
 from tests.net.replica import KEY, Replica
 from tests.net.workbench import eventually

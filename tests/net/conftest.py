@@ -7,7 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.net import app, listen, pool
+from gateway.net import app, listen
+from gateway.sessions import pool
 from gateway.telemetry import SessionState
 from gateway.upstream import streamable_http
 from tests.logs import Lines, captured

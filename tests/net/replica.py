@@ -10,10 +10,10 @@ from msgspec import Raw
 from gateway.config import parse
 from gateway.exchange import events as on
 from gateway.http.client import Client, Endpoint
-from gateway.net.pool import Pool
-from gateway.net.sessions import Call, PoolKey, Session
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
+from gateway.sessions.pool import Pool
+from gateway.sessions.session import Call, PoolKey, Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Headers
 from gateway.upstream.streamable_http import StreamableChannel

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.net import pool
 from gateway.protocol import mcp
+from gateway.sessions import pool
 from tests.net.conftest import Start
 from tests.net.fake_sse import FakeSse, Message
 from tests.net.fake_upstream import FORM, FakeUpstream, Turn, event, text

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.net import lists, pool
-from gateway.net.lists import Lists, Place, Ticket, seconds_kept
-from gateway.net.sessions import PoolKey
 from gateway.protocol import mcp
+from gateway.sessions import list_cache, pool
+from gateway.sessions.list_cache import CacheKey, ListCache, Place, seconds_kept
+from gateway.sessions.session import PoolKey
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, event, text
 from tests.net.workbench import CLIENT, Client, eventually, jwt
@@ -332,15 +332,15 @@ def test_a_server_that_names_a_shorter_time_is_believed() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "_MAX_BYTES", 5_000)
-    kept = Lists()
+    monkeypatch.setattr(list_cache, "_MAX_BYTES", 5_000)
+    kept = ListCache()
     key = PoolKey(b"p", b"", b"", ())
-    tickets = [Ticket(Place(key, b"", mcp.TOOLS_LIST, f"{number}"), 0) for number in range(5)]
+    tickets = [CacheKey(Place(key, b"", mcp.TOOLS_LIST, f"{number}"), 0) for number in range(5)]
     for ticket in tickets:
         kept.keep(ticket, b'{"tools":[]}', 60)
         assert kept.find(tickets[0]) is not None, "asked for again and again"
     assert [kept.find(ticket) is not None for ticket in tickets] == [True, False, True, True, True]
-    monkeypatch.setattr(lists, "_MAX_PAGE_BYTES", 1_050)
+    monkeypatch.setattr(list_cache, "_MAX_PAGE_BYTES", 1_050)
     kept.keep(tickets[0], b'{"tools":[%b]}' % (b" " * 100), 60)
     assert kept.find(tickets[0]) is None
     assert kept._bytes == sum(page.size for page in kept._pages.values())

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.net.parties import Parties
+from gateway.sessions.capacity import Parties
 
 
 def parties(cap: int) -> Parties[str, str]:

@@ -8,12 +8,12 @@ import pytest
 from msgspec import Raw
 
 from gateway.config import parse
-from gateway.net import pool as pools
-from gateway.net.pool import Group, Pool
-from gateway.net.sessions import PoolKey, Session
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
+from gateway.sessions import pool as pools
+from gateway.sessions.pool import Group, Pool
+from gateway.sessions.session import PoolKey, Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from tests.net.conftest import Start

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.http.client import Client
-from gateway.net import pool
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
+from gateway.sessions import pool
 from gateway.upstream import silence_timeout, streamable_http
 from gateway.upstream.channel import NO_HEADERS
 from gateway.upstream.streamable_http import StreamableChannel

@@ -9,9 +9,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.config import Credentials, Route, Upstream, parse
 from gateway.http.forwarded_headers import for_call, for_passing
-from gateway.net import pool
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
+from gateway.sessions import pool
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
 from tests.net.test_faults import challenge

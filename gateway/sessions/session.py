@@ -126,7 +126,7 @@ class Session:
         self.turned_away = False
         """Whether the server refused the credential of the last call, and so did not take it."""
         self.guests: set[Session] = set()
-        """Others that speak in this session too (`net.affinity`), each with a call of its own."""
+        """Others that speak in this session too (`sessions.session_sharing`), each with a call of its own."""
         self.host: Session | None = None
         """Whose guest it is."""
         self.idle_since = 0.0

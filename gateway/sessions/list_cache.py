@@ -16,9 +16,9 @@ from msgspec import Raw
 
 from gateway.exchange import results
 from gateway.http.forwarded_headers import AUTHORIZATION
-from gateway.net.sessions import PoolKey
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.request import Request
+from gateway.sessions.session import PoolKey
 from gateway.upstream.channel import Headers
 
 _MEMBERS: Final = {
@@ -48,7 +48,7 @@ class Place(NamedTuple):
     cursor: str | None
 
 
-class Ticket(NamedTuple):
+class CacheKey(NamedTuple):
     """A request whose answer may be kept, if nothing changed since it was made."""
 
     place: Place
@@ -81,7 +81,7 @@ def place(key: PoolKey, request: Request, headers: Headers) -> Place | None:
     )
 
 
-class Lists:
+class ListCache:
     """The pages of one route."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Lists:
     def __len__(self) -> int:
         return len(self._pages)
 
-    def find(self, ticket: Ticket) -> bytes | None:
+    def find(self, ticket: CacheKey) -> bytes | None:
         """The result of a request, if it is kept and nothing changed since; JSON."""
         page = self._pages.get(ticket.place)
         if page is None:
@@ -102,7 +102,7 @@ class Lists:
         self._pages.move_to_end(ticket.place)
         return page.body
 
-    def keep(self, ticket: Ticket, body: bytes, seconds: float) -> None:
+    def keep(self, ticket: CacheKey, body: bytes, seconds: float) -> None:
         """Keep a result for this long."""
         self._forget(ticket.place)
         opened = jsonrpc.fields(body)

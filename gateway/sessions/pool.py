@@ -20,16 +20,16 @@ from gateway.config import Config, Route
 from gateway.exchange import handshake as negotiate
 from gateway.exchange.handshake import Handshake
 from gateway.http.forwarded_headers import credentials_in
-from gateway.net import affinity
-from gateway.net.lists import Lists, Ticket, place, seconds_kept
-from gateway.net.parties import Parties
-from gateway.net.sessions import PoolKey, Session, Watcher
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, Refused, SessionLost, Unreachable
 from gateway.protocol.param_headers import Tool
 from gateway.protocol.request import Request
 from gateway.protocol.tool_filter import LeftOut
 from gateway.runtime.tasks import Tasks
+from gateway.sessions import session_sharing
+from gateway.sessions.capacity import Parties
+from gateway.sessions.list_cache import CacheKey, ListCache, place, seconds_kept
+from gateway.sessions.session import PoolKey, Session, Watcher
 from gateway.telemetry import Event, Metrics, SessionState, get_logger
 from gateway.upstream.channel import Channel, Headers
 
@@ -184,7 +184,7 @@ class Pool:
         self._parties: Parties[Group, Session] = Parties(lambda: self._config.sessions.max_per_principal)
         self._hearers: dict[bytes, set[Watcher]] = {}
         self._count = 0
-        self.lists = Lists()
+        self.lists = ListCache()
         self._left_out: set[LeftOut] = set()
         self._opening = 0
         self.closed = False
@@ -404,12 +404,12 @@ class Pool:
         finally:
             await channel.close(end_session=False)
 
-    def ticket(self, key: PoolKey, request: Request, headers: Headers) -> Ticket | None:
+    def ticket(self, key: PoolKey, request: Request, headers: Headers) -> CacheKey | None:
         """With what a list may be kept or found; None when the route or the request does not allow it."""
         found = place(key, request, headers) if self.route.cache.lists_seconds else None
-        return Ticket(found, self.group(key).generation) if found is not None else None
+        return CacheKey(found, self.group(key).generation) if found is not None else None
 
-    async def kept(self, ticket: Ticket, headers: Headers) -> bytes | None:
+    async def kept(self, ticket: CacheKey, headers: Headers) -> bytes | None:
         """A list from memory, for a credential that the upstream accepts; raises as `authorise` does."""
         if self.lists.find(ticket) is None:
             return None
@@ -418,7 +418,7 @@ class Pool:
         # It may have changed while the upstream was asked.
         return self.lists.find(ticket._replace(generation=self.group(key).generation))
 
-    def keep(self, ticket: Ticket, result: Raw, body: bytes) -> None:
+    def keep(self, ticket: CacheKey, result: Raw, body: bytes) -> None:
         """Keep the modern form of a list; under an old generation, if it changed on its way, nobody finds it."""
         self.lists.keep(ticket, body, seconds_kept(result, self.route.cache.lists_seconds))
 
@@ -426,7 +426,7 @@ class Pool:
         """An idle session, if there is one and nobody waits for it."""
         return self._idle(self.group(key))
 
-    # -- affinity: see `net.affinity` -----------------------------------------------------------------------------
+    # -- affinity: see `sessions.session_sharing` -----------------------------------------------------------------------------
 
     def _lacks_main(self, group: Group) -> bool:
         """Whether another session may be opened for calls."""
@@ -434,7 +434,7 @@ class Pool:
 
     def _guest(self, group: Group) -> Session | None:
         """A session object beside calls that are parked in the main session."""
-        if group.main is None or not affinity.has_room(group.main):
+        if group.main is None or not session_sharing.has_room(group.main):
             return None
         guest = self._join(group.main, group)
         group.main.guests.add(guest)
@@ -442,7 +442,7 @@ class Pool:
 
     def _join(self, host: Session, group: Group) -> Session:
         guest = Session(host.key, self._connect(), self.route.path, self._metrics, self._tasks, group.accept)
-        affinity.join(host, guest)
+        session_sharing.join(host, guest)
         return guest
 
     def rest(self, session: Session, *, resting: bool) -> None:
@@ -459,14 +459,14 @@ class Pool:
         """See a guest off, when its call has ended or was given up for good."""
         await guest.settled(self._config.sessions.quarantine_seconds)
         guest.abandon()
-        affinity.part(guest)
+        session_sharing.part(guest)
         self._next(guest.key)
         await guest.channel.close(end_session=False)
 
     # -- all sessions -------------------------------------------------------------------------------------------
 
     def _idle(self, group: Group) -> Session | None:
-        while group.idle and affinity.may_begin(session := next(reversed(group.idle))):
+        while group.idle and session_sharing.may_begin(session := next(reversed(group.idle))):
             if not session.lost:
                 self._unidle(session, group)
                 session.move(SessionState.BUSY)
@@ -633,7 +633,7 @@ class Pool:
     def _give_back(self, session: Session) -> None:
         group = self._groups[session.key]
         group.used = time.monotonic()
-        if affinity.may_begin(session) and self._serve_first(session.key.principal, group, session):
+        if session_sharing.may_begin(session) and self._serve_first(session.key.principal, group, session):
             return
         session.move(SessionState.IDLE)
         session.idle_since = time.monotonic()

@@ -6,7 +6,7 @@ its user, in a session whose questions named their calls so far. Rule 3: whoever
 channel of its own, opens no side stream, and never ends the session; its *host* has the side stream.
 """
 
-from gateway.net.sessions import Session
+from gateway.sessions.session import Session
 
 
 def names_calls(host: Session) -> bool:
