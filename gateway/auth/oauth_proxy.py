@@ -27,9 +27,9 @@ from gateway.http.reply import read_body
 from gateway.identity import oauth_metadata
 from gateway.identity import principal as principals
 from gateway.identity.oauth_metadata import Document, Place
-from gateway.net.routes import Routes
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import Busy, GatewayError, InvalidRequest, MethodNotFound, Unreachable, UpstreamError
+from gateway.routes.table import RouteTable
 
 _FORM: Final = "application/x-www-form-urlencoded"
 _PASSED_UP: Final = ("Accept", "Accept-Language", "Authorization", "Content-Type", "MCP-Protocol-Version")
@@ -74,7 +74,7 @@ class _Kept(NamedTuple):
 class OAuthProxy:
     """OAuth's paths on the listener of the routes."""
 
-    def __init__(self, config: Config, routes: Routes) -> None:
+    def __init__(self, config: Config, routes: RouteTable) -> None:
         self._bridges = routes
         self._kept: dict[tuple[str, str], _Kept] = {}
         """By URL and path: all of them come from the configuration or from an upstream's own metadata."""

@@ -25,12 +25,12 @@ from gateway.net.admin import Admin
 from gateway.net.downstream import Downstream
 from gateway.net.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.net.named import Named
-from gateway.net.parking import Lot
 from gateway.net.passthrough import Passthrough
 from gateway.net.reload import Read, Reload
-from gateway.net.routes import Routes, end_streams
 from gateway.net.survey import Process, survey
 from gateway.protocol.errors import Stopping
+from gateway.routes.parking import Lot
+from gateway.routes.table import RouteTable, end_streams
 from gateway.runtime.tasks import Tasks
 from gateway.seal.cipher import Keyring
 from gateway.seal.peer_messages import Hops
@@ -88,7 +88,7 @@ class Gateway:
         self._witness = Witness(self.members, self._peers, self.lot, self.tasks)
         self._epoch = secrets.token_hex(8)
         self._client: Client
-        self.routes: Routes
+        self.routes: RouteTable
         self._door: PeerListener
         self._callers: Authenticator
         self._front: Listener
@@ -110,7 +110,7 @@ class Gateway:
         """Open the listeners; raises OSError when an address is taken."""
         config, tls = self.config, contexts(self.config)
         self._client = Client(config.limits, config.timeouts)
-        self.routes = Routes(
+        self.routes = RouteTable(
             config,
             self._client,
             self.lot,

@@ -24,11 +24,9 @@ from gateway.http.forwarded_headers import asks_as_client, for_call, joined, own
 from gateway.http.reply import REQUEST_ID, HttpReply, Incoming, ReplyWriter, read_body
 from gateway.identity import principal as principals
 from gateway.net import listen
-from gateway.net.bridge import Bridge
 from gateway.net.driver import Driver
 from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.net.passthrough import Passthrough, id_of, not_allowed, probe_headers
-from gateway.net.routes import Routes
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol import request as modern
@@ -43,6 +41,8 @@ from gateway.protocol.errors import (
     UpstreamError,
 )
 from gateway.protocol.request import Request
+from gateway.routes.live_route import LiveRoute
+from gateway.routes.table import RouteTable
 from gateway.seal.cipher import PREFIX
 from gateway.seal.request_state import Envelope, Sealer, bind
 from gateway.sessions import tool_schemas
@@ -97,7 +97,7 @@ class Round(msgspec.Struct, eq=False):
 
     incoming: Incoming
     wire: ReplyWriter
-    bridge: Bridge
+    bridge: LiveRoute
     request: Request
     key: PoolKey
     headers: Headers
@@ -122,7 +122,7 @@ class Downstream:
     def __init__(  # noqa: PLR0913  (what serves a listener)
         self,
         config: Config,
-        routes: Routes,
+        routes: RouteTable,
         callers: Authenticator,
         succession: RetryRouting,
         passthrough: Passthrough,
@@ -253,7 +253,7 @@ class Downstream:
             error = GatewayError("Internal error of the gateway; its log has this requestId and says more")
             return await self._refuse(wire, error, incoming.rpc_id, incoming.path, incoming.request_id)
 
-    async def _pass(self, http: web.BaseRequest, incoming: Incoming, bridge: Bridge) -> web.StreamResponse | None:
+    async def _pass(self, http: web.BaseRequest, incoming: Incoming, bridge: LiveRoute) -> web.StreamResponse | None:
         """The reply to what is not bridged; None to what is."""
         header = incoming.headers.get(mcp.PROTOCOL_VERSION)
         if not eras.is_modern(http.method, header, lambda: incoming.posted(bridge.config.limits.json_depth)):
@@ -264,7 +264,7 @@ class Downstream:
         return await self._pass_modern(http, incoming, bridge)
 
     async def _pass_modern(
-        self, http: web.BaseRequest, incoming: Incoming, bridge: Bridge
+        self, http: web.BaseRequest, incoming: Incoming, bridge: LiveRoute
     ) -> web.StreamResponse | None:
         """A modern upstream's reply to a modern request; None where it must be bridged."""
         era = bridge.era
@@ -277,12 +277,12 @@ class Downstream:
             return None
         return await self._passthrough.modern(http, bridge, incoming)
 
-    async def _verify(self, incoming: Incoming, bridge: Bridge) -> None:
+    async def _verify(self, incoming: Incoming, bridge: LiveRoute) -> None:
         """Let nobody through to an upstream whom the configuration wants verified; raises Unauthorized."""
         with _naming_the_request(incoming, bridge):
             _ = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
 
-    async def _is_ours(self, incoming: Incoming, bridge: Bridge) -> bool:
+    async def _is_ours(self, incoming: Incoming, bridge: LiveRoute) -> bool:
         """Whether this is a round of a call that the gateway holds, of a time when the upstream seemed to be old."""
         if _OUR_STATE not in incoming.body:
             return False
@@ -358,7 +358,7 @@ class Downstream:
         return sealer.open(request.request_state or "", binding, time.time(), digest)
 
     async def _serve(
-        self, incoming: Incoming, wire: ReplyWriter, bridge: Bridge, posted: modern.Posted
+        self, incoming: Incoming, wire: ReplyWriter, bridge: LiveRoute, posted: modern.Posted
     ) -> web.StreamResponse:
         if posted.id is None:
             # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
@@ -491,7 +491,7 @@ class Downstream:
         finally:
             waiting.discard(driver)
 
-    def _upstream_headers(self, incoming: Incoming, bridge: Bridge, request: Request) -> Headers:
+    def _upstream_headers(self, incoming: Incoming, bridge: LiveRoute, request: Request) -> Headers:
         """What of this request's headers goes upstream; everything else stays here."""
         sent = for_call(bridge.route, incoming.headers)
         _ = sent.pop(self._callers.disbelieved(incoming) or "", None)
@@ -543,7 +543,7 @@ class Downstream:
 
 
 @contextmanager
-def _naming_the_request(incoming: Incoming, bridge: Bridge) -> Iterator[None]:
+def _naming_the_request(incoming: Incoming, bridge: LiveRoute) -> Iterator[None]:
     """Have a refusal carry the id of a request that is not read yet."""
     try:
         yield
@@ -558,7 +558,7 @@ def _named(response: web.StreamResponse, request_id: str) -> web.StreamResponse:
     return response
 
 
-def _begin_span(traces: Traces, incoming: Incoming, bridge: Bridge, request: Request) -> Span:
+def _begin_span(traces: Traces, incoming: Incoming, bridge: LiveRoute, request: Request) -> Span:
     """The span of a round; that of another replica, where it came in there."""
     if incoming.hop is not None:
         return traces.elsewhere(incoming.hop.trace)
@@ -580,7 +580,7 @@ def _note_step(span: Span | None, step: Step) -> None:
         span.note("step", step)
 
 
-def _pool_key(bridge: Bridge, request: Request, principal: bytes, headers: Headers) -> PoolKey:
+def _pool_key(bridge: LiveRoute, request: Request, principal: bytes, headers: Headers) -> PoolKey:
     names = bridge.route.forward_headers
     forwarded = tuple([(name, headers[name]) for name in names if name in headers]) if names else ()
     return PoolKey(principal, bytes(request.client_info), bytes(request.capabilities), forwarded)

@@ -17,7 +17,6 @@ from gateway.exchange.commands import Timer
 from gateway.exchange.machine import Exchange, Policy, State
 from gateway.http.forwarded_headers import own_headers
 from gateway.identity.principal import of_headers
-from gateway.net.bridge import Bridge
 from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
@@ -30,6 +29,7 @@ from gateway.protocol.errors import (
     UpstreamError,
 )
 from gateway.protocol.request import Request
+from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import wait_seconds
 from gateway.seal import handoff
 from gateway.seal.request_state import Binding, Envelope, Upstream, bind, digest_answers, pack_record
@@ -77,7 +77,7 @@ class Driver:
     """One exchange at work."""
 
     def __init__(  # noqa: PLR0915  (one attribute a line)
-        self, bridge: Bridge, request: Request, key: PoolKey, headers: Headers
+        self, bridge: LiveRoute, request: Request, key: PoolKey, headers: Headers
     ) -> None:
         self.id = ""
         """Drawn when the exchange is first parked; most never are."""
@@ -139,7 +139,7 @@ class Driver:
         """How the legs that get the result end."""
 
     @property
-    def bridge(self) -> Bridge:
+    def bridge(self) -> LiveRoute:
         """What it began with: a reload leaves it that."""
         return self._bridge
 
@@ -172,7 +172,7 @@ class Driver:
     @classmethod
     def take_over(  # noqa: PLR0913  (what a retry brings, and what is known of its owner)
         cls,
-        bridge: Bridge,
+        bridge: LiveRoute,
         request: Request,
         key: PoolKey,
         headers: Headers,

@@ -27,7 +27,7 @@ from gateway.telemetry import Event, get_logger
 from gateway.upstream.channel import Headers
 
 if TYPE_CHECKING:  # the bridge knows its listeners
-    from gateway.net.bridge import Bridge
+    from gateway.routes.live_route import LiveRoute
 
 log = get_logger()
 
@@ -70,7 +70,9 @@ def wanted(request: Request) -> Filter:
 
 
 @asynccontextmanager
-async def subscription(bridge: "Bridge", request: Request, key: PoolKey, headers: Headers) -> AsyncIterator[Changes]:
+async def subscription(
+    bridge: "LiveRoute", request: Request, key: PoolKey, headers: Headers
+) -> AsyncIterator[Changes]:
     """The stream of one listen request: it starts with the acknowledgement and ends when the gateway stops."""
     listener = Subscription(bridge, request, key, headers)
     # Before anything is waited for: a drain or a reload meanwhile ends this one too.
@@ -89,7 +91,7 @@ async def subscription(bridge: "Bridge", request: Request, key: PoolKey, headers
 class Subscription:
     """One listen request, and the session that serves it at the moment."""
 
-    def __init__(self, bridge: "Bridge", request: Request, key: PoolKey, headers: Headers) -> None:
+    def __init__(self, bridge: "LiveRoute", request: Request, key: PoolKey, headers: Headers) -> None:
         self._chosen = wanted(request)
         self.stream = Changes(Leg(request.id), bridge.alarms.silence, bridge.config.limits.behind_bytes)
         self._bridge = bridge

@@ -22,7 +22,6 @@ from gateway.http.client import FOREIGN, REDIRECTS, Endpoint, mapped
 from gateway.http.forwarded_headers import for_passing, joined, passed_back
 from gateway.http.reply import REQUEST_ID, Challenge, Incoming, leave_open, send
 from gateway.identity import principal as principals
-from gateway.net.bridge import Bridge
 from gateway.net.named import Beginning, Named
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, lost_session, mcp
@@ -36,6 +35,7 @@ from gateway.protocol.errors import (
     UnsupportedVersion,
     UpstreamError,
 )
+from gateway.routes.live_route import LiveRoute
 from gateway.telemetry import Metrics, Passed, TrafficEra
 from gateway.upstream.channel import Headers
 from gateway.upstream.era_probe import EraProbe
@@ -92,7 +92,7 @@ class Passthrough:
         self._config = config
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
 
-    def headers(self, http: web.BaseRequest, bridge: Bridge) -> CIMultiDict[str]:
+    def headers(self, http: web.BaseRequest, bridge: LiveRoute) -> CIMultiDict[str]:
         """The headers of this request as they go upstream; raises InvalidRequest, also where it has been here."""
         if any(self._via in line for line in http.headers.getall("Via", ())):
             raise _loop(http.path)
@@ -106,7 +106,7 @@ class Passthrough:
         kept.add("Via", self._via)
         return kept
 
-    async def legacy(self, http: web.BaseRequest, bridge: Bridge, incoming: Incoming) -> web.StreamResponse:
+    async def legacy(self, http: web.BaseRequest, bridge: LiveRoute, incoming: Incoming) -> web.StreamResponse:
         """The upstream's reply to a request of the handshake era; raises GatewayError where there is none."""
         if bridge.era is None:
             raise _not_passable(http, bridge, incoming)
@@ -116,7 +116,7 @@ class Passthrough:
         assert reply is not None, "only a modern request can be bridged instead"
         return reply
 
-    async def modern(self, http: web.BaseRequest, bridge: Bridge, incoming: Incoming) -> web.StreamResponse | None:
+    async def modern(self, http: web.BaseRequest, bridge: LiveRoute, incoming: Incoming) -> web.StreamResponse | None:
         """The modern upstream's reply to a modern request; None when it is not modern any more and took nothing."""
         assert bridge.era is not None, "only a probe finds a modern upstream"
         if self.stopping:
@@ -124,7 +124,7 @@ class Passthrough:
         return await self._forward(http, bridge, bridge.era, incoming, TrafficEra.MODERN)
 
     async def _forward(
-        self, http: web.BaseRequest, bridge: Bridge, era: EraProbe, incoming: Incoming, kind: TrafficEra
+        self, http: web.BaseRequest, bridge: LiveRoute, era: EraProbe, incoming: Incoming, kind: TrafficEra
     ) -> web.StreamResponse | None:
         if http.method not in _METHODS:
             raise not_allowed(http.method, ", ".join(sorted(_METHODS)))
@@ -158,7 +158,7 @@ class Passthrough:
     async def _exchange(  # noqa: PLR0913  (what one request is made of)
         self,
         http: web.BaseRequest,
-        bridge: Bridge,
+        bridge: LiveRoute,
         era: EraProbe,
         body: bytes,
         kind: TrafficEra,
@@ -186,7 +186,7 @@ class Passthrough:
     async def _open(
         self,
         http: web.BaseRequest,
-        bridge: Bridge,
+        bridge: LiveRoute,
         endpoint: Endpoint,
         headers: CIMultiDict[str],
         body: bytes,
@@ -224,7 +224,7 @@ class Passthrough:
     async def _relay(
         self,
         http: web.BaseRequest,
-        bridge: Bridge,
+        bridge: LiveRoute,
         endpoint: Endpoint,
         response: aiohttp.ClientResponse,
         lasting: Lasting | None,
@@ -377,7 +377,7 @@ def _loop(path: str) -> GatewayError:
     return error
 
 
-def _not_passable(http: web.BaseRequest, bridge: Bridge, incoming: Incoming) -> GatewayError:
+def _not_passable(http: web.BaseRequest, bridge: LiveRoute, incoming: Incoming) -> GatewayError:
     """The answer to an old client where the upstream cannot be given its bytes."""
     if http.method != "POST":
         return not_allowed(http.method, "POST")

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from gateway import __version__
 from gateway.cluster.membership import Membership
 from gateway.config import Config, cautions, digest
-from gateway.net.bridge import Bridge
 from gateway.net.driver import Driver
-from gateway.net.parking import Lot
-from gateway.net.routes import Routes
+from gateway.routes.live_route import LiveRoute
+from gateway.routes.parking import Lot
+from gateway.routes.table import RouteTable
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import RecentErrors, presentable
 from gateway.telemetry.status import (
@@ -62,7 +62,7 @@ class Process:
     rejected: tuple[str, ...] | None
     """What was wrong with the configuration file, if the last reload rejected it."""
     lot: Lot[Driver]
-    routes: Routes
+    routes: RouteTable
     members: Membership
     metrics: Metrics
     troubles: RecentErrors
@@ -117,7 +117,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _route(bridge: Bridge, held: int, sessions: dict[str, int], children: int) -> RouteStatus:
+def _route(bridge: LiveRoute, held: int, sessions: dict[str, int], children: int) -> RouteStatus:
     route, pool = bridge.route, bridge.pool
     last = max(bridge.health.answered, pool.served)
     last_ok = time.monotonic() - last if last > float("-inf") else None
@@ -143,7 +143,7 @@ def _route(bridge: Bridge, held: int, sessions: dict[str, int], children: int) -
     )
 
 
-def _transport(bridge: Bridge, *, is_known: bool) -> str:
+def _transport(bridge: LiveRoute, *, is_known: bool) -> str:
     upstream = bridge.route.upstream
     if upstream.command is not None:
         return "stdio"
@@ -154,7 +154,7 @@ def _transport(bridge: Bridge, *, is_known: bool) -> str:
     return "streamable-http" if is_known else "auto"
 
 
-def _era(bridge: Bridge) -> Literal["old", "modern", "unknown"]:
+def _era(bridge: LiveRoute) -> Literal["old", "modern", "unknown"]:
     if bridge.era is None:
         return "old"
     return "unknown" if bridge.era.known is None else "modern" if bridge.era.known else "old"

@@ -11,8 +11,8 @@ from gateway.exchange.events import Leg
 from gateway.net import outbox as boxes
 from gateway.net.changes import Changes
 from gateway.net.outbox import Last, Outbox
-from gateway.net.parking import Lot
 from gateway.protocol.errors import Busy, CallLost, Forbidden, InvalidParams, LocalProtocolError
+from gateway.routes.parking import Lot
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Ending, Metrics, Outcome

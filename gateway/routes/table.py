@@ -15,12 +15,12 @@ from gateway.config import Config, Contexts, Route, on_route
 from gateway.exchange.machine import Policy
 from gateway.http.client import Client, Endpoint
 from gateway.http.forwarded_headers import asks_as_client
-from gateway.net.bridge import Bridge
 from gateway.net.driver import Driver
-from gateway.net.parking import Lot
 from gateway.process.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import mcp
+from gateway.routes.live_route import LiveRoute
+from gateway.routes.parking import Lot
 from gateway.runtime.coarse_timer import Deadlines, lengths
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Sealer
@@ -34,7 +34,7 @@ from gateway.upstream.transport_detection import connector
 _KILL_SECONDS: Final = 5.0
 
 
-class Routes:
+class RouteTable:
     """The bridges by path, and what all of them share."""
 
     def __init__(  # noqa: PLR0913  (what a process is made of)
@@ -53,7 +53,7 @@ class Routes:
     ) -> None:
         self._troubles = troubles
         self._witness = witness
-        self.bridges: dict[str, Bridge] = {}
+        self.bridges: dict[str, LiveRoute] = {}
         """Where new requests go; another dict after every reload."""
         self.lot = lot
         self.sealer = sealer
@@ -92,8 +92,8 @@ class Routes:
         route: Route,
         endpoint: Endpoint | None,
         tls: ssl.SSLContext | None,
-        before: Bridge | None,
-    ) -> Bridge:
+        before: LiveRoute | None,
+    ) -> LiveRoute:
         """`config` is as it holds on this route; without `endpoint` the upstream is a child."""
         self._metrics.show_zeroes(route.path)
         if before is not None and _shape(before.route) == _shape(route):
@@ -114,7 +114,7 @@ class Routes:
                 connect = connector(route.upstream.transport, client, endpoint, self._tasks, found)
                 pool = Pool(config, route, connect, self._metrics, self._tasks)
         client.change(config.limits, config.timeouts, tls, route.upstream.tls.server_name)
-        return Bridge(
+        return LiveRoute(
             config=config,
             route=route,
             client=client,
@@ -154,7 +154,7 @@ class Routes:
         if left:
             _ = await asyncio.wait([child.gone for child in left], timeout=_KILL_SECONDS)
 
-    def _retire(self, bridge: Bridge) -> None:
+    def _retire(self, bridge: LiveRoute) -> None:
         """Keep no session of it but those in use.
 
         A subscription would live on with an upstream that its path does not lead to any more: its client is told that
@@ -174,7 +174,7 @@ def _heard(era: EraProbe, health: Health) -> Callable[[bool], None]:
     return found
 
 
-def end_streams(bridge: Bridge) -> None:
+def end_streams(bridge: LiveRoute) -> None:
     """End what would stay open for as long as nobody leaves."""
     for listener in list(bridge.listeners):
         listener.end()

@@ -8,7 +8,7 @@ from gateway.cluster.witness import Witness
 from gateway.config import Config, Route
 from gateway.exchange.machine import Policy
 from gateway.http.client import Client
-from gateway.net.parking import Lot
+from gateway.routes.parking import Lot
 from gateway.runtime.coarse_timer import Deadlines
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Sealer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # these know their bridge
     from gateway.net.passthrough import Lasting
 
 
-class Bridge(msgspec.Struct, frozen=True, eq=False):
+class LiveRoute(msgspec.Struct, frozen=True, eq=False):
     """One route at work, under one configuration."""
 
     config: Config
