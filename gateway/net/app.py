@@ -13,6 +13,7 @@ from gateway import __version__
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.host_check import admin_names
 from gateway.auth.oauth_proxy import OAuthProxy
+from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.membership import Membership, Worker
 from gateway.cluster.peer_client import PeerClient, PeerListener
 from gateway.cluster.retry_routing import RetryRouting
@@ -20,14 +21,13 @@ from gateway.cluster.witness import Witness
 from gateway.config import Config, cautions, contexts, digest
 from gateway.http.client import Client
 from gateway.http.listener import Handler, Listener
-from gateway.net import named
 from gateway.net.admin import Admin
 from gateway.net.downstream import Downstream
-from gateway.net.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.net.named import Named
-from gateway.net.passthrough import Passthrough
 from gateway.net.reload import Read, Reload
 from gateway.net.survey import Process, survey
+from gateway.passthrough import sse_endpoint
+from gateway.passthrough.forwarder import Passthrough
+from gateway.passthrough.sse_endpoint import EndpointRewriter
 from gateway.protocol.errors import Stopping
 from gateway.routes.parking import Lot
 from gateway.routes.table import RouteTable, end_streams
@@ -79,7 +79,7 @@ class Gateway:
         self._keyring = Keyring(self._keys, "state")
         self._sealer = Sealer(self._keyring, config.limits.state_bytes)
         self._hops = Hops(Keyring(self._keys, "peer"))
-        self._named = Named(Keyring(self._keys, named.PURPOSE))
+        self._named = EndpointRewriter(Keyring(self._keys, sse_endpoint.PURPOSE))
         self.members = Membership(config.replica, worker, self.tasks)
         if traces is None and config.traces:
             traces = open_traces(__version__, self.members.own)
@@ -218,7 +218,7 @@ class Gateway:
         if ring != self._keys:
             # Replies that are on their way between replicas keep the rings they began with.
             self._keyring, self._hops.keyring = Keyring(ring, "state"), Keyring(ring, "peer")
-            self._named.keyring = Keyring(ring, named.PURPOSE)
+            self._named.keyring = Keyring(ring, sse_endpoint.PURPOSE)
             self._keys = ring
         self._client.change(config.limits, config.timeouts)
         self.routes.change(config, tls)

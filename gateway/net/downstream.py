@@ -14,6 +14,9 @@ from aiohttp import web
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.host_check import HostCheck
 from gateway.auth.oauth_proxy import OAuthProxy
+from gateway.bridge import subscription
+from gateway.bridge.driver import Driver
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
 from gateway.cluster.peer_client import PeerFailed, Replied
 from gateway.cluster.retry_routing import Inherited, RetryRouting
 from gateway.config import Config
@@ -23,10 +26,7 @@ from gateway.http import request_id as ids
 from gateway.http.forwarded_headers import asks_as_client, for_call, joined, own_headers
 from gateway.http.reply import REQUEST_ID, HttpReply, Incoming, ReplyWriter, read_body
 from gateway.identity import principal as principals
-from gateway.net import listen
-from gateway.net.driver import Driver
-from gateway.net.outbox import Last, Outbox, ending_of
-from gateway.net.passthrough import Passthrough, id_of, not_allowed, probe_headers
+from gateway.passthrough.forwarder import Passthrough, id_of, not_allowed, probe_headers
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol import request as modern
@@ -107,13 +107,13 @@ class Round(msgspec.Struct, eq=False):
     noted: bool = False
     """Whether it was counted."""
 
-    def outbox(self) -> Outbox:
+    def outbox(self) -> ResponseQueue:
         """The way of an exchange's messages to this round's client."""
         request = self.request
         leg = Leg(request.id, request.progress_token, request.log_level)
         bridge, incoming = self.bridge, self.incoming
         behind_bytes = bridge.config.limits.behind_bytes
-        return Outbox(leg, bridge.alarms.silence, behind_bytes, incoming.request_id, incoming.span)
+        return ResponseQueue(leg, bridge.alarms.silence, behind_bytes, incoming.request_id, incoming.span)
 
 
 class Downstream:
@@ -420,7 +420,7 @@ class Downstream:
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         if request.method == mcp.LISTEN:
-            async with listen.subscription(bridge, request, key, headers) as stream:
+            async with subscription.subscription(bridge, request, key, headers) as stream:
                 self._note(round_, COMPLETE)  # how long it stays open is no latency
                 return await _converse(wire, stream)
         if request.method in mcp.ASKING:
@@ -480,7 +480,7 @@ class Downstream:
             driver.answer(outbox, request, envelope.round, headers)
         return await self._run(driver, outbox, round_.wire, self.running if incoming.hop is None else self.relayed)
 
-    async def _run(self, driver: Driver, outbox: Outbox, wire: ReplyWriter, waiting: set[Driver]) -> Replied:
+    async def _run(self, driver: Driver, outbox: ResponseQueue, wire: ReplyWriter, waiting: set[Driver]) -> Replied:
         """Write a leg of an exchange as it comes."""
         waiting.add(driver)
         try:
@@ -524,7 +524,7 @@ class Downstream:
             self._log(Event.UPSTREAM_FAILED, error, path, request_id, reason=error.reason)
         elif isinstance(error, OwnerStalled):
             self._log(Event.PEER_FAILED, error, path, request_id)
-        last = Last.of_error(error, id_, request_id)
+        last = FinalMessage.of_error(error, id_, request_id)
         return await wire.whole(last.body, last.status, last.headers, last.ending)
 
     def _log(self, event: Event, error: GatewayError, path: str, request_id: str, **fields: object) -> None:
@@ -598,10 +598,10 @@ async def _answer(wire: ReplyWriter, request: Request, result: bytes) -> Replied
     return await wire.whole(body, 200, NO_HEADERS, COMPLETE), COMPLETE
 
 
-async def _converse(wire: ReplyWriter, outbox: Outbox) -> Replied:
+async def _converse(wire: ReplyWriter, outbox: ResponseQueue) -> Replied:
     """Write a leg's messages: one JSON body if nothing precedes the final message, else a stream."""
     item = await outbox.take()
-    while not isinstance(item, Last):
+    while not isinstance(item, FinalMessage):
         if not wire.started:
             await wire.start()
         await wire.write(sse.KEEP_ALIVE if item is None else sse.encode(item))

@@ -15,9 +15,9 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from gateway import __version__
+from gateway.bridge.driver import Driver
 from gateway.cluster.membership import Membership
 from gateway.config import Config, cautions, digest
-from gateway.net.driver import Driver
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.parking import Lot
 from gateway.routes.table import RouteTable

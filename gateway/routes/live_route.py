@@ -18,9 +18,9 @@ from gateway.telemetry.recent_errors import Health
 from gateway.upstream.era_probe import EraProbe
 
 if TYPE_CHECKING:  # these know their bridge
-    from gateway.net.driver import Driver
-    from gateway.net.listen import Subscription
-    from gateway.net.passthrough import Lasting
+    from gateway.bridge.driver import Driver
+    from gateway.bridge.subscription import Subscription
+    from gateway.passthrough.forwarder import LongLivedStream
 
 
 class LiveRoute(msgspec.Struct, frozen=True, eq=False):
@@ -45,6 +45,6 @@ class LiveRoute(msgspec.Struct, frozen=True, eq=False):
     era: EraProbe | None
     """None where the upstream is a child: nothing can be passed through to it."""
     health: Health
-    streams: set["Lasting"]
+    streams: set["LongLivedStream"]
     """Those of old clients, and of a modern upstream's subscriptions."""
     witness: Witness

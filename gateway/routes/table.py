@@ -10,12 +10,12 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
+from gateway.bridge.driver import Driver
 from gateway.cluster.witness import Witness
 from gateway.config import Config, Contexts, Route, on_route
 from gateway.exchange.machine import Policy
 from gateway.http.client import Client, Endpoint
 from gateway.http.forwarded_headers import asks_as_client
-from gateway.net.driver import Driver
 from gateway.process.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import mcp

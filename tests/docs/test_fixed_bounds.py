@@ -3,11 +3,12 @@
 import pytest
 
 from gateway.auth import jwks, oauth_proxy
+from gateway.bridge import driver, response_queue, subscription
 from gateway.cluster import membership, peer_client
 from gateway.exchange import machine, questions
 from gateway.http import listener
 from gateway.identity import bearer_token
-from gateway.net import downstream, driver, listen, outbox
+from gateway.net import downstream
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import request
 from gateway.seal import peer_messages
@@ -36,14 +37,14 @@ def count(value: int) -> str:
 
 FIXED = [
     ("client info, client capabilities", [size(request._MAX_DECLARATION_BYTES)]),
-    ("notifications a client is behind", [count(outbox._MAX_BEHIND)]),
+    ("notifications a client is behind", [count(response_queue._MAX_BEHIND)]),
     ("the body of a caller that is not verified", [size(downstream._REFUSED_BYTES)]),
     (
         "answers of the gateway's own",
         [f"{session._MAX_OWED} in", f"{driver._MAX_REFUSALS} in", f"an id of {size(session._MAX_OWED_ID_BYTES)}"],
     ),
-    ("URIs of one subscription", [count(listen._MAX_URIS)]),
-    ("content of a change beside its URI", [size(listen._MAX_PARAMS_BYTES)]),
+    ("URIs of one subscription", [count(subscription._MAX_URIS)]),
+    ("content of a change beside its URI", [size(subscription._MAX_PARAMS_BYTES)]),
     (
         "OAuth's paths",
         [count(oauth_proxy._AT_ONCE), size(oauth_proxy._BODY_BYTES), size(oauth_proxy._ANSWER_BYTES)],
@@ -100,8 +101,9 @@ FIXED = [
     (
         "a subscription without a session",
         [
-            ", ".join(f"{pause:g}" for pause in listen._PAUSES[:-1]) + f" and then every {listen._PAUSES[-1]:g} s",
-            f"for {seconds(listen._GIVE_UP_SECONDS)}",
+            ", ".join(f"{pause:g}" for pause in subscription._PAUSES[:-1])
+            + f" and then every {subscription._PAUSES[-1]:g} s",
+            f"for {seconds(subscription._GIVE_UP_SECONDS)}",
         ],
     ),
     ("lists kept by `cache.lists_seconds`", [size(list_cache._MAX_BYTES), size(list_cache._MAX_PAGE_BYTES)]),

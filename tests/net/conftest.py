@@ -7,7 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.net import app, listen
+from gateway.bridge import subscription
+from gateway.net import app
 from gateway.sessions import pool
 from gateway.telemetry import SessionState
 from gateway.upstream import streamable_http
@@ -26,7 +27,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamable_http, "_DRAIN_SECONDS", 0.1)
     monkeypatch.setattr(streamable_http, "_SIDE_HEAD_SECONDS", 0.1)
     monkeypatch.setattr(streamable_http, "_REOPEN_SECONDS", (0.0, 0.01, 0.01, 0.01))
-    monkeypatch.setattr(listen, "_PAUSES", (0.0, 0.01))
+    monkeypatch.setattr(subscription, "_PAUSES", (0.0, 0.01))
     monkeypatch.setattr(app, "_POLL_SECONDS", 0.005)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gateway.bridge.driver import Driver
 from gateway.exchange.machine import Exchange
-from gateway.net.driver import Driver
 from gateway.protocol import mcp
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FORM, SAMPLE, URL, FakeUpstream, Turn, event, text

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gateway.bridge.driver import Driver
 from gateway.exchange.events import Expired
-from gateway.net.driver import Driver
 from gateway.protocol import mcp
 from gateway.seal.cipher import Keyring
 from gateway.seal.request_state import Envelope

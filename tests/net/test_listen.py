@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.net import listen
+from gateway.bridge import subscription
 from gateway.protocol import mcp, sse
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, event
@@ -169,12 +169,12 @@ async def test_a_drain_ends_a_subscription_that_is_just_opening(upstream: FakeUp
 
     upstream.on(mcp.SUBSCRIBE, subscribe)
     loop = asyncio.get_running_loop()
-    listen = loop.create_task(stand.client().post(mcp.LISTEN, {"notifications": EVERYTHING}))
+    subscription = loop.create_task(stand.client().post(mcp.LISTEN, {"notifications": EVERYTHING}))
     await upstream.saw(mcp.SUBSCRIBE)
     drain = loop.create_task(stand.gateway.drain(delay_seconds=0))
     await eventually(lambda: stand.gateway.downstream.stopping)
     go_on.set()
-    reply = await listen
+    reply = await subscription
     await asyncio.wait_for(drain, 2)
     assert [message["method"] for message in reply.notifications] == [mcp.ACKNOWLEDGED]
     assert reply.result["resultType"] == "complete"
@@ -262,7 +262,7 @@ async def test_what_cannot_be_kept_ends_the_subscription(
         else:
             upstream.on("initialize", answer)
             if word == "gone":
-                monkeypatch.setattr(listen, "_GIVE_UP_SECONDS", 0.05)
+                monkeypatch.setattr(subscription, "_GIVE_UP_SECONDS", 0.05)
         upstream.forget()
         upstream.side("s1").put_nowait(None)
         last = await stream.next()

@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.http.client import Endpoint
-from gateway.net.named import PURPOSE, Beginning, Named
+from gateway.passthrough.sse_endpoint import PURPOSE, Beginning, EndpointRewriter
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
 from gateway.seal.cipher import Keyring
@@ -29,7 +29,7 @@ def asked(url: str, method: str = "GET", **headers: str) -> Any:
     return SimpleNamespace(method=method, path=target.path, rel_url=target, headers=CIMultiDict(headers))
 
 
-def beginning(named: Named, path: str = "/mcp") -> Beginning:
+def beginning(named: EndpointRewriter, path: str = "/mcp") -> Beginning:
     found = named.beginning(asked(path), UPSTREAM)
     assert found is not None
     return found
@@ -44,11 +44,11 @@ def address(event: bytes) -> str:
 
 
 @pytest.fixture
-def named() -> Named:
-    return Named(Keyring((OLD,), PURPOSE))
+def named() -> EndpointRewriter:
+    return EndpointRewriter(Keyring((OLD,), PURPOSE))
 
 
-def test_the_servers_address_is_sealed_into_the_routes_own(named: Named) -> None:
+def test_the_servers_address_is_sealed_into_the_routes_own(named: EndpointRewriter) -> None:
     told = address(beginning(named).feed(EVENT))
     assert told.startswith("/mcp?")
     assert "messages" not in told
@@ -57,7 +57,7 @@ def test_the_servers_address_is_sealed_into_the_routes_own(named: Named) -> None
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 @pytest.mark.parametrize("end", [b"\r\n", b"\n", b"\r"])
-def test_a_stream_in_pieces_is_the_same_stream(named: Named, size: int, end: bytes) -> None:
+def test_a_stream_in_pieces_is_the_same_stream(named: EndpointRewriter, size: int, end: bytes) -> None:
     event, after = EVENT.replace(b"\r\n", end), b"data: {}" + 2 * end
     stream = b": welcome" + 2 * end + event + after
     begun = beginning(named)
@@ -69,7 +69,7 @@ def test_a_stream_in_pieces_is_the_same_stream(named: Named, size: int, end: byt
 
 
 @pytest.mark.parametrize("ends", [b"\n\r\n", b"\r\n\n", b"\r\r\n"])
-def test_an_event_may_end_in_lines_that_end_differently(named: Named, ends: bytes) -> None:
+def test_an_event_may_end_in_lines_that_end_differently(named: EndpointRewriter, ends: bytes) -> None:
     told = beginning(named).feed(EVENT.replace(b"\r\n\r\n", ends))
     assert named.target(asked(address(told.rstrip() + b"\n\n"), "POST"), UPSTREAM) is not None
 
@@ -82,29 +82,29 @@ def test_an_event_may_end_in_lines_that_end_differently(named: Named, ends: byte
         b"event: message\ndata: /messages\n\n",
     ],
 )
-def test_what_names_no_place_of_the_server_is_passed_as_it_is(named: Named, stream: bytes) -> None:
+def test_what_names_no_place_of_the_server_is_passed_as_it_is(named: EndpointRewriter, stream: bytes) -> None:
     assert beginning(named).feed(stream) == stream
 
 
-def test_a_beginning_without_an_end_is_not_held_back(named: Named) -> None:
+def test_a_beginning_without_an_end_is_not_held_back(named: EndpointRewriter) -> None:
     begun = beginning(named)
     assert begun.feed(b"x" * 20_000) == b"x" * 20_000
     assert begun.feed(b"\n\n" + EVENT) == b"\n\n" + EVENT
 
 
-def test_a_stream_that_ends_early_loses_nothing(named: Named) -> None:
+def test_a_stream_that_ends_early_loses_nothing(named: EndpointRewriter) -> None:
     begun = beginning(named)
     assert begun.feed(b"event: endp") + begun.rest() == b"event: endp"
 
 
 @pytest.mark.parametrize("header", [mcp.SESSION_ID, mcp.LAST_EVENT_ID])
-def test_a_stream_of_streamable_http_is_not_looked_at(named: Named, header: str) -> None:
+def test_a_stream_of_streamable_http_is_not_looked_at(named: EndpointRewriter, header: str) -> None:
     assert named.beginning(asked("/mcp", **{header: "x"}), UPSTREAM) is None
 
 
-def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(named: Named) -> None:
+def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(named: EndpointRewriter) -> None:
     told = address(beginning(named).feed(EVENT))
-    stranger = address(beginning(Named(Keyring((NEW,), PURPOSE))).feed(EVENT))
+    stranger = address(beginning(EndpointRewriter(Keyring((NEW,), PURPOSE))).feed(EVENT))
     state = Keyring((OLD,), "state").seal(b"/mcp\nhttp://10.0.0.1:9000/admin")
     for url in (
         told.replace("/mcp?", "/other?"),
@@ -122,7 +122,7 @@ def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(named: Name
     assert named.target(asked("/mcp?other=1", "POST"), UPSTREAM) is None
 
 
-def test_an_address_outlives_a_rotation_of_keys(named: Named) -> None:
+def test_an_address_outlives_a_rotation_of_keys(named: EndpointRewriter) -> None:
     told = address(beginning(named).feed(EVENT))
     named.keyring = Keyring((NEW, OLD), PURPOSE)
     assert named.target(asked(told, "POST"), UPSTREAM) is not None

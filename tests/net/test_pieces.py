@@ -6,11 +6,11 @@ import pytest
 from msgspec import Raw
 
 from gateway.auth.host_check import HostCheck
+from gateway.bridge import response_queue as boxes
+from gateway.bridge.change_queue import ChangeQueue
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.config import Hold, Security
 from gateway.exchange.events import Leg
-from gateway.net import outbox as boxes
-from gateway.net.changes import Changes
-from gateway.net.outbox import Last, Outbox
 from gateway.protocol.errors import Busy, CallLost, Forbidden, InvalidParams, LocalProtocolError
 from gateway.routes.parking import Lot
 from gateway.runtime.coarse_timer import CoarseTimer
@@ -18,25 +18,25 @@ from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Ending, Metrics, Outcome
 
 
-def box(silence_seconds: float = 5, behind_bytes: int = 1000) -> Outbox:
-    return Outbox(Leg(Raw(b"1")), CoarseTimer(silence_seconds, Tasks(Metrics("0")), "silence"), behind_bytes)
+def box(silence_seconds: float = 5, behind_bytes: int = 1000) -> ResponseQueue:
+    return ResponseQueue(Leg(Raw(b"1")), CoarseTimer(silence_seconds, Tasks(Metrics("0")), "silence"), behind_bytes)
 
 
 async def test_messages_come_out_in_order_and_the_last_one_last() -> None:
     out = box()
     for number in range(3):
         out.send(b"%d" % number)
-    out.finish(Last(b"end"))
+    out.finish(FinalMessage(b"end"))
     assert [await out.take() for _ in range(3)] == [b"0", b"1", b"2"]
-    assert await out.take() == Last(b"end")
-    assert await out.take() == Last(b"end")
+    assert await out.take() == FinalMessage(b"end")
+    assert await out.take() == FinalMessage(b"end")
 
 
 async def test_there_is_one_final_message_and_nothing_after_it() -> None:
     out = box()
-    out.finish(Last(b"end"))
+    out.finish(FinalMessage(b"end"))
     with pytest.raises(LocalProtocolError):
-        out.finish(Last(b"again"))
+        out.finish(FinalMessage(b"again"))
     with pytest.raises(LocalProtocolError):
         out.send(b"late")
 
@@ -84,7 +84,7 @@ async def test_a_client_that_does_not_read_costs_no_more_than_its_bytes() -> Non
 
 
 async def test_a_subscriber_that_does_not_read_hears_later_that_things_changed_and_not_how() -> None:
-    out = Changes(Leg(Raw(b"1")), CoarseTimer(5, Tasks(Metrics("0")), "silence"), 10)
+    out = ChangeQueue(Leg(Raw(b"1")), CoarseTimer(5, Tasks(Metrics("0")), "silence"), 10)
     out.tell(("a", ""), b"a" * 6)
     assert not out.has_room(("b", ""), b"b" * 6)
     out.tell(("b", ""), b"b")
@@ -94,12 +94,12 @@ async def test_a_subscriber_that_does_not_read_hears_later_that_things_changed_a
 
 
 def test_an_exception_becomes_its_response() -> None:
-    last = Last.of_error(InvalidParams("no", data={"a": 1}), b'"x"', "r1")
+    last = FinalMessage.of_error(InvalidParams("no", data={"a": 1}), b'"x"', "r1")
     error = b'{"code":-32602,"message":"no","data":{"a":1,"requestId":"r1"}}'
     assert last.body == b'{"jsonrpc":"2.0","id":"x","error":%b}' % error
     assert (last.status, last.ending) == (400, Ending(Outcome.REJECTED, "-32602"))
-    assert Last.of_error(CallLost("gone"), b"1", "r2").ending == Ending(Outcome.ERROR, "-32603")
-    busy = Last.of_error(Busy("full", status=503, retry_after_seconds=5), None, "r3")
+    assert FinalMessage.of_error(CallLost("gone"), b"1", "r2").ending == Ending(Outcome.ERROR, "-32603")
+    busy = FinalMessage.of_error(Busy("full", status=503, retry_after_seconds=5), None, "r3")
     assert b'"id"' not in busy.body
     assert (busy.status, busy.headers["Retry-After"]) == (503, "5")
 

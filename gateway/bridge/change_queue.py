@@ -4,15 +4,15 @@ A client that does not read, or an upstream that floods, costs one message per t
 `limits.behind_bytes` that message says nothing but what changed.
 """
 
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.exchange.events import Leg
-from gateway.net.outbox import Last, Outbox
 from gateway.runtime.coarse_timer import CoarseTimer
 
 Topic = tuple[str, str]
 """What a change is about: its method, and the URI of a resource or nothing."""
 
 
-class Changes(Outbox):
+class ChangeQueue(ResponseQueue):
     """The acknowledgement, then changes, then the end."""
 
     def __init__(self, leg: Leg, silence: CoarseTimer, behind_bytes: int) -> None:
@@ -34,7 +34,7 @@ class Changes(Outbox):
     def _pending(self) -> object:
         return self._changes or super()._pending()
 
-    def _next(self) -> bytes | Last | None:
+    def _next(self) -> bytes | FinalMessage | None:
         if self._changes and not self._messages:
             message = self._changes.pop(next(iter(self._changes)))
             self._told -= len(message)

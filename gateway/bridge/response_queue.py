@@ -29,7 +29,7 @@ def ending_of(error: GatewayError) -> Ending:
     return Ending(Outcome.REJECTED if isinstance(error, DownstreamError) else Outcome.ERROR, str(error.code))
 
 
-class Last(msgspec.Struct, frozen=True):
+class FinalMessage(msgspec.Struct, frozen=True):
     """The final message of a leg: a JSON-RPC response, and the HTTP status and headers if nothing was sent yet."""
 
     body: bytes
@@ -39,14 +39,14 @@ class Last(msgspec.Struct, frozen=True):
     cause: GatewayError | None = None
 
     @classmethod
-    def of_error(cls, error: GatewayError, id_: bytes | Raw | None, request_id: str) -> "Last":
+    def of_error(cls, error: GatewayError, id_: bytes | Raw | None, request_id: str) -> "FinalMessage":
         """The response that an exception means; `request_id` names the HTTP request, `id_` is JSON-RPC's."""
         data = Raw(jsonrpc.encode({**(error.data or {}), "requestId": request_id}))
         body = jsonrpc.failure(id_, jsonrpc.Error(error.code, error.message, data))
         return cls(body, error.status, error.headers, ending_of(error), error)
 
 
-class Outbox:
+class ResponseQueue:
     """A queue of JSON messages to one client."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Outbox:
         self._bytes = 0
         self.dropped = 0
         self._messages: deque[bytes] = deque()
-        self._last: Last | None = None
+        self._last: FinalMessage | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def send(self, message: bytes) -> None:
@@ -83,14 +83,14 @@ class Outbox:
     def _is_too_far_behind(self) -> bool:
         return len(self._messages) > _MAX_BEHIND or self._bytes > self._behind_bytes
 
-    def finish(self, last: Last) -> None:
+    def finish(self, last: FinalMessage) -> None:
         """Queue the final message."""
         if self._last is not None:
             raise LocalProtocolError("a second final message")
         self._last = last
         self._wake()
 
-    async def take(self) -> bytes | Last | None:
+    async def take(self) -> bytes | FinalMessage | None:
         """The next message; None when the client heard nothing for too long."""
         if self._pending() is None:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -106,7 +106,7 @@ class Outbox:
         """What could be taken; None when there is nothing."""
         return self._messages or self._last
 
-    def _next(self) -> bytes | Last | None:
+    def _next(self) -> bytes | FinalMessage | None:
         if not self._messages:
             return self._last
         message = self._messages.popleft()

@@ -10,6 +10,7 @@ from typing import Final, assert_never
 
 from msgspec import Raw
 
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import questions, results
@@ -17,7 +18,6 @@ from gateway.exchange.commands import Timer
 from gateway.exchange.machine import Exchange, Policy, State
 from gateway.http.forwarded_headers import own_headers
 from gateway.identity.principal import of_headers
-from gateway.net.outbox import Last, Outbox, ending_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     CallLost,
@@ -93,7 +93,7 @@ class Driver:
             bridge.policies.get(request.method, _NEVER_ASKING),
             request.input_responses,
         )
-        self._outboxes: dict[on.Leg, Outbox] = {}
+        self._outboxes: dict[on.Leg, ResponseQueue] = {}
         self.request_id: str | None = None
         """Of the newest leg, for the log."""
         self._span: Span | None = None
@@ -163,7 +163,7 @@ class Driver:
 
     # -- from the client's side ---------------------------------------------------------------------------------
 
-    def begin(self, outbox: Outbox) -> None:
+    def begin(self, outbox: ResponseQueue) -> None:
         """Start with the first leg."""
         self._outboxes[outbox.leg] = outbox
         self.request_id, self._span = outbox.request_id, outbox.span
@@ -177,7 +177,7 @@ class Driver:
         key: PoolKey,
         headers: Headers,
         envelope: Envelope,
-        outbox: Outbox,
+        outbox: ResponseQueue,
         *,
         is_proven: bool,
     ) -> "Driver":
@@ -216,7 +216,7 @@ class Driver:
         self._moved(self._exchange.state, State.IDLE)
         self._bridge.lot.remove(self)
 
-    def answer(self, outbox: Outbox, request: Request, round_: int, headers: Headers) -> None:
+    def answer(self, outbox: ResponseQueue, request: Request, round_: int, headers: Headers) -> None:
         """Continue with a further leg; raises a DownstreamError with the call unharmed."""
         answers = request.input_responses or {}
         answered = on.Answered(outbox.leg, round_, digest_answers(answers), answers)
@@ -417,7 +417,7 @@ class Driver:
                     self._disarm(timer)
             case do.Reply(legs=legs, result=result):
                 for leg in legs:
-                    self._finish(leg, Last(jsonrpc.result(leg.id, result), ending=self._ending))
+                    self._finish(leg, FinalMessage(jsonrpc.result(leg.id, result), ending=self._ending))
             case do.ReleaseSession(clean=clean):
                 self._release(clean=clean)
             case do.SendAnswers(answers=answers):
@@ -441,7 +441,8 @@ class Driver:
                 self._cause = f"the upstream answered with error {error.code}"
                 for leg in legs:
                     self._finish(
-                        leg, Last(jsonrpc.failure(leg.id, error), ending=Ending(Outcome.ERROR, str(error.code)))
+                        leg,
+                        FinalMessage(jsonrpc.failure(leg.id, error), ending=Ending(Outcome.ERROR, str(error.code))),
                     )
             case do.Count(method=method, outcome=outcome):
                 self._bridge.metrics.nested_request(self._bridge.route.path, method, NestedOutcome(outcome))
@@ -450,7 +451,7 @@ class Driver:
 
     # -- downstream ---------------------------------------------------------------------------------------------
 
-    def _finish(self, leg: on.Leg, last: Last) -> None:
+    def _finish(self, leg: on.Leg, last: FinalMessage) -> None:
         outbox = self._outboxes.pop(leg)
         outbox.finish(last)
         if outbox.dropped:
@@ -461,7 +462,7 @@ class Driver:
         self._cause, self._error = error.message, error
         self._bridge.health.note(error)
         for leg in legs:
-            self._finish(leg, Last.of_error(error, leg.id, self._outboxes[leg].request_id))
+            self._finish(leg, FinalMessage.of_error(error, leg.id, self._outboxes[leg].request_id))
 
     def _ask(self, ask: do.Ask) -> None:
         """Seal, park, and hand the questions to the client."""
@@ -483,7 +484,7 @@ class Driver:
         body = jsonrpc.merge(parts)
         ending = Ending(Outcome.INPUT_REQUIRED if ask.questions else Outcome.STATE_ONLY)
         for leg in ask.legs:
-            self._finish(leg, Last(jsonrpc.result(leg.id, body), ending=ending))
+            self._finish(leg, FinalMessage(jsonrpc.result(leg.id, body), ending=ending))
 
     def _seal(self, ask: do.Ask) -> str:
         bridge = self._bridge

@@ -25,7 +25,7 @@ _BEGINNING_BYTES: Final = 16_384
 """A stream whose first event is larger does not begin with an endpoint."""
 
 
-class Named:
+class EndpointRewriter:
     """The addresses that servers name, as clients get to see them."""
 
     def __init__(self, keyring: Keyring) -> None:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Raw
 
+from gateway.bridge.change_queue import ChangeQueue
+from gateway.bridge.response_queue import FinalMessage
 from gateway.exchange.events import Leg
-from gateway.net.changes import Changes
-from gateway.net.outbox import Last
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
 from gateway.protocol.request import Request
@@ -72,7 +72,7 @@ def wanted(request: Request) -> Filter:
 @asynccontextmanager
 async def subscription(
     bridge: "LiveRoute", request: Request, key: PoolKey, headers: Headers
-) -> AsyncIterator[Changes]:
+) -> AsyncIterator[ChangeQueue]:
     """The stream of one listen request: it starts with the acknowledgement and ends when the gateway stops."""
     listener = Subscription(bridge, request, key, headers)
     # Before anything is waited for: a drain or a reload meanwhile ends this one too.
@@ -93,7 +93,7 @@ class Subscription:
 
     def __init__(self, bridge: "LiveRoute", request: Request, key: PoolKey, headers: Headers) -> None:
         self._chosen = wanted(request)
-        self.stream = Changes(Leg(request.id), bridge.alarms.silence, bridge.config.limits.behind_bytes)
+        self.stream = ChangeQueue(Leg(request.id), bridge.alarms.silence, bridge.config.limits.behind_bytes)
         self._bridge = bridge
         self._key = key
         self._headers = headers
@@ -127,7 +127,7 @@ class Subscription:
         if self._acknowledged and not self._ended:
             self._ended = True
             result = jsonrpc.encode({"resultType": "complete", "_meta": self._meta})
-            self.stream.finish(Last(jsonrpc.result(self._id, result)))
+            self.stream.finish(FinalMessage(jsonrpc.result(self._id, result)))
 
     def close(self) -> None:
         """Let the session go; nobody listens any more."""

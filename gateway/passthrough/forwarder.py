@@ -22,7 +22,7 @@ from gateway.http.client import FOREIGN, REDIRECTS, Endpoint, mapped
 from gateway.http.forwarded_headers import for_passing, joined, passed_back
 from gateway.http.reply import REQUEST_ID, Challenge, Incoming, leave_open, send
 from gateway.identity import principal as principals
-from gateway.net.named import Beginning, Named
+from gateway.passthrough.sse_endpoint import Beginning, EndpointRewriter
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, lost_session, mcp
 from gateway.protocol.errors import (
@@ -53,7 +53,7 @@ class _Cut(ConnectionResetError):
     """The upstream broke off a reply whose beginning its client has."""
 
 
-class Lasting:
+class LongLivedStream:
     """A stream that is no reply to anything and would be open for hours: it does not keep a process from ending."""
 
     def __init__(self) -> None:
@@ -76,7 +76,9 @@ class Lasting:
 class Passthrough:
     """Forwards the requests of one listener."""
 
-    def __init__(self, config: Config, challenge: Challenge, named: Named, metrics: Metrics, epoch: str) -> None:
+    def __init__(
+        self, config: Config, challenge: Challenge, named: EndpointRewriter, metrics: Metrics, epoch: str
+    ) -> None:
         """`epoch` names this process, in the Via header that RFC 9110 (7.6.3) asks of proxies."""
         self.stopping = False
         self.lasting = 0
@@ -128,7 +130,7 @@ class Passthrough:
     ) -> web.StreamResponse | None:
         if http.method not in _METHODS:
             raise not_allowed(http.method, ", ".join(sorted(_METHODS)))
-        lasting = Lasting() if _lasts(http, kind) else None
+        lasting = LongLivedStream() if _lasts(http, kind) else None
         outcome, started = Passed.LEFT, time.monotonic()
         if lasting is not None:
             bridge.streams.add(lasting)
@@ -162,7 +164,7 @@ class Passthrough:
         era: EraProbe,
         body: bytes,
         kind: TrafficEra,
-        lasting: Lasting | None,
+        lasting: LongLivedStream | None,
     ) -> tuple[web.StreamResponse | None, Passed]:
         headers = self.headers(http, bridge)
         response = await self._open(http, bridge, era.endpoint, headers, body)
@@ -227,7 +229,7 @@ class Passthrough:
         bridge: LiveRoute,
         endpoint: Endpoint,
         response: aiohttp.ClientResponse,
-        lasting: Lasting | None,
+        lasting: LongLivedStream | None,
     ) -> tuple[web.StreamResponse, Passed]:
         """Write the reply as it comes; what the upstream cuts short ends here without its end, too."""
         timeouts = bridge.config.timeouts
