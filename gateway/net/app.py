@@ -10,6 +10,8 @@ import time
 from typing import Final
 
 from gateway import __version__
+from gateway.admin.probes import Admin
+from gateway.admin.snapshot import Process, take_snapshot
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.host_check import admin_names
 from gateway.auth.oauth_proxy import OAuthProxy
@@ -19,12 +21,10 @@ from gateway.cluster.peer_client import PeerClient, PeerListener
 from gateway.cluster.retry_routing import RetryRouting
 from gateway.cluster.witness import Witness
 from gateway.config import Config, cautions, contexts, digest
+from gateway.downstream.handler import Downstream
 from gateway.http.client import Client
 from gateway.http.listener import Handler, Listener
-from gateway.net.admin import Admin
-from gateway.net.downstream import Downstream
 from gateway.net.reload import Read, Reload
-from gateway.net.survey import Process, survey
 from gateway.passthrough import sse_endpoint
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
@@ -141,7 +141,7 @@ class Gateway:
         self.listen = await self._open(self.downstream.handle, self.config.listen, shared=True, tls=tls.listener)
         self._front = self._listeners[-1]
         mark = secrets.token_bytes(_SALT_BYTES) if self._worker is None else self._worker.mark
-        admin = Admin(self.metrics, lambda: self.ready, lambda: survey(self._process(), mark), self._allowed)
+        admin = Admin(self.metrics, lambda: self.ready, lambda: take_snapshot(self._process(), mark), self._allowed)
         if self._worker is not None:
             self.admin = await self._open(admin.handle, self._worker.socket("admin"))
         elif self.config.admin is not None:

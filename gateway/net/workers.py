@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any, Final
 import uvloop
 
 from gateway import __version__
+from gateway.admin.workers_view import Overview
 from gateway.cluster.membership import Worker
 from gateway.config import Config, split_address
 from gateway.http.listener import UNIX, Listener
 from gateway.net import app
-from gateway.net.overview import Overview
 from gateway.net.reload import Read, Reload
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, Metrics, configure_logging, get_logger

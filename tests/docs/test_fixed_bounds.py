@@ -5,10 +5,10 @@ import pytest
 from gateway.auth import jwks, oauth_proxy
 from gateway.bridge import driver, response_queue, subscription
 from gateway.cluster import membership, peer_client
+from gateway.downstream import handler
 from gateway.exchange import machine, questions
 from gateway.http import listener
 from gateway.identity import bearer_token
-from gateway.net import downstream
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import request
 from gateway.seal import peer_messages
@@ -38,7 +38,7 @@ def count(value: int) -> str:
 FIXED = [
     ("client info, client capabilities", [size(request._MAX_DECLARATION_BYTES)]),
     ("notifications a client is behind", [count(response_queue._MAX_BEHIND)]),
-    ("the body of a caller that is not verified", [size(downstream._REFUSED_BYTES)]),
+    ("the body of a caller that is not verified", [size(handler._REFUSED_BYTES)]),
     (
         "answers of the gateway's own",
         [f"{session._MAX_OWED} in", f"{driver._MAX_REFUSALS} in", f"an id of {size(session._MAX_OWED_ID_BYTES)}"],

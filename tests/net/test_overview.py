@@ -13,12 +13,12 @@ from aiohttp import web
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.admin import workers_view
+from gateway.admin.probes import Admin, Probes
+from gateway.admin.snapshot import about
+from gateway.admin.workers_view import Overview
 from gateway.config import Limits, parse
 from gateway.http.listener import Listener
-from gateway.net import overview
-from gateway.net.admin import Admin, Probes
-from gateway.net.overview import Overview
-from gateway.net.survey import about
 from gateway.telemetry import Metrics
 from gateway.telemetry.status import ProcessState, ProcessStatus, Status
 
@@ -98,7 +98,7 @@ class Host:
 
 @pytest.fixture
 async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Host]:
-    monkeypatch.setattr(overview, "_ANSWER_SECONDS", ANSWER_SECONDS)
+    monkeypatch.setattr(workers_view, "_ANSWER_SECONDS", ANSWER_SECONDS)
     made = Host(tmp_path)
     yield made
     for worker in made.workers:

@@ -21,11 +21,11 @@ from aiohttp import web
 from msgspec.structs import replace
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.admin.snapshot import known_peers
 from gateway.cluster.membership import Address, Worker
 from gateway.exchange.events import Expired
 from gateway.exchange.machine import Exchange, State
 from gateway.http.reply import Incoming, ReplyWriter
-from gateway.net.survey import known_peers
 from gateway.protocol import mcp
 from gateway.seal import peer_messages as hops
 from gateway.seal.cipher import Keyring

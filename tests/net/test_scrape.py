@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.net.scrape import lasting, merge, parse, write
+from gateway.admin.merge_metrics import lasting, merge, parse, write
 from gateway.protocol import mcp
 from gateway.telemetry import Ending, Metrics, Outcome, SessionState, Step
 

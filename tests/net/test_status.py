@@ -11,14 +11,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gateway.admin import status_page
+from gateway.admin.snapshot import about, known_peers
+from gateway.admin.status_page import HEADERS, every_seconds, page, prefers_json
+from gateway.admin.status_view import duration
 from gateway.auth.host_check import admin_names, check_admin
 from gateway.cluster.membership import Membership, Worker
 from gateway.config import ConfigError, parse
 from gateway.exchange.events import Expired
-from gateway.net import status_page
-from gateway.net.status_page import HEADERS, every_seconds, page, prefers_json
-from gateway.net.status_view import duration
-from gateway.net.survey import about, known_peers
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, InvalidParams, InvalidState, Unauthorized, Unreachable
 from gateway.telemetry.recent_errors import Health, RecentErrors, presentable
@@ -167,7 +167,7 @@ def test_the_oldest_calls_are_shown_and_all_are_counted() -> None:
 async def test_of_many_parked_calls_the_first_are_listed(
     upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.net.survey.MOST_HELD", 2)
+    monkeypatch.setattr("gateway.admin.snapshot.MOST_HELD", 2)
     stand = await begin()
     upstream.tool(ask)
     for name in ("first", "second", "third"):

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
+from gateway.admin.status_page import HEADERS, every_seconds, page, prefers_json
 from gateway.auth.host_check import check_admin
-from gateway.net.status_page import HEADERS, every_seconds, page, prefers_json
 from gateway.protocol.errors import Forbidden
 from gateway.telemetry import Metrics
 from gateway.telemetry.status import Status

@@ -78,7 +78,7 @@ class Process:
         return self.key_ids[: len(self.config.state.keys) or 1]
 
 
-def survey(process: Process, salt: bytes) -> Status:
+def take_snapshot(process: Process, salt: bytes) -> Status:
     """Return the status of one process; `salt` makes it impossible to find a caller by its tag."""
     held = Counter(driver.bridge.route.path for driver in process.lot.waiting())
     routes = [

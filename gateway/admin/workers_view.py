@@ -15,12 +15,12 @@ from typing import Final
 import aiohttp
 import msgspec
 
+from gateway.admin import merge_metrics
+from gateway.admin.probes import Probes
+from gateway.admin.snapshot import about
 from gateway.auth.host_check import admin_names
 from gateway.config import Config
 from gateway.http.listener import UNIX
-from gateway.net import scrape
-from gateway.net.admin import Probes
-from gateway.net.survey import about
 from gateway.telemetry import Metrics
 from gateway.telemetry.status import Status, together
 
@@ -32,7 +32,7 @@ class _Process:
     """One process of a worker; a restarted worker is a new process."""
 
     address: str
-    counted: scrape.Families = field(default_factory=dict)
+    counted: merge_metrics.Families = field(default_factory=dict)
     """Its counters and histograms at the last scrape."""
 
     async def get(self, path: str) -> str | None:
@@ -63,7 +63,7 @@ class Overview(Probes):
         self._count = config.workers
         self._began = time.monotonic()
         self._processes: dict[int, _Process] = {}
-        self._ended: scrape.Families = {}
+        self._ended: merge_metrics.Families = {}
         self._turn = asyncio.Lock()
 
     def born(self, number: int, address: str) -> None:
@@ -73,7 +73,7 @@ class Overview(Probes):
     def died(self, number: int) -> None:
         """Remove a process, and keep its counters."""
         counted = self._processes.pop(number).counted
-        self._ended = scrape.merge((self._ended, counted))
+        self._ended = merge_metrics.merge((self._ended, counted))
 
     async def is_ready(self, number: int) -> bool:
         """Ask one worker."""
@@ -112,15 +112,15 @@ class Overview(Probes):
 
     def _told(self, texts: dict[_Process, str | None]) -> tuple[bytes, str]:
         own, content_type = self._metrics.render()
-        scrapes = [scrape.parse(own.decode()), self._ended]
+        scrapes = [merge_metrics.parse(own.decode()), self._ended]
         # A process that ended during the scrape is not here: `_ended` has its previous counters.
         for process in self._processes.values():
             if (text := texts.get(process)) is None:
                 scrapes.append(process.counted)
             else:
-                scrapes.append(scrape.parse(text))
-                process.counted = scrape.lasting(scrapes[-1])
-        return scrape.write(scrape.merge(scrapes)).encode(), content_type
+                scrapes.append(merge_metrics.parse(text))
+                process.counted = merge_metrics.lasting(scrapes[-1])
+        return merge_metrics.write(merge_metrics.merge(scrapes)).encode(), content_type
 
 
 def _read(text: str) -> Status | None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from gateway.net.status_view import NEAR, ago, duration, used, view
+from gateway.admin.status_view import NEAR, ago, duration, used, view
 from gateway.telemetry.status import MOST_ERRORS, Status
 
 _FOLDER: Final = resources.files(__package__)

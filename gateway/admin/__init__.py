@@ -1,0 +1,1 @@
+"""The operator's listener: probes, metrics and the status page."""

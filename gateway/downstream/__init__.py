@@ -1,0 +1,1 @@
+"""The client's side: one HTTP request in, one reply out."""
