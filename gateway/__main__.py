@@ -17,9 +17,9 @@ import uvloop
 from gateway import __version__, health
 from gateway.config import Config, ConfigError, Level, cautions, for_command, for_upstream, load, with_log_level
 from gateway.demo import run as demo
-from gateway.net import app, workers
 from gateway.probe import command as probe
 from gateway.process.child import not_here
+from gateway.server import process, supervisor
 from gateway.telemetry import TracesUnavailable, check_traces, configure_logging
 
 _KEY_BYTES = 32
@@ -106,8 +106,8 @@ def _serve(options: argparse.Namespace) -> int:
     read = None if options.config is None else partial(load, options.config, log_level=options.log_level)
     try:
         if config.workers > 1:
-            return uvloop.run(workers.supervise(config, read))
-        uvloop.run(app.serve(config, read=read))
+            return uvloop.run(supervisor.supervise(config, read))
+        uvloop.run(process.serve(config, read=read))
     except OSError as exc:
         print(f"cannot listen: {exc}; check that no other process uses the address", file=sys.stderr)
         return 1

@@ -19,8 +19,8 @@ from gateway.auth.host_check import HostCheck
 from gateway.config import Config, Route, cautions, contexts, load, on_route
 from gateway.http.forwarded_headers import for_call
 from gateway.identity.principal import is_trusted
-from gateway.net.app import Gateway
 from gateway.protocol.errors import Forbidden
+from gateway.server.process import Gateway
 from tests.net.authority import Authority
 from tests.parts.launch import REPOSITORY, free_port
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from gateway.cluster.membership import Worker
 from gateway.config import Config
-from gateway.net import workers
+from gateway.server import supervisor
 
 BROKEN = 1
 CODE = 3
@@ -15,7 +15,7 @@ CODE = 3
 
 def one_cannot_listen(config: Config, worker: Worker, error: Any) -> None:
     if worker.number != BROKEN:
-        workers._work(config, worker, error)
+        supervisor._work(config, worker, error)
         return
     error.send((errno.EADDRINUSE, "that address is taken"))
     raise SystemExit(1)
@@ -24,11 +24,11 @@ def one_cannot_listen(config: Config, worker: Worker, error: Any) -> None:
 def one_crashes(config: Config, worker: Worker, error: Any) -> None:
     if worker.number == BROKEN:
         os._exit(CODE)
-    workers._work(config, worker, error)
+    supervisor._work(config, worker, error)
 
 
 def one_crashes_and_the_other_hangs(_: Config, worker: Worker, __: Any) -> NoReturn:
-    workers._die_with_supervisor()
+    supervisor._die_with_supervisor()
     if worker.number == BROKEN:
         os._exit(CODE)
     while True:  # with its signals blocked, as it was born

@@ -15,12 +15,12 @@ import pytest
 
 from gateway.cluster.membership import Membership, Worker
 from gateway.config import Config, ConfigError, Replica, decode_key, parse
-from gateway.net.app import Gateway
-from gateway.net.reload import Reload
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
 from gateway.seal.cipher import Keyring
 from gateway.seal.peer_messages import Hops
+from gateway.server.process import Gateway
+from gateway.server.reload import Reload
 from gateway.telemetry import Metrics
 from tests.net.conftest import Start
 from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn, text

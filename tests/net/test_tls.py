@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from gateway.config import ConfigError, parse
-from gateway.net import app
+from gateway.server import process
 from tests.net.authority import Authority
 from tests.net.conftest import Start
 from tests.net.fake_upstream import FakeUpstream, Turn, text
@@ -90,7 +90,7 @@ async def test_a_server_that_is_trusted_is_served(
     host: str, tls: dict[str, Any], tmp_path: Path, ca: Authority, serve: Serve, begin: Start, monkeypatch: Any
 ) -> None:
     log = Mock()
-    monkeypatch.setattr(app, "log", log)
+    monkeypatch.setattr(process, "log", log)
     fake = await serve(server_context(ca.sign("server", host)))
     files = {key: str(tmp_path / value) if key == "ca_file" else value for key, value in tls.items()}
     stand = await begin(url=fake.url, route={"upstream": {"url": fake.url, "tls": files}})

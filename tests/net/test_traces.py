@@ -375,7 +375,7 @@ def test_what_the_environment_says_of_the_service_wins(environment: pytest.Monke
 async def test_a_receiver_that_hangs_does_not_keep_the_gateway_from_ending(
     upstream: FakeUpstream, begin: Start, environment: pytest.MonkeyPatch
 ) -> None:
-    environment.setattr("gateway.net.app._FLUSH_SECONDS", 0.1)
+    environment.setattr("gateway.server.process._FLUSH_SECONDS", 0.1)
     async with FakeOtlp(hangs=True) as receiver:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         stand = await begin(traces=open_traces("1", "gw-1"))

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.cluster.membership import Worker
 from gateway.config import Config, Hold, Route, State, Timeouts, Upstream
-from gateway.net import workers
+from gateway.server import supervisor
 from gateway.telemetry import configure_logging
 from tests.net import broken_workers
 from tests.parts.launch import free_port
@@ -51,10 +51,10 @@ def config() -> Config:
 async def test_a_worker_that_cannot_listen_ends_the_program_with_its_words(
     monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
-    monkeypatch.setattr(workers, "_work", broken_workers.one_cannot_listen)
+    monkeypatch.setattr(supervisor, "_work", broken_workers.one_cannot_listen)
     with pytest.raises(OSError, match="that address is taken") as caught:
         async with asyncio.timeout(15):
-            _ = await workers.supervise(config())
+            _ = await supervisor.supervise(config())
     assert str(caught.value) == "[Errno 98] that address is taken"
     assert not multiprocessing.active_children()
     assert len(log("worker.started")) == 2, "nobody was started again"
@@ -63,9 +63,9 @@ async def test_a_worker_that_cannot_listen_ends_the_program_with_its_words(
 async def test_a_worker_that_crashes_at_its_first_start_ends_the_program(
     monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
-    monkeypatch.setattr(workers, "_work", broken_workers.one_crashes)
+    monkeypatch.setattr(supervisor, "_work", broken_workers.one_crashes)
     async with asyncio.timeout(15):
-        assert await workers.supervise(config()) == 1
+        assert await supervisor.supervise(config()) == 1
     assert not multiprocessing.active_children()
     (line,) = log("worker.ended")
     assert (line["worker"], line["exit_code"], line["level"]) == (broken_workers.BROKEN, broken_workers.CODE, "error")
@@ -73,10 +73,10 @@ async def test_a_worker_that_crashes_at_its_first_start_ends_the_program(
 
 
 async def test_a_worker_that_hangs_keeps_no_program_from_its_end(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
-    monkeypatch.setattr(workers, "_work", broken_workers.one_crashes_and_the_other_hangs)
-    monkeypatch.setattr(workers, "_SPARE_SECONDS", 0.1)
+    monkeypatch.setattr(supervisor, "_work", broken_workers.one_crashes_and_the_other_hangs)
+    monkeypatch.setattr(supervisor, "_SPARE_SECONDS", 0.1)
     async with asyncio.timeout(15):
-        assert await workers.supervise(config()) == 1
+        assert await supervisor.supervise(config()) == 1
     assert not multiprocessing.active_children()
     assert [line["worker"] for line in log("worker.ended")] == [broken_workers.BROKEN, 0]
 
@@ -84,15 +84,15 @@ async def test_a_worker_that_hangs_keeps_no_program_from_its_end(monkeypatch: py
 async def test_a_supervisor_that_falls_to_a_bug_takes_its_workers_with_it(
     monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
-    monkeypatch.setattr(workers, "_work", broken_workers.one_crashes_and_the_other_hangs)
+    monkeypatch.setattr(supervisor, "_work", broken_workers.one_crashes_and_the_other_hangs)
 
     def bug(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(workers.Supervisor, "_give_up", bug)
+    monkeypatch.setattr(supervisor.Supervisor, "_give_up", bug)
     with pytest.raises(ZeroDivisionError):
         async with asyncio.timeout(15):
-            _ = await workers.supervise(config())
+            _ = await supervisor.supervise(config())
     assert len(log("worker.started")) == 2
     for line in log("worker.started"):
         with pytest.raises(ProcessLookupError):
@@ -101,7 +101,7 @@ async def test_a_supervisor_that_falls_to_a_bug_takes_its_workers_with_it(
 
 def test_signals_wait_only_for_who_is_started_in_between() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with workers._blocked_signals():
+    with supervisor._blocked_signals():
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
@@ -121,7 +121,7 @@ def test_a_folder_whose_sockets_have_no_room_is_passed_over(
     folder = tmp_path / ("x" * rest)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    with workers._private_directory(100) as made:
+    with supervisor._private_directory(100) as made:
         assert Path(made).is_relative_to(folder) is taken
         assert Path(made).stat().st_mode & 0o777 == 0o700
         assert longest(made, 100) <= 107
@@ -134,4 +134,4 @@ def test_without_any_folder_the_words_say_so(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     with pytest.raises(OSError, match="/dev/shm"):
-        _ = workers._private_directory(2)
+        _ = supervisor._private_directory(2)

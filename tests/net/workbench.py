@@ -12,8 +12,8 @@ import aiohttp
 
 from gateway.cluster.membership import Worker
 from gateway.config import parse
-from gateway.net.app import Gateway
 from gateway.protocol import mcp, sse
+from gateway.server.process import Gateway
 from gateway.telemetry import Traces
 from tests.net.fake_upstream import DEADLINE
 from tests.schema import assert_modern_message

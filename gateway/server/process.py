@@ -24,7 +24,6 @@ from gateway.config import Config, cautions, contexts, digest
 from gateway.downstream.handler import Downstream
 from gateway.http.client import Client
 from gateway.http.listener import Handler, Listener
-from gateway.net.reload import Read, Reload
 from gateway.passthrough import sse_endpoint
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
@@ -35,6 +34,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.cipher import Keyring
 from gateway.seal.peer_messages import Hops
 from gateway.seal.request_state import Sealer
+from gateway.server.reload import Read, Reload
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.recent_errors import RecentErrors
 

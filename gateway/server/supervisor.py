@@ -32,9 +32,9 @@ from gateway.admin.workers_view import Overview
 from gateway.cluster.membership import Worker
 from gateway.config import Config, split_address
 from gateway.http.listener import UNIX, Listener
-from gateway.net import app
-from gateway.net.reload import Read, Reload
 from gateway.runtime.tasks import Tasks
+from gateway.server import process
+from gateway.server.reload import Read, Reload
 from gateway.telemetry import Event, Metrics, configure_logging, get_logger
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def _die_with_supervisor() -> None:
 
 async def _serve(config: Config, worker: Worker) -> None:
     loop = asyncio.get_running_loop()
-    serving = loop.create_task(app.serve(config, worker, worker.read))
+    serving = loop.create_task(process.serve(config, worker, worker.read))
     # `serve` sets its handlers before it first waits for something: in its first step, which comes before this one.
     loop.call_soon(signal.pthread_sigmask, signal.SIG_UNBLOCK, _SIGNALS)
     await serving
