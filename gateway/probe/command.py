@@ -31,12 +31,12 @@ from gateway.config import (
     sendable_header,
 )
 from gateway.http.forwarded_headers import for_call
-from gateway.probe.discreet import Discretion
-from gateway.probe.examination import Subject
-from gateway.probe.examine import examine, secrets
-from gateway.probe.findings import Check, Report, Upstream, report
-from gateway.probe.show import lines
-from gateway.probe.surroundings import look_around
+from gateway.probe.report.findings import Check, Report, Upstream, report
+from gateway.probe.report.redaction import Redactor
+from gateway.probe.report.text import lines
+from gateway.probe.runner import run_probe, secrets
+from gateway.probe.steps.context import Subject
+from gateway.probe.steps.environment import look_around
 from gateway.protocol.errors import GatewayError
 from gateway.telemetry import configure_logging
 
@@ -134,11 +134,11 @@ async def _report(subjects: Sequence[Subject], config: Config | None) -> Report:
     checks: tuple[Check, ...] = ()
     if config is not None:
         exam = await look_around(config)
-        hide = Discretion(word for subject in subjects for word in secrets(subject))
+        hide = Redactor(word for subject in subjects for word in secrets(subject))
         checks = tuple(map(hide.check, exam.checks))
     upstreams: list[Upstream] = []
     for subject in subjects:
-        upstreams.append(await examine(subject, route=None if config is None else subject.route.path))  # noqa: PERF401
+        upstreams.append(await run_probe(subject, route=None if config is None else subject.route.path))  # noqa: PERF401
     return report(__version__, checks, tuple(upstreams))
 
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.probe import streams
+from gateway.probe.steps import wire_behaviour
 from gateway.upstream import streamable_http
 from tests.net.fake_upstream import FakeUpstream, text
 
@@ -14,7 +14,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no option shortens."""
     monkeypatch.setattr(streamable_http, "_DRAIN_SECONDS", 0.1)
     monkeypatch.setattr(streamable_http, "_SIDE_HEAD_SECONDS", 0.1)
-    monkeypatch.setattr(streams, "_REPLAY_SECONDS", 0.1)
+    monkeypatch.setattr(wire_behaviour, "_REPLAY_SECONDS", 0.1)
 
 
 @pytest.fixture

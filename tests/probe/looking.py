@@ -6,10 +6,10 @@ from typing import Any
 from msgspec import structs
 
 from gateway.config import Route, UpstreamTls, contexts, for_upstream
-from gateway.probe.examination import Subject
-from gateway.probe.examine import examine
-from gateway.probe.findings import Check, Upstream, report
-from gateway.probe.show import lines
+from gateway.probe.report.findings import Check, Upstream, report
+from gateway.probe.report.text import lines
+from gateway.probe.runner import run_probe
+from gateway.probe.steps.context import Subject
 
 SECONDS = 2.0
 
@@ -36,7 +36,7 @@ def subject(
 
 
 async def look(url: str, headers: dict[str, str] | None = None, **options: Any) -> Upstream:
-    return await examine(subject(url, headers, **options))
+    return await run_probe(subject(url, headers, **options))
 
 
 def check(found: Upstream, name: str) -> Check:

@@ -17,9 +17,9 @@ import pytest
 from gateway.__main__ import main
 from gateway.config import for_upstream
 from gateway.probe.command import show
-from gateway.probe.findings import Check, Feature, Report, Server, Upstream, report
-from gateway.probe.show import lines
-from gateway.probe.verdicts import features
+from gateway.probe.report.features import features
+from gateway.probe.report.findings import Check, Feature, Report, Server, Upstream, report
+from gateway.probe.report.text import lines
 from tests.net.fake_upstream import FakeUpstream, Turn, text
 from tests.parts.launch import REPOSITORY, free_port
 

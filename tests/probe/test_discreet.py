@@ -3,8 +3,8 @@
 import pytest
 from msgspec import structs
 
-from gateway.probe.discreet import Discretion, clean
-from gateway.probe.findings import Check, Server, Upstream
+from gateway.probe.report.findings import Check, Server, Upstream
+from gateway.probe.report.redaction import Redactor, clean
 
 EVIL = "a\x1b[31m\r\nb\x00\u202ec\u2028d"
 
@@ -17,7 +17,7 @@ def test_one_line_is_left_of_any_text() -> None:
 @pytest.mark.parametrize("field", ["found", "why", "fix"])
 def test_every_text_of_a_check_is_treated(field: str) -> None:
     check = Check(name="n", state="ok", found="f")
-    treated = Discretion(["secret"]).check(structs.replace(check, **{field: f"{EVIL} secret"}))
+    treated = Redactor(["secret"]).check(structs.replace(check, **{field: f"{EVIL} secret"}))
     assert getattr(treated, field) == f"{clean(EVIL)} <hidden>"
 
 
@@ -25,12 +25,12 @@ def test_every_text_of_a_check_is_treated(field: str) -> None:
 def test_every_text_of_a_server_is_treated(field: str) -> None:
     given = f"{EVIL} secret"
     server = structs.replace(Server(), **{field: given if field == "name" else (given,)})
-    treated = Discretion(["secret"]).upstream(Upstream(target="t", server=server)).server
+    treated = Redactor(["secret"]).upstream(Upstream(target="t", server=server)).server
     assert treated is not None
     shown = getattr(treated, field)
     assert (shown if field == "name" else shown[0]) == f"{clean(EVIL)} <hidden>"
 
 
 def test_a_token_is_hidden_with_and_without_its_scheme_and_the_longest_first() -> None:
-    hide = Discretion(["Bearer abcdef", "abcd", "xy"])
+    hide = Redactor(["Bearer abcdef", "abcd", "xy"])
     assert hide.text("Bearer abcdef, abcdef, abcd, abc, xy") == "<hidden>, <hidden>, <hidden>, abc, xy"

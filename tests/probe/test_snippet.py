@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 
 from gateway.config import Config, Route, Upstream, UpstreamTls, parse
-from gateway.probe.findings import Server
-from gateway.probe.snippet import snippet
+from gateway.probe.report.findings import Server
+from gateway.probe.report.suggested_config import snippet
 from tests.net.authority import Authority
 
 URL = "https://mcp.example:8443/mcp"

@@ -10,9 +10,9 @@ import yaml
 
 from gateway.__main__ import main
 from gateway.config import parse
-from gateway.probe.examination import Notes
-from gateway.probe.findings import Check
-from gateway.probe.surroundings import look_around
+from gateway.probe.report.findings import Check
+from gateway.probe.steps.context import Notes
+from gateway.probe.steps.environment import look_around
 from tests.gateway_process import gateway
 from tests.net.fake_upstream import FakeUpstream, Turn
 from tests.parts.launch import free_port
@@ -98,7 +98,7 @@ async def test_the_name_of_peers_is_looked_up(monkeypatch: pytest.MonkeyPatch) -
     async def unknown(*_: Any) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr("gateway.probe.surroundings.resolve", unknown)
+    monkeypatch.setattr("gateway.probe.steps.environment.resolve", unknown)
     assert "has no address (Name or service not known)" in of(await around(replica=replica), "peers").found
 
 

@@ -16,8 +16,9 @@ from yarl import URL
 
 from gateway.config import parse
 from gateway.http.client import Client
-from gateway.probe import examine, requests
-from gateway.probe.handshakes import VERSIONS
+from gateway.probe import runner
+from gateway.probe.steps import requests
+from gateway.probe.steps.sessions import VERSIONS
 from tests.black_hole import black_hole
 from tests.net.authority import Authority
 from tests.net.fake_sse import FakeSse
@@ -515,11 +516,11 @@ async def test_a_server_that_is_slow_at_every_step_is_given_up(
         await turn.for_ever()
 
     upstream.on("tools/list", silent)
-    monkeypatch.setattr(examine, "_STEPS", 0.4)
+    monkeypatch.setattr(runner, "_STEPS", 0.4)
     assert "took too long" in failed(await look(upstream.url, seconds=3.0), "time")
     assert len(upstream.of("DELETE")) == 1
 
 
 async def test_a_mistake_of_the_probe_is_a_sentence(upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examine, "greet", None)
+    monkeypatch.setattr(runner, "greet", None)
     assert "could not handle an answer (TypeError)" in failed(await look(upstream.url), "probe")

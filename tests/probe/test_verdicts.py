@@ -4,8 +4,8 @@ import pytest
 from msgspec import structs
 
 from gateway.config import for_upstream
-from gateway.probe.findings import Check, Feature, Server, State, worst
-from gateway.probe.verdicts import features, unknown
+from gateway.probe.report.features import features, unknown
+from gateway.probe.report.findings import Check, Feature, Server, State, worst
 
 CONFIG = for_upstream("http://127.0.0.1:9/mcp", env={})
 GOOD = Server(sessions=True, side_stream=True, tools=4, ephemeral_tools=1, capabilities=("tools", "tools.listChanged"))

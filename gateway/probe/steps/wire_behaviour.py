@@ -11,8 +11,8 @@ import aiohttp
 
 from gateway.exchange.handshake import Handshake
 from gateway.http.client import FOREIGN
-from gateway.probe.examination import Examination
-from gateway.probe.requests import EVENTS, Reply, Request, ask
+from gateway.probe.steps.context import ProbeContext
+from gateway.probe.steps.requests import EVENTS, Reply, Request, ask
 from gateway.protocol import jsonrpc, mcp
 from gateway.upstream.channel import Channel, Headers
 
@@ -24,7 +24,7 @@ _REQUEST_ID: Final = b'"mrtr-gateway-probe-form"'
 _SHOWN_BYTES: Final = 65_536
 
 
-def own_headers(exam: Examination, channel: Channel, shaken: Handshake) -> dict[str, str]:
+def own_headers(exam: ProbeContext, channel: Channel, shaken: Handshake) -> dict[str, str]:
     """Return the headers of a request in this session."""
     own = {**exam.subject.headers, mcp.PROTOCOL_VERSION: shaken.version}
     if channel.session_id is not None:
@@ -32,7 +32,7 @@ def own_headers(exam: Examination, channel: Channel, shaken: Handshake) -> dict[
     return own
 
 
-async def look_at_reply(exam: Examination, headers: Headers, *, has_tools: bool) -> None:
+async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool) -> None:
     """Send a call that runs nothing, and examine the form of its reply."""
     method, params = mcp.PING, {}
     if has_tools:
@@ -71,7 +71,7 @@ async def look_at_reply(exam: Examination, headers: Headers, *, has_tools: bool)
         _tell_store(exam)
 
 
-async def _replays(exam: Examination, headers: Headers, cursor: str) -> bool:
+async def _replays(exam: ProbeContext, headers: Headers, cursor: str) -> bool:
     """Return whether the server replays the answer after the first event id."""
     own = {**headers, "Accept": EVENTS, mcp.LAST_EVENT_ID: cursor}
     for _ in range(_REPLAY_TRIES):
@@ -88,7 +88,7 @@ def _is_ours(reply: Reply) -> bool:
     return any(bytes(each.id) == _REQUEST_ID for each in reply.messages() if jsonrpc.is_id(each.id))  # type: ignore[arg-type]
 
 
-def _tell_store(exam: Examination) -> None:
+def _tell_store(exam: ProbeContext) -> None:
     server = exam.server
     if not server.event_store:
         exam.ok(
@@ -108,7 +108,7 @@ def _tell_store(exam: Examination) -> None:
         exam.ok("event ids", f"present, {how}")
 
 
-async def end(exam: Examination, headers: Headers) -> bool:
+async def end(exam: ProbeContext, headers: Headers) -> bool:
     """End the session with DELETE; return whether the server accepted it."""
     try:
         reply = await ask(exam.client, Request("DELETE", exam.endpoint.url, headers), exam.timeouts.cancel_seconds)
@@ -118,7 +118,7 @@ async def end(exam: Examination, headers: Headers) -> bool:
     return exam.server.ends_sessions
 
 
-async def wait_idle(exam: Examination, headers: Headers, ready: asyncio.Event) -> None:
+async def wait_idle(exam: ProbeContext, headers: Headers, ready: asyncio.Event) -> None:
     """Listen to the idle GET stream; `ready` is set once it is open or has failed."""
     began = time.monotonic()
     heard: list[tuple[float, bytes]] = []
@@ -157,7 +157,7 @@ async def _hear(response: aiohttp.ClientResponse, began: float, heard: list[tupl
     return "ended"
 
 
-def _tell_idle(exam: Examination, after: float, how: str, signs: list[float]) -> None:
+def _tell_idle(exam: ProbeContext, after: float, how: str, signs: list[float]) -> None:
     if signs:
         exam.ok("keep-alive", f"first keep-alive after {signs[0]:.0f} s; the stream {how} for {after:.0f} s")
     elif how == "stayed open":

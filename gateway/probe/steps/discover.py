@@ -15,9 +15,9 @@ from yarl import URL
 
 from gateway.config import redacted_url
 from gateway.http.client import FOREIGN, REDIRECTS, Endpoint
-from gateway.probe.discreet import clean
-from gateway.probe.examination import Examination, Stopped
-from gateway.probe.requests import Reply, Request, ask
+from gateway.probe.report.redaction import clean
+from gateway.probe.steps.context import ProbeContext, Stopped
+from gateway.probe.steps.requests import Reply, Request, ask
 from gateway.protocol import era, jsonrpc, mcp
 from gateway.upstream.era_probe import PROBE_SECONDS, discover_headers
 
@@ -48,7 +48,7 @@ class _Discovered(msgspec.Struct):
     meta: dict[str, Raw] = msgspec.field(name="_meta", default={})
 
 
-async def greet(exam: Examination) -> bool | None:
+async def greet(exam: ProbeContext) -> bool | None:
     """Return whether the server is modern; None if the reply does not tell. Raises Stopped."""
     endpoint = exam.endpoint
     given = endpoint.url
@@ -80,7 +80,7 @@ async def greet(exam: Examination) -> bool | None:
     return _era(exam, reply)
 
 
-async def _first_reply(exam: Examination) -> Reply | None:
+async def _first_reply(exam: ProbeContext) -> Reply | None:
     seconds, endpoint = min(PROBE_SECONDS, exam.timeouts.handshake_seconds), exam.endpoint
     headers = discover_headers(exam.subject.headers)
 
@@ -118,7 +118,7 @@ async def _first_reply(exam: Examination) -> Reply | None:
         ) from None
 
 
-def _follow(exam: Examination, endpoint: Endpoint, reply: Reply) -> None:
+def _follow(exam: ProbeContext, endpoint: Endpoint, reply: Reply) -> None:
     location = reply.headers.get("Location", "")
     target = endpoint.within(location) if location else None
     if target is None:
@@ -139,7 +139,7 @@ def _shown(base: URL, location: str) -> str:
     return clean(redacted_url(str(target)), 200) if location else "nowhere"
 
 
-def _who_answers(exam: Examination, reply: Reply) -> None:
+def _who_answers(exam: ProbeContext, reply: Reply) -> None:
     """Raise Stopped if the reply cannot come from an MCP server."""
     named = next((reply.headers[name] for name in _PROXY_HEADERS if _PROXY.search(reply.headers.get(name, ""))), "")
     named = clean(named, 80)
@@ -178,7 +178,7 @@ def _of(named: str) -> str:
     return f" ({named})" if named else ""
 
 
-def _compare_clocks(exam: Examination, reply: Reply) -> None:
+def _compare_clocks(exam: ProbeContext, reply: Reply) -> None:
     said = reply.headers.get("Date")
     if said is None:
         return
@@ -197,7 +197,7 @@ def _compare_clocks(exam: Examination, reply: Reply) -> None:
         exam.ok("clock", f"in sync, to within {max(1, round(abs(skew)))} s")
 
 
-async def _refused(exam: Examination, reply: Reply) -> Stopped:
+async def _refused(exam: ProbeContext, reply: Reply) -> Stopped:
     """Explain a 401, 403 or 421."""
     challenge = reply.headers.get("WWW-Authenticate", "")
     if reply.status == 421 or (reply.status == 403 and not challenge and _HOST_WORDING.search(reply.body)):
@@ -220,7 +220,7 @@ async def _refused(exam: Examination, reply: Reply) -> Stopped:
     return exam.failed("authorization", f"HTTP {reply.status}{shown}", f"{why}{wanted}", fix)
 
 
-async def _wanted(exam: Examination, challenge: str) -> str:
+async def _wanted(exam: ProbeContext, challenge: str) -> str:
     """Return sentences about the credential, from OAuth metadata; it is fetched from the server's origin only."""
     endpoint = exam.endpoint
     named = _METADATA.search(challenge)
@@ -241,14 +241,14 @@ async def _wanted(exam: Examination, challenge: str) -> str:
     return f" Tokens are issued by {servers}{of_scopes} (from {clean(str(target.with_query(None)), 200)})."
 
 
-def _era(exam: Examination, reply: Reply) -> bool | None:
+def _era(exam: ProbeContext, reply: Reply) -> bool | None:
     is_modern = era.verdict(reply.status, reply.content_type, reply.body)
     if is_modern:
         _note_discovered(exam, reply)
     return is_modern
 
 
-def _note_discovered(exam: Examination, reply: Reply) -> None:
+def _note_discovered(exam: ProbeContext, reply: Reply) -> None:
     """Record a modern server's DiscoverResult; a modern error carries no such data."""
     server = exam.server
     server.versions = (mcp.MODERN,)

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from gateway.config import Config, Route, Timeouts
 from gateway.http.client import Client, Endpoint
-from gateway.probe.findings import Check, Server, State
+from gateway.probe.report.findings import Check, Server, State
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Headers
 
@@ -52,7 +52,7 @@ class Notes:
         self.checks.append(Check(name=name, state=state, found=found, why=why, fix=fix))
 
 
-class Examination(Notes):
+class ProbeContext(Notes):
     """One server: how to talk to it, and what is known about it."""
 
     def __init__(self, subject: Subject, client: Client, tasks: Tasks) -> None:

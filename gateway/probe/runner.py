@@ -8,14 +8,14 @@ from yarl import URL
 from gateway import __version__
 from gateway.exchange import handshake
 from gateway.http.client import Client
-from gateway.probe import handshakes, network, streams
-from gateway.probe.discreet import Discretion, clean
-from gateway.probe.examination import Examination, Stopped, Subject
-from gateway.probe.findings import Upstream, worst
-from gateway.probe.greeting import described, greet
-from gateway.probe.handshakes import VERSIONS, Connect, Session, explain, session
-from gateway.probe.snippet import snippet
-from gateway.probe.verdicts import features, unknown
+from gateway.probe.report.features import features, unknown
+from gateway.probe.report.findings import Upstream, worst
+from gateway.probe.report.redaction import Redactor, clean
+from gateway.probe.report.suggested_config import snippet
+from gateway.probe.steps import network, sessions, wire_behaviour
+from gateway.probe.steps.context import ProbeContext, Stopped, Subject
+from gateway.probe.steps.discover import described, greet
+from gateway.probe.steps.sessions import VERSIONS, Connect, Session, explain, session
 from gateway.process.child import Child, given_secrets, not_here
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
@@ -32,7 +32,7 @@ _KILL_SECONDS: Final = 5.0
 _OPENING: Final = (GatewayError, ValueError, TimeoutError)
 
 
-async def examine(subject: Subject, *, route: str | None = None) -> Upstream:
+async def run_probe(subject: Subject, *, route: str | None = None) -> Upstream:
     """Examine one server; problems are part of the result, and nothing is raised.
 
     `route` is the route's path if the server comes from a configuration.
@@ -41,7 +41,7 @@ async def examine(subject: Subject, *, route: str | None = None) -> Upstream:
     metrics = Metrics(__version__, [subject.route.path])
     client, tasks = Client(subject.config.limits, timeouts), Tasks(metrics)
     client.change(subject.config.limits, timeouts, subject.tls, upstream.tls.server_name)
-    exam = Examination(subject, client, tasks)
+    exam = ProbeContext(subject, client, tasks)
     longest = max(timeouts.handshake_seconds, timeouts.connect_seconds)
     try:
         async with asyncio.timeout(_STEPS * longest + subject.wait_seconds):
@@ -68,7 +68,7 @@ async def examine(subject: Subject, *, route: str | None = None) -> Upstream:
     finally:
         await tasks.close()
         await client.close()
-    return Discretion(secrets(subject)).upstream(_concluded(exam, route))
+    return Redactor(secrets(subject)).upstream(_concluded(exam, route))
 
 
 def secrets(subject: Subject) -> list[str]:
@@ -78,7 +78,7 @@ def secrets(subject: Subject) -> list[str]:
     return [*subject.headers.values(), *given_secrets(upstream), url.raw_query_string, *url.query.values()]
 
 
-def _concluded(exam: Examination, route: str | None) -> Upstream:
+def _concluded(exam: ProbeContext, route: str | None) -> Upstream:
     subject = exam.subject
     upstream = subject.route.upstream
     checks = tuple(exam.checks)
@@ -105,7 +105,7 @@ def _concluded(exam: Examination, route: str | None) -> Upstream:
 # -- over HTTP ---------------------------------------------------------------------------------------------------
 
 
-async def _examine_url(exam: Examination) -> None:
+async def _examine_url(exam: ProbeContext) -> None:
     await network.reach(exam)
     transport = exam.subject.route.upstream.transport
     # With transport: sse the gateway skips the era probe too.
@@ -122,11 +122,11 @@ async def _examine_url(exam: Examination) -> None:
             raise explain(exam, exc) from exc
 
 
-def _connector(exam: Examination, transport: str) -> Connect:
+def _connector(exam: ProbeContext, transport: str) -> Connect:
     return connector(transport, exam.client, exam.endpoint, exam.tasks, lambda _: None)
 
 
-async def _examine_modern(exam: Examination) -> None:
+async def _examine_modern(exam: ProbeContext) -> None:
     server = exam.server
     exam.spoken, server.era = True, "modern"
     try:
@@ -143,7 +143,7 @@ async def _examine_modern(exam: Examination) -> None:
     _tell_capabilities(exam)
 
 
-async def _try_sse(exam: Examination) -> None:
+async def _try_sse(exam: ProbeContext) -> None:
     """Try HTTP+SSE for a server that answers no POST; the gateway finds it only if the transport is configured."""
     try:
         await _examine_old(exam, _connector(exam, "sse"))
@@ -158,13 +158,13 @@ async def _try_sse(exam: Examination) -> None:
     )
 
 
-async def _examine_old(exam: Examination, connect: Connect) -> None:
+async def _examine_old(exam: ProbeContext, connect: Connect) -> None:
     async with session(exam, connect, mcp.LEGACY) as opened:
         _introduce(exam, opened)
-        await handshakes.list_tools(exam, opened)
+        await sessions.list_tools(exam, opened)
         if isinstance(opened.channel, StreamableChannel):
-            own = streams.own_headers(exam, opened.channel, opened.shaken)
-            await streams.look_at_reply(exam, own, has_tools=opened.shaken.offers("tools"))
+            own = wire_behaviour.own_headers(exam, opened.channel, opened.shaken)
+            await wire_behaviour.look_at_reply(exam, own, has_tools=opened.shaken.offers("tools"))
             await _open_others(exam, connect)
             if opened.channel.session_id is not None:
                 await _end(exam, own)
@@ -174,9 +174,9 @@ async def _examine_old(exam: Examination, connect: Connect) -> None:
         await _wait_idle(exam)
 
 
-def _introduce(exam: Examination, opened: Session) -> None:
+def _introduce(exam: ProbeContext, opened: Session) -> None:
     exam.ok("era", "legacy: the gateway translates for modern clients")
-    handshakes.introduce(exam, opened)
+    sessions.introduce(exam, opened)
     server = exam.server
     if isinstance(opened.channel, StdioChannel):
         server.transport = "stdio"
@@ -191,12 +191,12 @@ def _introduce(exam: Examination, opened: Session) -> None:
     _tell_capabilities(exam)
 
 
-def _tell_authorization(exam: Examination) -> None:
+def _tell_authorization(exam: ProbeContext) -> None:
     sent = exam.subject.headers
     exam.ok("authorization", "the server accepts what was sent" if sent else "nothing sent, nothing required")
 
 
-def _tell_session(exam: Examination) -> None:
+def _tell_session(exam: ProbeContext) -> None:
     server = exam.server
     if not server.sessions:
         exam.warn(
@@ -218,11 +218,11 @@ def _tell_session(exam: Examination) -> None:
         )
 
 
-def _tell_capabilities(exam: Examination) -> None:
+def _tell_capabilities(exam: ProbeContext) -> None:
     exam.ok("capabilities", ", ".join(exam.server.capabilities) or "none")
 
 
-async def _open_others(exam: Examination, connect: Connect) -> None:
+async def _open_others(exam: ProbeContext, connect: Connect) -> None:
     """Open a session for each other version while the first is open, as two clients would."""
     server = exam.server
     found = set(server.versions)
@@ -247,8 +247,8 @@ async def _open_others(exam: Examination, connect: Connect) -> None:
         )
 
 
-async def _end(exam: Examination, own: dict[str, str]) -> None:
-    if await streams.end(exam, own):
+async def _end(exam: ProbeContext, own: dict[str, str]) -> None:
+    if await wire_behaviour.end(exam, own):
         exam.ok("DELETE", "ends a session")
     else:
         exam.ok(
@@ -258,22 +258,22 @@ async def _end(exam: Examination, own: dict[str, str]) -> None:
         )
 
 
-async def _wait_idle(exam: Examination) -> None:
+async def _wait_idle(exam: ProbeContext) -> None:
     """Listen to an idle GET stream in a separate session, because most servers allow one stream per session."""
     ready, headers = asyncio.Event(), exam.subject.headers
     if exam.server.transport == "sse":
-        await streams.wait_idle(exam, headers, ready)
+        await wire_behaviour.wait_idle(exam, headers, ready)
         return
     channel = StreamableChannel(exam.client, exam.endpoint, exam.tasks)
     try:
         async with asyncio.timeout(exam.timeouts.handshake_seconds):
-            result = await channel.initialize(handshakes.initialize(mcp.LEGACY), headers)
+            result = await channel.initialize(sessions.initialize(mcp.LEGACY), headers)
         shaken = handshake.handshake(result)
         if channel.session_id is None:
             return
         channel.adopt(channel.session_id, shaken.version)
-        own = streams.own_headers(exam, channel, shaken)
-        waiting = exam.tasks.start(streams.wait_idle(exam, own, ready), "listen to the idle stream")
+        own = wire_behaviour.own_headers(exam, channel, shaken)
+        waiting = exam.tasks.start(wire_behaviour.wait_idle(exam, own, ready), "listen to the idle stream")
         _ = await ready.wait()
         await channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)
         _ = await asyncio.wait((waiting,))
@@ -294,7 +294,7 @@ class _Living(set[Child]):
         self.last = child
 
 
-async def _examine_child(exam: Examination, metrics: Metrics) -> None:
+async def _examine_child(exam: ProbeContext, metrics: Metrics) -> None:
     route = exam.subject.route
     if missing := not_here(route.upstream):
         raise exam.failed(
@@ -310,7 +310,7 @@ async def _examine_child(exam: Examination, metrics: Metrics) -> None:
         async with session(exam, lambda: StdioChannel(nursery, lambda: noise.append(None)), mcp.LEGACY) as opened:
             _introduce(exam, opened)
             exam.ok("versions", opened.shaken.version)
-            await handshakes.list_tools(exam, opened)
+            await sessions.list_tools(exam, opened)
     except _OPENING as exc:
         raise _explain_child(exam, exc, living.last) from exc
     finally:
@@ -325,7 +325,7 @@ async def _examine_child(exam: Examination, metrics: Metrics) -> None:
         )
 
 
-def _explain_child(exam: Examination, exc: Exception, child: Child | None) -> Stopped:
+def _explain_child(exam: ProbeContext, exc: Exception, child: Child | None) -> Stopped:
     lines = " / ".join(child.mutter.last) if child is not None else ""
     said = f"; its stderr ends with: {clean(lines, 300)}" if lines else ""
     late = f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s"

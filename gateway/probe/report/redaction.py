@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import structs
 
-from gateway.probe.findings import Check, Server, Upstream
+from gateway.probe.report.findings import Check, Server, Upstream
 
 _CHARACTERS: Final = 1000
 _SHORTEST_SECRET: Final = 4
@@ -21,7 +21,7 @@ def clean(text: str, limit: int = _CHARACTERS) -> str:
     return shown + ("…" if len(text) > limit else "")
 
 
-class Discretion:
+class Redactor:
     """Hides the secrets given to the probe, even if the server repeats them."""
 
     def __init__(self, secrets: Iterable[str]) -> None:

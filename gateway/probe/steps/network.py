@@ -15,8 +15,8 @@ from typing import Final
 from cryptography import x509
 
 from gateway.http.client import certificate_cause, handshake_cause
-from gateway.probe.discreet import clean
-from gateway.probe.examination import Examination, Stopped
+from gateway.probe.report.redaction import clean
+from gateway.probe.steps.context import ProbeContext, Stopped
 
 _SHOWN: Final = 4
 """The number of addresses that are tried and shown."""
@@ -25,7 +25,7 @@ _CLOSE_SECONDS: Final = 0.5
 _PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 
 
-async def reach(exam: Examination) -> None:
+async def reach(exam: ProbeContext) -> None:
     """Examine the way to the server; raises Stopped if it cannot be reached."""
     url, subject = exam.endpoint.url, exam.subject
     host, port = url.host, url.port
@@ -38,7 +38,7 @@ async def reach(exam: Examination) -> None:
         await _shake_hands(exam, (address, port), name, seconds)
 
 
-async def _resolve(exam: Examination, host: str, port: int, seconds: float) -> list[str]:
+async def _resolve(exam: ProbeContext, host: str, port: int, seconds: float) -> list[str]:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(seconds):
@@ -68,7 +68,7 @@ async def _resolve(exam: Examination, host: str, port: int, seconds: float) -> l
     return addresses[:_SHOWN]
 
 
-async def _connect(exam: Examination, addresses: Iterable[str], port: int, seconds: float) -> str:
+async def _connect(exam: ProbeContext, addresses: Iterable[str], port: int, seconds: float) -> str:
     """Return the first address that accepts a connection."""
     reached: list[tuple[str, float]] = []
     refused: list[str] = []
@@ -102,7 +102,7 @@ async def _connect(exam: Examination, addresses: Iterable[str], port: int, secon
     return reached[0][0]
 
 
-async def _shake_hands(exam: Examination, to: tuple[str, int], name: str, seconds: float) -> None:
+async def _shake_hands(exam: ProbeContext, to: tuple[str, int], name: str, seconds: float) -> None:
     context = exam.subject.tls or ssl.create_default_context()
     verifies = context.verify_mode != ssl.CERT_NONE
     try:
@@ -151,7 +151,7 @@ async def _shake_hands(exam: Examination, to: tuple[str, int], name: str, second
 
 
 async def _not_trusted(
-    exam: Examination, exc: ssl.SSLCertVerificationError, to: tuple[str, int], name: str, seconds: float
+    exam: ProbeContext, exc: ssl.SSLCertVerificationError, to: tuple[str, int], name: str, seconds: float
 ) -> Stopped:
     """Explain an untrusted certificate; the connection that fetches it carries no data."""
     described = ""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from gateway.config import Route
-from gateway.probe.findings import Server
+from gateway.probe.report.findings import Server
 from gateway.telemetry import secret_arguments
 
 _AUTHORIZATION: Final = "authorization"

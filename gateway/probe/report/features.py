@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.config import Config
-from gateway.probe.findings import Answer, Feature, Server
+from gateway.probe.report.findings import Answer, Feature, Server
 
 _TITLES: Final = {
     "calls": "tools that ask nothing",

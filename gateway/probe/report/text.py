@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.probe.findings import Answer, Check, Feature, Report, State, Upstream
+from gateway.probe.report.findings import Answer, Check, Feature, Report, State, Upstream
 
 _COLUMNS: Final = 79
 _WORD: Final = 9

@@ -12,9 +12,9 @@ from yarl import URL
 from gateway.cluster.membership import resolve
 from gateway.config import Config, cautions, digest, jwks_context, redacted_url, split_address
 from gateway.http.client import FOREIGN, Client, mapped
-from gateway.probe.discreet import clean
-from gateway.probe.examination import Notes
-from gateway.probe.requests import Request, ask
+from gateway.probe.report.redaction import clean
+from gateway.probe.steps.context import Notes
+from gateway.probe.steps.requests import Request, ask
 from gateway.seal.cipher import Keyring
 
 _OURS: Final = b"mcp_gateway_"

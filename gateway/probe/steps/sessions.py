@@ -12,9 +12,9 @@ from msgspec import Raw
 from gateway import __version__
 from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
-from gateway.probe.discreet import clean
-from gateway.probe.examination import Examination, Stopped
-from gateway.probe.greeting import capability_names, described
+from gateway.probe.report.redaction import clean
+from gateway.probe.steps.context import ProbeContext, Stopped
+from gateway.probe.steps.discover import capability_names, described
 from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
 from gateway.protocol.errors import GatewayError, NoHandshake, Refused
 from gateway.sessions.tool_schemas import read_pages
@@ -45,7 +45,7 @@ def initialize(version: str) -> bytes:
 
 
 @asynccontextmanager
-async def session(exam: Examination, connect: Connect, version: str) -> AsyncIterator[Session]:
+async def session(exam: ProbeContext, connect: Connect, version: str) -> AsyncIterator[Session]:
     """Open a session with a complete handshake, because half of one crashes some servers.
 
     Raises GatewayError, ValueError or TimeoutError.
@@ -64,7 +64,7 @@ async def session(exam: Examination, connect: Connect, version: str) -> AsyncIte
         await channel.close(end_session=True)
 
 
-def explain(exam: Examination, exc: GatewayError | ValueError | TimeoutError) -> Stopped:
+def explain(exam: ProbeContext, exc: GatewayError | ValueError | TimeoutError) -> Stopped:
     """Explain a failed handshake; the caller raises the result."""
     match exc:
         case Refused():
@@ -106,7 +106,7 @@ def explain(exam: Examination, exc: GatewayError | ValueError | TimeoutError) ->
             )
 
 
-def introduce(exam: Examination, opened: Session) -> None:
+def introduce(exam: ProbeContext, opened: Session) -> None:
     """Record what the handshake says."""
     server, shaken = exam.server, opened.shaken
     server.name = described(shaken.server_info)
@@ -118,7 +118,7 @@ def introduce(exam: Examination, opened: Session) -> None:
     exam.spoken = True
 
 
-async def list_tools(exam: Examination, opened: Session) -> None:
+async def list_tools(exam: ProbeContext, opened: Session) -> None:
     """Count the tools, and those that need attention."""
     if not opened.shaken.offers("tools"):
         return
@@ -145,7 +145,7 @@ async def list_tools(exam: Examination, opened: Session) -> None:
         )
 
 
-def _tell_tools(exam: Examination) -> None:
+def _tell_tools(exam: ProbeContext) -> None:
     server = exam.server
     found = f"{server.tools}, of which {server.ephemeral_tools} declare that they may run twice"
     if server.left_out_tools:
@@ -186,7 +186,7 @@ def _need_tasks(result: Raw) -> int:
     return sum(tool.execution is not None and tool.execution.taskSupport == "required" for tool in listed)
 
 
-async def _ask(exam: Examination, channel: Channel, method: str, params: dict[str, object]) -> Raw | None:
+async def _ask(exam: ProbeContext, channel: Channel, method: str, params: dict[str, object]) -> Raw | None:
     """Return the result of one request; None for an error or a timeout."""
     results: list[Raw] = []
 

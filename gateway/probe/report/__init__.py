@@ -1,0 +1,1 @@
+"""The report of a probe, as structs, text and suggested configuration."""
