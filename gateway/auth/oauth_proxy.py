@@ -241,7 +241,8 @@ class OAuthProxy:
         target = oauth_metadata.endpoint(server, oauth_metadata.ENDPOINTS[kind], place)
         if target is None:
             raise MethodNotFound(
-                f"The metadata of route {route.path}'s upstream names no {oauth_metadata.ENDPOINTS[kind]} on its own origin"
+                f"The metadata of route {route.path}'s upstream has no {oauth_metadata.ENDPOINTS[kind]} on its own "
+                "origin"
             )
         named = _renamed(published.resource, place)
         query = oauth_metadata.replaced(http.rel_url.raw_query_string, named)
@@ -316,7 +317,8 @@ def _location(url: URL, location: str, published: _Published, place: Place) -> s
     servers = (published.resource or {}).get("authorization_servers")
     asked = place.suffix if isinstance(servers, list) and any(place.is_private(each) for each in servers) else ""
     query, hash_, fragment = rest.partition("#")
-    return f"{before}?{oauth_metadata.replaced(query, {'iss': (name, oauth_metadata.issuer(server, place, asked))})}{hash_}{fragment}"
+    issuer = oauth_metadata.issuer(server, place, asked)
+    return f"{before}?{oauth_metadata.replaced(query, {'iss': (name, issuer)})}{hash_}{fragment}"
 
 
 async def _body(response: ClientResponse, route: Route) -> bytes:

@@ -1,6 +1,6 @@
-"""Where the reply to one request goes: to the client's connection, or (in `cluster.peer_client`) to the replica it came from.
+"""The reply to one request, on its way to the client or to the replica that forwarded the request.
 
-A reply is one whole body, or an SSE stream that ends with its final message; which of both is decided late.
+A reply is one whole body, or an SSE stream that ends with its final message; which of them is decided late.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Who is calling, from the request's headers; pure.
 
 The principal is what sessions are pooled by and what states are bound to. For a JWT it is (iss, sub, client), not the
-token's bytes: access tokens are refreshed while people think. The signature is not checked here (`gateway.identity.bearer_token`
-does, where the configuration says so): the token goes upstream with every leg, and the upstream authorises it. Where
+token's bytes: access tokens are refreshed while people think. The signature is not checked here
+(`identity.bearer_token` does, where the configuration says so): the token goes upstream with every leg, and the upstream authorises it. Where
 it does not go upstream, nobody would check it, and a JWT is as opaque as any other token. An opaque token is its
 digest: who has it is that principal. No credential is one principal, "anonymous".
 """

@@ -30,8 +30,8 @@ class _InputSchema(_Schema, kw_only=True):
     type: Literal["object"]
 
 
-# Null members of a tool, its annotations and its execution are removed elsewhere (`exchange.results`), those of icons and
-# schemas are not.
+# `exchange.results` removes null members of a tool, its annotations and its execution, but not those of icons and
+# schemas.
 class _Hints(msgspec.Struct):
     title: str | None = None
     readOnlyHint: bool | None = None  # noqa: N815  (the wire's spelling)

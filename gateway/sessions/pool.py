@@ -426,7 +426,7 @@ class Pool:
         """An idle session, if there is one and nobody waits for it."""
         return self._idle(self.group(key))
 
-    # -- affinity: see `sessions.session_sharing` -----------------------------------------------------------------------------
+    # -- affinity: see `sessions.session_sharing` -------------------------------------------------------------------
 
     def _lacks_main(self, group: Group) -> bool:
         """Whether another session may be opened for calls."""

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 from aiohttp import web
 
-from gateway.auth import jwks
+from gateway.auth import jwks as jwks_module
 from gateway.config import ConfigError, parse
 from gateway.protocol import mcp
 from tests.logs import Lines
@@ -90,7 +90,7 @@ async def stand(endpoint: Endpoint, upstream: FakeUpstream, begin: Start) -> Sta
     return await begin(principal=verified(endpoint))
 
 
-def keys_of(stand: Stand) -> jwks.JwksVerifier:
+def keys_of(stand: Stand) -> jwks_module.JwksVerifier:
     found = stand.gateway._callers._issuer
     assert found is not None
     return found
@@ -180,7 +180,7 @@ async def test_a_token_that_was_verified_is_refused_when_it_expires(
     client = stand.client(bearer(exp=int(time.time()) + 100))
     assert (await client.call()).text == "done"
     now = time.time() + 131
-    monkeypatch.setattr(jwks.time, "time", lambda: now)
+    monkeypatch.setattr(jwks_module.time, "time", lambda: now)
     monkeypatch.setattr("gateway.identity.bearer_token.LEEWAY_SECONDS", -100)  # PyJWT's clock is not the one above
     assert (await client.call()).outcome == UNAUTHORIZED
 
