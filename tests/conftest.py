@@ -1,6 +1,6 @@
 """Has the tables of real parts printed at the end, by the process that the others report to; keeps logging apart.
 
-Random tests draw the same on every machine (`tests/randomness.py`).
+Random tests draw the same on every machine (`tests/support/randomness.py`).
 """
 
 import logging
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from tests import randomness, tables
+from tests.support import randomness, tables
 
 randomness.install()  # before the test modules, whose decorators read the settings
 

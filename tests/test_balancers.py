@@ -16,8 +16,8 @@ import pytest
 from aiohttp import web
 
 from gateway.config import parse
-from tests.cluster import FILES, Balancer, BalancerName, Place, installed
 from tests.parts.launch import free_port
+from tests.support.cluster import FILES, Balancer, BalancerName, Place, installed
 
 LIMIT = parse("routes: [{upstream: {url: 'http://127.0.0.1:9000/mcp'}}]", "defaults", {}).limits.body_bytes
 WAIT_SECONDS = 10.0

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from gateway.identity.bearer_token import BadToken, UnknownKey, read_keys, verify
 from gateway.identity.principal import of_claims
-from tests.signer import ISSUER, RSA, jwks, private, public_jwk, token
+from tests.support.signer import ISSUER, RSA, jwks, private, public_jwk, token
 
 KEY = private("ES256")
 KEYS = read_keys(jwks(public_jwk(KEY)))

@@ -10,8 +10,8 @@ import pytest
 
 from gateway import __version__
 from gateway.config import Config, load, parse
-from tests.cluster import FILES, Balancer, Place, installed, replaced
-from tests.compose import FOLDERS, Unset, podman_options, read
+from tests.support.cluster import FILES, Balancer, Place, installed, replaced
+from tests.support.compose import FOLDERS, Unset, podman_options, read
 
 ENVIRONMENT = {"MRTR_UPSTREAM": "http://old-server:9000/mcp", "MRTR_STATE_KEY": "0f" * 32}
 

@@ -21,8 +21,8 @@ from gateway.http.forwarded_headers import for_call
 from gateway.identity.principal import is_trusted
 from gateway.protocol.errors import Forbidden
 from gateway.server.process import Gateway
-from tests.net.authority import Authority
 from tests.parts.launch import REPOSITORY, free_port
+from tests.support.authority import Authority
 
 CONFIG: Final = REPOSITORY / "config"
 EXAMPLES: Final = sorted(CONFIG.glob("*.yaml"))

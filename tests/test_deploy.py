@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gateway.config import parse
-from tests.cluster import CONFIGURATIONS, DEPLOY, FILES, Balancer, BalancerName, Place, installed, program
+from tests.support.cluster import CONFIGURATIONS, DEPLOY, FILES, Balancer, BalancerName, Place, installed, program
 
 PLACES = [Place(f"gw-{number}", f"127.0.0.1:{20000 + number}", f"127.0.0.1:{21000 + number}") for number in (1, 2)]
 DEFAULTS = parse("routes: [{upstream: {url: 'http://127.0.0.1:9000/mcp'}}]", "defaults", {})

@@ -15,9 +15,9 @@ from gateway.config import Config, Upstream, parse
 from gateway.protocol import mcp
 from gateway.telemetry import StateReason
 from tests.docs.pages import PAGES, Block, anchors, blocks, links, named
-from tests.net.authority import Authority
 from tests.parts.launch import REPOSITORY
-from tests.signer import jwks, private, public_jwk
+from tests.support.authority import Authority
+from tests.support.signer import jwks, private, public_jwk
 
 ENVIRONMENT = {
     "MRTR_STATE_KEY": "0f" * 32,

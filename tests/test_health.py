@@ -13,8 +13,8 @@ import pytest
 
 from gateway import health
 from gateway.config import Config, parse
-from tests.gateway_process import gateway
 from tests.parts.launch import free_port
+from tests.support.gateway_process import gateway
 
 ROOT = Path(__file__).parent.parent
 NOWHERE = "http://127.0.0.1:9/mcp"

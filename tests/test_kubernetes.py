@@ -19,7 +19,8 @@ from msgspec.structs import replace
 
 from gateway import __version__
 from gateway.config.parsing.keys import decode_key, read_key_lines
-from tests.kube import (
+from tests.parts.launch import REPOSITORY
+from tests.support.kube import (
     CHART,
     HELM,
     KEYS_FILE,
@@ -34,7 +35,6 @@ from tests.kube import (
     kustomize,
     run,
 )
-from tests.parts.launch import REPOSITORY
 
 pytestmark = [
     pytest.mark.skipif(not KUBECTL.exists() or not HELM.exists(), reason="scripts/parts has not been run"),

@@ -24,12 +24,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import telemetry
 from gateway.telemetry import Metrics
-from tests.cluster import memberships
 from tests.e2e.wire import ACCEPT, NAMED, Wire, wire
-from tests.gateway_process import Gateway, gateway
 from tests.parts.clients.drive import ModernClient, available, elicit, modern_client
 from tests.parts.launch import REPOSITORY, free_port, old_server, stdio_upstream
-from tests.prometheus import DIRECTORY, Prometheus, installed, prometheus
+from tests.support.cluster import memberships
+from tests.support.gateway_process import Gateway, gateway
+from tests.support.prometheus import DIRECTORY, Prometheus, installed, prometheus
 
 DASHBOARD: Final = json.loads((REPOSITORY / "deploy" / "grafana" / "mrtr-gateway.json").read_text())
 RULES: Final = yaml.safe_load((DIRECTORY / "alerts.yml").read_text())["groups"][0]["rules"]

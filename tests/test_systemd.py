@@ -18,10 +18,10 @@ from typing import Final
 import pytest
 
 from gateway.config import Config, load
-from tests.cluster import replaced
-from tests.gateway_process import STATE_KEY
-from tests.kube import drain_seconds
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
+from tests.support.cluster import replaced
+from tests.support.gateway_process import STATE_KEY
+from tests.support.kube import drain_seconds
 
 SYSTEMD: Final = REPOSITORY / "deploy" / "systemd"
 UNIT: Final = SYSTEMD / "mrtr-gateway.service"

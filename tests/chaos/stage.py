@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.cluster import Cluster
 from tests.e2e.wire import Answer, Json, Wire
-from tests.gateway_process import Gateway
 from tests.parts.launch import NODE, PARTS, OldServer, PartError
+from tests.support.cluster import Cluster
+from tests.support.gateway_process import Gateway
 
 CONTINUATIONS: Final = "mcp_gateway_continuations_total"
 PROMPT_SECONDS: Final = 2.0

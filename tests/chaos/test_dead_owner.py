@@ -16,12 +16,12 @@ import pytest
 import pytest_asyncio
 
 from gateway.protocol import sse
-from tests.black_hole import black_hole
 from tests.chaos.stage import Call, Gate, accept, built, prompt, steps
-from tests.cluster import Cluster, cluster, installed
 from tests.e2e.wire import Wire, wire
-from tests.gateway_process import Gateway
 from tests.parts.launch import OldServer, old_server
+from tests.support.black_hole import black_hole
+from tests.support.cluster import Cluster, cluster, installed
+from tests.support.gateway_process import Gateway
 
 SERVERS = ("py130", "py130-store")
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.chaos.stage import Call, Gate, built, steps
-from tests.cluster import cluster, installed
 from tests.e2e.wire import Wire, wire
-from tests.gateway_process import HELD, Gateway
 from tests.parts.launch import old_server
+from tests.support.cluster import cluster, installed
+from tests.support.gateway_process import HELD, Gateway
 
 pytestmark = [
     pytest.mark.real,

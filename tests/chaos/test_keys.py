@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.chaos.stage import Call, built
-from tests.cluster import Cluster, cluster, installed
 from tests.e2e.wire import Wire, wire
-from tests.gateway_process import STATE_KEY, Gateway
 from tests.parts.launch import OldServer, old_server
+from tests.support.cluster import Cluster, cluster, installed
+from tests.support.gateway_process import STATE_KEY, Gateway
 
 NEXT_KEY = "1e" * 32
 PHASES = [[STATE_KEY, NEXT_KEY], [NEXT_KEY, STATE_KEY], [NEXT_KEY]]

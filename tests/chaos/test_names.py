@@ -15,8 +15,8 @@ import pytest_asyncio
 
 from tests.chaos.stage import Call, built, prompt, steps
 from tests.e2e.wire import wire
-from tests.gateway_process import Gateway, gateway
 from tests.parts.launch import OldServer, free_port, old_server
+from tests.support.gateway_process import Gateway, gateway
 
 WRAPPER = "libnss_wrapper.so"
 NAME = "replicas.test"

@@ -15,12 +15,12 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests import tables
 from tests.chaos.stage import Call, Gate, built, others, prompt, stepped, steps
-from tests.cluster import Cluster, cluster, installed
 from tests.e2e.wire import Answer, Wire, wire
-from tests.gateway_process import Gateway
 from tests.parts.launch import OldServer, old_server
+from tests.support import tables
+from tests.support.cluster import Cluster, cluster, installed
+from tests.support.gateway_process import Gateway
 
 SERVERS = ("py130-store", "ts132-store", "py130")
 ONCE, TWICE = TOOLS = ("ask_slow", "ask_read")

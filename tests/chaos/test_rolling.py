@@ -9,10 +9,10 @@ import asyncio
 import pytest
 
 from tests.chaos.stage import Call, built
-from tests.cluster import Cluster, cluster, installed
 from tests.e2e.wire import Answer, Wire, wire
-from tests.gateway_process import Gateway
 from tests.parts.launch import OldServer, old_server
+from tests.support.cluster import Cluster, cluster, installed
+from tests.support.gateway_process import Gateway
 
 ONCE, TWICE = "ask_slow", "ask_read"
 PATHS = {"py130": "/mcp", "py130-store": "/store"}

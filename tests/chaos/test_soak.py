@@ -23,10 +23,10 @@ import aiohttp
 import pytest
 
 from tests.chaos.stage import KEY, Call, Gate, accept, built, steps
-from tests.cluster import Cluster, cluster, installed
 from tests.e2e.wire import Answer, Json, Wire, wire
-from tests.gateway_process import HELD, SESSIONS, Gateway
 from tests.parts.launch import OldServer, old_server
+from tests.support.cluster import Cluster, cluster, installed
+from tests.support.gateway_process import HELD, SESSIONS, Gateway
 
 SECONDS: Final = float(os.environ.get("MRTR_SOAK_SECONDS", "40"))
 SEED: Final = int(os.environ.get("MRTR_SOAK_SEED", "1"))

@@ -11,8 +11,8 @@ import pytest
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.chaos.stage import Call, Gate, built
 from tests.e2e.wire import Answer, Wire, wire
-from tests.gateway_process import HELD, Gateway, gateway
 from tests.parts.launch import OldServer, old_server
+from tests.support.gateway_process import HELD, Gateway, gateway
 
 STORES = ("py130-store", "ts132-store")
 

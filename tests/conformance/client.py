@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from tests.e2e.wire import Wire, wire
-from tests.net.workbench import start
+from tests.support.workbench import start
 
 
 async def initialize(client: Wire) -> None:

@@ -10,9 +10,9 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from tests.cluster import Front, cluster, installed
-from tests.gateway_process import gateway
 from tests.parts.launch import REPOSITORY, old_server, stdio_upstream
+from tests.support.cluster import Front, cluster, installed
+from tests.support.gateway_process import gateway
 
 pytestmark = [pytest.mark.real, pytest.mark.conformance, pytest.mark.timeout(240)]
 

@@ -26,7 +26,7 @@ from gateway.protocol.errors import (
     Refused,
     Stopping,
 )
-from tests.core.playbook import (
+from tests.support.playbook import (
     ACCEPT,
     ALL,
     CANCEL,
@@ -54,7 +54,7 @@ from tests.core.playbook import (
     url_required,
     waiting,
 )
-from tests.schema import assert_modern_message, assert_modern_result
+from tests.support.schema import assert_modern_message, assert_modern_result
 
 FIRST, SECOND, THIRD, FOURTH = leg(1), leg(2), leg(3), leg(4)
 EVENTS = [event for event in vars(on).values() if isinstance(event, type) and issubclass(event, on.Event)]

@@ -10,8 +10,8 @@ from gateway.exchange import questions as inputs
 from gateway.exchange.questions import Capabilities, Malformed, Question
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
-from tests.core.playbook import ALL, FORM, SAMPLING, raw, url
-from tests.schema import assert_legacy_message, assert_modern_result
+from tests.support.playbook import ALL, FORM, SAMPLING, raw, url
+from tests.support.schema import assert_legacy_message, assert_modern_result
 
 OBJECT = FORM["requestedSchema"]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
 from gateway.protocol import jsonrpc
-from tests.schema import assert_legacy_message, assert_modern_message
+from tests.support.schema import assert_legacy_message, assert_modern_message
 
 DEEP = b"[" * 100_000
 VALUES = st.recursive(

@@ -8,8 +8,8 @@ from msgspec import Raw
 
 from gateway.exchange import handshake
 from gateway.protocol import jsonrpc, mcp
-from tests.core.playbook import raw
-from tests.schema import assert_legacy_message, assert_modern_result
+from tests.support.playbook import raw
+from tests.support.schema import assert_legacy_message, assert_modern_result
 
 INFO = {"name": "c", "version": "1"}
 TASKS = "io.modelcontextprotocol/tasks"

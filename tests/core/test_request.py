@@ -23,7 +23,7 @@ from gateway.protocol.errors import (
     ParseError,
     UnsupportedVersion,
 )
-from tests.schema import assert_modern_message
+from tests.support.schema import assert_modern_message
 
 DEPTH = 32
 META: dict[str, Any] = {

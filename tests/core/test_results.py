@@ -8,8 +8,8 @@ from msgspec import UNSET, Raw
 
 from gateway.exchange import results
 from gateway.protocol import jsonrpc, mcp
-from tests.core.playbook import raw
-from tests.schema import assert_modern_message, assert_modern_result
+from tests.support.playbook import raw
+from tests.support.schema import assert_modern_message, assert_modern_result
 
 INFO = {"name": "s", "version": "2"}
 TOOL = {"name": "t", "inputSchema": {"type": "object", "properties": {"a": {"default": None}}}}

@@ -16,7 +16,7 @@ from gateway.exchange.machine import MAX_RECORD_BYTES, MAX_RUNS, Policy, Snapsho
 from gateway.exchange.questions import Question, Recorded
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, InvalidParams, InvalidState, LocalProtocolError, Refused, Stopping
-from tests.core.playbook import (
+from tests.support.playbook import (
     ACCEPT,
     CANCEL,
     DECLINE,

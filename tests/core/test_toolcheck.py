@@ -7,7 +7,7 @@ import pytest
 from msgspec import Raw
 
 from gateway.protocol import tool_filter
-from tests.core.playbook import raw
+from tests.support.playbook import raw
 
 OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
 

@@ -12,8 +12,8 @@ from msgspec import Raw
 from gateway.protocol import param_headers
 from gateway.protocol.errors import HeaderMismatch, InvalidParams
 from gateway.protocol.param_headers import Mirrored, Tool
-from tests.core.playbook import raw
 from tests.core.test_request import values
+from tests.support.playbook import raw
 
 
 def mirrored(properties: Mapping[str, Any]) -> tuple[Mirrored, ...]:

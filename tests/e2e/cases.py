@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
-from tests.cluster import Front
-from tests.gateway_process import HELD
 from tests.parts.clients.drive import (
     CAPABILITIES,
     CallError,
@@ -28,6 +26,8 @@ from tests.parts.clients.drive import (
     tool_call,
 )
 from tests.parts.launch import OldServer
+from tests.support.cluster import Front
+from tests.support.gateway_process import HELD
 
 ANN: Final = 'accept:{"name":"Ann"}'
 BIG: Final = 2_000_000

@@ -9,10 +9,10 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from tests.cluster import Front
 from tests.e2e.cases import Case, Drivers, Stage
 from tests.parts.clients.drive import DriverError, Kind
 from tests.parts.launch import OldServer, PartError, old_server, stdio_server
+from tests.support.cluster import Front
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PAGED = ("--page-size", "7")

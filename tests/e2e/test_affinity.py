@@ -5,9 +5,9 @@ import asyncio
 import aiohttp
 import pytest
 
-from tests.gateway_process import gateway
-from tests.net.workbench import ACCEPT, Client, Reply
 from tests.parts.launch import PARTS, old_server
+from tests.support.gateway_process import gateway
+from tests.support.workbench import ACCEPT, Client, Reply
 
 pytestmark = pytest.mark.real
 

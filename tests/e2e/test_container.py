@@ -13,10 +13,14 @@ import pytest
 import pytest_asyncio
 from packaging.utils import canonicalize_name
 
-from tests import compose
-from tests.cluster import Balancer, Place
-from tests.cluster import installed as balancer_installed
-from tests.container import (
+from tests.e2e.cases import ANN, Drivers
+from tests.e2e.wire import ACCEPT, NAMED, wire
+from tests.parts.clients.drive import available, elicit
+from tests.parts.launch import OldServer, free_port, old_server
+from tests.support import compose
+from tests.support.cluster import Balancer, Place
+from tests.support.cluster import installed as balancer_installed
+from tests.support.container import (
     HARDENED,
     IMAGE,
     Container,
@@ -30,13 +34,9 @@ from tests.container import (
     podman_command,
     run,
 )
-from tests.e2e.cases import ANN, Drivers
-from tests.e2e.wire import ACCEPT, NAMED, wire
-from tests.gateway_process import HELD
-from tests.parts.clients.drive import available, elicit
-from tests.parts.launch import OldServer, free_port, old_server
-from tests.prometheus import installed as prometheus_installed
-from tests.prometheus import prometheus
+from tests.support.gateway_process import HELD
+from tests.support.prometheus import installed as prometheus_installed
+from tests.support.prometheus import prometheus
 from tests.test_image import locked
 from tests.test_monitoring import concrete, queries
 

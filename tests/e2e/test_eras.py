@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import pytest
 
-from tests import tables
-from tests.cluster import cluster, installed
 from tests.e2e.cases import Drivers
 from tests.e2e.matrix import KINDS
-from tests.gateway_process import gateway
 from tests.parts.clients.drive import HERE, Kind, available
 from tests.parts.launch import NODE, NODE_MODULES, PARTS, old_server
+from tests.support import tables
+from tests.support.cluster import cluster, installed
+from tests.support.gateway_process import gateway
 
 pytestmark = [
     pytest.mark.real,

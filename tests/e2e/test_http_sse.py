@@ -7,13 +7,13 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests import tables
 from tests.e2e.cases import CASES, Case, Drivers
 from tests.e2e.matrix import HTTP_SSE, KINDS, Pair, judge, pair_behind, reason
 from tests.e2e.wire import ACCEPT, NAMED, wire
-from tests.gateway_process import gateway
 from tests.parts.clients.drive import Kind, available
 from tests.parts.launch import old_server
+from tests.support import tables
+from tests.support.gateway_process import gateway
 
 pytestmark = [
     pytest.mark.real,

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests import tables
 from tests.e2e.cases import CASES, Case, Drivers
 from tests.e2e.matrix import KINDS, NOT_APPLICABLE, SERVERS, Pair, judge, pair_behind, reason
-from tests.gateway_process import gateway
 from tests.parts.clients.drive import Kind, available
+from tests.support import tables
+from tests.support.gateway_process import gateway
 
 pytestmark = [
     pytest.mark.real,

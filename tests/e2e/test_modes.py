@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.wire import ACCEPT, NAMED, Wire, wire
-from tests.gateway_process import Gateway, gateway
-from tests.net.workbench import jwt
 from tests.parts.launch import NODE, PARTS, OldServer, old_server
+from tests.support.gateway_process import Gateway, gateway
+from tests.support.workbench import jwt
 
 pytestmark = [
     pytest.mark.real,

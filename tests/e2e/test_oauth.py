@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateway_process import gateway
 from tests.parts.launch import NODE, NODE_MODULES, PARTS, old_server
+from tests.support.gateway_process import gateway
 
 pytestmark = pytest.mark.real
 

@@ -11,10 +11,10 @@ import pytest_asyncio
 from tests.core.test_toolcheck import KEPT, LEFT_OUT
 from tests.e2e.cases import Drivers
 from tests.e2e.matrix import KINDS
-from tests.gateway_process import Gateway, gateway
-from tests.net.fake_upstream import FakeUpstream, Turn
 from tests.parts.clients.drive import Kind
 from tests.parts.launch import PARTS
+from tests.support.fake_upstream import FakeUpstream, Turn
+from tests.support.gateway_process import Gateway, gateway
 
 pytestmark = [
     pytest.mark.real,

@@ -15,9 +15,9 @@ from gateway.config import parse
 from gateway.probe.report.findings import Report, Upstream, report
 from gateway.probe.report.text import lines
 from tests.e2e.wire import ACCEPT, NAMED, Wire, wire
-from tests.gateway_process import gateway
 from tests.parts.launch import NODE, PARTS, REPOSITORY, OldServer, old_server, stdio_server
-from tests.probe.looking import answers, check, look
+from tests.support.gateway_process import gateway
+from tests.support.probing import answers, check, look
 
 pytestmark = [
     pytest.mark.real,

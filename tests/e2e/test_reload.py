@@ -18,10 +18,10 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.cluster import memberships
 from tests.e2e.wire import ACCEPT, NAMED, Answer, Wire, wire
-from tests.gateway_process import FAILURES, HELD, STATE_KEY, Gateway, gateway, merged
 from tests.parts.launch import PARTS, REPOSITORY, OldServer, die_with_parent, free_port, old_server
+from tests.support.cluster import memberships
+from tests.support.gateway_process import FAILURES, HELD, STATE_KEY, Gateway, gateway, merged
 
 pytestmark = [
     pytest.mark.real,

@@ -9,13 +9,13 @@ from functools import partial
 import pytest
 import pytest_asyncio
 
-from tests import tables
-from tests.cluster import FILES, BalancerName, cluster, installed
 from tests.e2e.cases import ANN, CASES, Case, Drivers
 from tests.e2e.matrix import KINDS, NOT_APPLICABLE, Pair, judge, pair_behind, reason
 from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.parts.clients.drive import Kind, available
 from tests.parts.launch import OldServer, old_server
+from tests.support import tables
+from tests.support.cluster import FILES, BalancerName, cluster, installed
 
 NOT_APPLICABLE_HERE = {
     **NOT_APPLICABLE,

@@ -13,9 +13,9 @@ from gateway.http.client import Client
 from gateway.protocol.errors import CallGone
 from gateway.sessions.session import Session
 from gateway.upstream.channel import NO_HEADERS
-from tests.net.replica import KEY, Replica
-from tests.net.workbench import eventually
 from tests.parts.launch import NODE, PARTS, OldServer, old_server
+from tests.support.replica import KEY, Replica
+from tests.support.workbench import eventually
 
 pytestmark = pytest.mark.real
 

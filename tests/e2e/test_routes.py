@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 
 from tests.e2e.wire import ACCEPT, NAMED, Wire, wire
-from tests.gateway_process import Gateway, gateway
-from tests.net.authority import Authority
 from tests.parts.clients.drive import Kind, available, modern_client
 from tests.parts.launch import PARTS, old_server
+from tests.support.authority import Authority
+from tests.support.gateway_process import Gateway, gateway
 
 KINDS: tuple[Kind, ...] = ("py", "ts")
 SECRET = "s3cret-of-the-gateway"

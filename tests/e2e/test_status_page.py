@@ -9,11 +9,11 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from tests.browser import PROGRAM, Browser, Tab, chromium
 from tests.e2e.wire import Wire, wire
-from tests.gateway_process import Gateway, gateway
-from tests.net.fake_upstream import FakeUpstream, Turn
 from tests.parts.launch import NODE_MODULES, PARTS, OldServer, free_port, old_server
+from tests.support.browser import PROGRAM, Browser, Tab, chromium
+from tests.support.fake_upstream import FakeUpstream, Turn
+from tests.support.gateway_process import Gateway, gateway
 
 AXE: Final = NODE_MODULES / "axe-core" / "axe.min.js"
 

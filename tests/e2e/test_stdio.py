@@ -4,13 +4,13 @@ from typing import Final
 
 import pytest
 
-from tests import tables
 from tests.e2e.cases import CASES, Drivers
 from tests.e2e.matrix import KINDS, NOT_APPLICABLE, judge, pair_behind, reason
 from tests.e2e.wire import ACCEPT, NAMED, wire
-from tests.gateway_process import gateway
 from tests.parts.clients.drive import Kind, available
 from tests.parts.launch import stdio_server
+from tests.support import tables
+from tests.support.gateway_process import gateway
 
 KIND: Final[Kind] = "ts"
 """What a client does differently has nothing to do with stdio: one plays."""

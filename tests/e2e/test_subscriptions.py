@@ -6,9 +6,9 @@ from typing import Any, Final
 import pytest
 
 from tests.e2e.cases import Drivers
-from tests.gateway_process import gateway
 from tests.parts.clients.drive import Kind, ModernClient
 from tests.parts.launch import PARTS, old_server
+from tests.support.gateway_process import gateway
 
 pytestmark = [
     pytest.mark.real,

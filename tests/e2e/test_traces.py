@@ -5,10 +5,10 @@ import re
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.fake_otlp import FakeOtlp
-from tests.gateway_process import gateway
-from tests.net.workbench import Client
 from tests.parts.launch import old_server
+from tests.support.fake_otlp import FakeOtlp
+from tests.support.gateway_process import gateway
+from tests.support.workbench import Client
 
 pytestmark = pytest.mark.real
 

@@ -17,8 +17,8 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.wire import ACCEPT, META, NAMED, Answer, Json, Wire, check, headers_of, meta, request, wire
-from tests.gateway_process import HELD, Gateway, gateway
 from tests.parts.launch import PARTS, OldServer, free_port, old_server
+from tests.support.gateway_process import HELD, Gateway, gateway
 
 pytestmark = [
     pytest.mark.real,

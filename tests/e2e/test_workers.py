@@ -22,7 +22,8 @@ import pytest
 
 from gateway.protocol import mcp
 from tests.e2e.wire import ACCEPT, NAMED, wire
-from tests.gateway_process import (
+from tests.parts.launch import PARTS, REPOSITORY, die_with_parent, free_port, old_server
+from tests.support.gateway_process import (
     FAILURES,
     HELD,
     START_SECONDS,
@@ -33,7 +34,6 @@ from tests.gateway_process import (
     gateway,
     merged,
 )
-from tests.parts.launch import PARTS, REPOSITORY, die_with_parent, free_port, old_server
 
 NOBODY = "http://127.0.0.1:1/mcp"
 REFUSED = "mcp_gateway_downstream_rejected_total"

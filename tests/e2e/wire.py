@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 
 import aiohttp
 
-from tests.schema import assert_modern_message
+from tests.support.schema import assert_modern_message
 
 VERSION: Final = "2026-07-28"
 META: Final = "io.modelcontextprotocol/"

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from gateway.config import Debug
 from gateway.protocol import mcp
 from gateway.telemetry.bodies import SHOWN_CHARACTERS, shown
-from tests.logs import Lines
-from tests.net.conftest import Start
-from tests.net.fake_upstream import FakeUpstream, Turn, text
-from tests.net.workbench import Client
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.logs import Lines
+from tests.support.stand import Start
+from tests.support.workbench import Client
 
 CANARY = "c4nary-7f3a9"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJjNG5hcnkifQ.c2lnbmF0dXJl"

@@ -14,13 +14,13 @@ from aiohttp import web
 from gateway.auth import jwks as jwks_module
 from gateway.config import ConfigError, parse
 from gateway.protocol import mcp
-from tests.logs import Lines
-from tests.net.authority import Authority
-from tests.net.conftest import Start
-from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.net.test_tls import server_context
-from tests.net.workbench import Client, Stand, configuration, eventually
-from tests.signer import ISSUER, jwks, private, public_jwk, token
+from tests.support.authority import Authority
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
+from tests.support.logs import Lines
+from tests.support.signer import ISSUER, jwks, private, public_jwk, token
+from tests.support.stand import Start
+from tests.support.workbench import Client, Stand, configuration, eventually
 
 KEY, NEXT = private("ES256"), private("ES256")
 ONE, OTHER = jwks(public_jwk(KEY)), jwks(public_jwk(NEXT, "k2"))

@@ -10,9 +10,9 @@ import pytest
 from gateway.bridge.driver import Driver
 from gateway.exchange.machine import Exchange
 from gateway.protocol import mcp
-from tests.net.conftest import Start
-from tests.net.fake_upstream import FORM, SAMPLE, URL, FakeUpstream, Turn, event, text
-from tests.net.workbench import ACCEPT, ALL, Client, Stand, eventually
+from tests.support.fake_upstream import FORM, SAMPLE, URL, FakeUpstream, Turn, event, text
+from tests.support.stand import Start
+from tests.support.workbench import ACCEPT, ALL, Client, Stand, eventually
 
 
 async def one_question(turn: Turn) -> None:

@@ -17,8 +17,8 @@ from gateway.__main__ import main
 from gateway.config import Upstream
 from gateway.process.child import given_secrets
 from tests.e2e.wire import ACCEPT, Wire, headers_of, request, wire
-from tests.gateway_process import Gateway, gateway
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
+from tests.support.gateway_process import Gateway, gateway
 
 FAKE: Final = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_stdio.py")))
 SECRET: Final = "sesame-opens"

@@ -16,10 +16,10 @@ from gateway.http.listener import Listener, _Refuser
 from gateway.protocol import mcp
 from gateway.protocol import request as modern
 from gateway.seal.cipher import PREFIX
-from tests.logs import Lines
-from tests.net.conftest import Start
-from tests.net.fake_upstream import FakeUpstream, Turn, text
-from tests.net.workbench import Client, Stand, eventually
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.logs import Lines
+from tests.support.stand import Start
+from tests.support.workbench import Client, Stand, eventually
 
 CANARY = "c4nary-7f3a9-"
 

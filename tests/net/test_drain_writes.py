@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from gateway.protocol import sse
-from tests.gateway_process import gateway
-from tests.net.authority import Authority
-from tests.net.conftest import Start
-from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn, text
-from tests.net.workbench import Client, eventually
+from tests.support.authority import Authority
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
+from tests.support.gateway_process import gateway
+from tests.support.stand import Start
+from tests.support.workbench import Client, eventually
 
 SIZE = 12_000_000
 """More than the kernel takes of a reply that nobody reads."""

@@ -13,10 +13,10 @@ from gateway.exchange.events import Expired
 from gateway.protocol import mcp
 from gateway.seal.cipher import Keyring
 from gateway.seal.request_state import Envelope
-from tests.logs import Lines
-from tests.net.conftest import Start
-from tests.net.fake_upstream import FORM, FakeUpstream, Script, Turn, event, text
-from tests.net.workbench import DECLINE, Client, Stand, eventually, jwt
+from tests.support.fake_upstream import FORM, FakeUpstream, Script, Turn, event, text
+from tests.support.logs import Lines
+from tests.support.stand import Start
+from tests.support.workbench import DECLINE, Client, Stand, eventually, jwt
 
 BOM = b"\xef\xbb\xbf"
 

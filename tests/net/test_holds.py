@@ -9,9 +9,9 @@ import pytest
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.protocol.errors import Stopping
-from tests.net.conftest import Start
-from tests.net.fake_upstream import SAMPLE, FakeUpstream, Turn, text
-from tests.net.workbench import ACCEPT, DECLINE, Client, Reply, Stand, eventually, jwt
+from tests.support.fake_upstream import SAMPLE, FakeUpstream, Turn, text
+from tests.support.stand import Start
+from tests.support.workbench import ACCEPT, DECLINE, Client, Reply, Stand, eventually, jwt
 
 
 async def ask(turn: Turn) -> None:

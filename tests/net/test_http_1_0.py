@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from gateway.protocol import sse
-from tests.cluster import Balancer, installed
-from tests.net.conftest import Start
-from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn, text
-from tests.net.workbench import Client, Reply, Stand
 from tests.parts.launch import free_port
+from tests.support.cluster import Balancer, installed
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
+from tests.support.stand import Start
+from tests.support.workbench import Client, Reply, Stand
 
 TOKEN = {"progressToken": "p"}
 NONE: Mapping[str, str] = {}

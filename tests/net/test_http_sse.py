@@ -10,10 +10,10 @@ from aiohttp import web
 
 from gateway.protocol import mcp
 from gateway.upstream import http_sse
-from tests.net.conftest import Start
-from tests.net.fake_sse import FakeSse, Message, Stream
-from tests.net.fake_upstream import FORM, FakeUpstream, Turn, text
-from tests.net.workbench import Client, Stand, eventually, jwt
+from tests.support.fake_sse import FakeSse, Message, Stream
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
+from tests.support.stand import Start
+from tests.support.workbench import Client, Stand, eventually, jwt
 
 
 @pytest.fixture

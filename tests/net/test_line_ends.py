@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.net.conftest import Start
-from tests.net.fake_upstream import DEADLINE, FORM, FakeUpstream, Seen, Turn, text
-from tests.net.workbench import Client, Reply
 from tests.parts.launch import PARTS
+from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Seen, Turn, text
+from tests.support.stand import Start
+from tests.support.workbench import Client, Reply
 
 PYTHON = PARTS / "py130" / "bin" / "python"
 READ = """

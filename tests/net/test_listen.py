@@ -10,10 +10,10 @@ import pytest
 
 from gateway.bridge import subscription
 from gateway.protocol import mcp, sse
-from tests.net.conftest import Start
-from tests.net.fake_upstream import FakeUpstream, Turn, event
-from tests.net.workbench import Client, Stand, eventually
-from tests.schema import assert_modern_message
+from tests.support.fake_upstream import FakeUpstream, Turn, event
+from tests.support.schema import assert_modern_message
+from tests.support.stand import Start
+from tests.support.workbench import Client, Stand, eventually
 
 EVERYTHING = {
     "toolsListChanged": True,

@@ -11,9 +11,9 @@ from gateway.protocol import mcp
 from gateway.sessions import list_cache, pool
 from gateway.sessions.list_cache import CacheKey, ListCache, Place, seconds_kept
 from gateway.sessions.session import PoolKey
-from tests.net.conftest import Start
-from tests.net.fake_upstream import FakeUpstream, Turn, event, text
-from tests.net.workbench import CLIENT, Client, eventually, jwt
+from tests.support.fake_upstream import FakeUpstream, Turn, event, text
+from tests.support.stand import Start
+from tests.support.workbench import CLIENT, Client, eventually, jwt
 
 OFFERED = {"tools": {"listChanged": True}, "prompts": {}, "resources": {}}
 KEPT: dict[str, Any] = {"cache": {"lists_seconds": 60}}

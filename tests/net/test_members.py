@@ -14,8 +14,8 @@ from gateway.config import Replica
 from gateway.protocol.errors import OwnerSilent
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
-from tests.net.fake_upstream import DEADLINE
-from tests.net.workbench import eventually
+from tests.support.fake_upstream import DEADLINE
+from tests.support.workbench import eventually
 
 IDS = tuple(f"gw-{number}" for number in range(1, 6))
 PEERS = {name: f"127.0.0.1:{9000 + number}" for number, name in enumerate(IDS)}

@@ -7,10 +7,10 @@ import pytest
 
 from gateway.protocol import mcp
 from gateway.telemetry import Metrics
-from tests.net.conftest import Start
-from tests.net.fake_upstream import FakeUpstream, Turn, text
-from tests.net.workbench import Client, Stand, eventually
 from tests.parts.launch import free_port
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.stand import Start
+from tests.support.workbench import Client, Stand, eventually
 
 COUNT = "mcp_server_operation_duration_seconds_count"
 OLD = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}

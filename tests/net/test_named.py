@@ -15,8 +15,8 @@ from gateway.passthrough.sse_endpoint import PURPOSE, Beginning, EndpointRewrite
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
 from gateway.seal.cipher import Keyring
-from tests.net.conftest import Start
-from tests.net.fake_sse import FakeSse
+from tests.support.fake_sse import FakeSse
+from tests.support.stand import Start
 
 OLD, NEW = bytes(range(32)), bytes(range(1, 33))
 UPSTREAM = Endpoint("/mcp", "http://10.0.0.1:9000/sse")

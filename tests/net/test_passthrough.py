@@ -15,9 +15,9 @@ from multidict import CIMultiDict
 from gateway.config import parse
 from gateway.protocol import mcp
 from gateway.upstream import era_probe
-from tests.net.conftest import Start
-from tests.net.fake_upstream import FakeUpstream, Turn, text
-from tests.net.workbench import Client, Stand, configuration, eventually
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.stand import Start
+from tests.support.workbench import Client, Stand, configuration, eventually
 
 INITIALIZE = {
     "jsonrpc": "2.0",

@@ -31,13 +31,13 @@ from gateway.seal import peer_messages as hops
 from gateway.seal.cipher import Keyring
 from gateway.seal.peer_messages import Data, End, Frames, Gone, Head, Hop, Hops, Me
 from gateway.seal.request_state import Envelope
-from tests.black_hole import black_hole
-from tests.net import workbench
-from tests.net.conftest import _at_rest
-from tests.net.fake_peer import KEY, Asked, FakePeer, Proxy, Server, Silent
-from tests.net.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, event, text
-from tests.net.workbench import ACCEPT, Client, Reply, Stand, eventually, jwt
 from tests.parts.launch import free_port
+from tests.support import workbench
+from tests.support.black_hole import black_hole
+from tests.support.fake_peer import KEY, Asked, FakePeer, Proxy, Server, Silent
+from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, event, text
+from tests.support.stand import _at_rest
+from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, jwt
 
 SECONDS = {"peer_connect_seconds": 1, "peer_accept_seconds": 0.2, "cancel_seconds": 1}
 TWICE: dict[str, Any] = {"route": {"ephemeral": ["*"]}}

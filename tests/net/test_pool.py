@@ -16,9 +16,9 @@ from gateway.sessions.pool import Group, Pool
 from gateway.sessions.session import PoolKey, Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
-from tests.net.conftest import Start
-from tests.net.fake_upstream import FakeUpstream, Turn, text
-from tests.net.workbench import ALL, Client, Stand, configuration, eventually
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.stand import Start
+from tests.support.workbench import ALL, Client, Stand, configuration, eventually
 
 
 class Gate:

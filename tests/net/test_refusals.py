@@ -10,10 +10,10 @@ import pytest
 from aiohttp import web
 
 from gateway.protocol import mcp
-from tests.net.conftest import Start
-from tests.net.fake_sse import FakeSse, Message, Stream
-from tests.net.fake_upstream import FakeUpstream, Script, Turn, text
-from tests.net.workbench import Client, Stand, eventually
+from tests.support.fake_sse import FakeSse, Message, Stream
+from tests.support.fake_upstream import FakeUpstream, Script, Turn, text
+from tests.support.stand import Start
+from tests.support.workbench import Client, Stand, eventually
 
 TEMPLATES = [
     (404, -32001, "Session not found"),

@@ -22,11 +22,11 @@ from gateway.seal.peer_messages import Hops
 from gateway.server.process import Gateway
 from gateway.server.reload import Reload
 from gateway.telemetry import Metrics
-from tests.net.conftest import Start
-from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.net.test_listen import EVERYTHING, OFFERED, change, listening
-from tests.net.workbench import ACCEPT, KEY, Client, Reply, Stand, configuration, eventually, jwt
 from tests.parts.launch import free_port
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
+from tests.support.stand import Start
+from tests.support.workbench import ACCEPT, KEY, Client, Reply, Stand, configuration, eventually, jwt
 
 OTHER_KEY = "1e" * 32
 THIRD_KEY = "2d" * 32

@@ -6,11 +6,11 @@ import pytest
 
 from gateway.http import request_id as ids
 from gateway.protocol import mcp
-from tests.logs import Lines
-from tests.net.conftest import Start
-from tests.net.fake_upstream import FakeUpstream, Turn, text
-from tests.net.workbench import Client, Stand, eventually
 from tests.parts.launch import free_port
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.logs import Lines
+from tests.support.stand import Start
+from tests.support.workbench import Client, Stand, eventually
 
 MINE = "req-7f3a/9:x"
 

@@ -14,10 +14,10 @@ from gateway.sessions import pool
 from gateway.upstream import silence_timeout, streamable_http
 from gateway.upstream.channel import NO_HEADERS
 from gateway.upstream.streamable_http import StreamableChannel
-from tests.net.conftest import Start
-from tests.net.fake_upstream import DEADLINE, FORM, FakeUpstream, Script, Turn, event, text
-from tests.net.replica import INFO, KEY, Replica
-from tests.net.workbench import eventually
+from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Script, Turn, event, text
+from tests.support.replica import INFO, KEY, Replica
+from tests.support.stand import Start
+from tests.support.workbench import eventually
 
 QUESTION = {"id": 7, "method": "elicitation/create", "params": FORM}
 RESULT = {"id": "gw-dead-1", "result": text("done")}

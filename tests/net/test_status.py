@@ -38,9 +38,9 @@ from gateway.telemetry.status import (
     health,
     together,
 )
-from tests.net.conftest import Start
-from tests.net.fake_upstream import FakeUpstream, Turn, text
-from tests.net.workbench import KEY, Stand, configuration, eventually, jwt
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.stand import Start
+from tests.support.workbench import KEY, Stand, configuration, eventually, jwt
 
 SECRET: Final = "s3cr3t"
 

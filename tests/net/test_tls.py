@@ -12,10 +12,10 @@ import pytest
 
 from gateway.config import ConfigError, parse
 from gateway.server import process
-from tests.net.authority import Authority
-from tests.net.conftest import Start
-from tests.net.fake_upstream import FakeUpstream, Turn, text
-from tests.net.workbench import Client, Stand, configuration, eventually
+from tests.support.authority import Authority
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.stand import Start
+from tests.support.workbench import Client, Stand, configuration, eventually
 
 Serve = Callable[..., Any]
 

@@ -18,12 +18,12 @@ from gateway.__main__ import main
 from gateway.protocol import mcp
 from gateway.telemetry import Traces, TracesUnavailable, check_traces, open_traces
 from gateway.telemetry.otel import OtelTraces
-from tests.fake_otlp import FakeOtlp
-from tests.net import workbench
-from tests.net.conftest import Start
-from tests.net.fake_upstream import FakeUpstream, Turn, text
-from tests.net.workbench import ACCEPT, eventually
 from tests.parts.launch import free_port
+from tests.support import workbench
+from tests.support.fake_otlp import FakeOtlp
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.stand import Start
+from tests.support.workbench import ACCEPT, eventually
 
 CANARY = "c4nary-7f3a9"
 TRACE = "0af7651916cd43dd8448eb211c80319c"

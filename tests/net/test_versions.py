@@ -5,8 +5,8 @@ import json
 import pytest
 
 from gateway.protocol import mcp
-from tests.net.fake_upstream import FORM, FakeUpstream, Turn, text
-from tests.net.workbench import Client
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
+from tests.support.workbench import Client
 
 
 def chooses(upstream: FakeUpstream, version: str) -> None:

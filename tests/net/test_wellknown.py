@@ -11,8 +11,8 @@ from multidict import CIMultiDict
 
 from gateway.auth import oauth_proxy
 from gateway.identity import oauth_metadata
-from tests.net.fake_upstream import DEADLINE, FakeUpstream, Turn
-from tests.net.workbench import Stand, eventually
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
+from tests.support.workbench import Stand, eventually
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 

@@ -20,9 +20,6 @@ from gateway.exchange.commands import Timer
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.seal.peer_messages import Gone, Hop, Told
-from tests.black_hole import black_hole
-from tests.net.fake_peer import Asked, FakePeer
-from tests.net.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, text
 from tests.net.test_peers import (
     TWICE,
     Cluster,
@@ -37,8 +34,11 @@ from tests.net.test_peers import (
     resealed,
     steps,
 )
-from tests.net.workbench import ACCEPT, Stand, eventually
 from tests.parts.launch import free_port
+from tests.support.black_hole import black_hole
+from tests.support.fake_peer import Asked, FakePeer
+from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, text
+from tests.support.workbench import ACCEPT, Stand, eventually
 
 __all__ = ["cluster"]  # the fixture of test_peers
 

@@ -17,8 +17,8 @@ from gateway.cluster.membership import Worker
 from gateway.config import Config, Hold, Route, State, Timeouts, Upstream
 from gateway.server import supervisor
 from gateway.telemetry import configure_logging
-from tests.net import broken_workers
 from tests.parts.launch import free_port
+from tests.support import broken_workers
 
 Log = Callable[[str], list[dict[str, Any]]]
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.probe.steps import wire_behaviour
 from gateway.upstream import streamable_http
-from tests.net.fake_upstream import FakeUpstream, text
+from tests.support.fake_upstream import FakeUpstream, text
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,8 @@ from gateway.probe.command import show
 from gateway.probe.report.features import features
 from gateway.probe.report.findings import Check, Feature, Report, Server, Upstream, report
 from gateway.probe.report.text import lines
-from tests.net.fake_upstream import FakeUpstream, Turn, text
 from tests.parts.launch import REPOSITORY, free_port
+from tests.support.fake_upstream import FakeUpstream, Turn, text
 
 START_SECONDS = 30.0
 SECRET = "correct-horse-battery"

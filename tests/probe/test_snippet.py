@@ -9,7 +9,7 @@ from msgspec import structs
 from gateway.config import Config, Route, Upstream, UpstreamTls, parse
 from gateway.probe.report.findings import Server
 from gateway.probe.report.suggested_config import snippet
-from tests.net.authority import Authority
+from tests.support.authority import Authority
 
 URL = "https://mcp.example:8443/mcp"
 OLD = Server(sessions=True, side_stream=True, tools=3, ephemeral_tools=1)

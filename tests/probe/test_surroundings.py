@@ -13,11 +13,11 @@ from gateway.config import parse
 from gateway.probe.report.findings import Check
 from gateway.probe.steps.context import Notes
 from gateway.probe.steps.environment import look_around
-from tests.gateway_process import gateway
-from tests.net.fake_upstream import FakeUpstream, Turn
 from tests.parts.launch import free_port
-from tests.probe.fake_wire import fake_wire
 from tests.probe.test_command import run
+from tests.support.fake_upstream import FakeUpstream, Turn
+from tests.support.fake_wire import fake_wire
+from tests.support.gateway_process import gateway
 
 KEY = "0f" * 32
 SECRET = "correct-horse-battery"

@@ -19,13 +19,13 @@ from gateway.http.client import Client
 from gateway.probe import runner
 from gateway.probe.steps import requests
 from gateway.probe.steps.sessions import VERSIONS
-from tests.black_hole import black_hole
-from tests.net.authority import Authority
-from tests.net.fake_sse import FakeSse
-from tests.net.fake_upstream import FakeUpstream, Turn, text
 from tests.parts.launch import free_port
-from tests.probe.fake_wire import fake_wire
-from tests.probe.looking import answers, check, everything_in, look, states, subject
+from tests.support.authority import Authority
+from tests.support.black_hole import black_hole
+from tests.support.fake_sse import FakeSse
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_wire import fake_wire
+from tests.support.probing import answers, check, everything_in, look, states, subject
 
 SECRET = "Bearer correct-horse-battery"
 SHORT = 0.3

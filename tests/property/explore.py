@@ -14,7 +14,7 @@ from random import Random, SystemRandom
 from typing import Final
 
 from tests.property.test_exchange_properties import live
-from tests.randomness import EXPLORE
+from tests.support.randomness import EXPLORE
 
 ROOT: Final = Path(__file__).parents[2]
 STEPS: Final = 60

@@ -36,7 +36,7 @@ from gateway.exchange.machine import MAX_QUESTIONS, MAX_RECORD_BYTES, MAX_RUNS, 
 from gateway.exchange.questions import Capabilities, Question
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, InvalidParams, Refused, Stopping
-from tests.core.playbook import ACCEPT, DECLINE, FORM, SAMPLED, SAMPLING, attributes, raw, url, url_required
+from tests.support.playbook import ACCEPT, DECLINE, FORM, SAMPLED, SAMPLING, attributes, raw, url, url_required
 
 OVER = (State.FINISHED, State.ENDED)
 WAITING = (State.RUNNING, State.ASKING)

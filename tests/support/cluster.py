@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
-from tests.gateway_process import ROUNDS, Gateway, GatewayError, gateway
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
+from tests.support.gateway_process import ROUNDS, Gateway, GatewayError, gateway
 
 BalancerName = Literal["nginx", "haproxy"]
 

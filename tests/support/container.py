@@ -25,9 +25,9 @@ from typing import Any, Final
 
 import aiohttp
 
-from tests.cluster import PATH
-from tests.gateway_process import START_SECONDS, Gateway
 from tests.parts.launch import PARTS, REPOSITORY, die_with_parent
+from tests.support.cluster import PATH
+from tests.support.gateway_process import START_SECONDS, Gateway
 
 PROGRAMS: Final = ("buildah", "podman", "runc", "mmdebstrap")
 STORE: Final = PARTS / "containers"

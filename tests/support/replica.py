@@ -17,8 +17,8 @@ from gateway.sessions.session import Call, PoolKey, Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Headers
 from gateway.upstream.streamable_http import StreamableChannel
-from tests.net.fake_upstream import DEADLINE
-from tests.net.workbench import ALL, BACKGROUND, configuration, eventually
+from tests.support.fake_upstream import DEADLINE
+from tests.support.workbench import ALL, BACKGROUND, configuration, eventually
 
 KEY = PoolKey(b"ada", b'{"name":"x","version":"1"}', json.dumps(ALL).encode(), ())
 INFO = Raw(b'{"name":"fake","version":"1"}')

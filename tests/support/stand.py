@@ -12,10 +12,10 @@ from gateway.server import process
 from gateway.sessions import pool
 from gateway.telemetry import SessionState
 from gateway.upstream import streamable_http
-from tests.logs import Lines, captured
-from tests.net import workbench
-from tests.net.fake_upstream import FakeUpstream
-from tests.net.workbench import Client, Stand, eventually
+from tests.support import workbench
+from tests.support.fake_upstream import FakeUpstream
+from tests.support.logs import Lines, captured
+from tests.support.workbench import Client, Stand, eventually
 
 Start = Callable[..., Awaitable[Stand]]
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import aiohttp
 
-from tests.cluster import replaced
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
+from tests.support.cluster import replaced
 
 DIRECTORY: Final = REPOSITORY / "deploy" / "prometheus"
 START_SECONDS: Final = 20.0

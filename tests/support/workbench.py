@@ -15,8 +15,8 @@ from gateway.config import parse
 from gateway.protocol import mcp, sse
 from gateway.server.process import Gateway
 from gateway.telemetry import Traces
-from tests.net.fake_upstream import DEADLINE
-from tests.schema import assert_modern_message
+from tests.support.fake_upstream import DEADLINE
+from tests.support.schema import assert_modern_message
 
 ALL: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}
 CLIENT = {"name": "bench", "version": "1"}

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from tests.cluster import DEPLOY
+from tests.support.cluster import DEPLOY
 
 FOLDERS: Final = {name: DEPLOY / "compose" / name for name in ("gateway", "replicas")}
 VARIABLE: Final = re.compile(r"\$\{(?P<name>\w+)(?::(?P<kind>[-?])(?P<rest>[^}]*))?\}")

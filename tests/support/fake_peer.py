@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.seal.cipher import Keyring
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, Hop, Hops
-from tests.net.fake_upstream import DEADLINE
+from tests.support.fake_upstream import DEADLINE
 
 KEY = bytes(range(32))
 _MAX_BYTES = 1 << 26

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.net.fake_upstream import DEADLINE, SSE, event
+from tests.support.fake_upstream import DEADLINE, SSE, event
 
 Message = dict[str, Any]
 Script = Callable[["FakeSse", "Stream", Message], Awaitable[None]]
