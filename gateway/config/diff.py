@@ -1,7 +1,7 @@
 """What differs between two configurations, and which of it a running process can take over; pure.
 
 Rule: a key that does not stand in `RELOADED` needs a restart. A new key is safe before anybody thought of it, and
-`tests/test_config_changes.py` asks for the thought.
+`tests/config/test_diff.py` asks for the thought.
 """
 
 from collections.abc import Iterator

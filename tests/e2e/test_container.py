@@ -13,6 +13,8 @@ import pytest
 import pytest_asyncio
 from packaging.utils import canonicalize_name
 
+from tests.deploy.test_image import locked
+from tests.deploy.test_monitoring import concrete, queries
 from tests.e2e.cases import ANN, Drivers
 from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.parts.clients.drive import available, elicit
@@ -37,8 +39,6 @@ from tests.support.container import (
 from tests.support.gateway_process import HELD
 from tests.support.prometheus import installed as prometheus_installed
 from tests.support.prometheus import prometheus
-from tests.test_image import locked
-from tests.test_monitoring import concrete, queries
 
 USER: Final = "65532"
 KEY: Final = "0f" * 32

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.core.test_toolcheck import KEPT, LEFT_OUT
 from tests.e2e.cases import Drivers
 from tests.e2e.matrix import KINDS
 from tests.parts.clients.drive import Kind
 from tests.parts.launch import PARTS
+from tests.protocol.test_tool_filter import KEPT, LEFT_OUT
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.gateway_process import Gateway, gateway
 

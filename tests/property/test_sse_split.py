@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.protocol.sse import Event, EventTooLarge, Parser
-from tests.core.test_sse import CASES
+from tests.protocol.test_sse import CASES
 
 PIECES = [
     b"data",

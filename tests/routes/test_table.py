@@ -12,10 +12,10 @@ from gateway.http.forwarded_headers import for_call, for_passing
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
 from gateway.sessions import pool
-from tests.net.test_faults import challenge
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, configuration, jwt
+from tests.upstream.test_faults import challenge
 
 SECRET = "s3cret-of-the-gateway"
 REPLACE = {"mode": "replace", "token": SECRET}

@@ -20,7 +20,7 @@ from gateway.exchange.commands import Timer
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.seal.peer_messages import Gone, Hop, Told
-from tests.net.test_peers import (
+from tests.cluster.test_retry_routing import (
     TWICE,
     Cluster,
     ask,

@@ -12,7 +12,7 @@ from msgspec import Raw
 from gateway.protocol import param_headers
 from gateway.protocol.errors import HeaderMismatch, InvalidParams
 from gateway.protocol.param_headers import Mirrored, Tool
-from tests.core.test_request import values
+from tests.protocol.test_request import values
 from tests.support.playbook import raw
 
 

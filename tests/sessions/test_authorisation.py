@@ -12,12 +12,12 @@ from aiohttp import web
 
 from gateway.protocol import mcp
 from gateway.sessions import pool
-from tests.net.test_faults import challenge
-from tests.net.test_holds import reach_leg_limit
+from tests.bridge.test_holds import reach_leg_limit
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, event, text
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, jwt
+from tests.upstream.test_faults import challenge
 
 REAL, FORGED, REFRESHED = (jwt(iss="i", sub="ada", client_id="c", jti=name) for name in ("real", "forged", "new"))
 REFUSED = (401, -32603, "upstream_refused")

@@ -22,7 +22,7 @@ from gateway.seal.peer_messages import Hops
 from gateway.server.process import Gateway
 from gateway.server.reload import Reload
 from gateway.telemetry import Metrics
-from tests.net.test_listen import EVERYTHING, OFFERED, change, listening
+from tests.bridge.test_subscription import EVERYTHING, OFFERED, change, listening
 from tests.parts.launch import free_port
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.support.stand import Start

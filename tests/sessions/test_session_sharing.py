@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from gateway.config.model import RouteSessions
 from gateway.protocol import mcp
-from tests.net.test_faults import challenge
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, text
 from tests.support.stand import Start
 from tests.support.workbench import Client, Reply, Stand, eventually, jwt
+from tests.upstream.test_faults import challenge
 
 BUSY = (503, -32603, "busy")
 ROUTE: dict[str, Any] = {"sessions": {"affinity": "principal"}}

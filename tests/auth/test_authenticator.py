@@ -14,7 +14,7 @@ from aiohttp import web
 from gateway.auth import jwks as jwks_module
 from gateway.config import ConfigError, parse
 from gateway.protocol import mcp
-from tests.net.test_tls import server_context
+from tests.http.test_tls import server_context
 from tests.support.authority import Authority
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.support.logs import Lines

@@ -13,7 +13,7 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, pack_record
-from tests.seal.test_envelope import ENVELOPE, WHERE
+from tests.seal.test_request_state import ENVELOPE, WHERE
 from tests.support.playbook import ACCEPT, DECLINE, FORM, LOST, Playbook, answered, leg, raw, url
 
 FORMED = Question("elicitation-1", mcp.ELICIT, raw(FORM), raw(0))
