@@ -12,6 +12,8 @@ import structlog
 
 from tests.support import randomness, tables
 
+pytest_plugins = ["tests.support.stand"]
+
 randomness.install()  # before the test modules, whose decorators read the settings
 
 

@@ -1,4 +1,4 @@
-"""Imports point one way: `__main__ -> probe -> net -> seal, config, principal, telemetry -> core -> errors`."""
+"""The house has floors: every import runs down, no two files need each other, and each file says what it is for."""
 
 import ast
 import sys
@@ -7,80 +7,108 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "gateway"
+REPOSITORY = Path(__file__).parent.parent
+PACKAGE = REPOSITORY / "gateway"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-FOREIGN: dict[str, set[str]] = {
-    "": set(),
-    "core": {"msgspec"},
-    "errors": set(),
-    "seal": {"cryptography", "msgspec"},
-    "config": {"msgspec", "yaml"},
-    "principal": {"msgspec"},
-    "bearer": {"cryptography", "jwt", "msgspec"},
-    "telemetry": {"opentelemetry", "prometheus_client", "structlog"},
-    "net": {"aiohttp", "jinja2", "msgspec", "multidict", "uvloop", "yarl"},
-    "demo": {"mcp", "mcp_types", "pydantic", "uvicorn"},
-    "health": {"yaml"},
+FLOORS: tuple[frozenset[str], ...] = tuple(
+    map(
+        frozenset,
+        (
+            {"entry"},
+            {"__main__"},
+            {"server", "demo", "probe"},
+            {"probe/steps"},
+            {"probe/report"},
+            {"downstream", "admin"},
+            {"bridge", "passthrough"},
+            {"routes"},
+            {"sessions"},
+            {"upstream"},
+            {"process", "cluster", "auth"},
+            {"http"},
+            {"runtime"},
+            {"seal", "telemetry"},
+            {"config"},
+            {"config/parsing"},
+            {"exchange"},
+            {"protocol", "identity"},
+            {"", "health"},
+        ),
+    )
+)
+"""The folders of `gateway/`, from the top floor to the ground. A file imports from its own folder and from lower floors."""
+
+LIBRARIES: dict[str, set[str]] = {
     "entry": set(),
-    "probe": {"aiohttp", "cryptography", "msgspec", "multidict", "uvloop", "yarl"},
     "__main__": {"uvloop"},
-}
-"""What each layer may import of other people's."""
-
-OWN: dict[str, set[str]] = {
+    "server": {"uvloop"},
+    "demo": {"mcp", "mcp_types", "pydantic", "uvicorn"},
+    "probe": {"uvloop"},
+    "probe/steps": {"aiohttp", "cryptography", "msgspec", "multidict", "yarl"},
+    "probe/report": {"msgspec"},
+    "downstream": {"aiohttp", "msgspec"},
+    "admin": {"aiohttp", "jinja2", "msgspec"},
+    "bridge": {"msgspec"},
+    "passthrough": {"aiohttp", "msgspec", "multidict"},
+    "routes": {"msgspec"},
+    "sessions": {"msgspec"},
+    "upstream": {"aiohttp", "msgspec", "yarl"},
+    "process": {"msgspec"},
+    "cluster": {"aiohttp", "msgspec", "multidict"},
+    "auth": {"aiohttp", "msgspec", "multidict", "yarl"},
+    "http": {"aiohttp", "msgspec", "multidict", "yarl"},
+    "runtime": set(),
+    "seal": {"cryptography", "msgspec"},
+    "telemetry": {"msgspec", "opentelemetry", "prometheus_client", "structlog"},
+    "config": {"msgspec"},
+    "config/parsing": {"msgspec", "yaml"},
+    "exchange": {"msgspec"},
+    "protocol": {"msgspec"},
+    "identity": {"cryptography", "jwt", "msgspec"},
     "": set(),
-    "core": {"core", "errors"},
-    "errors": {"core.mcp"},
-    "seal": {"", "core", "errors", "seal"},
-    "config": {"", "bearer", "config", "core", "errors", "seal"},
-    "principal": {"core", "errors"},
-    "bearer": {"principal"},
-    "telemetry": {"", "core", "errors", "telemetry"},
-    "net": {"", "bearer", "config", "core", "errors", "net", "principal", "seal", "telemetry"},
-    "demo": {"", "core", "demo"},
-    "health": set(),
-    "entry": {"health"},
-    "__main__": {"", "config", "core", "demo", "errors", "health", "net", "principal", "probe", "seal", "telemetry"},
-    "probe": {"", "config", "core", "errors", "net", "probe", "seal", "telemetry"},
+    "health": {"yaml"},
 }
-"""What each layer may import of ours; "" is the package itself (its version)."""
+"""The libraries that each folder may import."""
 
-IMPURE = {
-    "asyncio",
-    "concurrent",
-    "datetime",
-    "io",
-    "logging",
-    "multiprocessing",
-    "os",
-    "pathlib",
-    "random",
-    "secrets",
+PURE = {"exchange", "protocol"}
+"""Folders whose results depend on their arguments alone."""
+SYNCHRONOUS = {
+    *PURE,
+    "identity",
+    "seal",
+    "telemetry",
+    "config",
+    "config/parsing",
+    "probe/report",
+    "",
+    "health",
+    "entry",
 }
-IMPURE |= {
-    "select",
-    "selectors",
-    "signal",
-    "socket",
-    "ssl",
-    "subprocess",
-    "sys",
-    "tempfile",
-    "threading",
-    "time",
-    "uuid",
+IMPURE_MODULES = {
+    *("asyncio", "concurrent", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets"),
+    *("select", "selectors", "signal", "socket", "ssl", "subprocess", "sys", "tempfile", "threading", "time", "uuid"),
 }
-ASYNC_LAYERS = {"net", "demo", "probe", "__main__"}
+MAX_FILES = 13
+"""Files in one folder, `__init__.py` not counted."""
 
 
-def layer(file: Path) -> str:
-    name = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def folder(file: Path) -> str:
+    """The folder of a file as `FLOORS` names it; a file directly in `gateway/` is a folder of its own."""
+    parts = file.relative_to(PACKAGE).parts
+    if len(parts) > 1:
+        return "/".join(parts[:-1])
+    name = parts[0].removesuffix(".py")
     return "" if name == "__init__" else name
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
-    """Every import with the dotted name of what it binds, as far as modules can be told from their contents."""
+def floor(name: str) -> int:
+    """The number of a folder's floor, 0 being the top one."""
+    return next(number for number, names in enumerate(FLOORS) if name in names)
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
+    """Every import with the dotted name of what it binds, whether a module or something in it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -90,8 +118,33 @@ def imported(tree: ast.AST) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]
                 yield node, f"{node.module}.{alias.name}" if node.module else alias.name
 
 
-def modules(file: Path) -> set[str]:
-    return {name for _, name in imported(ast.parse(file.read_text()))}
+def loaded_by_name(tree: ast.AST) -> Iterator[str]:
+    """Modules of this package that `importlib` loads: every string that is the dotted name of one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("gateway."):
+            if source(node.value) is not None:
+                yield node.value
+
+
+def source(dotted: str) -> Path | None:
+    """The file of the module that `dotted` is, or is in; None for a name that is not of this package."""
+    parts = dotted.split(".")
+    if parts[0] != "gateway":
+        return None
+    for length in range(len(parts), 0, -1):
+        path = REPOSITORY.joinpath(*parts[:length])
+        if path.with_suffix(".py").is_file():
+            return path.with_suffix(".py")
+        if (path / "__init__.py").is_file():
+            return path / "__init__.py"
+    return None
+
+
+def needed(file: Path) -> set[Path]:
+    """The files of this package that `file` imports, for types or at run time, or loads by name."""
+    tree = ast.parse(file.read_text())
+    names = {name for _, name in imports(tree)} | set(loaded_by_name(tree))
+    return {found for name in names if (found := source(name)) is not None and found != file}
 
 
 @pytest.fixture(params=FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
@@ -101,8 +154,44 @@ def file(request: pytest.FixtureRequest) -> Path:
     return found
 
 
-def test_every_file_has_a_layer(file: Path) -> None:
-    assert layer(file) in FOREIGN
+def test_every_folder_has_a_floor_and_a_list_of_libraries() -> None:
+    folders = {folder(each) for each in FILES}
+    assert folders == set(LIBRARIES)
+    assert folders == set().union(*FLOORS)
+
+
+def test_imports_run_down(file: Path) -> None:
+    here = folder(file)
+    for other in needed(file):
+        there = folder(other)
+        if there != here:
+            assert floor(there) > floor(here), (
+                f"{here} imports {other.relative_to(PACKAGE)} of a floor that is not lower"
+            )
+
+
+def test_no_two_files_need_each_other() -> None:
+    below = {file: needed(file) for file in FILES}
+    while leaves := [file for file, files in below.items() if not files]:
+        for leaf in leaves:
+            del below[leaf]
+        below = {file: files.difference(leaves) for file, files in below.items()}
+    assert not below, f"a circle of imports among {sorted(str(file.relative_to(PACKAGE)) for file in below)}"
+
+
+def test_a_folder_stays_small() -> None:
+    count: dict[str, int] = {}
+    for each in FILES:
+        if each.name != "__init__.py":
+            count[folder(each)] = count.get(folder(each), 0) + 1
+    assert {name: files for name, files in count.items() if files > MAX_FILES} == {}
+
+
+def test_a_file_says_in_one_sentence_what_it_is_for(file: Path) -> None:
+    documented = ast.get_docstring(ast.parse(file.read_text()))
+    assert documented, "the file has no docstring"
+    first = documented.split("\n\n")[0].replace("\n", " ")
+    assert first.endswith("."), f"{first!r} is not a sentence"
 
 
 def test_imports_are_absolute_and_at_the_top(file: Path) -> None:
@@ -110,54 +199,40 @@ def test_imports_are_absolute_and_at_the_top(file: Path) -> None:
     functions = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     ]
-    inside = {id(node) for function in functions for node, _ in imported(function)}
-    for node, name in imported(tree):
+    inside = {id(node) for function in functions for node, _ in imports(function)}
+    for node, name in imports(tree):
         assert not (isinstance(node, ast.ImportFrom) and node.level), f"line {node.lineno}: {name} is relative"
         assert id(node) not in inside, f"line {node.lineno}: {name} is imported inside a function"
 
 
-def test_only_known_libraries_are_imported(file: Path) -> None:
-    tops = {name.split(".")[0] for name in modules(file)} - {"gateway"}
-    assert tops - sys.stdlib_module_names <= FOREIGN[layer(file)]
+def test_a_folder_imports_only_its_libraries(file: Path) -> None:
+    tops = {name.split(".")[0] for _, name in imports(ast.parse(file.read_text()))} - {"gateway"}
+    assert tops - sys.stdlib_module_names <= LIBRARIES[folder(file)]
 
 
-def test_opentelemetry_is_imported_in_one_file_that_nobody_imports(file: Path) -> None:
-    """`telemetry.tracing_setup` loads it by name if traces are on."""
+def test_opentelemetry_is_imported_in_one_file(file: Path) -> None:
+    """It is an extra: `telemetry/tracing_setup.py` loads that file by name where traces are on."""
     if file.name != "otel.py":
-        assert not [
-            name for name in modules(file) if "opentelemetry" in name or name.startswith("gateway.telemetry.otel")
-        ]
-
-
-def test_imports_point_one_way(file: Path) -> None:
-    allowed = OWN[layer(file)]
-    for name in modules(file):
-        if name.split(".")[0] != "gateway":
-            continue
-        rest = name.split(".")[1:]
-        top = (
-            rest[0]
-            if (rest and (PACKAGE / rest[0]).is_dir()) or (PACKAGE / f"{'.'.join(rest[:1])}.py").is_file()
-            else ""
-        )
-        inner = ".".join(rest[:2])
-        assert top in allowed or inner in allowed, f"{layer(file)} imports {name}"
+        assert not [name for _, name in imports(ast.parse(file.read_text())) if "opentelemetry" in name]
 
 
 def test_only_the_edge_is_asynchronous(file: Path) -> None:
+    if folder(file) not in SYNCHRONOUS:
+        return
     tree = ast.parse(file.read_text())
     kinds = ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith | ast.Await
-    used = [node.lineno for node in ast.walk(tree) if isinstance(node, kinds)]
-    if layer(file) not in ASYNC_LAYERS:
-        assert not used
-        assert not {"asyncio", "aiohttp", "uvloop"} & {name.split(".")[0] for name in modules(file)}
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, kinds)]
+    assert not {"asyncio", "aiohttp", "uvloop"} & {name.split(".")[0] for _, name in imports(tree)}
 
 
-def test_the_core_has_no_clock_no_chance_and_no_world(file: Path) -> None:
-    if layer(file) in {"core", "errors"}:
-        assert not IMPURE & {name.split(".")[0] for name in modules(file)}
+def test_a_pure_folder_has_no_clock_no_randomness_and_no_io(file: Path) -> None:
+    if folder(file) in PURE:
+        assert not IMPURE_MODULES & {name.split(".")[0] for _, name in imports(ast.parse(file.read_text()))}
 
 
-def test_this_test_sees_what_it_looks_for() -> None:
+def test_these_tests_see_what_they_look_for() -> None:
     tree = ast.parse("import os.path\nfrom . import a\nfrom b.c import d as e\ndef f():\n    import g\n")
-    assert [name for _, name in imported(tree)] == ["os.path", "a", "b.c.d", "g"]
+    assert [name for _, name in imports(tree)] == ["os.path", "a", "b.c.d", "g"]
+    assert list(loaded_by_name(ast.parse('load("gateway.telemetry.otel")'))) == ["gateway.telemetry.otel"]
+    assert source("gateway.protocol.jsonrpc.decode") == PACKAGE / "protocol" / "jsonrpc.py"
+    assert source("aiohttp.web") is None

@@ -2,9 +2,9 @@
 
 The principal is what sessions are pooled by and what states are bound to. For a JWT it is (iss, sub, client), not the
 token's bytes: access tokens are refreshed while people think. The signature is not checked here
-(`identity.bearer_token` does, where the configuration says so): the token goes upstream with every leg, and the upstream authorises it. Where
-it does not go upstream, nobody would check it, and a JWT is as opaque as any other token. An opaque token is its
-digest: who has it is that principal. No credential is one principal, "anonymous".
+(`identity.bearer_token` does, if the configuration says so): the token goes upstream with every leg, and the upstream
+authorises it. If it does not go upstream, no server checks it, so a JWT is treated as an opaque token. The principal
+of an opaque token is its digest. Requests without a credential share one principal, "anonymous".
 """
 
 import base64

@@ -1,7 +1,7 @@
 """One child process that speaks MCP on stdin and stdout: its start, its lines, its end.
 
 The process started here is a reaper (`process.child_reaper`). It starts the server with these very pipes, and kills
-all descendants of the server when this side of its socket ends. So nothing has to be done for a child when the gateway dies.
+all descendants of the server when this side of its socket ends, so a gateway that dies leaves no child behind.
 """
 
 import asyncio

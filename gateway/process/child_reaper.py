@@ -1,8 +1,8 @@
 """A program of its own: runs one stdio server, and leaves no process behind of all that the server started.
 
 Started by `process.child` with a bare interpreter: REAPER CONTROL DIRECTORY COMMAND... . CONTROL is the number of a
-socket whose other end only the gateway has; DIRECTORY may be empty. It imports nothing of the gateway, so that it costs 30 ms
-and 6 MB.
+socket whose other end only the gateway has; DIRECTORY may be empty. It imports nothing of the gateway, so that it
+costs 30 ms and 6 MB.
 
 Rule 1: the socket is the gateway's life. When it ends, also because the gateway was killed, everything is killed.
 Rule 2: everything is what descends from this process. It is a subreaper (prctl(2)): what loses its parent, or leaves

@@ -12,7 +12,7 @@ from gateway.config import Config, Route, State, Upstream, changes, digest, refu
 from gateway.config.diff import RELOADED
 from gateway.config.parsing.decoder import config_shape
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "reload.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reload.md"
 RESTART = {"listen", "admin", "workers", "replica.id", "replica.listen", "log.level", "log.format", "traces"}
 ROUTE = Route(upstream=Upstream(url="http://127.0.0.1:1/mcp"))
 CONFIG = Config(state=State(keys=("0f" * 32,)), routes=(ROUTE,))

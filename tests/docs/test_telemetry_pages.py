@@ -13,7 +13,7 @@ import pytest
 
 from gateway.telemetry import Event
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = sorted((REPOSITORY / "gateway").rglob("*.py"))
 SPREAD = {event: {"replica", "process"} for event in (Event.CONFIG_LOADED, Event.CONFIG_REJECTED)}
 """Fields that are in no call: `Reload` is given one of these by who makes it."""

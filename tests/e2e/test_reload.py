@@ -1,7 +1,7 @@
 """SIGHUP before real processes: the file is taken over whole or not at all, and no call notices.
 
-What each key does is tested in tests/server/test_reload.py; here are the file, the signal, the log, the metrics and the
-processes. The upstream is a real old server (py130).
+What each key does is tested in tests/server/test_reload.py; here are the file, the signal, the log, the metrics and
+the processes. The upstream is a real old server (py130).
 """
 
 import asyncio

@@ -18,9 +18,10 @@ from gateway.config import Upstream
 from gateway.process.child import given_secrets
 from tests.e2e.wire import ACCEPT, Wire, headers_of, request, wire
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
+from tests.support import fake_stdio
 from tests.support.gateway_process import Gateway, gateway
 
-FAKE: Final = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_stdio.py")))
+FAKE: Final = (sys.executable, "-I", "-S", str(Path(fake_stdio.__file__)))
 SECRET: Final = "sesame-opens"
 CHILDREN: Final = "mcp_gateway_children"
 ENDED: Final = "mcp_gateway_children_ended_total"

@@ -45,7 +45,7 @@ from gateway.telemetry import (
 )
 
 E = TypeVar("E", bound=GatewayError)
-SOURCES = sorted((Path(__file__).parent.parent / "gateway").rglob("*.py"))
+SOURCES = sorted((Path(__file__).parents[2] / "gateway").rglob("*.py"))
 CANARY = "c4nary-7f3a9"
 KEY = b64encode(bytes(range(100, 132))).decode()
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJjNG5hcnkifQ.c2lnbmF0dXJl"
