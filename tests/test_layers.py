@@ -37,20 +37,20 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         ),
     )
 )
-"""The folders of `gateway/`, from the top floor to the ground. A file imports from its own folder and from lower floors."""
+"""The folders of `gateway/`, the top floor first. A file imports from its own folder and from lower floors."""
 
 LIBRARIES: dict[str, set[str]] = {
     "entry": set(),
     "__main__": {"uvloop"},
     "server": {"uvloop"},
     "demo": {"mcp", "mcp_types", "pydantic", "uvicorn"},
-    "probe": {"uvloop"},
+    "probe": {"msgspec", "multidict", "uvloop", "yarl"},
     "probe/steps": {"aiohttp", "cryptography", "msgspec", "multidict", "yarl"},
     "probe/report": {"msgspec"},
     "downstream": {"aiohttp", "msgspec"},
     "admin": {"aiohttp", "jinja2", "msgspec"},
     "bridge": {"msgspec"},
-    "passthrough": {"aiohttp", "msgspec", "multidict"},
+    "passthrough": {"aiohttp", "msgspec", "multidict", "yarl"},
     "routes": {"msgspec"},
     "sessions": {"msgspec"},
     "upstream": {"aiohttp", "msgspec", "yarl"},
@@ -121,15 +121,14 @@ def imports(tree: ast.AST) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
 def loaded_by_name(tree: ast.AST) -> Iterator[str]:
     """Modules of this package that `importlib` loads: every string that is the dotted name of one."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("gateway."):
-            if source(node.value) is not None:
-                yield node.value
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and source(node.value) is not None:
+            yield node.value
 
 
 def source(dotted: str) -> Path | None:
     """The file of the module that `dotted` is, or is in; None for a name that is not of this package."""
     parts = dotted.split(".")
-    if parts[0] != "gateway":
+    if parts[0] != "gateway" or len(parts) < 2:
         return None
     for length in range(len(parts), 0, -1):
         path = REPOSITORY.joinpath(*parts[:length])

@@ -80,10 +80,10 @@ class Process:
 
 def take_snapshot(process: Process, salt: bytes) -> Status:
     """Return the status of one process; `salt` makes it impossible to find a caller by its tag."""
-    held = Counter(driver.bridge.route.path for driver in process.lot.waiting())
+    held = Counter(driver.live.route.path for driver in process.lot.waiting())
     routes = [
-        _route(bridge, held[path], process.metrics.sessions(path), process.routes.children(path))
-        for path, bridge in process.routes.bridges.items()
+        _route(live, held[path], process.metrics.sessions(path), process.routes.children(path))
+        for path, live in process.routes.live.items()
     ]
     peers = known_peers(process.members)
     own = _process(process)
@@ -117,17 +117,17 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _route(bridge: LiveRoute, held: int, sessions: dict[str, int], children: int) -> RouteStatus:
-    route, pool = bridge.route, bridge.pool
-    last = max(bridge.health.answered, pool.served)
+def _route(live: LiveRoute, held: int, sessions: dict[str, int], children: int) -> RouteStatus:
+    route, pool = live.route, live.upstream.pool
+    last = max(live.upstream.health.answered, pool.served)
     last_ok = time.monotonic() - last if last > float("-inf") else None
-    failure = bridge.health.failure
+    failure = live.upstream.health.failure
     by_command = route.upstream.command is not None
     return RouteStatus(
         path=route.path,
         upstream=route.upstream.name,
-        transport=_transport(bridge, is_known=last_ok is not None),
-        era=_era(bridge),
+        transport=_transport(live, is_known=last_ok is not None),
+        era=_era(live),
         continuation=route.continuation,
         health=health(last_ok, failure),
         last_ok_seconds_ago=last_ok,
@@ -138,26 +138,26 @@ def _route(bridge: LiveRoute, held: int, sessions: dict[str, int], children: int
         waiting=pool.waiting,
         children=children if by_command else None,
         children_limit=route.upstream.max_children if by_command else None,
-        subscriptions=len(bridge.listeners),
-        streams=len(bridge.streams),
+        subscriptions=len(live.upstream.subscriptions),
+        streams=len(live.upstream.streams),
     )
 
 
-def _transport(bridge: LiveRoute, *, is_known: bool) -> str:
-    upstream = bridge.route.upstream
+def _transport(live: LiveRoute, *, is_known: bool) -> str:
+    upstream = live.route.upstream
     if upstream.command is not None:
         return "stdio"
     if upstream.transport != "auto":
         return upstream.transport
-    if bridge.health.speaks_sse:
+    if live.upstream.health.speaks_sse:
         return "sse"
     return "streamable-http" if is_known else "auto"
 
 
-def _era(bridge: LiveRoute) -> Literal["old", "modern", "unknown"]:
-    if bridge.era is None:
+def _era(live: LiveRoute) -> Literal["old", "modern", "unknown"]:
+    if live.upstream.era is None:
         return "old"
-    return "unknown" if bridge.era.known is None else "modern" if bridge.era.known else "old"
+    return "unknown" if live.upstream.era.known is None else "modern" if live.upstream.era.known else "old"
 
 
 def _held(process: Process, salt: bytes) -> Iterator[HeldStatus]:

@@ -11,7 +11,7 @@ import asyncio
 import ipaddress
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 from urllib.parse import urljoin
@@ -29,7 +29,6 @@ from gateway.identity import principal as principals
 from gateway.identity.oauth_metadata import Document, Place
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import Busy, GatewayError, InvalidRequest, MethodNotFound, Unreachable, UpstreamError
-from gateway.routes.table import RouteTable
 
 _FORM: Final = "application/x-www-form-urlencoded"
 _PASSED_UP: Final = ("Accept", "Accept-Language", "Authorization", "Content-Type", "MCP-Protocol-Version")
@@ -74,8 +73,9 @@ class _Kept(NamedTuple):
 class OAuthProxy:
     """OAuth's paths on the listener of the routes."""
 
-    def __init__(self, config: Config, routes: RouteTable) -> None:
-        self._bridges = routes
+    def __init__(self, config: Config, client_for: Callable[[str], Client | None]) -> None:
+        """`client_for` returns the client of the route at a path, which trusts the authorities of that route."""
+        self._client_for = client_for
         self._kept: dict[tuple[str, str], _Kept] = {}
         """By URL and path: all of them come from the configuration or from an upstream's own metadata."""
         self._at_once = 0
@@ -156,11 +156,11 @@ class OAuthProxy:
         )
 
     def _client(self, route: Route) -> Client:
-        """The one that knows the route's authorities; a reload may have come since the route was found."""
-        bridge = self._bridges.bridges.get(route.path)
-        if bridge is None:
+        """Return the client of a route, which a reload may have removed since it was found."""
+        client = self._client_for(route.path)
+        if client is None:
             raise MethodNotFound(f"The route {route.path} is gone")
-        return bridge.client
+        return client
 
     # -- where the gateway is -----------------------------------------------------------------------------------
 

@@ -29,8 +29,9 @@ from gateway.protocol.errors import (
     UpstreamError,
 )
 from gateway.protocol.request import Request
+from gateway.routes.deadlines import wait_seconds
 from gateway.routes.live_route import LiveRoute
-from gateway.runtime.coarse_timer import wait_seconds
+from gateway.routes.parking import Lot
 from gateway.seal import handoff
 from gateway.seal.request_state import Binding, Envelope, Upstream, bind, digest_answers, pack_record
 from gateway.sessions import tool_schemas
@@ -77,20 +78,21 @@ class Driver:
     """One exchange at work."""
 
     def __init__(  # noqa: PLR0915  (one attribute a line)
-        self, bridge: LiveRoute, request: Request, key: PoolKey, headers: Headers
+        self, live: LiveRoute, lot: Lot["Driver"], request: Request, key: PoolKey, headers: Headers
     ) -> None:
         self.id = ""
         """Drawn when the exchange is first parked; most never are."""
         self.principal = key.principal
         self.ticket: CacheKey | None = None
         """Set for a list that may be kept."""
-        self._bridge = bridge
+        self._live = live
+        self._lot = lot
         self._request = request
         self._key = key
         self._headers = headers
         self._exchange = Exchange(
             request.declared,
-            bridge.policies.get(request.method, _NEVER_ASKING),
+            live.policies.get(request.method, _NEVER_ASKING),
             request.input_responses,
         )
         self._outboxes: dict[on.Leg, ResponseQueue] = {}
@@ -139,17 +141,17 @@ class Driver:
         """How the legs that get the result end."""
 
     @property
-    def bridge(self) -> LiveRoute:
+    def live(self) -> LiveRoute:
         """What it began with: a reload leaves it that."""
-        return self._bridge
+        return self._live
 
     def glance(self, now: float) -> HeldStatus:
         """What may be told of it, `now` being the monotonic time; nothing that a client or an upstream said."""
         request, exchange = self._request, self._exchange
         is_parked = exchange.state in _HELD
-        patience = wait_seconds(self._bridge.config)
+        patience = wait_seconds(self._live.config)
         return HeldStatus(
-            route=self._bridge.route.path,
+            route=self._live.route.path,
             method=request.method,
             name=presentable(request.target[:_NAME_CHARACTERS]) if request.method != mcp.RESOURCES_READ else "",
             state=exchange.state,
@@ -172,7 +174,8 @@ class Driver:
     @classmethod
     def take_over(  # noqa: PLR0913  (what a retry brings, and what is known of its owner)
         cls,
-        bridge: LiveRoute,
+        live: LiveRoute,
+        lot: Lot["Driver"],
         request: Request,
         key: PoolKey,
         headers: Headers,
@@ -187,7 +190,7 @@ class Driver:
         whatever fails in here gives it back, and nothing is awaited meanwhile. Where the owner's death is not proven,
         the call is neither cancelled nor declared lost.
         """
-        driver = cls(bridge, request, key, headers)
+        driver = cls(live, lot, request, key, headers)
         driver.id = envelope.exchange
         driver._taken = envelope
         driver._inherited, driver._is_proven = True, is_proven
@@ -202,7 +205,7 @@ class Driver:
     def _restore(self, envelope: Envelope) -> None:
         if envelope.upstream is not None:
             self._server_info = Raw(envelope.upstream.server_info)
-        self._bridge.lot.park(self)
+        self._lot.park(self)
         before = self._exchange.state
         self._exchange.restore(handoff.past(envelope))
         self._moved(before, self._exchange.state)
@@ -214,7 +217,7 @@ class Driver:
         if self._task is not None:
             _ = self._task.cancel()
         self._moved(self._exchange.state, State.IDLE)
-        self._bridge.lot.remove(self)
+        self._lot.remove(self)
 
     def answer(self, outbox: ResponseQueue, request: Request, round_: int, headers: Headers) -> None:
         """Continue with a further leg; raises a DownstreamError with the call unharmed."""
@@ -234,7 +237,7 @@ class Driver:
 
     async def authorise(self, key: PoolKey, headers: Headers) -> None:
         """Have the upstream check a retry's credential where the call runs, or ran; raises as `Pool.authorise`."""
-        await self._bridge.pool.authorise(key, headers, self._session or self._released)
+        await self._live.upstream.pool.authorise(key, headers, self._session or self._released)
 
     def leave(self, leg: on.Leg, *, is_relayed: bool = False) -> None:
         """A leg's client is gone, or the way to the replica that relayed it."""
@@ -244,7 +247,7 @@ class Driver:
 
     def hand_over(self) -> None:
         """End the legs that wait with a state-only round: their clients shall reach this replica through others."""
-        self._feed(on.HandedOver(self._bridge.lot.has_place(self)))
+        self._feed(on.HandedOver(self._lot.has_place(self)))
 
     def let_go(self) -> bool:
         """Keep nothing of an exchange that another replica can go on with; whether there is one that can."""
@@ -281,7 +284,7 @@ class Driver:
         """A notification: the exchange decides whether a leg wants it."""
         before = self._forwarded
         self._feed(event)
-        self._bridge.metrics.notification(self._bridge.route.path, method, forwarded=self._forwarded > before)
+        self._live.process.metrics.notification(self._live.route.path, method, forwarded=self._forwarded > before)
 
     def _translated(self, event: on.Event) -> on.Event:
         request = self._request
@@ -299,11 +302,11 @@ class Driver:
 
     def _modern_result(self, result: Raw) -> on.Event:
         request = self._request
-        ttl_ms, scope = self._bridge.route.cache.of(request.method)
+        ttl_ms, scope = self._live.route.cache.of(request.method)
         assert self._server_info is not None, "a result comes from a session"
         try:
             if request.method == mcp.TOOLS_LIST:
-                result = tool_schemas.usable(self._bridge.pool, result)
+                result = tool_schemas.usable(self._live.upstream.pool, result)
             body, is_tool_error = results.modern(
                 request.method,
                 result,
@@ -315,16 +318,16 @@ class Driver:
         except ValueError:
             return on.Broke(
                 CallLost(
-                    f"The upstream {self._bridge.route.upstream.name} of route {self._bridge.route.path} answered "
+                    f"The upstream {self._live.route.upstream.name} of route {self._live.route.path} answered "
                     f"{request.method} with a result that is no object; the call may have had effects"
                 )
             )
         if is_tool_error:
             self._ending = _TOOL_FAILED
         if request.method == mcp.TOOLS_LIST:
-            tool_schemas.learn(self._bridge.pool.group(self._key), request.params, result, self._headers)
+            tool_schemas.learn(self._live.upstream.pool.group(self._key), request.params, result, self._headers)
         if self.ticket is not None:
-            self._bridge.pool.keep(self.ticket, result, body)
+            self._live.upstream.pool.keep(self.ticket, result, body)
         return on.Resulted(body)
 
     # -- the machine --------------------------------------------------------------------------------------------
@@ -354,25 +357,25 @@ class Driver:
 
     def _moved(self, before: State, after: State) -> None:
         """Keep gauge and parking lot true to the state."""
-        bridge = self._bridge
+        live = self._live
         if self._session is not None and (before in _HELD or after in _HELD):
-            bridge.pool.rest(self._session, resting=after in _HELD)
+            live.upstream.pool.rest(self._session, resting=after in _HELD)
         if after in _HELD and before not in _HELD:
             self._happened("parked")
             self._parked_at = time.monotonic()
-            bridge.metrics.call_parked(bridge.route.path)
+            live.process.metrics.call_parked(live.route.path)
         elif before in _HELD and after not in _HELD:
             self._happened("unparked")
-            bridge.metrics.call_released(bridge.route.path, time.monotonic() - self._parked_at)
+            live.process.metrics.call_released(live.route.path, time.monotonic() - self._parked_at)
         if after is State.ENDED:
             self._ended()
 
     def _ended(self) -> None:
-        lot = self._bridge.lot
+        lot = self._lot
         if self._armed:
             for timer in self._armed - {Timer.LINGER}:
                 self._disarm(timer)
-        self._bridge.alarms.idle.disarm(self)
+        self._live.deadlines.idle.disarm(self)
         # The call names its listener, this one: without the circle no collector has to find what a plain call leaves.
         self._call = self._task = None
         if Timer.LINGER in self._armed:
@@ -385,13 +388,13 @@ class Driver:
         rounds = self._exchange.round + 1
         if rounds == 1 and self._outcome is Outcome.COMPLETE:
             return  # a plain call is counted by its request
-        self._bridge.metrics.exchange_finished(self._bridge.route.path, rounds)
+        self._live.process.metrics.exchange_finished(self._live.route.path, rounds)
         error = self._error
         say = log.warning if isinstance(error, UpstreamError) else log.info
         say(
             Event.EXCHANGE_FINISHED,
-            route=self._bridge.route.path,
-            upstream=self._bridge.route.upstream.name,
+            route=self._live.route.path,
+            upstream=self._live.route.upstream.name,
             method=self._request.method,
             target=self._request.target[:200],
             rounds=rounds,
@@ -405,7 +408,7 @@ class Driver:
     def _obey(self, command: do.Command) -> None:  # noqa: C901, PLR0912  (one match over all commands)
         match command:  # what a plain call needs stands first
             case do.SendCall():
-                self._task = self._bridge.tasks.start(self._run_call(), "call")
+                self._task = self._live.process.tasks.start(self._run_call(), "call")
             case do.RunAgain():
                 self._run_again()
             case do.Arm(timer=timer):
@@ -445,7 +448,7 @@ class Driver:
                         FinalMessage(jsonrpc.failure(leg.id, error), ending=Ending(Outcome.ERROR, str(error.code))),
                     )
             case do.Count(method=method, outcome=outcome):
-                self._bridge.metrics.nested_request(self._bridge.route.path, method, NestedOutcome(outcome))
+                self._live.process.metrics.nested_request(self._live.route.path, method, NestedOutcome(outcome))
             case _:
                 assert_never(command)
 
@@ -455,12 +458,12 @@ class Driver:
         outbox = self._outboxes.pop(leg)
         outbox.finish(last)
         if outbox.dropped:
-            self._bridge.metrics.notifications_dropped(self._bridge.route.path, outbox.dropped)
+            self._live.process.metrics.notifications_dropped(self._live.route.path, outbox.dropped)
 
     def _fail(self, legs: tuple[on.Leg, ...], error: GatewayError) -> None:
         self._outcome = Outcome.ERROR
         self._cause, self._error = error.message, error
-        self._bridge.health.note(error)
+        self._live.upstream.health.note(error)
         for leg in legs:
             self._finish(leg, FinalMessage.of_error(error, leg.id, self._outboxes[leg].request_id))
 
@@ -470,7 +473,7 @@ class Driver:
         try:
             state = self._seal(ask)
             if ask.held and ask.stays:
-                self._bridge.lot.park(self)
+                self._lot.park(self)
         except GatewayError as exc:
             self._fail(ask.legs, exc)
             self._events += (on.Stopped(exc), on.Expired())
@@ -487,20 +490,20 @@ class Driver:
             self._finish(leg, FinalMessage(jsonrpc.result(leg.id, body), ending=ending))
 
     def _seal(self, ask: do.Ask) -> str:
-        bridge = self._bridge
+        live = self._live
         if self._binding is None:
-            names = bridge.route.bound_headers
-            self._binding = bind(bridge.route.path, self._request, self.principal, names, self._digest)
+            names = live.route.bound_headers
+            self._binding = bind(live.route.path, self._request, self.principal, names, self._digest)
         now = time.time()
         exchange = self._exchange
         envelope = Envelope(
             issued=now,
-            expires=now + wait_seconds(bridge.config),
+            expires=now + wait_seconds(live.config),
             binding=self._binding,
             exchange=self.id,
             round=ask.round,
-            owner=bridge.owner if ask.held else "",
-            epoch=bridge.epoch,
+            owner=live.process.owner if ask.held else "",
+            epoch=live.process.epoch,
             state=ask.state,
             sheds=exchange.sheds,
             open=tuple(handoff.opened(question) for question in ask.questions.values()),
@@ -508,10 +511,10 @@ class Driver:
             record=pack_record(exchange.record) if exchange.record is not None else None,
             trace=self._span.token if self._span is not None else None,
         )
-        bridge.metrics.sealed()
+        live.process.metrics.sealed()
         for smaller in handoff.ever_smaller(envelope, held=ask.held):
             try:
-                return bridge.sealer.seal(smaller)
+                return live.process.sealer.seal(smaller)
             except ValueError:
                 continue
         raise CallLost(
@@ -550,11 +553,11 @@ class Driver:
                 self._send(call)
                 await session.run(call, self._call_headers(call))
         except GatewayError as exc:
-            self._bridge.health.note(exc)
+            self._live.upstream.health.note(exc)
             if call is not None and call.span is not None:
                 call.span.end(ending_of(exc))
             if isinstance(exc, UpstreamError):
-                self._bridge.metrics.upstream_failed(self._bridge.route.path, exc.reason)
+                self._live.process.metrics.upstream_failed(self._live.route.path, exc.reason)
                 exc.is_counted = True
             replayable = await self._may_replay(exc)
             # The stream of an answered call may break while the call that a referral re-issued runs already.
@@ -575,35 +578,35 @@ class Driver:
         self._call, self._call_sent, self._taken, self._joined = None, False, None, None
         self._run += 1
         self._step(Step.REPLAYED)
-        self._task = self._bridge.tasks.start(self._run_call(), "call")
+        self._task = self._live.process.tasks.start(self._run_call(), "call")
 
     async def _may_replay(self, error: GatewayError) -> bool:
         """Whether the call, lost by this error, may be run again. One that never asked is its client's to repeat."""
         if not isinstance(error, _REPLAYABLE) or not (self._exchange.round and self._exchange.calling):
             return False
-        if self._request.method == mcp.TOOLS_CALL and not tool_schemas.is_listed(self._bridge.pool, self._key):
+        if self._request.method == mcp.TOOLS_CALL and not tool_schemas.is_listed(self._live.upstream.pool, self._key):
             try:
                 async with asyncio.timeout(_LEARN_SECONDS):
-                    await tool_schemas.know(self._bridge.pool, self._key, self._headers, self._request.target)
+                    await tool_schemas.know(self._live.upstream.pool, self._key, self._headers, self._request.target)
             except (GatewayError, TimeoutError):
                 pass
         return self._known_ephemeral()
 
     def _known_ephemeral(self) -> bool:
         """Whether the call may be run twice, as far as is known: by its method, its route, or its own words."""
-        request, route = self._request, self._bridge.route
+        request, route = self._request, self._live.route
         if request.method != mcp.TOOLS_CALL or route.continuation == "replay":
             return True
         if any(fnmatchcase(request.target, pattern) for pattern in route.ephemeral):
             return True
-        return tool_schemas.is_ephemeral(self._bridge.pool, self._key, request.target)
+        return tool_schemas.is_ephemeral(self._live.upstream.pool, self._key, request.target)
 
     def _pick_up(self, envelope: Envelope) -> None:
         """The call of a dead replica is wanted: find its stream, or learn that it is lost."""
         self._taken = None
         if self._exchange.calling and self._task is None:
             self._joined = asyncio.get_running_loop().create_future()
-            self._task = self._bridge.tasks.start(self._resume_call(envelope), "call")
+            self._task = self._live.process.tasks.start(self._resume_call(envelope), "call")
 
     async def _resume_call(self, envelope: Envelope) -> None:
         """As `_run_call`, for a call that another replica sent."""
@@ -616,7 +619,7 @@ class Driver:
                 if not joined.done():
                     joined.set_result(False)
         except GatewayError as exc:
-            self._bridge.health.note(exc)
+            self._live.upstream.health.note(exc)
             replayable = await self._may_replay(exc)
             if run != self._run:
                 return  # an answer that was not delivered had the call run again meanwhile
@@ -639,14 +642,14 @@ class Driver:
         self.hear(on.Broke(error if isinstance(error, Refused) else OwnerStalled(owner, why)))
         self._disarm(Timer.LINGER)
         self._feed(on.Expired())
-        self._bridge.lot.remove(self)
+        self._lot.remove(self)
 
     async def _resume(self, envelope: Envelope, joined: asyncio.Future[bool]) -> None:
-        bridge, upstream = self._bridge, envelope.upstream
+        live, upstream = self._live, envelope.upstream
         log.info(
             Event.CALL_TAKEN_OVER,
-            route=bridge.route.path,
-            upstream=bridge.route.upstream.name,
+            route=live.route.path,
+            upstream=live.route.upstream.name,
             target=self._request.target[:200],
             owner=envelope.owner,
             owner_is_dead=self._is_proven,
@@ -656,7 +659,7 @@ class Driver:
         )
         if upstream is None or upstream.cursor is None:
             raise _owner_lost(envelope.owner)
-        session = await bridge.pool.adopt(
+        session = await live.upstream.pool.adopt(
             self._key,
             upstream.session,
             upstream.version,
@@ -691,7 +694,7 @@ class Driver:
 
     def _step(self, step: Step) -> None:
         """Count by which step a retry went on."""
-        self._bridge.metrics.continued(self._bridge.route.path, step)
+        self._live.process.metrics.continued(self._live.route.path, step)
         if self._span is not None:
             self._span.note("step", step)
 
@@ -699,7 +702,7 @@ class Driver:
         """The span of an upstream call; it lasts as long as the call, whatever number of rounds that takes."""
         if self._span is None:
             return None
-        request, route = self._request, self._bridge.route
+        request, route = self._request, self._live.route
         return self._span.call(
             Operation(request.method, request.target, session.shaken.version, route.path), route.upstream.url
         )
@@ -716,7 +719,7 @@ class Driver:
         """This request's headers, with the call's own span in them where it has one."""
         if call.span is None:
             return self._headers
-        return {**self._headers, **call.span.headers(), **own_headers(self._bridge.route)}
+        return {**self._headers, **call.span.headers(), **own_headers(self._live.route)}
 
     def _cancel_orphan(self, envelope: Envelope) -> None:
         """Nobody will ever hear the call's result: tell the upstream, so that it does not wait for an answer."""
@@ -726,22 +729,22 @@ class Driver:
 
         async def cancel() -> None:
             try:
-                async with asyncio.timeout(self._bridge.config.timeouts.cancel_seconds):
-                    await self._bridge.pool.cancel_orphan(
+                async with asyncio.timeout(self._live.config.timeouts.cancel_seconds):
+                    await self._live.upstream.pool.cancel_orphan(
                         upstream.session, upstream.version, Raw(upstream.call), "its gateway replica is gone", headers
                     )
             except (UpstreamError, TimeoutError) as exc:
                 log.debug(
-                    Event.UPSTREAM_FAILED, route=self._bridge.route.path, request_id=self.request_id, cause=str(exc)
+                    Event.UPSTREAM_FAILED, route=self._live.route.path, request_id=self.request_id, cause=str(exc)
                 )
 
-        self._bridge.tasks.spawn(cancel(), "send upstream")
+        self._live.process.tasks.spawn(cancel(), "send upstream")
 
     def _idle_session(self) -> Session | None:
         """The usual case: a session is idle and nothing has to be set on it."""
         if self._session is not None or self._request.log_level is not None:
             return None
-        session = self._session = self._bridge.pool.take(self._key)
+        session = self._session = self._live.upstream.pool.take(self._key)
         if session is not None:
             self._server_info = session.shaken.server_info
         return session
@@ -752,10 +755,10 @@ class Driver:
             self._release(clean=False)  # reserved for a referral, and lost while its urls were visited
             session = None
         if session is None:
-            self._session = session = await self._bridge.pool.acquire(self._key, self._headers)
+            self._session = session = await self._live.upstream.pool.acquire(self._key, self._headers)
             self._server_info = session.shaken.server_info
         if self._request.log_level is not None:
-            timeout = self._bridge.config.timeouts.handshake_seconds
+            timeout = self._live.config.timeouts.handshake_seconds
             try:
                 await session.set_log_level(self._request.log_level, self._headers, timeout)
             except SessionLost:
@@ -766,7 +769,7 @@ class Driver:
 
     async def _another_session(self, lost: Session) -> Session:
         """The upstream refused the session before it took the call: open one anew, once."""
-        pool = self._bridge.pool
+        pool = self._live.upstream.pool
         self._call_sent = False
         self._session = None
         pool.forget_idle(self._key)
@@ -793,17 +796,17 @@ class Driver:
         """Note that from here on the call may have effects, and that its upstream must not be silent for ever."""
         self._call = call
         self._call_sent = True
-        config = self._bridge.config
+        config = self._live.config
         if Timer.LEG not in self._armed or config.timeouts.idle_seconds < config.legs.limit_seconds:
             self._watch_silence()
 
     def _watch_silence(self) -> None:
         """From the first leg's limit on, which few calls reach; from the start where silence is the shorter time."""
-        self._bridge.alarms.idle.arm(self, self._check_idle)
+        self._live.deadlines.idle.arm(self, self._check_idle)
 
     def _check_idle(self) -> None:
         """End a call whose upstream says nothing; a call that waits for its client is not idle."""
-        limit = self._bridge.config.timeouts.idle_seconds
+        limit = self._live.config.timeouts.idle_seconds
         if self._call is None or not self._exchange.calling:
             return
         if self._exchange.questions or time.monotonic() - self._call.heard < limit:
@@ -813,7 +816,7 @@ class Driver:
         self._feed_unless_taken(on.Stopped(self._silent_upstream(limit)))
 
     def _silent_upstream(self, limit: float) -> CallLost:
-        where = f"The upstream {self._bridge.route.upstream.name} of route {self._bridge.route.path}"
+        where = f"The upstream {self._live.route.upstream.name} of route {self._live.route.path}"
         suspect = self._session.channel.suspect() if self._session is not None else ""
         return CallLost(
             f"{where} was silent for {limit:g} s in a call (timeouts.idle_seconds); the call was cancelled and may "
@@ -825,7 +828,7 @@ class Driver:
         self._to_send.append(send)
         if not self._sending:
             self._sending = True
-            self._bridge.tasks.spawn(self._send_queued(), "send upstream")
+            self._live.process.tasks.spawn(self._send_queued(), "send upstream")
 
     async def _send_queued(self) -> None:
         try:
@@ -865,7 +868,7 @@ class Driver:
             except UpstreamError as exc:
                 log.debug(
                     Event.UPSTREAM_FAILED,
-                    route=self._bridge.route.path,
+                    route=self._live.route.path,
                     request_id=self.request_id,
                     cause=exc.message,
                 )
@@ -889,12 +892,12 @@ class Driver:
                 if pause and not session.works_on(call):
                     return
                 try:
-                    async with asyncio.timeout(self._bridge.config.timeouts.cancel_seconds):
+                    async with asyncio.timeout(self._live.config.timeouts.cancel_seconds):
                         await session.cancel(call, reason, headers)
                 except (UpstreamError, TimeoutError) as exc:
                     log.debug(
                         Event.UPSTREAM_FAILED,
-                        route=self._bridge.route.path,
+                        route=self._live.route.path,
                         request_id=self.request_id,
                         cause=str(exc),
                     )
@@ -914,23 +917,23 @@ class Driver:
             session.detach()  # the result came to an open question: the replica that answered it may read it still
         else:
             self._released = session
-        self._bridge.pool.release(session, clean=clean)
+        self._live.upstream.pool.release(session, clean=clean)
 
     # -- time ---------------------------------------------------------------------------------------------------
 
     def _arm(self, timer: Timer) -> None:
         if timer in self._armed:
             self._disarm(timer)
-        if timer is Timer.LEG and not self._bridge.config.legs.rounds:
+        if timer is Timer.LEG and not self._live.config.legs.rounds:
             return
         self._armed.add(timer)
-        shared = self._bridge.alarms.shared.get(timer)
+        shared = self._live.deadlines.shared.get(timer)
         if shared is not None:
             shared.arm(self, lambda: self._fire(timer))
             return
-        hold = self._bridge.config.hold
+        hold = self._live.config.hold
         seconds = hold.quiet_seconds if timer is Timer.QUIET else hold.grace_seconds
-        fire = self._bridge.tasks.guard(lambda: self._fire(timer), f"timer {timer}")
+        fire = self._live.process.tasks.guard(lambda: self._fire(timer), f"timer {timer}")
         self._timers[timer] = asyncio.get_running_loop().call_later(seconds, fire)
 
     def _fire(self, timer: Timer) -> None:
@@ -941,25 +944,25 @@ class Driver:
         if timer is Timer.TTL or (timer is Timer.GRACE and self._was_relayed):
             self._feed_unless_taken(_FIRED[timer])
             return
-        self._feed(on.LegLimitPassed(self._bridge.lot.has_place(self)) if timer is Timer.LEG else _FIRED[timer])
+        self._feed(on.LegLimitPassed(self._lot.has_place(self)) if timer is Timer.LEG else _FIRED[timer])
         if timer is Timer.LINGER:
-            self._bridge.lot.remove(self)
+            self._lot.remove(self)
 
     def _feed_unless_taken(self, event: on.Event) -> None:
         """Give a call up, but let it go without a word if a replica that took this one for dead has resumed it."""
         is_left = self._exchange.state in (State.PARKED, State.DETACHED) and self._exchange.calling
         if is_left and self._session is not None and self._may_be_taken(self._session):
-            self._bridge.tasks.spawn(self._ask_who_has_it(event), "ask about an expired call")
+            self._live.process.tasks.spawn(self._ask_who_has_it(event), "ask about an expired call")
         else:
             self._feed(event)
 
     def _may_be_taken(self, session: Session) -> bool:
         """Whether another replica could have resumed the call."""
-        return session.channel.cursor is not None and self._bridge.witness.is_needed
+        return session.channel.cursor is not None and self._live.process.witness.is_needed
 
     async def _ask_who_has_it(self, event: on.Event) -> None:
         visits, state = self._visits, self._exchange.state
-        may_be_taken = await self._bridge.witness.may_be_taken(self.id, self._exchange.round)
+        may_be_taken = await self._live.process.witness.may_be_taken(self.id, self._exchange.round)
         if self._visits != visits:
             if isinstance(event, on.Stopped):
                 self._watch_silence()
@@ -980,7 +983,7 @@ class Driver:
         if handle is not None:
             handle.cancel()
         else:
-            self._bridge.alarms.shared[timer].disarm(self)
+            self._live.deadlines.shared[timer].disarm(self)
 
 
 _FIRED: Final[dict[Timer, on.Event]] = {

@@ -71,30 +71,30 @@ def wanted(request: Request) -> Filter:
 
 @asynccontextmanager
 async def subscription(
-    bridge: "LiveRoute", request: Request, key: PoolKey, headers: Headers
+    live: "LiveRoute", request: Request, key: PoolKey, headers: Headers
 ) -> AsyncIterator[ChangeQueue]:
     """The stream of one listen request: it starts with the acknowledgement and ends when the gateway stops."""
-    listener = Subscription(bridge, request, key, headers)
+    listener = Subscription(live, request, key, headers)
     # Before anything is waited for: a drain or a reload meanwhile ends this one too.
-    bridge.listeners.add(listener)
-    bridge.metrics.subscribed(bridge.route.path, 1)
+    live.upstream.subscriptions.add(listener)
+    live.process.metrics.subscribed(live.route.path, 1)
     try:
         await listener.begin()
-        with bridge.pool.hearing(key.principal, listener):
+        with live.upstream.pool.hearing(key.principal, listener):
             yield listener.stream
     finally:
-        bridge.listeners.discard(listener)
-        bridge.metrics.subscribed(bridge.route.path, -1)
+        live.upstream.subscriptions.discard(listener)
+        live.process.metrics.subscribed(live.route.path, -1)
         listener.close()
 
 
 class Subscription:
     """One listen request, and the session that serves it at the moment."""
 
-    def __init__(self, bridge: "LiveRoute", request: Request, key: PoolKey, headers: Headers) -> None:
+    def __init__(self, live: "LiveRoute", request: Request, key: PoolKey, headers: Headers) -> None:
         self._chosen = wanted(request)
-        self.stream = ChangeQueue(Leg(request.id), bridge.alarms.silence, bridge.config.limits.behind_bytes)
-        self._bridge = bridge
+        self.stream = ChangeQueue(Leg(request.id), live.deadlines.silence, live.config.limits.behind_bytes)
+        self._live = live
         self._key = key
         self._headers = headers
         self._id = request.id
@@ -114,12 +114,12 @@ class Subscription:
         params = {"_meta": self._meta, "notifications": self._honoured}
         self.stream.send(jsonrpc.notification(mcp.ACKNOWLEDGED, params))
         self._acknowledged = True
-        if self._ending or self._bridge.pool.closed:
+        if self._ending or self._live.upstream.pool.closed:
             self.end()
         elif self._topics:
-            self._keeper = self._bridge.tasks.start(self._keep(), "subscription")
+            self._keeper = self._live.process.tasks.start(self._keep(), "subscription")
         elif (session := self._dismissed()) is not None:
-            self._bridge.pool.release(session, clean=True)  # nothing was set on it, and nothing will be heard
+            self._live.upstream.pool.release(session, clean=True)  # nothing was set on it, and nothing will be heard
 
     def end(self) -> None:
         """End the subscription gracefully (basic/patterns/subscriptions, Graceful Closure)."""
@@ -135,7 +135,7 @@ class Subscription:
             _ = self._keeper.cancel()
         session = self._dismissed()
         if session is not None:
-            self._bridge.tasks.spawn(self._part(session), "close subscription")
+            self._live.process.tasks.spawn(self._part(session), "close subscription")
 
     # -- what the upstream says -----------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Subscription:
 
     async def _open(self) -> Session:
         """A session with all subscriptions, of which `_topics` tells when this returns."""
-        pool = self._bridge.pool
+        pool = self._live.upstream.pool
         session = await pool.open(self._key, self._headers)
         session.watchers.append(self)
         try:
@@ -212,10 +212,10 @@ class Subscription:
     def _check(self, session: Session) -> None:
         """Raise CallLost when the side stream ended before anybody watched it."""
         if session.lost:
-            raise CallLost(f"The side stream of route {self._bridge.route.path} ended while it was subscribed to")
+            raise CallLost(f"The side stream of route {self._live.route.path} ended while it was subscribed to")
 
     async def _ask(self, session: Session, method: str, uri: str) -> Raw | jsonrpc.Error:
-        return await session.ask(method, {"uri": uri}, self._headers, self._bridge.pool.handshake_seconds)
+        return await session.ask(method, {"uri": uri}, self._headers, self._live.upstream.pool.handshake_seconds)
 
     async def _keep(self) -> None:
         """Keep a session until there is none to be had; then the subscription ends."""
@@ -227,14 +227,14 @@ class Subscription:
 
     async def _replace_sessions(self) -> None:
         """Open a new session whenever one is lost."""
-        route = self._bridge.route.path
+        route = self._live.route.path
         pauses = _pauses()
         while True:
             opened = time.monotonic()
             _ = await self._is_deaf.wait()
             session = self._dismissed()
             assert session is not None, "whoever takes the session away ends this task"
-            self._bridge.pool.release(session, clean=False)
+            self._live.upstream.pool.release(session, clean=False)
             if not session.lost:
                 return  # its side stream was taken for open, for its head was slow, and never was
             if time.monotonic() - opened > _LASTING_SECONDS:
@@ -243,10 +243,10 @@ class Subscription:
             log.info(
                 Event.SUBSCRIPTION_LOST,
                 route=route,
-                upstream=self._bridge.route.upstream.name,
+                upstream=self._live.route.upstream.name,
                 opened_again=self._session is not None,
             )
-            self._bridge.metrics.subscription_lost(route, opened_again=self._session is not None)
+            self._live.process.metrics.subscription_lost(route, opened_again=self._session is not None)
             if self._session is None:
                 return
             self.missed()
@@ -254,7 +254,7 @@ class Subscription:
     async def _open_again(self, pauses: Iterator[float]) -> Session | None:
         """A new session that tells as much as the one before; None when there will be none."""
         promised, deadline = self._honoured, time.monotonic() + _GIVE_UP_SECONDS
-        while time.monotonic() < deadline and not self._bridge.pool.closed:
+        while time.monotonic() < deadline and not self._live.upstream.pool.closed:
             await asyncio.sleep(next(pauses))
             try:
                 session = await self._open()
@@ -262,12 +262,12 @@ class Subscription:
                 return None
             except GatewayError as exc:
                 if isinstance(exc, UpstreamError):
-                    self._bridge.metrics.upstream_failed(self._bridge.route.path, exc.reason)
+                    self._live.process.metrics.upstream_failed(self._live.route.path, exc.reason)
                 continue
             if self._honoured == promised:
                 return session
             session.watchers.remove(self)
-            self._bridge.pool.release(session, clean=False)
+            self._live.upstream.pool.release(session, clean=False)
             return None
         return None
 
@@ -280,7 +280,7 @@ class Subscription:
     async def _part(self, session: Session) -> None:
         """Take the subscriptions back, as far as there is time; then the session may be ended."""
         try:
-            async with asyncio.timeout(self._bridge.config.timeouts.cancel_seconds):
+            async with asyncio.timeout(self._live.config.timeouts.cancel_seconds):
                 for uri in self._honoured.resourceSubscriptions:
                     if session.lost:
                         break
@@ -289,7 +289,7 @@ class Subscription:
             pass  # they end with the session, here or when the server forgets it
         finally:
             # Never pooled again: whatever was set on it is gone with it.
-            self._bridge.pool.release(session, clean=False)
+            self._live.upstream.pool.release(session, clean=False)
 
 
 def _pauses() -> Iterator[float]:

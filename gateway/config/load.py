@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from msgspec import structs
+from msgspec import inspect, structs
 
 from gateway.config.files import with_files
 from gateway.config.model import Config, Level
-from gateway.config.parsing.decoder import Walker, config_shape
+from gateway.config.parsing.decoder import Walker
 from gateway.config.parsing.environment import override
 from gateway.config.parsing.problems import ConfigError, Given, Problem, touches
 from gateway.config.parsing.yaml_tree import MAX_TEXT_CHARACTERS, read_tree
@@ -84,11 +84,19 @@ def _for_one(
     return _finish(tree, [], "command line", unset)
 
 
+def config_shape() -> inspect.StructType:
+    """Return the type information of `Config`."""
+    shape = inspect.type_info(Config)
+    assert isinstance(shape, inspect.StructType)
+    return shape
+
+
 def _finish(tree: object, problems: list[Problem], source: str, env: Mapping[str, str]) -> Config:
     """Build and check; a broken rule is left out where a refused value explains it."""
     problems += override(tree, config_shape(), env)
     walker = Walker(env)
-    config, unreadable = with_files(walker.read_config(tree), Path(source).parent)
+    read = walker.read(config_shape(), tree)
+    config, unreadable = with_files(read if isinstance(read, Config) else Config(routes=()), Path(source).parent)
     problems += walker.problems + unreadable
     # A file that says nothing leaves the key empty that it stands for.
     spoilt = [*walker.spoilt, *(problem.path.removesuffix("_file") for problem in unreadable)]

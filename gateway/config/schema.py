@@ -1,7 +1,5 @@
-"""The JSON Schema of a configuration file: `python -m gateway.config.schema > config/mrtr-gateway.schema.json`."""
+"""The JSON Schema of a configuration file, generated from the structs."""
 
-import json
-import sys
 from typing import Any
 
 import msgspec
@@ -37,7 +35,3 @@ def _or_variable(item: dict[str, Any]) -> dict[str, Any]:
         return item
     rest = {name: value for name, value in item.items() if name not in limits}
     return {**rest, "anyOf": [limits, _VARIABLE]}
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")

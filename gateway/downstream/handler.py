@@ -42,6 +42,7 @@ from gateway.protocol.errors import (
 )
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
+from gateway.routes.parking import Lot
 from gateway.routes.table import RouteTable
 from gateway.seal.cipher import PREFIX
 from gateway.seal.request_state import Envelope, Sealer, bind
@@ -97,7 +98,7 @@ class Round(msgspec.Struct, eq=False):
 
     incoming: Incoming
     wire: ReplyWriter
-    bridge: LiveRoute
+    live: LiveRoute
     request: Request
     key: PoolKey
     headers: Headers
@@ -111,9 +112,9 @@ class Round(msgspec.Struct, eq=False):
         """The way of an exchange's messages to this round's client."""
         request = self.request
         leg = Leg(request.id, request.progress_token, request.log_level)
-        bridge, incoming = self.bridge, self.incoming
-        behind_bytes = bridge.config.limits.behind_bytes
-        return ResponseQueue(leg, bridge.alarms.silence, behind_bytes, incoming.request_id, incoming.span)
+        live, incoming = self.live, self.incoming
+        behind_bytes = live.config.limits.behind_bytes
+        return ResponseQueue(leg, live.deadlines.silence, behind_bytes, incoming.request_id, incoming.span)
 
 
 class Downstream:
@@ -123,6 +124,7 @@ class Downstream:
         self,
         config: Config,
         routes: RouteTable,
+        lot: Lot[Driver],
         callers: Authenticator,
         succession: RetryRouting,
         passthrough: Passthrough,
@@ -131,6 +133,7 @@ class Downstream:
         traces: Traces | None = None,
     ) -> None:
         self._routes = routes
+        self._lot = lot
         self._callers = callers
         self._wellknown = wellknown
         self._succession = succession
@@ -166,14 +169,14 @@ class Downstream:
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """One HTTP request; never raises but for cancellation."""
         # What comes before the body can only be known of the route that there is now.
-        bridge = self._routes.bridges.get(http.path)
-        config = self._config if bridge is None else bridge.config
+        live = self._routes.live.get(http.path)
+        config = self._config if live is None else live.config
         request_id = http[REQUEST_ID] = ids.request_id(http.headers.get(ids.HEADER), self._ids)
         wire = HttpReply(http, config.timeouts.send_seconds, self._wellknown.challenge)
         self.in_flight += 1
         try:
             self._guard.check(http.headers.get("Host"), joined(http.headers, "Origin"))
-            if http.path not in self._routes.bridges:
+            if http.path not in self._routes.live:
                 if self._wellknown.serves(http.path):
                     return _named(await self._wellknown.handle(http), request_id)
                 if http.method != "POST":
@@ -196,7 +199,7 @@ class Downstream:
             _ = await self._callers.principal(incoming, is_checked=False)
         except GatewayError as exc:
             id_ = await self._id_of_refused(http, incoming, config)
-            if isinstance(exc, DownstreamError) and incoming.path not in self._routes.bridges:
+            if isinstance(exc, DownstreamError) and incoming.path not in self._routes.live:
                 no_route = self._no_route(incoming.path)
                 no_route.request_id = id_
                 raise no_route from exc
@@ -228,19 +231,19 @@ class Downstream:
         """`http` where the client itself is there: what passes through comes from it and goes to it."""
         try:
             # Looked up when the body is here: a reload may have come before it.
-            bridge = self._routes.bridges.get(incoming.path)
-            if bridge is None:
+            live = self._routes.live.get(incoming.path)
+            if live is None:
                 return await self._serve_former(incoming, wire)
-            if http is not None and (passed := await self._pass(http, incoming, bridge)) is not None:
+            if http is not None and (passed := await self._pass(http, incoming, live)) is not None:
                 return passed
-            posted = incoming.posted(bridge.config.limits.json_depth)
+            posted = incoming.posted(live.config.limits.json_depth)
             try:
-                return await self._serve(incoming, wire, bridge, posted)
+                return await self._serve(incoming, wire, live, posted)
             except NoHandshake:
-                if http is None or bridge.era is None:
+                if http is None or live.upstream.era is None:
                     raise
-                bridge.era.doubt()
-                if (passed := await self._pass_modern(http, incoming, bridge)) is None:
+                live.upstream.era.doubt()
+                if (passed := await self._pass_modern(http, incoming, live)) is None:
                     raise
                 return passed
         except GatewayError as exc:
@@ -253,43 +256,43 @@ class Downstream:
             error = GatewayError("Internal error of the gateway; its log has this requestId and says more")
             return await self._refuse(wire, error, incoming.rpc_id, incoming.path, incoming.request_id)
 
-    async def _pass(self, http: web.BaseRequest, incoming: Incoming, bridge: LiveRoute) -> web.StreamResponse | None:
+    async def _pass(self, http: web.BaseRequest, incoming: Incoming, live: LiveRoute) -> web.StreamResponse | None:
         """The reply to what is not bridged; None to what is."""
         header = incoming.headers.get(mcp.PROTOCOL_VERSION)
-        if not eras.is_modern(http.method, header, lambda: incoming.posted(bridge.config.limits.json_depth)):
-            await self._verify(incoming, bridge)
-            return await self._passthrough.legacy(http, bridge, incoming)
+        if not eras.is_modern(http.method, header, lambda: incoming.posted(live.config.limits.json_depth)):
+            await self._verify(incoming, live)
+            return await self._passthrough.legacy(http, live, incoming)
         if http.method != "POST":
             raise not_allowed(http.method, "POST")
-        return await self._pass_modern(http, incoming, bridge)
+        return await self._pass_modern(http, incoming, live)
 
     async def _pass_modern(
-        self, http: web.BaseRequest, incoming: Incoming, bridge: LiveRoute
+        self, http: web.BaseRequest, incoming: Incoming, live: LiveRoute
     ) -> web.StreamResponse | None:
         """A modern upstream's reply to a modern request; None where it must be bridged."""
-        era = bridge.era
-        if era is None or era.known is False or await self._is_ours(incoming, bridge):
+        era = live.upstream.era
+        if era is None or era.known is False or await self._is_ours(incoming, live):
             return None
-        await self._verify(incoming, bridge)  # before the probe, which carries this request's headers upstream
-        with _naming_the_request(incoming, bridge):
-            headers = self._passthrough.headers(http, bridge)
+        await self._verify(incoming, live)  # before the probe, which carries this request's headers upstream
+        with _naming_the_request(incoming, live):
+            headers = self._passthrough.headers(http, live)
         if not (era.known or await era.is_modern(probe_headers(headers))):
             return None
-        return await self._passthrough.modern(http, bridge, incoming)
+        return await self._passthrough.modern(http, live, incoming)
 
-    async def _verify(self, incoming: Incoming, bridge: LiveRoute) -> None:
+    async def _verify(self, incoming: Incoming, live: LiveRoute) -> None:
         """Let nobody through to an upstream whom the configuration wants verified; raises Unauthorized."""
-        with _naming_the_request(incoming, bridge):
-            _ = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
+        with _naming_the_request(incoming, live):
+            _ = await self._callers.principal(incoming, is_checked=asks_as_client(live.route))
 
-    async def _is_ours(self, incoming: Incoming, bridge: LiveRoute) -> bool:
+    async def _is_ours(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether this is a round of a call that the gateway holds, of a time when the upstream seemed to be old."""
         if _OUR_STATE not in incoming.body:
             return False
         try:
-            request = modern.check(incoming.posted(bridge.config.limits.json_depth), incoming.values)
-            principal = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
-            _ = self._open(bridge.sealer, incoming, request, principal, bridge.route.bound_headers)
+            request = modern.check(incoming.posted(live.config.limits.json_depth), incoming.values)
+            principal = await self._callers.principal(incoming, is_checked=asks_as_client(live.route))
+            _ = self._open(live.process.sealer, incoming, request, principal, live.route.bound_headers)
         except DownstreamError:
             return False
         return True
@@ -314,10 +317,10 @@ class Downstream:
         except DownstreamError as exc:
             raise no_route from exc
         try:
-            driver = self._routes.lot.find(envelope.exchange)
+            driver = self._lot.find(envelope.exchange)
             if driver is not None:
-                return await self._serve(incoming, wire, driver.bridge, posted)
-            if (envelope.owner, envelope.epoch) == (self._routes.owner, self._routes.epoch):
+                return await self._serve(incoming, wire, driver.live, posted)
+            if (envelope.owner, envelope.epoch) == (self._routes.process.owner, self._routes.process.epoch):
                 raise InvalidState("ended")
             replied = await self._succession.elsewhere(envelope, incoming, wire)
             if isinstance(replied, Inherited):  # nobody holds it, and to run it again would be to serve the route
@@ -337,10 +340,10 @@ class Downstream:
         """Open a state of a path without a route: whether its upstream saw the credential is not known any more."""
         try:
             principal = await self._callers.principal(incoming, is_checked=True)
-            return self._open(self._routes.sealer, incoming, request, principal, None)
+            return self._open(self._routes.process.sealer, incoming, request, principal, None)
         except InvalidState:
             principal = await self._callers.principal(incoming, is_checked=False)
-            return self._open(self._routes.sealer, incoming, request, principal, None)
+            return self._open(self._routes.process.sealer, incoming, request, principal, None)
 
     def _open(
         self, sealer: Sealer, incoming: Incoming, request: Request, principal: bytes, names: tuple[str, ...] | None
@@ -358,7 +361,7 @@ class Downstream:
         return sealer.open(request.request_state or "", binding, time.time(), digest)
 
     async def _serve(
-        self, incoming: Incoming, wire: ReplyWriter, bridge: LiveRoute, posted: modern.Posted
+        self, incoming: Incoming, wire: ReplyWriter, live: LiveRoute, posted: modern.Posted
     ) -> web.StreamResponse:
         if posted.id is None:
             # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
@@ -366,16 +369,16 @@ class Downstream:
         started = time.monotonic()
         request = modern.check(posted, incoming.values)
         if self._traces is not None:
-            incoming.span = _begin_span(self._traces, incoming, bridge, request)
+            incoming.span = _begin_span(self._traces, incoming, live, request)
         try:
-            headers = self._upstream_headers(incoming, bridge, request)
-            principal = await self._callers.principal(incoming, is_checked=asks_as_client(bridge.route))
-            key = _pool_key(bridge, request, principal, headers)
+            headers = self._upstream_headers(incoming, live, request)
+            principal = await self._callers.principal(incoming, is_checked=asks_as_client(live.route))
+            key = _pool_key(live, request, principal, headers)
         except BaseException as exc:
             if incoming.span is not None:
                 incoming.span.end(ending_of(exc) if isinstance(exc, GatewayError) else _LEFT)
             raise
-        return await self._counted(Round(incoming, wire, bridge, request, key, headers, started))
+        return await self._counted(Round(incoming, wire, live, request, key, headers, started))
 
     async def _counted(self, round_: Round) -> web.StreamResponse:
         """Serve a round, and note how it ended."""
@@ -389,7 +392,7 @@ class Downstream:
             ending = ending_of(exc)
             if isinstance(exc, UpstreamError) and not exc.is_counted:
                 # Before there was a call: its server did not even shake hands, or refused the credential.
-                round_.bridge.metrics.upstream_failed(round_.bridge.route.path, exc.reason)
+                round_.live.process.metrics.upstream_failed(round_.live.route.path, exc.reason)
                 exc.is_counted = True
             raise
         finally:
@@ -405,35 +408,37 @@ class Downstream:
             round_.incoming.span.end(ending)
         if round_.incoming.hop is None:
             request, seconds = round_.request, time.monotonic() - round_.started
-            path = round_.bridge.route.path
+            path = round_.live.route.path
             self._metrics.operation_finished(path, request.method, request.version, ending, seconds)
 
     async def _dispatch(self, round_: Round) -> Replied:
-        wire, bridge, request, key, headers = round_.wire, round_.bridge, round_.request, round_.key, round_.headers
+        wire, live, request, key, headers = round_.wire, round_.live, round_.request, round_.key, round_.headers
         if request.method == mcp.DISCOVER:
-            await bridge.pool.authorise(key, headers)
-            shaken = await bridge.pool.handshake(key, headers)
-            result = handshake.discover_result(shaken, *bridge.route.cache.of(mcp.DISCOVER))
+            await live.upstream.pool.authorise(key, headers)
+            shaken = await live.upstream.pool.handshake(key, headers)
+            result = handshake.discover_result(shaken, *live.route.cache.of(mcp.DISCOVER))
             return await _answer(wire, request, result)
         if request.request_state is not None:
             return await self._continue(round_)
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         if request.method == mcp.LISTEN:
-            async with subscription.subscription(bridge, request, key, headers) as stream:
+            async with subscription.subscription(live, request, key, headers) as stream:
                 self._note(round_, COMPLETE)  # how long it stays open is no latency
                 return await _converse(wire, stream)
         if request.method in mcp.ASKING:
-            bridge.lot.check(key.principal)
-        if request.method == mcp.TOOLS_CALL and not tool_schemas.mirrors_nothing(bridge.pool, key, request, headers):
-            await tool_schemas.check(bridge.pool, key, request, round_.incoming.values, headers)
-        ticket = bridge.pool.ticket(key, request, headers)
+            self._lot.check(key.principal)
+        if request.method == mcp.TOOLS_CALL and not tool_schemas.mirrors_nothing(
+            live.upstream.pool, key, request, headers
+        ):
+            await tool_schemas.check(live.upstream.pool, key, request, round_.incoming.values, headers)
+        ticket = live.upstream.pool.ticket(key, request, headers)
         if ticket is not None:
-            kept = await bridge.pool.kept(ticket, headers)
-            bridge.metrics.list_answered(bridge.route.path, from_memory=kept is not None)
+            kept = await live.upstream.pool.kept(ticket, headers)
+            live.process.metrics.list_answered(live.route.path, from_memory=kept is not None)
             if kept is not None:
                 return await _answer(wire, request, kept)
-        driver = Driver(bridge, request, key, headers)
+        driver = Driver(live, self._lot, request, key, headers)
         driver.ticket = ticket
         outbox = round_.outbox()
         driver.begin(outbox)
@@ -441,26 +446,26 @@ class Downstream:
 
     async def _continue(self, round_: Round) -> Replied:
         """A further round: here if the call is held here, else where it is, else wherever it can be picked up."""
-        incoming, bridge, request = round_.incoming, round_.bridge, round_.request
-        envelope = self._open(bridge.sealer, incoming, request, round_.key.principal, bridge.route.bound_headers)
+        incoming, live, request = round_.incoming, round_.live, round_.request
+        envelope = self._open(live.process.sealer, incoming, request, round_.key.principal, live.route.bound_headers)
         if incoming.span is not None:
             incoming.span.note("round", envelope.round + 1)
             incoming.span.link(envelope.trace or b"")
-        driver = bridge.lot.find(envelope.exchange)
-        if driver is not None and driver.bridge.pool is not bridge.pool:
+        driver = self._lot.find(envelope.exchange)
+        if driver is not None and driver.live.upstream.pool is not live.upstream.pool:
             # A reload gave the path another upstream; the call goes on where it began.
-            bridge = round_.bridge = driver.bridge
-            round_.headers = self._upstream_headers(incoming, bridge, request)
-            round_.key = _pool_key(bridge, request, round_.key.principal, round_.headers)
+            live = round_.live = driver.live
+            round_.headers = self._upstream_headers(incoming, live, request)
+            round_.key = _pool_key(live, request, round_.key.principal, round_.headers)
         key, headers = round_.key, round_.headers
         is_proven = True
         if driver is None:
-            if (envelope.owner, envelope.epoch) == (bridge.owner, bridge.epoch):
+            if (envelope.owner, envelope.epoch) == (live.process.owner, live.process.epoch):
                 raise InvalidState("ended")
             found = await self._succession.elsewhere(envelope, incoming, round_.wire)
             if not isinstance(found, Inherited):
                 if incoming.hop is None:
-                    bridge.metrics.continued(bridge.route.path, Step.FORWARDED)
+                    live.process.metrics.continued(live.route.path, Step.FORWARDED)
                     _note_step(incoming.span, Step.FORWARDED)
                 return found
             is_proven = found.proven
@@ -468,14 +473,14 @@ class Downstream:
         if driver is not None:
             await driver.authorise(key, headers)
         else:
-            await bridge.pool.authorise(key, headers, elsewhere=_session_of(envelope))
+            await live.upstream.pool.authorise(key, headers, elsewhere=_session_of(envelope))
         # While others were asked, a second retry may have come.
-        driver = bridge.lot.find(envelope.exchange) or driver
+        driver = self._lot.find(envelope.exchange) or driver
         outbox = round_.outbox()
         if driver is None:
-            driver = Driver.take_over(bridge, request, key, headers, envelope, outbox, is_proven=is_proven)
+            driver = Driver.take_over(live, self._lot, request, key, headers, envelope, outbox, is_proven=is_proven)
         else:
-            bridge.metrics.continued(bridge.route.path, Step.HELD)
+            live.process.metrics.continued(live.route.path, Step.HELD)
             _note_step(incoming.span, Step.HELD)
             driver.answer(outbox, request, envelope.round, headers)
         return await self._run(driver, outbox, round_.wire, self.running if incoming.hop is None else self.relayed)
@@ -491,9 +496,9 @@ class Downstream:
         finally:
             waiting.discard(driver)
 
-    def _upstream_headers(self, incoming: Incoming, bridge: LiveRoute, request: Request) -> Headers:
+    def _upstream_headers(self, incoming: Incoming, live: LiveRoute, request: Request) -> Headers:
         """What of this request's headers goes upstream; everything else stays here."""
-        sent = for_call(bridge.route, incoming.headers)
+        sent = for_call(live.route, incoming.headers)
         _ = sent.pop(self._callers.disbelieved(incoming) or "", None)
         meta = request.user_meta
         for name in mcp.TRACE_KEYS:
@@ -505,15 +510,15 @@ class Downstream:
             for name in _TRACE_CONTEXT:
                 _ = sent.pop(name, None)
             sent.update(incoming.span.headers())
-        sent.update(own_headers(bridge.route))
+        sent.update(own_headers(live.route))
         return sent
 
     async def _refuse(
         self, wire: ReplyWriter, error: GatewayError, id_: bytes | None, path: str, request_id: str
     ) -> web.StreamResponse:
-        bridge = self._routes.bridges.get(path)
-        if bridge is not None:  # else there is no such route, and the path is its client's
-            bridge.health.note(error)
+        live = self._routes.live.get(path)
+        if live is not None:  # else there is no such route, and the path is its client's
+            live.upstream.health.note(error)
         if isinstance(error, InvalidState):
             self._metrics.state_rejected(error.reason)
             note = _STATE_NOTES.get(error.reason, _STATE_FOREIGN)
@@ -529,8 +534,8 @@ class Downstream:
 
     def _log(self, event: Event, error: GatewayError, path: str, request_id: str, **fields: object) -> None:
         """What an operator can do something about."""
-        bridge = self._routes.bridges.get(path)
-        upstream = bridge.route.upstream.name if bridge is not None else None
+        live = self._routes.live.get(path)
+        upstream = live.route.upstream.name if live is not None else None
         log.warning(
             event,
             route=path[:80],
@@ -543,12 +548,12 @@ class Downstream:
 
 
 @contextmanager
-def _naming_the_request(incoming: Incoming, bridge: LiveRoute) -> Iterator[None]:
+def _naming_the_request(incoming: Incoming, live: LiveRoute) -> Iterator[None]:
     """Have a refusal carry the id of a request that is not read yet."""
     try:
         yield
     except GatewayError as exc:
-        exc.request_id = id_of(incoming, bridge.config.limits.json_depth)
+        exc.request_id = id_of(incoming, live.config.limits.json_depth)
         raise
 
 
@@ -558,11 +563,11 @@ def _named(response: web.StreamResponse, request_id: str) -> web.StreamResponse:
     return response
 
 
-def _begin_span(traces: Traces, incoming: Incoming, bridge: LiveRoute, request: Request) -> Span:
+def _begin_span(traces: Traces, incoming: Incoming, live: LiveRoute, request: Request) -> Span:
     """The span of a round; that of another replica, where it came in there."""
     if incoming.hop is not None:
         return traces.elsewhere(incoming.hop.trace)
-    about = Operation(request.method, request.target, request.version, bridge.route.path)
+    about = Operation(request.method, request.target, request.version, live.route.path)
     meta = {name: text for name, raw in request.user_meta.items() if (text := jsonrpc.text(raw)) is not None}
     headers = {name.lower(): joined(incoming.headers, name) or "" for name in incoming.headers}
     rpc_id = (jsonrpc.text(request.id) or bytes(request.id).decode()).encode("utf-8", "replace").decode()
@@ -580,8 +585,8 @@ def _note_step(span: Span | None, step: Step) -> None:
         span.note("step", step)
 
 
-def _pool_key(bridge: LiveRoute, request: Request, principal: bytes, headers: Headers) -> PoolKey:
-    names = bridge.route.forward_headers
+def _pool_key(live: LiveRoute, request: Request, principal: bytes, headers: Headers) -> PoolKey:
+    names = live.route.forward_headers
     forwarded = tuple([(name, headers[name]) for name in names if name in headers]) if names else ()
     return PoolKey(principal, bytes(request.client_info), bytes(request.capabilities), forwarded)
 

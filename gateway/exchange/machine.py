@@ -39,8 +39,9 @@ from gateway.exchange import events as on
 from gateway.exchange import questions as inputs
 from gateway.exchange import results
 from gateway.exchange.commands import Command, Timer
-from gateway.exchange.questions import Capabilities, Question, Recorded
+from gateway.exchange.questions import Question, Recorded
 from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import (
     CallLost,
     GatewayError,

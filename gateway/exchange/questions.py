@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import InvalidParams
 
 _REMOVED: Final = frozenset({"elicitationId", "task", "_meta"})
@@ -21,16 +22,6 @@ _MAX_KEY: Final = 128
 
 KINDS: Final = frozenset(_KEY_PREFIX)
 """The three methods an upstream may ask with."""
-
-
-class Capabilities(msgspec.Struct, frozen=True):
-    """What this request's client declared that it can be asked."""
-
-    form: bool = False
-    url: bool = False
-    sampling: bool = False
-    sampling_tools: bool = False
-    roots: bool = False
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -94,7 +94,7 @@ class Passthrough:
         self._config = config
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
 
-    def headers(self, http: web.BaseRequest, bridge: LiveRoute) -> CIMultiDict[str]:
+    def headers(self, http: web.BaseRequest, live: LiveRoute) -> CIMultiDict[str]:
         """The headers of this request as they go upstream; raises InvalidRequest, also where it has been here."""
         if any(self._via in line for line in http.headers.getall("Via", ())):
             raise _loop(http.path)
@@ -104,73 +104,73 @@ class Passthrough:
         if not principals.is_trusted(http.remote, self._networks):
             dropped |= {name for name in map(str.lower, http.headers) if name.startswith(_PROXYS)}
             dropped.add((self._config.principal.header or "").lower())
-        kept = for_passing(bridge.route, http.headers, dropped)
+        kept = for_passing(live.route, http.headers, dropped)
         kept.add("Via", self._via)
         return kept
 
-    async def legacy(self, http: web.BaseRequest, bridge: LiveRoute, incoming: Incoming) -> web.StreamResponse:
+    async def legacy(self, http: web.BaseRequest, live: LiveRoute, incoming: Incoming) -> web.StreamResponse:
         """The upstream's reply to a request of the handshake era; raises GatewayError where there is none."""
-        if bridge.era is None:
-            raise _not_passable(http, bridge, incoming)
+        if live.upstream.era is None:
+            raise _not_passable(http, live, incoming)
         if self.stopping and http.method == "GET":
             raise Stopping("The gateway is shutting down; open the stream again, another replica will serve it")
-        reply = await self._forward(http, bridge, bridge.era, incoming, TrafficEra.LEGACY)
+        reply = await self._forward(http, live, live.upstream.era, incoming, TrafficEra.LEGACY)
         assert reply is not None, "only a modern request can be bridged instead"
         return reply
 
-    async def modern(self, http: web.BaseRequest, bridge: LiveRoute, incoming: Incoming) -> web.StreamResponse | None:
+    async def modern(self, http: web.BaseRequest, live: LiveRoute, incoming: Incoming) -> web.StreamResponse | None:
         """The modern upstream's reply to a modern request; None when it is not modern any more and took nothing."""
-        assert bridge.era is not None, "only a probe finds a modern upstream"
+        assert live.upstream.era is not None, "only a probe finds a modern upstream"
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
-        return await self._forward(http, bridge, bridge.era, incoming, TrafficEra.MODERN)
+        return await self._forward(http, live, live.upstream.era, incoming, TrafficEra.MODERN)
 
     async def _forward(
-        self, http: web.BaseRequest, bridge: LiveRoute, era: EraProbe, incoming: Incoming, kind: TrafficEra
+        self, http: web.BaseRequest, live: LiveRoute, era: EraProbe, incoming: Incoming, kind: TrafficEra
     ) -> web.StreamResponse | None:
         if http.method not in _METHODS:
             raise not_allowed(http.method, ", ".join(sorted(_METHODS)))
         lasting = LongLivedStream() if _lasts(http, kind) else None
         outcome, started = Passed.LEFT, time.monotonic()
         if lasting is not None:
-            bridge.streams.add(lasting)
+            live.upstream.streams.add(lasting)
             self.lasting += 1
         try:
-            reply, outcome = await self._exchange(http, bridge, era, incoming.body, kind, lasting)
+            reply, outcome = await self._exchange(http, live, era, incoming.body, kind, lasting)
         except DownstreamError as exc:
             outcome = Passed.REFUSED
-            exc.request_id = id_of(incoming, bridge.config.limits.json_depth)
+            exc.request_id = id_of(incoming, live.config.limits.json_depth)
             raise
         except UpstreamError as exc:
             outcome = Passed.UNREACHABLE
-            self._metrics.upstream_failed(bridge.route.path, exc.reason)
-            exc.request_id = id_of(incoming, bridge.config.limits.json_depth)
+            self._metrics.upstream_failed(live.route.path, exc.reason)
+            exc.request_id = id_of(incoming, live.config.limits.json_depth)
             raise
         except _Cut:
             outcome = Passed.ENDED if lasting is not None and lasting.ended else Passed.CUT
             raise
         finally:
             if lasting is not None:
-                bridge.streams.discard(lasting)
+                live.upstream.streams.discard(lasting)
                 self.lasting -= 1
             seconds = None if lasting is not None else time.monotonic() - started
-            self._metrics.passed(bridge.route.path, kind, outcome, seconds)
+            self._metrics.passed(live.route.path, kind, outcome, seconds)
         return reply
 
     async def _exchange(  # noqa: PLR0913  (what one request is made of)
         self,
         http: web.BaseRequest,
-        bridge: LiveRoute,
+        live: LiveRoute,
         era: EraProbe,
         body: bytes,
         kind: TrafficEra,
         lasting: LongLivedStream | None,
     ) -> tuple[web.StreamResponse | None, Passed]:
-        headers = self.headers(http, bridge)
-        response = await self._open(http, bridge, era.endpoint, headers, body)
+        headers = self.headers(http, live)
+        response = await self._open(http, live, era.endpoint, headers, body)
         try:
             if kind is TrafficEra.MODERN and _may_refute(response):
-                said = await _read(response, era.endpoint, bridge.config.timeouts.idle_seconds)
+                said = await _read(response, era.endpoint, live.config.timeouts.idle_seconds)
                 if eras.refutes(response.status, said):
                     era.doubt()
                     # What answers this request may have run it: then only the next one is bridged.
@@ -181,28 +181,28 @@ class Passthrough:
                 ), Passed.REFUSED
             if lasting is not None:
                 lasting.begin(response)
-            return await self._relay(http, bridge, era.endpoint, response, lasting)
+            return await self._relay(http, live, era.endpoint, response, lasting)
         finally:
             response.close()
 
     async def _open(
         self,
         http: web.BaseRequest,
-        bridge: LiveRoute,
+        live: LiveRoute,
         endpoint: Endpoint,
         headers: CIMultiDict[str],
         body: bytes,
     ) -> aiohttp.ClientResponse:
         """The head of the upstream's reply, after a redirect within its origin; raises Unreachable or CallLost."""
-        seconds = _head_seconds(http, bridge.config.timeouts)
+        seconds = _head_seconds(http, live.config.timeouts)
         try:
             async with asyncio.timeout(seconds):
                 target = self._named.target(http, endpoint)
                 for _ in range(2):
                     url = target or _with_query(endpoint.url, http.rel_url.raw_query_string)
-                    response = await bridge.client.open(http.method, url, headers, body or None)
+                    response = await live.upstream.client.open(http.method, url, headers, body or None)
                     if response.status not in REDIRECTS:
-                        bridge.health.ok()
+                        live.upstream.health.ok()
                         return response
                     response.close()
                     if target is None:
@@ -226,13 +226,13 @@ class Passthrough:
     async def _relay(
         self,
         http: web.BaseRequest,
-        bridge: LiveRoute,
+        live: LiveRoute,
         endpoint: Endpoint,
         response: aiohttp.ClientResponse,
         lasting: LongLivedStream | None,
     ) -> tuple[web.StreamResponse, Passed]:
         """Write the reply as it comes; what the upstream cuts short ends here without its end, too."""
-        timeouts = bridge.config.timeouts
+        timeouts = live.config.timeouts
         is_stream = response.content_type == "text/event-stream"
         reply = web.StreamResponse(status=response.status, reason=response.reason, headers=self._head(http, response))
         if is_stream:
@@ -379,19 +379,19 @@ def _loop(path: str) -> GatewayError:
     return error
 
 
-def _not_passable(http: web.BaseRequest, bridge: LiveRoute, incoming: Incoming) -> GatewayError:
+def _not_passable(http: web.BaseRequest, live: LiveRoute, incoming: Incoming) -> GatewayError:
     """The answer to an old client where the upstream cannot be given its bytes."""
     if http.method != "POST":
         return not_allowed(http.method, "POST")
     try:
-        posted = incoming.posted(bridge.config.limits.json_depth)
+        posted = incoming.posted(live.config.limits.json_depth)
     except DownstreamError as exc:
         return exc
     named = jsonrpc.text(posted.params.get("protocolVersion")) or http.headers.get(mcp.PROTOCOL_VERSION)
     error = UnsupportedVersion(named or "none")
     error.request_id = bytes(posted.id) if posted.id is not None else None
     error.message += (
-        f"; this request is of the initialize era, and the server of route {bridge.route.path} is reached by other "
+        f"; this request is of the initialize era, and the server of route {live.route.path} is reached by other "
         "means than streamable HTTP, so nothing can be passed through to it: use a client of 2026-07-28, or reach "
         "the server directly"
     )

@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.exchange.questions import Capabilities
 from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import (
     DownstreamError,
     HeaderMismatch,

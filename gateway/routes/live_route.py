@@ -1,6 +1,10 @@
-"""What the exchanges of one route share."""
+"""The three lifetimes of a route at work: its process, its upstream, its present configuration.
 
-from typing import TYPE_CHECKING
+A reload makes a new `LiveRoute` and leaves the old one to the calls that began with it. It hands the `LiveUpstream` on
+as long as everything that shapes a session stays the same. There is one `ProcessScope` in a process.
+"""
+
+from typing import Protocol
 
 import msgspec
 
@@ -8,43 +12,61 @@ from gateway.cluster.witness import Witness
 from gateway.config import Config, Route
 from gateway.exchange.machine import Policy
 from gateway.http.client import Client
-from gateway.routes.parking import Lot
-from gateway.runtime.coarse_timer import Deadlines
+from gateway.routes.deadlines import Deadlines
+from gateway.routes.upstream_health import UpstreamHealth
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Sealer
 from gateway.sessions.pool import Pool
 from gateway.telemetry import Metrics
-from gateway.telemetry.recent_errors import Health
 from gateway.upstream.era_probe import EraProbe
 
-if TYPE_CHECKING:  # these know their bridge
-    from gateway.bridge.driver import Driver
-    from gateway.bridge.subscription import Subscription
-    from gateway.passthrough.forwarder import LongLivedStream
+
+class Endable(Protocol):
+    """A stream that stays open until its client leaves, or until it is ended."""
+
+    def end(self) -> None:
+        """End it properly; its client may open another one."""
 
 
-class LiveRoute(msgspec.Struct, frozen=True, eq=False):
-    """One route at work, under one configuration."""
+class ProcessScope(msgspec.Struct, frozen=True, eq=False):
+    """What lives as long as the process."""
 
-    config: Config
-    """As it holds on this route."""
-    route: Route
-    client: Client
-    """Towards this route's upstream."""
-    pool: Pool
-    lot: Lot["Driver"]
     sealer: Sealer
     metrics: Metrics
     tasks: Tasks
-    alarms: Deadlines
-    policies: dict[str, Policy]
-    """By method; a method that is not here may not ask."""
     owner: str
+    """The id of this replica, as states name it."""
     epoch: str
-    listeners: set["Subscription"]
-    era: EraProbe | None
-    """None where the upstream is a child: nothing can be passed through to it."""
-    health: Health
-    streams: set["LongLivedStream"]
-    """Those of old clients, and of a modern upstream's subscriptions."""
+    """Another one after every start."""
     witness: Witness
+
+
+class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
+    """What lives as long as the upstream of a route, across reloads that do not concern it."""
+
+    client: Client
+    pool: Pool
+    era: EraProbe | None
+    """None if the upstream is a child process: nothing can be passed through to it."""
+    health: UpstreamHealth
+    subscriptions: set[Endable]
+    streams: set[Endable]
+    """Those of legacy clients, and of a modern upstream's subscriptions."""
+
+    def end_streams(self) -> None:
+        """End every stream that would otherwise stay open until its client leaves."""
+        for stream in (*self.subscriptions, *self.streams):
+            stream.end()
+
+
+class LiveRoute(msgspec.Struct, frozen=True, eq=False):
+    """What lives as long as one configuration of a route, or a call that began under it."""
+
+    config: Config
+    """The configuration as it holds on this route."""
+    route: Route
+    policies: dict[str, Policy]
+    """By method; a method that is missing may not ask."""
+    deadlines: Deadlines
+    upstream: LiveUpstream
+    process: ProcessScope

@@ -1,8 +1,8 @@
-"""Coarse alarms for waits that nearly always end early: one tick for all instead of one timer each.
+"""A timer for waits that nearly always end early: one tick for all of them instead of one timer each.
 
-A plain call has three deadlines (its leg, the upstream's silence, the client's keep-alive) and reaches none. An
-alarm of one fixed length is an ordered dict: arming and disarming cost a dict operation, and the tick looks only at
-the oldest entries.
+A plain call has three deadlines (its leg, the upstream's silence, the client's keep-alive) and reaches none. A
+coarse timer of one fixed length is an ordered dict: arming and disarming cost a dict operation, and the tick looks
+only at the oldest entries.
 """
 
 import asyncio
@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gateway.config import Config
-from gateway.exchange.commands import Timer
 from gateway.runtime.tasks import Tasks
 
 TICK_SECONDS: Final = 0.1
@@ -60,38 +58,3 @@ class CoarseTimer:
             if entry is not None and entry[0] <= now:
                 del self._waiting[key]
                 self._tasks.guard(callback, f"alarm {self._name}")()
-
-
-def wait_seconds(config: Config) -> float:
-    """How long a client may take between two rounds: a call whose state no longer opens is not held either."""
-    return min(config.hold.ttl_seconds, config.state.ttl_seconds)
-
-
-class Deadlines:
-    """The deadlines that all exchanges of a process share; QUIET and GRACE are short and have timers of their own.
-
-    An alarm has one length for its life. Routes of other lengths have alarms of their own; where a reload brings
-    others, new bridges get new alarms, and the old ones tick until the last exchange has left them.
-    """
-
-    def __init__(self, config: Config, tasks: Tasks) -> None:
-        self.lengths = idle, silence, leg, ttl, linger = lengths(config)
-        self.idle = CoarseTimer(idle, tasks, "idle")
-        self.silence = CoarseTimer(silence, tasks, "keep-alive")
-        self.shared = {
-            Timer.LEG: CoarseTimer(leg, tasks, Timer.LEG),
-            Timer.TTL: CoarseTimer(ttl, tasks, Timer.TTL),
-            Timer.LINGER: CoarseTimer(linger, tasks, Timer.LINGER),
-        }
-
-
-def lengths(config: Config) -> tuple[float, float, float, float, float]:
-    """What the alarms of two configurations must have in common to be the same: seconds."""
-    timeouts = config.timeouts
-    return (
-        timeouts.idle_seconds,
-        timeouts.keepalive_seconds,
-        config.legs.limit_seconds,
-        wait_seconds(config),
-        config.hold.linger_seconds,
-    )

@@ -28,8 +28,9 @@ from gateway.passthrough import sse_endpoint
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
 from gateway.protocol.errors import Stopping
+from gateway.routes.live_route import ProcessScope
 from gateway.routes.parking import Lot
-from gateway.routes.table import RouteTable, end_streams
+from gateway.routes.table import RouteTable
 from gateway.runtime.tasks import Tasks
 from gateway.seal.cipher import Keyring
 from gateway.seal.peer_messages import Hops
@@ -110,25 +111,22 @@ class Gateway:
         """Open the listeners; raises OSError when an address is taken."""
         config, tls = self.config, contexts(self.config)
         self._client = Client(config.limits, config.timeouts)
-        self.routes = RouteTable(
-            config,
-            self._client,
-            self.lot,
-            self._sealer,
-            self.metrics,
-            self.tasks,
-            self.members.own,
-            self._epoch,
-            tls,
-            self.troubles,
-            self._witness,
+        scope = ProcessScope(
+            sealer=self._sealer,
+            metrics=self.metrics,
+            tasks=self.tasks,
+            owner=self.members.own,
+            epoch=self._epoch,
+            witness=self._witness,
         )
+        self.routes = RouteTable(config, tls, self._client, scope, self.troubles)
         self._callers = Authenticator(config, self._client, self.tasks)
         succession = RetryRouting(self.members, self._peers, self._witness)
-        wellknown = OAuthProxy(config, self.routes)
+        wellknown = OAuthProxy(config, self._client_for)
         self.downstream = Downstream(
             config,
             self.routes,
+            self.lot,
             self._callers,
             succession,
             Passthrough(config, wellknown.challenge, self._named, self.metrics, self._epoch),
@@ -160,6 +158,11 @@ class Gateway:
         )
         _caution(config)
         self.reload.begin()
+
+    def _client_for(self, path: str) -> Client | None:
+        """The HTTP client of the route at a path; None if a reload removed the route."""
+        live = self.routes.live.get(path)
+        return live.upstream.client if live is not None else None
 
     def _allowed(self) -> frozenset[str] | None:
         """By which names browsers may ask for the status; None on a worker's socket, which no browser reaches."""
@@ -259,8 +262,8 @@ class Gateway:
         )
         await asyncio.sleep(delay_seconds)  # load balancers notice; what they still send is served
         self.downstream.stop()
-        for bridge in self.routes.bridges.values():
-            end_streams(bridge)
+        for live in self.routes.live.values():
+            live.upstream.end_streams()
         if not self.members.alone:
             for driver in self.downstream.running - self.downstream.relayed:
                 driver.hand_over()
@@ -288,8 +291,8 @@ class Gateway:
     async def close(self) -> None:
         """Close everything; replies that were just written still go out."""
         self.reload.closed = True
-        for bridge in self.routes.bridges.values():
-            await bridge.pool.close()
+        for live in self.routes.live.values():
+            await live.upstream.pool.close()
         await self.tasks.settle(self.config.timeouts.cancel_seconds)
         for listener in self._listeners:
             await listener.close()

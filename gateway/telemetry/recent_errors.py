@@ -10,9 +10,9 @@ from collections import OrderedDict
 from typing import Final
 from weakref import WeakSet
 
-from gateway.protocol.errors import Busy, GatewayError, InvalidState, NoKeys, OwnerStalled, Unreachable, UpstreamError
+from gateway.protocol.errors import Busy, GatewayError, InvalidState, NoKeys, OwnerStalled, UpstreamError
 from gateway.telemetry import mask
-from gateway.telemetry.status import MOST_ERRORS, ErrorStatus, Failure
+from gateway.telemetry.status import MOST_ERRORS, ErrorStatus
 
 _TEXT_CHARACTERS: Final = 400
 _NUMBERS: Final = re.compile(r"\d+")
@@ -23,9 +23,6 @@ _QUOTES: Final = (
 """A server's refusal may repeat the contents of the call or answer."""
 _NOT_BY_CLIENTS: Final = frozenset({"unknown_key"})
 """Reasons of rejected states that point to the deployment; the other reasons are the client's problem."""
-_FAILURES: Final = frozenset({"upstream_unreachable", "session_lost", "call_lost"})
-"""After these an upstream counts as failing; an upstream that refuses a caller is available."""
-
 _FIXES: Final = {
     "owner_lost": "find out why that replica ended. A call survives if the server keeps event ids, or if its tool may "
     "run twice: docs/continuity.md",
@@ -34,11 +31,6 @@ _FIXES: Final = {
     "internal": "this is a bug in the gateway: please report it with the traceback in the log (`task.failed`)",
 }
 """By kind, for errors whose own `fix` is missing or too general."""
-_COMMAND_FIX: Final = (
-    "run the command by hand, as the gateway's user and in its folder; the gateway's log has its stderr "
-    "(`child.ended`)"
-)
-_CHILD_FIX: Final = "look in the gateway's log for the last lines of its stderr (`child.ended`)"
 
 
 class RecentErrors:
@@ -58,7 +50,7 @@ class RecentErrors:
         if kind is None or error in self._noted:
             return None
         self._noted.add(error)
-        self.say(kind, error.message, fix or _fix(kind, error), route)
+        self.say(kind, error.message, fix or fix_for(kind, error), route)
         return kind
 
     def say(self, kind: str, text: str, fix: str, route: str = "") -> None:
@@ -68,7 +60,7 @@ class RecentErrors:
         key = kind, route, _NUMBERS.sub("0", text)
         known = self._known.pop(key, None) or _Known(now)
         known.count += 1
-        known.last, known.text, known.fix = now, text, _sentence(fix)
+        known.last, known.text, known.fix = now, text, sentence(fix)
         self._known[key] = known
         if len(self._known) > MOST_ERRORS:
             _ = self._known.popitem(last=False)
@@ -101,44 +93,6 @@ class _Known:
         self.text = self.fix = ""
 
 
-class Health:
-    """What the traffic of one route shows of its upstream."""
-
-    def __init__(self, route: str, troubles: RecentErrors, *, is_command: bool) -> None:
-        self.answered = float("-inf")
-        """When the upstream last answered what did not go through a session: a probe, or what is passed through."""
-        self.speaks_sse = False
-        self._route = route
-        self._is_command = is_command
-        self._troubles = troubles
-        self._failed = float("-inf")
-        self._kind = self._cause = self._fix = ""
-
-    def ok(self) -> None:
-        """The upstream has answered."""
-        self.answered = time.monotonic()
-
-    def note(self, error: GatewayError) -> None:
-        """Take in an error of a request of this route, whosoever it is; the same one may come several times."""
-        fix = _COMMAND_FIX if isinstance(error, Unreachable) and self._is_command else ""
-        kind = self._troubles.note(error, self._route, fix=fix)
-        if kind in _FAILURES:
-            self._failed, self._kind, self._cause = time.monotonic(), kind, presentable(error.message)
-            self._fix = _sentence(fix or _fix(kind, error))
-
-    def child_ended(self, how: str) -> None:
-        """A child ended that nobody asked to."""
-        self._troubles.say("child_ended", f"A child of route {self._route} {how}", _CHILD_FIX, self._route)
-
-    @property
-    def failure(self) -> Failure | None:
-        """The last one, however long ago."""
-        if not self._kind:
-            return None
-        ago = time.monotonic() - self._failed
-        return Failure(kind=self._kind, cause=self._cause, fix=self._fix, seconds_ago=ago)
-
-
 def presentable(text: str) -> str:
     """Return one line of what may be shown: without secrets, control characters, or what a server said of a call."""
     for quote in _QUOTES:
@@ -148,12 +102,13 @@ def presentable(text: str) -> str:
     return shown if len(shown) <= _TEXT_CHARACTERS else f"{shown[: _TEXT_CHARACTERS - 1]}…"
 
 
-def _fix(kind: str, error: GatewayError) -> str:
+def fix_for(kind: str, error: GatewayError) -> str:
     """What an operator does next."""
     return _FIXES.get(kind, error.fix)
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """Begin with a capital letter."""
     return text[:1].upper() + text[1:]
 
 

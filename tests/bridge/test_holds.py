@@ -329,7 +329,7 @@ class Crowd:
 
 def reach_leg_limit(stand: Stand) -> None:
     """Let the time of the one leg that waits pass."""
-    alarm = stand.gateway.routes.bridges["/mcp"].alarms.shared[Timer.LEG]
+    alarm = stand.gateway.routes.live["/mcp"].deadlines.shared[Timer.LEG]
     ((driver, (_, ring)),) = alarm._waiting.items()
     alarm.disarm(driver)
     ring()

@@ -117,7 +117,7 @@ async def test_closing_the_stream_frees_the_session(upstream: FakeUpstream, stan
         assert stand.metric("mcp_gateway_subscriptions") == 1
     assert (await upstream.saw("DELETE"))[0].session == "s1"
     await eventually(lambda: stand.sessions("busy") == 0)
-    assert not stand.gateway.routes.bridges["/mcp"].listeners
+    assert not stand.gateway.routes.live["/mcp"].upstream.subscriptions
     assert stand.metric("mcp_gateway_subscriptions") == 0
     taken_back = [seen.body["params"]["uri"] for seen in upstream.of(mcp.UNSUBSCRIBE)]
     assert taken_back == EVERYTHING["resourceSubscriptions"]
@@ -311,7 +311,7 @@ async def test_a_flood_costs_one_message_for_each_thing(upstream: FakeUpstream, 
     upstream.capabilities = OFFERED
     async with listening(stand.client(), EVERYTHING) as stream:
         await stream.next()
-        (listener,) = stand.gateway.routes.bridges["/mcp"].listeners
+        (listener,) = stand.gateway.routes.live["/mcp"].upstream.subscriptions
         assert listener._session is not None
         for number in range(3000):  # all in one go: the client cannot read meanwhile
             for sent in (

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gateway.config import Config, Route, State, Upstream, changes, digest, refused
 from gateway.config.diff import RELOADED
-from gateway.config.parsing.decoder import config_shape
+from gateway.config.load import config_shape
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reload.md"
 RESTART = {"listen", "admin", "workers", "replica.id", "replica.listen", "log.level", "log.format", "traces"}

@@ -31,7 +31,7 @@ from gateway.config import (
     parse,
     split_address,
 )
-from gateway.config.parsing.decoder import config_shape
+from gateway.config.load import config_shape
 from gateway.config.parsing.yaml_tree import MAX_TEXT_CHARACTERS
 
 ROOT = Path(__file__).parents[2]
@@ -676,7 +676,7 @@ def keys_of(kind: inspect.Type) -> Iterator[str]:
 
 
 def test_the_published_schema_is_the_generated_one() -> None:
-    run = [sys.executable, "-W", "error", "-m", "gateway.config.schema"]
+    run = [sys.executable, "-W", "error", "-m", "gateway.config"]
     printed = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert (ROOT / "config/mrtr-gateway.schema.json").read_text() == printed
     assert json.loads(printed) == json.loads(json.dumps(json_schema()))

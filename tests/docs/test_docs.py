@@ -75,7 +75,7 @@ def test_every_default_is_the_one_of_the_code(where: str, said: str) -> None:
 
 def words_of_the_wire() -> set[str]:
     """What a client can meet of methods, notifications, codes and reasons, as the code declares it."""
-    errors = (REPOSITORY / "gateway" / "errors.py").read_text()
+    errors = (REPOSITORY / "gateway" / "protocol" / "errors.py").read_text()
     reasons = set(re.findall(r'"reason": "(\w+)"|\breason = "(\w+)"', errors))
     named = {value for name, value in vars(mcp).items() if name.isupper() and isinstance(value, str | int)}
     codes = {str(value) for value in named if isinstance(value, int) and value < -32000}

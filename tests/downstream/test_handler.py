@@ -514,7 +514,7 @@ async def test_a_header_that_tells_who_is_calling_must_come_once(
         asked = await client.call()
         state = {"requestState": asked.state, "inputResponses": {"q": {"action": "decline"}}}
     if way == "modern upstream":
-        stand.gateway.routes.bridges["/mcp"].era.known = True  # type: ignore[union-attr]
+        stand.gateway.routes.live["/mcp"].upstream.era.known = True  # type: ignore[union-attr]
     before = len(upstream.seen) + len(upstream.probes)
     headers, body = client.build("tools/call", {"name": "tool", "arguments": {}, **state})
     method = "POST"

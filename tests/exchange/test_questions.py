@@ -7,8 +7,9 @@ import pytest
 from msgspec import UNSET, Raw
 
 from gateway.exchange import questions as inputs
-from gateway.exchange.questions import Capabilities, Malformed, Question
+from gateway.exchange.questions import Malformed, Question
 from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import InvalidParams
 from tests.support.playbook import ALL, FORM, SAMPLING, raw, url
 from tests.support.schema import assert_legacy_message, assert_modern_result

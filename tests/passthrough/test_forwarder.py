@@ -292,8 +292,8 @@ async def test_what_only_a_trusted_proxy_may_claim_goes_up_from_one(upstream: Fa
 
 
 async def test_where_no_bytes_can_go_an_old_client_is_told_so(upstream: FakeUpstream, stand: Stand) -> None:
-    bridges = stand.gateway.routes.bridges
-    bridges["/mcp"] = msgspec.structs.replace(bridges["/mcp"], era=None)
+    live = stand.gateway.routes.live
+    live["/mcp"] = msgspec.structs.replace(live["/mcp"], era=None)
     async with stand.http.post(stand.url, json=INITIALIZE) as response:
         message = await response.json()
         assert (response.status, message["id"]) == (400, 7)
@@ -603,7 +603,7 @@ async def test_a_held_calls_state_with_another_key_is_not_served_when_the_upstre
     upstream.tool(ask)
     asked = await mine.call()
     make_modern(upstream)
-    stand.gateway.routes.bridges["/mcp"].era.known = True  # type: ignore[union-attr]
+    stand.gateway.routes.live["/mcp"].upstream.era.known = True  # type: ignore[union-attr]
     upstream.tool(modern_tool)
     foreign = await other.answer(asked)
     assert foreign.text == "modern", "it is the upstream's to judge, as any state that is not of this caller"

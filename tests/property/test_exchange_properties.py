@@ -33,8 +33,9 @@ from gateway.exchange import events as on
 from gateway.exchange import questions as inputs
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import MAX_QUESTIONS, MAX_RECORD_BYTES, MAX_RUNS, Exchange, Policy, Snapshot, State
-from gateway.exchange.questions import Capabilities, Question
+from gateway.exchange.questions import Question
 from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, InvalidParams, Refused, Stopping
 from tests.support.playbook import ACCEPT, DECLINE, FORM, SAMPLED, SAMPLING, attributes, raw, url, url_required
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.exchange.questions import Capabilities
 from gateway.protocol import jsonrpc, mcp, request
+from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import (
     DownstreamError,
     HeaderMismatch,

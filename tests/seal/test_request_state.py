@@ -14,7 +14,8 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.exchange.machine import MAX_RECORD_BYTES
-from gateway.exchange.questions import Capabilities, Recorded
+from gateway.exchange.questions import Recorded
+from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import InvalidParams, InvalidState
 from gateway.protocol.request import Request
 from gateway.seal import request_state as envelopes

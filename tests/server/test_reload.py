@@ -359,7 +359,7 @@ async def test_a_route_that_went_takes_nothing_new_and_ends_what_waits(
     old = at(stand, "old")
     over, asked, also = await old.call(), await old.call(), await old.call()
     assert (await old.answer(over)).text
-    pool = stand.gateway.routes.bridges["/old"].pool
+    pool = stand.gateway.routes.live["/old"].upstream.pool
     stand.gateway.change(reconfigured(upstream.url, routes=routes(mcp=second.url)))
     assert pool.closed
     assert (await old.call()).outcome == NONE
@@ -532,7 +532,7 @@ async def test_a_subscription_ends_where_its_upstream_does_and_else_lives_on(
         stand.gateway.change(reconfigured(upstream.url, hold={"ttl_seconds": 5}))
         upstream.side("s1").put_nowait(change("tools/list_changed"))
         assert (await stream.next())["method"] == mcp.TOOLS_CHANGED
-        assert len(stand.gateway.routes.bridges["/mcp"].listeners) == 1, "a drain will find it"
+        assert len(stand.gateway.routes.live["/mcp"].upstream.subscriptions) == 1, "a drain will find it"
         stand.gateway.change(reconfigured(second.url))
         assert (await stream.next())["result"]["resultType"] == "complete"
     await upstream.saw("DELETE")
@@ -593,13 +593,13 @@ async def test_a_call_that_waits_keeps_its_time_and_a_new_one_has_the_new(
     stand = await begin(hold={"linger_seconds": 0.05})
     client = stand.client()
     before = await client.call()
-    old = stand.gateway.routes.bridges["/mcp"].alarms
+    old = stand.gateway.routes.live["/mcp"].deadlines
     stand.gateway.change(reconfigured(upstream.url, hold={"ttl_seconds": 0.2, "linger_seconds": 0.05}))
     after = await client.call()
     await eventually(lambda: stand.held == 1, "the new one expires")
     assert (await client.answer(after)).outcome == LOST
     assert (await client.answer(before)).text
-    assert stand.gateway.routes.bridges["/mcp"].alarms is not old
+    assert stand.gateway.routes.live["/mcp"].deadlines is not old
     every = (old.idle, old.silence, *old.shared.values())
     await eventually(lambda: all(alarm._timer is None for alarm in every), "the old alarms tick no more")
 
@@ -618,12 +618,12 @@ async def test_a_call_that_waits_keeps_its_time_and_a_new_one_has_the_new(
 async def test_there_are_new_alarms_for_every_new_length_and_only_then(
     upstream: FakeUpstream, stand: Stand, section: str, key: str
 ) -> None:
-    before = stand.gateway.routes.bridges["/mcp"].alarms
+    before = stand.gateway.routes.live["/mcp"].deadlines
     stand.gateway.change(reconfigured(upstream.url, limits={"body_bytes": 1000}))
-    assert stand.gateway.routes.bridges["/mcp"].alarms is before
+    assert stand.gateway.routes.live["/mcp"].deadlines is before
     keys = {"keys": [KEY]} if section == "state" else {}
     stand.gateway.change(reconfigured(upstream.url, **{section: {**keys, key: 7.5}}))
-    after = stand.gateway.routes.bridges["/mcp"].alarms
+    after = stand.gateway.routes.live["/mcp"].deadlines
     assert after is not before
     assert 7.5 in after.lengths
 
@@ -674,7 +674,7 @@ async def test_who_waits_for_a_session_gets_it_when_there_may_be_more(upstream: 
     assert (await client.call()).text
     upstream.tool(slow)
     calls = [later(client.call()) for _ in range(4)]
-    pool = stand.gateway.routes.bridges["/mcp"].pool
+    pool = stand.gateway.routes.live["/mcp"].upstream.pool
     await eventually(lambda: sum(len(group.waiting) for group in pool._groups.values()) == 3)
     stand.gateway.change(reconfigured(upstream.url, sessions={"max": 3}))
     await upstream.saw("tools/call", 4)
@@ -785,9 +785,9 @@ async def test_fifty_reloads_leave_nothing_behind(upstream: FakeUpstream, second
     waiting = await client.call()
     for number in range(50):
         url = (second, upstream)[number % 2].url
-        bridge = stand.gateway.routes.bridges["/mcp"]
-        used += [weakref.ref(bridge.pool), weakref.ref(bridge.alarms)]
-        del bridge
+        live = stand.gateway.routes.live["/mcp"]
+        used += [weakref.ref(live.upstream.pool), weakref.ref(live.deadlines)]
+        del live
         stand.gateway.change(
             reconfigured(
                 url,

@@ -239,7 +239,7 @@ async def test_a_change_that_is_or_may_be_heard_ends_it(upstream: FakeUpstream, 
     stand = await begin(route=KEPT)
     client = stand.client()
     assert await names(client) == ["one"]
-    (group,) = stand.gateway.routes.bridges["/mcp"].pool._groups.values()
+    (group,) = stand.gateway.routes.live["/mcp"].upstream.pool._groups.values()
     before = group.generation
     upstream.tools = [tool("two")]
     if how == "restart":
@@ -281,7 +281,7 @@ async def test_a_list_that_changed_on_its_way_is_not_kept(upstream: FakeUpstream
     client = stand.client()
 
     async def change_meanwhile(turn: Turn) -> None:
-        (group,) = stand.gateway.routes.bridges["/mcp"].pool._groups.values()
+        (group,) = stand.gateway.routes.live["/mcp"].upstream.pool._groups.values()
         before = group.generation
         upstream.side(turn.session).put_nowait(changed("tools/list_changed"))
         await eventually(lambda: group.generation != before)
@@ -301,7 +301,7 @@ async def test_a_change_while_the_credential_is_checked_ends_it_too(
     upstream.tools = [tool("two")]
 
     async def ping(turn: Turn) -> None:
-        (group,) = stand.gateway.routes.bridges["/mcp"].pool._groups.values()
+        (group,) = stand.gateway.routes.live["/mcp"].upstream.pool._groups.values()
         before = group.generation
         upstream.side(turn.session).put_nowait(changed("tools/list_changed"))
         await eventually(lambda: group.generation != before)
@@ -315,7 +315,7 @@ async def test_age_and_a_reload_end_it(upstream: FakeUpstream, begin: Start) -> 
     stand = await begin(route={"cache": {"lists_seconds": 0.001}})
     client = stand.client()
     await names(client)
-    kept = stand.gateway.routes.bridges["/mcp"].pool.lists
+    kept = stand.gateway.routes.live["/mcp"].upstream.pool.lists
     await eventually(lambda: all(page.until < time.monotonic() for page in kept._pages.values()))
     await names(client)
     assert lists_asked(upstream) == 2

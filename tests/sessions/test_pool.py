@@ -348,7 +348,7 @@ async def test_a_caller_whom_the_upstream_does_not_take_leaves_nothing_behind(
         turn.reply(status)
 
     upstream.on("initialize", refuse)
-    pool = stand.gateway.routes.bridges["/mcp"].pool
+    pool = stand.gateway.routes.live["/mcp"].upstream.pool
     for number in range(3):
         client = stand.client(f"Bearer {number}", info={"name": "x" * 10_000, "version": "1"})
         for reply in (await client.call(), await client.post("tools/list"), await client.post(mcp.DISCOVER)):
@@ -387,7 +387,7 @@ async def test_empty_groups_are_forgotten(upstream: FakeUpstream, begin: Start) 
     stand = await begin(sessions={"idle_seconds": 0.03})
     for number in range(5):
         await stand.client(f"Bearer {number}").call()
-    pool = stand.gateway.routes.bridges["/mcp"].pool
+    pool = stand.gateway.routes.live["/mcp"].upstream.pool
     await eventually(lambda: not pool._groups)
     assert not pool._parties
     assert pool._count == 0

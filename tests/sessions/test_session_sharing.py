@@ -332,7 +332,7 @@ async def test_a_subscription_never_takes_the_session_of_the_calls(
     client = stand.client("Bearer ada")
     call = begun(do(client, "wait"))
     await upstream.saw("tools/call")
-    group = next(iter(stand.gateway.routes.bridges["/mcp"].pool._groups.values()))
+    group = next(iter(stand.gateway.routes.live["/mcp"].upstream.pool._groups.values()))
 
     async def listen() -> None:
         async with client.open(mcp.LISTEN, {"notifications": {"toolsListChanged": True}}) as stream:
@@ -353,7 +353,7 @@ async def test_a_session_that_is_given_up_is_not_ended_under_its_guests(
     client = stand.client("Bearer ada")
     host, guest = await ask(client), await ask(client)
     assert await answer(client, host) == "accept"
-    stand.gateway.routes.bridges["/mcp"].pool.retire()
+    stand.gateway.routes.live["/mcp"].upstream.pool.retire()
     assert (await do(client, "nothing")).text == "done"
     await upstream.saw("DELETE")
     assert [seen.session for seen in upstream.of("DELETE")] == ["s2"]

@@ -18,8 +18,9 @@ from msgspec import Raw
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange.machine import Exchange, Policy, State
-from gateway.exchange.questions import Capabilities, Question
+from gateway.exchange.questions import Question
 from gateway.protocol import jsonrpc
+from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import CallLost, GatewayError
 
 ALL = Capabilities(form=True, url=True, sampling=True, sampling_tools=True, roots=True)

@@ -1,4 +1,4 @@
-"""Plain tree -> structs: types, ranges, known keys and text forms, every error noted.
+"""Reads a plain tree into structs, noting every error in types, ranges, known keys or text forms.
 
 `msgspec.convert` would stop at the first error. This walker asks the same type information
 (`msgspec.inspect`), puts a default where a value was refused, and goes on.
@@ -9,20 +9,12 @@ from typing import Any
 
 from msgspec import inspect
 
-from gateway.config.model import Config
 from gateway.config.parsing.environment import substitute
 from gateway.config.parsing.formats import FORMS, Form
 from gateway.config.parsing.problems import Given, Problem, Surprise, joined, nearest, shown
 from gateway.config.parsing.yaml_tree import UNREAD, Unread, number
 
 _Extra = Mapping[str, Any]
-
-
-def config_shape() -> inspect.StructType:
-    """Return the type information of `Config`."""
-    shape = inspect.type_info(Config)
-    assert isinstance(shape, inspect.StructType)
-    return shape
 
 
 class Walker:
@@ -36,13 +28,15 @@ class Walker:
         self.spoilt: list[str] = []
         self._env = env
 
-    def read_config(self, tree: object) -> Config:
-        """Return the configuration; what was refused has its default in it, or is empty."""
-        config = self._read(config_shape(), tree, "", {})
-        if isinstance(config, Config):
-            return config
-        self.spoilt.append("")
-        return Config(routes=())
+    def read(self, shape: inspect.StructType, tree: object) -> object:
+        """Return the struct that `tree` describes; what was refused has its default in it.
+
+        Where nothing of the tree can be read, the result is something else, and the whole is spoilt.
+        """
+        found = self._read(shape, tree, "", {})
+        if not isinstance(found, shape.cls):
+            self.spoilt.append("")
+        return found
 
     def _refuse(self, path: str, text: str) -> Unread:
         self.problems.append(Problem(path, text))
