@@ -26,7 +26,7 @@ from gateway.telemetry import Event, get_logger, secret_arguments
 
 log = get_logger()
 
-_KEEPER: Final = Path(__file__).with_name("keeper.py")
+_REAPER: Final = Path(__file__).with_name("child_reaper.py")
 _EOF_SECONDS: Final = 1.5
 """How long a server may take to end after its input has; server-everything takes no notice of that."""
 _TERM_SECONDS: Final = 1.5
@@ -66,7 +66,7 @@ def given_secrets(upstream: Upstream) -> list[str]:
 
 
 class Child:
-    """A keeper, the server it keeps, and whatever that starts."""
+    """A reaper, the server it keeps, and whatever that starts."""
 
     def __init__(self, upstream: Upstream, route: str, event_bytes: int, tasks: Tasks) -> None:
         """Nothing is started yet; see `start`."""
@@ -100,7 +100,7 @@ class Child:
     # -- start --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start it; what comes of that is told by `over`. Raises OSError where there is not even a keeper."""
+        """Start it; what comes of that is told by `over`. Raises OSError where there is not even a reaper."""
         ours, theirs = socket.socketpair()
         pipes: list[int] = []
         try:
@@ -109,7 +109,7 @@ class Child:
                 pipes += (*os.pipe(), *os.pipe(), *os.pipe())
                 # Not asyncio's: uvloop gives a child sockets (which cannot be opened again as /dev/stdin), and more
                 # files than it should have.
-                self._process = self._keeper(theirs, pipes[0], pipes[3], pipes[5])
+                self._process = self._reaper(theirs, pipes[0], pipes[3], pipes[5])
             await self._connect(ours, pipes)
         except BaseException:
             ours.close()
@@ -121,10 +121,10 @@ class Child:
                 os.close(file)
         self._tasks.spawn(self._live(), "child")
 
-    def _keeper(self, control: socket.socket, stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+    def _reaper(self, control: socket.socket, stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
         upstream = self._upstream
         assert upstream.command is not None
-        program = (sys.executable, "-I", "-S", str(_KEEPER), str(control.fileno()), upstream.cwd or "")
+        program = (sys.executable, "-I", "-S", str(_REAPER), str(control.fileno()), upstream.cwd or "")
         return subprocess.Popen(  # noqa: S603  (what the operator configured, and no shell)
             (*program, *upstream.command),
             stdin=stdin,
@@ -159,17 +159,17 @@ class Child:
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        """Listen to the keeper until nothing is left."""
+        """Listen to the reaper until nothing is left."""
         reader, writer = self._control
         with suppress(OSError):
             while line := await reader.readline():
                 self._note(line.decode().split())
         writer.close()
         if self.pid:
-            with suppress(OSError):  # the kernel has killed the server with its keeper, but not what that started
+            with suppress(OSError):  # the kernel has killed the server with its reaper, but not what that started
                 os.killpg(self.pid, signal.SIGKILL)
-        self._end("ended with its keeper, which somebody killed")
-        # The kernel has closed the keeper's files and is about to make it a zombie: this waits for microseconds.
+        self._end("ended with its reaper, which somebody killed")
+        # The kernel has closed the reaper's files and is about to make it a zombie: this waits for microseconds.
         _ = self._process.wait()
         _ = await asyncio.wait((self.mutter.ended,), timeout=_LAST_WORDS_SECONDS)
         for transport in self._transports:
@@ -188,7 +188,7 @@ class Child:
                 self.pid = 0  # collected: the number may soon be another's
                 self._ended(_how(int(code)))
             case _:
-                pass  # half a line of a keeper that was killed
+                pass  # half a line of a reaper that was killed
 
     def _ended(self, how: str) -> None:
         """The server has ended; what it said before it did still counts."""
@@ -280,7 +280,7 @@ class Child:
         self._order(b"k")
 
     def _order(self, order: bytes) -> None:
-        if not self._control[1].is_closing():  # it is when the keeper has ended
+        if not self._control[1].is_closing():  # it is when the reaper has ended
             self._control[1].write(order)
 
     def _want_end(self) -> None:

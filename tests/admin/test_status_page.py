@@ -21,7 +21,8 @@ from gateway.config import ConfigError, parse
 from gateway.exchange.events import Expired
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, InvalidParams, InvalidState, Unauthorized, Unreachable
-from gateway.telemetry.recent_errors import Health, RecentErrors, presentable
+from gateway.routes.upstream_health import UpstreamHealth
+from gateway.telemetry.recent_errors import RecentErrors, presentable
 from gateway.telemetry.status import (
     MOST_ERRORS,
     MOST_HELD,
@@ -349,7 +350,7 @@ def test_what_only_its_client_can_mend_is_no_trouble() -> None:
 
 
 def test_a_lost_owner_is_not_the_upstreams_failure() -> None:
-    known = Health("/mcp", RecentErrors(), is_command=False)
+    known = UpstreamHealth("/mcp", RecentErrors(), is_command=False)
     known.note(CallLost("gone", data={"reason": "owner_lost"}))
     assert known.failure is None
     known.note(CallLost("gone"))

@@ -69,7 +69,7 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jwks, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(jwks_module, "_PAUSE_SECONDS", 0.0)
 
 
 def verified(endpoint: Endpoint, **more: Any) -> dict[str, Any]:
@@ -223,7 +223,7 @@ async def test_unknown_keys_have_them_fetched_once_at_a_time_and_after_a_pause(
     ]
     await eventually(lambda: stand.gateway.downstream.in_flight == 20)
     assert (await stand.client(bearer()).call()).text == "done", "who is known does not wait"
-    monkeypatch.setattr(jwks, "_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(jwks_module, "_PAUSE_SECONDS", 3600.0)
     go.set()
     assert {(await reply).outcome for reply in flood} == {UNAUTHORIZED}
     assert endpoint.asked == 2

@@ -293,7 +293,8 @@ async def test_what_only_a_trusted_proxy_may_claim_goes_up_from_one(upstream: Fa
 
 async def test_where_no_bytes_can_go_an_old_client_is_told_so(upstream: FakeUpstream, stand: Stand) -> None:
     live = stand.gateway.routes.live
-    live["/mcp"] = msgspec.structs.replace(live["/mcp"], era=None)
+    without_probe = msgspec.structs.replace(live["/mcp"].upstream, era=None)
+    live["/mcp"] = msgspec.structs.replace(live["/mcp"], upstream=without_probe)
     async with stand.http.post(stand.url, json=INITIALIZE) as response:
         message = await response.json()
         assert (response.status, message["id"]) == (400, 7)

@@ -18,10 +18,9 @@ from gateway.config import Upstream
 from gateway.process.child import given_secrets
 from tests.e2e.wire import ACCEPT, Wire, headers_of, request, wire
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
-from tests.support import fake_stdio
 from tests.support.gateway_process import Gateway, gateway
 
-FAKE: Final = (sys.executable, "-I", "-S", str(Path(fake_stdio.__file__)))
+FAKE: Final = (sys.executable, "-I", "-S", str(REPOSITORY / "tests" / "support" / "fake_stdio.py"))
 SECRET: Final = "sesame-opens"
 CHILDREN: Final = "mcp_gateway_children"
 ENDED: Final = "mcp_gateway_children_ended_total"
@@ -275,7 +274,7 @@ async def test_a_killed_gateway_leaves_no_process() -> None:
         orphans = [json.loads(answer.text)[-1] for answer in started]
         _ = await asyncio.gather(*(one.call("ask") for one in families))
         assert gw.process is not None
-        # Workers, keepers, shells, servers; and what left their sessions, and would be nobody's without a keeper.
+        # Workers, reapers, shells, servers; and what left their sessions, and would be nobody's without a reaper.
         pids = [gw.process.pid, *below(gw.process.pid)]
         assert len(pids) >= 3 + 3 * 4
         assert {*orphans} < {*pids}
@@ -295,14 +294,14 @@ async def test_a_gateway_that_ends_in_peace_leaves_no_process_either() -> None:
         assert not [pid for pid in pids if is_alive(pid)]
 
 
-async def test_a_child_whose_keeper_is_killed_is_killed_with_all_of_its_group(client: Wire, gw: Gateway) -> None:
+async def test_a_child_whose_reaper_is_killed_is_killed_with_all_of_its_group(client: Wire, gw: Gateway) -> None:
     at = client.on(gw.base + "/wrapped")
     shell, server, orphan = json.loads((await at.call("family")).text)
-    keeper = parent(shell)
+    reaper = parent(shell)
     try:
         asked = await at.call("ask")
-        os.kill(keeper, signal.SIGKILL)
-        await all_gone([keeper, shell, server])
+        os.kill(reaper, signal.SIGKILL)
+        await all_gone([reaper, shell, server])
         error = (await at.call("ask", state=asked.state, answers={"Name": ACCEPT})).error
         assert error["data"]["reason"] == "call_lost"
     finally:
