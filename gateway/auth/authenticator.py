@@ -6,7 +6,7 @@ from gateway.auth.jwks import JwksVerifier
 from gateway.config import Config, ConfigError, contents, jwks_context
 from gateway.http.client import Client
 from gateway.http.forwarded_headers import AUTHORIZATION, check_once
-from gateway.http.reply import Incoming
+from gateway.http.incoming import Incoming
 from gateway.identity import principal as principals
 from gateway.runtime.tasks import Tasks
 

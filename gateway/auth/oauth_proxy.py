@@ -23,7 +23,7 @@ from yarl import URL
 from gateway.config import Config, Route
 from gateway.http.client import FOREIGN, REDIRECTS, Client, mapped, read_at_most
 from gateway.http.forwarded_headers import AUTHORIZATION, check_once, joined
-from gateway.http.reply import read_body
+from gateway.http.incoming import read_body
 from gateway.identity import oauth_metadata
 from gateway.identity import principal as principals
 from gateway.identity.oauth_metadata import Document, Place

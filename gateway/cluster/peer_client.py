@@ -23,7 +23,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.cluster.membership import Address, Membership, State
 from gateway.config import Config, split_address
-from gateway.http.reply import Incoming, ReplyWriter, leave_open, read_body, send
+from gateway.http.incoming import Incoming, read_body
+from gateway.http.reply import ReplyWriter, leave_open, send
 from gateway.protocol.errors import GatewayError, InvalidState, OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as hops
 from gateway.seal.peer_messages import Frames, Hop, Hops

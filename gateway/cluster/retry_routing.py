@@ -17,7 +17,8 @@ import msgspec
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import Dead, Gone, PeerClient, PeerFailed, Replied, Stuck
 from gateway.cluster.witness import Witness
-from gateway.http.reply import Incoming, ReplyWriter
+from gateway.http.incoming import Incoming
+from gateway.http.reply import ReplyWriter
 from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as hops
 from gateway.seal.request_state import Envelope

@@ -24,7 +24,8 @@ from gateway.exchange import handshake
 from gateway.exchange.events import Leg
 from gateway.http import request_id as ids
 from gateway.http.forwarded_headers import asks_as_client, for_call, joined, own_headers
-from gateway.http.reply import REQUEST_ID, HttpReply, Incoming, ReplyWriter, read_body
+from gateway.http.incoming import Incoming, read_body
+from gateway.http.reply import REQUEST_ID, HttpReply, ReplyWriter
 from gateway.identity import principal as principals
 from gateway.passthrough.forwarder import Passthrough, id_of, not_allowed, probe_headers
 from gateway.protocol import era as eras

@@ -20,7 +20,8 @@ from gateway.config import Config, Timeouts
 from gateway.http import request_id
 from gateway.http.client import FOREIGN, REDIRECTS, Endpoint, mapped
 from gateway.http.forwarded_headers import for_passing, joined, passed_back
-from gateway.http.reply import REQUEST_ID, Challenge, Incoming, leave_open, send
+from gateway.http.incoming import Incoming
+from gateway.http.reply import REQUEST_ID, Challenge, leave_open, send
 from gateway.identity import principal as principals
 from gateway.passthrough.sse_endpoint import Beginning, EndpointRewriter
 from gateway.protocol import era as eras

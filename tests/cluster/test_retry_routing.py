@@ -25,7 +25,8 @@ from gateway.admin.snapshot import known_peers
 from gateway.cluster.membership import Address, Worker
 from gateway.exchange.events import Expired
 from gateway.exchange.machine import Exchange, State
-from gateway.http.reply import Incoming, ReplyWriter
+from gateway.http.incoming import Incoming
+from gateway.http.reply import ReplyWriter
 from gateway.protocol import mcp
 from gateway.seal import peer_messages as hops
 from gateway.seal.cipher import Keyring

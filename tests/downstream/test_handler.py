@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from gateway.http import reply as wires
+from gateway.http import incoming
 from gateway.http.listener import Listener, _Refuser
 from gateway.protocol import mcp
 from gateway.protocol import request as modern
@@ -844,7 +844,7 @@ async def test_a_body_is_opened_once_however_many_ask(
         opened.append(body)
         return modern.read(body, max_depth)
 
-    monkeypatch.setattr(wires, "read", counting)
+    monkeypatch.setattr(incoming, "read", counting)
     asked = f"{PREFIX}.x"  # what looks like a state of ours is looked at even where requests are passed through
     bodies = [
         client.build("tools/call", {"name": "tool", "arguments": {}, "requestState": asked}),
