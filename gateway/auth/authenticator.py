@@ -47,10 +47,16 @@ class Authenticator:
         return self._issuer is not None
 
     async def principal(self, incoming: Incoming, *, is_checked: bool) -> bytes:
-        """The caller of one request; `is_checked`: the upstream sees and checks its credential.
+        """Return the caller of a request, determined at the first call only.
 
-        Raises Unauthorized or NoKeys where callers must be verified, and InvalidRequest for a repeated header.
+        `is_checked`: the upstream sees the credential of the request, so it checks that credential. Raises Unauthorized
+        or NoKeys if callers must be verified, and InvalidRequest for a repeated header.
         """
+        if incoming.principal is None:
+            incoming.principal = await self._determine(incoming, is_checked=is_checked)
+        return incoming.principal
+
+    async def _determine(self, incoming: Incoming, *, is_checked: bool) -> bytes:
         config = self._config
         check_once((AUTHORIZATION, config.header), incoming.headers)
         authorization = incoming.headers.get(AUTHORIZATION)
@@ -62,7 +68,7 @@ class Authenticator:
         return principals.of_authorization(authorization, is_checked=is_checked)
 
     def disbelieved(self, incoming: Incoming) -> str | None:
-        """The header that names the principal, where this request does not come from a proxy that may name it."""
+        """Return the header that names the principal, unless this request came from a proxy that may set it."""
         if self._config.source != "header" or principals.is_trusted(incoming.remote, self._networks):
             return None
         return self._config.header

@@ -343,6 +343,9 @@ class Downstream:
             principal = await self._callers.principal(incoming, is_checked=True)
             return self._open(self._routes.process.sealer, incoming, request, principal, None)
         except InvalidState:
+            if self._callers.verifies:
+                raise
+            incoming.principal = None
             principal = await self._callers.principal(incoming, is_checked=False)
             return self._open(self._routes.process.sealer, incoming, request, principal, None)
 

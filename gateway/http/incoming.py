@@ -28,6 +28,8 @@ class Incoming(msgspec.Struct, eq=False):
     """The id of the HTTP request (`X-Request-Id`), given by the replica to which the client spoke."""
     span: Span | None = None
     """The span of its round; set after the checks, if requests are traced."""
+    principal: bytes | None = None
+    """Its caller, once the caller is authenticated."""
     opened: Posted | DownstreamError | None = None
     """The outcome of `posted`."""
 

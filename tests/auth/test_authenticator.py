@@ -14,6 +14,7 @@ from aiohttp import web
 from gateway.auth import jwks as jwks_module
 from gateway.config import ConfigError, parse
 from gateway.protocol import mcp
+from gateway.seal.cipher import PREFIX
 from tests.http.test_tls import server_context
 from tests.support.authority import Authority
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
@@ -106,6 +107,27 @@ async def test_a_verified_caller_is_served_and_its_token_goes_upstream(
     assert endpoint.asked == 1
 
 
+async def test_a_caller_is_verified_once_per_request(
+    upstream: FakeUpstream, endpoint: Endpoint, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a request that is probed for its era, looked at for a state of ours, and then bridged."""
+    upstream.tool(lambda turn: turn.result(text("done")))
+    stand = await begin(principal=verified(endpoint))
+    verifier, callers = keys_of(stand), list[str | None]()
+    verify = verifier.caller
+
+    async def counting(authorization: str | None) -> bytes:
+        callers.append(authorization)
+        return await verify(authorization)
+
+    monkeypatch.setattr(verifier, "caller", counting)
+    client, sent = stand.client(bearer()), 0
+    for state in (None, f"{PREFIX}.no-state"):
+        _ = await client.call(state=state)
+        sent += 1
+        assert len(callers) == sent
+
+
 NOBODY = [
     None,
     "",
@@ -186,7 +208,7 @@ async def test_a_token_that_was_verified_is_refused_when_it_expires(
 
 
 async def test_tokens_that_are_kept_are_bounded(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jwks, "_TOKENS_KEPT", 3)
+    monkeypatch.setattr(jwks_module, "_TOKENS_KEPT", 3)
     for number in range(5):
         assert (await stand.client(bearer(jti=str(number))).call()).text == "done"
     assert len(keys_of(stand)._verified) == 3
@@ -239,7 +261,7 @@ async def test_keys_that_cannot_be_used_change_nothing(
 ) -> None:
     assert (await stand.client(bearer()).call()).text == "done"
     endpoint.serve(body)
-    monkeypatch.setattr(jwks, "log", log := Mock())
+    monkeypatch.setattr(jwks_module, "log", log := Mock())
     assert (await stand.client(by_next()).call()).outcome == UNAUTHORIZED
     assert (await stand.client(bearer()).call()).text == "done"
     assert log.warning.call_args.kwargs["note"] == "1 old ones stay in use"
@@ -261,14 +283,14 @@ async def test_keys_grow_old_beside_requests_and_are_not_used_for_ever(
     client = stand.client(bearer())
     assert (await client.call()).text == "done"
     endpoint.serve("gone", status=500)
-    monkeypatch.setattr(jwks, "_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(jwks_module, "_FRESH_SECONDS", 0.0)
     assert (await client.call()).text == "done"
     await eventually(lambda: endpoint.asked == 2, "they were asked for")
     keys_of(stand)._fetched -= 86_400
     refused = await client.call()
     assert refused.outcome == NO_KEYS
     assert refused.headers["Retry-After"] == "10"
-    monkeypatch.setattr(jwks, "_FRESH_SECONDS", 300.0)
+    monkeypatch.setattr(jwks_module, "_FRESH_SECONDS", 300.0)
     endpoint.serve(ONE)
     assert (await client.call()).text == "done"
 
@@ -276,7 +298,7 @@ async def test_keys_grow_old_beside_requests_and_are_not_used_for_ever(
 async def test_an_endpoint_that_stalls_lets_nobody_hang(
     upstream: FakeUpstream, endpoint: Endpoint, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jwks, "_FETCH_SECONDS", 0.1)
+    monkeypatch.setattr(jwks_module, "_FETCH_SECONDS", 0.1)
 
     async def never(http: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()
