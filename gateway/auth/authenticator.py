@@ -49,8 +49,8 @@ class Authenticator:
     async def principal(self, incoming: Incoming, *, is_checked: bool) -> bytes:
         """Return the caller of a request, determined at the first call only.
 
-        `is_checked`: the upstream sees the credential of the request, so it checks that credential. Raises Unauthorized
-        or NoKeys if callers must be verified, and InvalidRequest for a repeated header.
+        `is_checked`: the upstream sees the credential of the request, so it checks that credential. Raises
+        Unauthorized or NoKeys if callers must be verified, and InvalidRequest for a repeated header.
         """
         if incoming.principal is None:
             incoming.principal = await self._determine(incoming, is_checked=is_checked)

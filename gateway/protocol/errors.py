@@ -36,7 +36,7 @@ from gateway.protocol import mcp
 
 
 class GatewayError(Exception):
-    """Something that ends a request; `downstream.handler` is the only place that turns it into a response."""
+    """Something that ends a request; only `downstream.rejections` turns it into a response."""
 
     code = mcp.INTERNAL_ERROR
     status = 200

@@ -21,7 +21,7 @@ from gateway.cluster.peer_client import PeerClient, PeerListener
 from gateway.cluster.retry_routing import RetryRouting
 from gateway.cluster.witness import Witness
 from gateway.config import Config, cautions, contexts, digest
-from gateway.downstream.handler import Downstream
+from gateway.downstream.handler import RequestHandler
 from gateway.http.client import Client
 from gateway.http.listener import Handler, Listener
 from gateway.passthrough import sse_endpoint
@@ -123,7 +123,7 @@ class Gateway:
         self._callers = Authenticator(config, self._client, self.tasks)
         succession = RetryRouting(self.members, self._peers, self._witness)
         wellknown = OAuthProxy(config, self._client_for)
-        self.downstream = Downstream(
+        self.downstream = RequestHandler(
             config,
             self.routes,
             self.lot,

@@ -276,7 +276,7 @@ async def test_a_client_that_leaves_ends_its_span_too(
     """Also before there is anything to cancel: while it is found out who it is."""
     stand = await begin(traces=spans.traces())
     _ = await stand.client().call()
-    asked, callers = asyncio.Event(), stand.gateway.downstream._callers
+    asked, callers = asyncio.Event(), stand.gateway.downstream._authenticator
 
     async def principal(*_: Any, **__: Any) -> bytes:
         asked.set()

@@ -1,0 +1,161 @@
+"""Serves the further rounds of a call, held here or elsewhere, or continued by this replica.
+
+A retry brings the state that an earlier round sealed. If this replica holds the call, the call gets the answers here.
+If not, the replica that holds it serves the retry, or this one takes the call over. The same holds for a path whose
+route is gone, except that a call is not taken over there: that would be to serve the route.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiohttp import web
+
+from gateway.auth.authenticator import Authenticator
+from gateway.bridge.driver import Driver
+from gateway.bridge.response_queue import ResponseQueue
+from gateway.cluster.peer_client import Replied
+from gateway.cluster.retry_routing import Inherited, RetryRouting
+from gateway.downstream.rejections import no_route
+from gateway.downstream.round import Round
+from gateway.http.forwarded_headers import joined
+from gateway.http.incoming import Incoming
+from gateway.http.reply import ReplyWriter
+from gateway.identity import principal as principals
+from gateway.protocol import request as modern
+from gateway.protocol.errors import DownstreamError, InvalidState
+from gateway.protocol.request import Request
+from gateway.routes.live_route import LiveRoute
+from gateway.routes.parking import Lot
+from gateway.routes.table import RouteTable
+from gateway.seal.request_state import Envelope, bind
+from gateway.telemetry import Step
+
+Run = Callable[[Round, Driver, ResponseQueue], Awaitable[Replied]]
+"""Writes what an exchange sends to a round, until its final message."""
+
+
+class Continuation:
+    """The further rounds that reach one listener."""
+
+    def __init__(
+        self, routes: RouteTable, lot: Lot[Driver], authenticator: Authenticator, retry_routing: RetryRouting, run: Run
+    ) -> None:
+        self._process = routes.process
+        self._lot = lot
+        self._authenticator = authenticator
+        self._retry_routing = retry_routing
+        self._run = run
+
+    async def serve(self, round_: Round) -> Replied:
+        """Serve a further round on a route; raises InvalidState if its state does not open."""
+        incoming, bound_headers = round_.incoming, round_.live.route.bound_headers
+        envelope = self.open(incoming, round_.request, round_.key.principal, bound_headers)
+        if incoming.span is not None:
+            incoming.span.note("round", envelope.round + 1)
+            incoming.span.link(envelope.trace or b"")
+        driver = self._lot.find(envelope.exchange)
+        if driver is not None:
+            return await self._resume(round_, envelope, driver)
+        found = await self._elsewhere(envelope, incoming, round_.reply)
+        if isinstance(found, Inherited):
+            return await self._take_over(round_, envelope, is_proven=found.proven)
+        if incoming.hop is None:
+            round_.continued(Step.FORWARDED)
+        return found
+
+    async def find_route(
+        self, incoming: Incoming, reply: ReplyWriter, json_depth: int
+    ) -> LiveRoute | web.StreamResponse:
+        """Return the removed route under which a call of this replica began, or the reply of another replica.
+
+        The route is not remembered: the state opens or it does not, on every replica. Raises MethodNotFound, as for
+        a path that never had a route.
+        """
+        started = time.monotonic()
+        try:
+            posted = incoming.posted(json_depth)
+            if posted.id is None:
+                raise no_route(incoming.path)
+            request = modern.check(posted, incoming.values)
+            envelope = await self._open_without_route(incoming, request)
+        except DownstreamError as exc:
+            raise no_route(incoming.path) from exc
+        driver = self._lot.find(envelope.exchange)
+        if driver is not None:
+            return driver.live
+        found = await self._elsewhere(envelope, incoming, reply)
+        if isinstance(found, Inherited):
+            raise no_route(incoming.path)
+        response, ending = found
+        if incoming.hop is None:
+            # The state was sealed for this path, so it was a route once: the client did not choose the label.
+            metrics, seconds = self._process.metrics, time.monotonic() - started
+            metrics.continued(incoming.path, Step.FORWARDED)
+            metrics.operation_finished(incoming.path, request.method, request.version, ending, seconds)
+        return response
+
+    def open(
+        self, incoming: Incoming, request: Request, principal: bytes, bound_headers: tuple[str, ...] | None
+    ) -> Envelope:
+        """Open the state of a request; `bound_headers` are those of its route, if known. Raises InvalidState."""
+        distrusted = self._authenticator.disbelieved(incoming)
+
+        def value_of(name: str) -> str | None:
+            return joined(incoming.headers, name) if name != distrusted else None
+
+        def digest(names: Sequence[str]) -> bytes:
+            return principals.of_headers(names, value_of)
+
+        binding = bind(incoming.path, request, principal, bound_headers, digest)
+        return self._process.sealer.open(request.request_state or "", binding, time.time(), digest)
+
+    async def _open_without_route(self, incoming: Incoming, request: Request) -> Envelope:
+        """Open the state of a removed route: it is not known any more whether the upstream saw the credential."""
+        try:
+            principal = await self._authenticator.principal(incoming, is_checked=True)
+            return self.open(incoming, request, principal, None)
+        except InvalidState:
+            if self._authenticator.verifies:
+                raise
+            incoming.principal = None
+        principal = await self._authenticator.principal(incoming, is_checked=False)
+        return self.open(incoming, request, principal, None)
+
+    async def _elsewhere(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Replied | Inherited:
+        """Have another replica serve a retry whose call is not here, or learn that this one may take the call over."""
+        if (envelope.owner, envelope.epoch) == (self._process.owner, self._process.epoch):
+            raise InvalidState("ended")
+        return await self._retry_routing.elsewhere(envelope, incoming, reply)
+
+    async def _resume(self, round_: Round, envelope: Envelope, driver: Driver) -> Replied:
+        """Continue a call that this replica holds."""
+        if driver.live.upstream.pool is not round_.live.upstream.pool:
+            # A reload gave the path another upstream; the call continues where it began.
+            round_ = round_.on(driver.live, self._authenticator.disbelieved(round_.incoming))
+        # Before anything is answered: from then on, this client gets the messages of the upstream.
+        await driver.authorise(round_.key, round_.headers)
+        return await self._answer(round_, envelope, self._lot.find(envelope.exchange) or driver)
+
+    async def _take_over(self, round_: Round, envelope: Envelope, *, is_proven: bool) -> Replied:
+        """Continue a call that no replica within reach holds."""
+        live, key, headers = round_.live, round_.key, round_.headers
+        await live.upstream.pool.authorise(key, headers, elsewhere=_session_of(envelope))
+        driver = self._lot.find(envelope.exchange)
+        if driver is not None:  # another retry took the call over meanwhile
+            return await self._answer(round_, envelope, driver)
+        queue = round_.queue()
+        driver = Driver.take_over(live, self._lot, round_.request, key, headers, envelope, queue, is_proven=is_proven)
+        return await self._run(round_, driver, queue)
+
+    async def _answer(self, round_: Round, envelope: Envelope, driver: Driver) -> Replied:
+        """Hand the answers of a round to its call."""
+        queue = round_.queue()
+        round_.continued(Step.HELD)
+        driver.answer(queue, round_.request, envelope.round, round_.headers)
+        return await self._run(round_, driver, queue)
+
+
+def _session_of(envelope: Envelope) -> tuple[str, str] | None:
+    """Return the id and the version of the session in which another replica's call runs."""
+    upstream = envelope.upstream
+    return (upstream.session, upstream.version) if upstream is not None else None

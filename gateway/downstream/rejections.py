@@ -1,0 +1,97 @@
+"""Turns an exception into the response of its request, which no other file does."""
+
+from typing import Final
+
+from aiohttp import web
+
+from gateway.bridge.response_queue import FinalMessage
+from gateway.http.incoming import Incoming
+from gateway.http.reply import ReplyWriter
+from gateway.protocol.errors import (
+    DownstreamError,
+    GatewayError,
+    InvalidState,
+    MethodNotFound,
+    OwnerStalled,
+    UpstreamError,
+)
+from gateway.routes.table import RouteTable
+from gateway.telemetry import Event, Metrics, get_logger
+
+log = get_logger()
+
+_STATE_NOTES: Final = {
+    "unknown_key": "sealed with a key that is not in state.keys: give all replicas the same keys, and keep an old key "
+    "for state.ttl_seconds",
+    "forged": "changed in transit, or sealed with another key of the same id: give all replicas the same state.keys",
+    "expired": "the client retried after state.ttl_seconds",
+    "future": "sealed by a replica whose clock is more than a minute ahead: compare the clocks",
+    "version": "sealed by another version of the gateway: an upgrade that changes the version loses such calls",
+    "other_principal": "another caller sent it: if it was the same caller, check principal.source",
+    "other_headers": "it came with other credentials in routes[].bind_headers, or without them: rotating a key ends "
+    "the calls that wait for answers",
+    "answered": "the round has been answered with other answers",
+    "ended": "its call is over: it expired (hold.ttl_seconds), or this process was restarted",
+    "too_large": "larger than limits.state_bytes: the gateway seals no state of that size",
+    "malformed": "not a state of this gateway, or truncated in transit",
+}
+_STATE_FOREIGN: Final = "it came with another request than the one it was issued for"
+
+
+def no_route(path: str) -> MethodNotFound:
+    """Return the error for a path without a route; it must not tell a stranger which routes there are."""
+    return MethodNotFound(f"No route has the path {path[:80]!r}; check the path of the gateway's URL")
+
+
+class Rejections:
+    """The error responses of one listener, with the log lines and metrics that go with them."""
+
+    def __init__(self, routes: RouteTable, metrics: Metrics) -> None:
+        self._routes = routes
+        self._metrics = metrics
+
+    async def answer(self, exc: Exception, incoming: Incoming, reply: ReplyWriter) -> web.StreamResponse:
+        """Write the response that an exception means."""
+        error = exc if isinstance(exc, GatewayError) else self._bug(exc, incoming)
+        self._record(error, incoming)
+        last = FinalMessage.of_error(error, error.request_id or incoming.rpc_id, incoming.request_id)
+        return await reply.whole(last.body, last.status, last.headers, last.ending)
+
+    def _bug(self, exc: Exception, incoming: Incoming) -> GatewayError:
+        self._metrics.task_failed()
+        log.error(Event.TASK_FAILED, task="request", route=incoming.path, request_id=incoming.request_id, exc_info=exc)
+        return GatewayError("Internal error of the gateway; its log has this requestId and says more")
+
+    def _record(self, error: GatewayError, incoming: Incoming) -> None:
+        """Count an error, and log it if an operator can do something about it."""
+        live = self._routes.live.get(incoming.path)
+        if live is not None:  # else the client made the path up
+            live.upstream.health.note(error)
+        if isinstance(error, InvalidState):
+            self._metrics.state_rejected(error.reason)
+            note = _STATE_NOTES.get(error.reason, _STATE_FOREIGN)
+            log.info(
+                Event.STATE_REJECTED,
+                route=incoming.path,
+                reason=error.reason,
+                note=note,
+                request_id=incoming.request_id,
+            )
+        elif isinstance(error, DownstreamError):
+            self._metrics.downstream_rejected(error.rejection)
+        elif isinstance(error, UpstreamError):
+            self._log(Event.UPSTREAM_FAILED, error, incoming, reason=error.reason)
+        elif isinstance(error, OwnerStalled):
+            self._log(Event.PEER_FAILED, error, incoming)
+
+    def _log(self, event: Event, error: GatewayError, incoming: Incoming, **fields: object) -> None:
+        live = self._routes.live.get(incoming.path)
+        log.warning(
+            event,
+            route=incoming.path[:80],
+            upstream=live.route.upstream.name if live is not None else None,
+            **fields,
+            cause=error.message,
+            fix=error.fix,
+            request_id=incoming.request_id,
+        )
