@@ -6,22 +6,21 @@ route is gone, except that a call is not taken over there: that would be to serv
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from aiohttp import web
 
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver
-from gateway.bridge.response_queue import ResponseQueue
 from gateway.cluster.peer_client import Replied
 from gateway.cluster.retry_routing import Inherited, RetryRouting
+from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import no_route
 from gateway.downstream.round import Round
 from gateway.http.forwarded_headers import joined
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.identity import principal as principals
-from gateway.protocol import request as modern
 from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
@@ -30,21 +29,23 @@ from gateway.routes.table import RouteTable
 from gateway.seal.request_state import Envelope, bind
 from gateway.telemetry import Step
 
-Run = Callable[[Round, Driver, ResponseQueue], Awaitable[Replied]]
-"""Writes what an exchange sends to a round, until its final message."""
-
 
 class Continuation:
     """The further rounds that reach one listener."""
 
     def __init__(
-        self, routes: RouteTable, lot: Lot[Driver], authenticator: Authenticator, retry_routing: RetryRouting, run: Run
+        self,
+        routes: RouteTable,
+        lot: Lot[Driver],
+        authenticator: Authenticator,
+        retry_routing: RetryRouting,
+        legs: Legs,
     ) -> None:
         self._process = routes.process
         self._lot = lot
         self._authenticator = authenticator
         self._retry_routing = retry_routing
-        self._run = run
+        self._legs = legs
 
     async def serve(self, round_: Round) -> Replied:
         """Serve a further round on a route; raises InvalidState if its state does not open."""
@@ -73,10 +74,9 @@ class Continuation:
         """
         started = time.monotonic()
         try:
-            posted = incoming.posted(json_depth)
-            if posted.id is None:
+            if incoming.posted(json_depth).id is None:
                 raise no_route(incoming.path)
-            request = modern.check(posted, incoming.values)
+            request = incoming.request(json_depth)
             envelope = await self._open_without_route(incoming, request)
         except DownstreamError as exc:
             raise no_route(incoming.path) from exc
@@ -145,14 +145,14 @@ class Continuation:
             return await self._answer(round_, envelope, driver)
         queue = round_.queue()
         driver = Driver.take_over(live, self._lot, round_.request, key, headers, envelope, queue, is_proven=is_proven)
-        return await self._run(round_, driver, queue)
+        return await self._legs.write(round_, driver, queue)
 
     async def _answer(self, round_: Round, envelope: Envelope, driver: Driver) -> Replied:
         """Hand the answers of a round to its call."""
         queue = round_.queue()
         round_.continued(Step.HELD)
         driver.answer(queue, round_.request, envelope.round, round_.headers)
-        return await self._run(round_, driver, queue)
+        return await self._legs.write(round_, driver, queue)
 
 
 def _session_of(envelope: Envelope) -> tuple[str, str] | None:

@@ -13,7 +13,6 @@ from gateway.http.incoming import Incoming
 from gateway.passthrough.forwarder import Passthrough, id_of, not_allowed, probe_headers
 from gateway.protocol import era as eras
 from gateway.protocol import mcp
-from gateway.protocol import request as modern
 from gateway.protocol.errors import DownstreamError, GatewayError
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.cipher import PREFIX
@@ -69,10 +68,11 @@ class EraRouting:
 
     async def _is_ours(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether this is a round of a call that the gateway began when the upstream seemed to be legacy."""
+        json_depth = live.config.limits.json_depth
         if _OUR_STATE not in incoming.body:
             return False
         try:
-            request = modern.check(incoming.posted(live.config.limits.json_depth), incoming.values)
+            request = incoming.request(json_depth)
             principal = await self._authenticator.principal(incoming, is_checked=asks_as_client(live.route))
             _ = self._continuation.open(incoming, request, principal, live.route.bound_headers)
         except DownstreamError:

@@ -1,6 +1,5 @@
 """The way of one HTTP request to its one reply, as a list of stages."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import Awaitable
@@ -11,34 +10,29 @@ from aiohttp import web
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.host_check import HostCheck
 from gateway.auth.oauth_proxy import OAuthProxy
-from gateway.bridge import subscription
 from gateway.bridge.driver import Driver
-from gateway.bridge.response_queue import ResponseQueue, ending_of
-from gateway.cluster.peer_client import PeerFailed, Replied
+from gateway.cluster.peer_client import PeerFailed
 from gateway.cluster.retry_routing import RetryRouting
 from gateway.config import Config
 from gateway.downstream.continuation import Continuation
+from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
+from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import Rejections, no_route
-from gateway.downstream.round import LEFT, Round, begin_span, new_round, span_ended_on_error
-from gateway.exchange import handshake
+from gateway.downstream.round import begin_span, new_round, span_ended_on_error
 from gateway.http import request_id as ids
 from gateway.http.forwarded_headers import asks_as_client, joined
 from gateway.http.incoming import Incoming, read_body
 from gateway.http.reply import REQUEST_ID, HttpReply, ReplyWriter
 from gateway.passthrough.forwarder import Passthrough
-from gateway.protocol import mcp
-from gateway.protocol import request as modern
-from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake, Stopping, UpstreamError
+from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.parking import Lot
 from gateway.routes.table import RouteTable
-from gateway.sessions import tool_schemas
-from gateway.telemetry import COMPLETE, OTHER_ERROR, Direction, Ending, Metrics, Outcome, Traces, bodies
+from gateway.telemetry import Direction, Metrics, Traces, bodies
 
 _REFUSED_BYTES: Final = 65_536
 """The largest body that is read for the id of a request whose caller is not verified."""
-_BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 
 
 class RequestHandler:
@@ -59,22 +53,19 @@ class RequestHandler:
         self._config = config
         self._host_check = HostCheck(config.security, config.listen)
         self._routes = routes
-        self._lot = lot
         self._authenticator = authenticator
         self._passthrough = passthrough
         self._oauth_proxy = oauth_proxy
         self._traces = traces
-        self._continuation = Continuation(routes, lot, authenticator, retry_routing, self._run)
+        legs = Legs()
+        self._continuation = Continuation(routes, lot, authenticator, retry_routing, legs)
+        self._dispatcher = Dispatcher(lot, self._continuation, legs)
         self._era_routing = EraRouting(authenticator, self._continuation, passthrough)
         self._rejections = Rejections(routes, metrics)
         self._ids = ids.numbered(secrets.token_hex(6))
-        self.stopping = False
         self.in_flight = 0
         """Requests whose final message has not been written yet."""
-        self.running: set[Driver] = set()
-        """Exchanges whose messages a client of this replica waits for."""
-        self.relayed: set[Driver] = set()
-        """Exchanges whose messages another replica waits for."""
+        self.running, self.relayed = legs.running, legs.relayed
 
     def change(self, config: Config) -> None:
         """Serve new requests by this configuration."""
@@ -85,7 +76,12 @@ class RequestHandler:
 
     def stop(self) -> None:
         """Accept no new calls and no new streams."""
-        self.stopping = self._passthrough.stopping = True
+        self._dispatcher.stopping = self._passthrough.stopping = True
+
+    @property
+    def stopping(self) -> bool:
+        """Whether new calls are refused."""
+        return self._dispatcher.stopping
 
     @property
     def busy(self) -> int:
@@ -187,88 +183,19 @@ class RequestHandler:
 
     async def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
         """Check a request as JSON-RPC and as a modern request, and serve its round."""
-        posted = incoming.posted(live.config.limits.json_depth)
-        if posted.id is None:
+        json_depth = live.config.limits.json_depth
+        if incoming.posted(json_depth).id is None:
             # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
             return web.Response(status=202, headers={ids.HEADER: incoming.request_id})
         started = time.monotonic()
-        request = modern.check(posted, incoming.values)
+        request = incoming.request(json_depth)
         if self._traces is not None:
             incoming.span = begin_span(self._traces, incoming, live, request)
         with span_ended_on_error(incoming.span):
             principal = await self._authenticator.principal(incoming, is_checked=asks_as_client(live.route))
             distrusted = self._authenticator.disbelieved(incoming)
             round_ = new_round(incoming, reply, live, request, principal, distrusted, started)
-        return await self._serve(round_)
-
-    async def _serve(self, round_: Round) -> web.StreamResponse:
-        """Serve a round, and count how it ended."""
-        ending = _BUG
-        try:
-            response, ending = await self._dispatch(round_)
-        except asyncio.CancelledError:
-            ending = LEFT
-            raise
-        except GatewayError as exc:
-            ending = ending_of(exc)
-            if isinstance(exc, UpstreamError) and not exc.is_counted:
-                # There was no call yet: the upstream refused the handshake or the credential.
-                round_.live.process.metrics.upstream_failed(round_.live.route.path, exc.reason)
-                exc.is_counted = True
-            raise
-        finally:
-            round_.count(ending)
-        return response
-
-    async def _dispatch(self, round_: Round) -> Replied:
-        """Serve a round by its method and its state."""
-        live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
-        if request.method == mcp.DISCOVER:
-            await live.upstream.pool.authorise(key, headers)
-            shaken = await live.upstream.pool.handshake(key, headers)
-            return await round_.answer(handshake.discover_result(shaken, *live.route.cache.of(mcp.DISCOVER)))
-        if request.request_state is not None:
-            return await self._continuation.serve(round_)
-        if self.stopping:
-            raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
-        if request.method == mcp.LISTEN:
-            async with subscription.subscription(live, request, key, headers) as stream:
-                round_.count(COMPLETE)  # the time that a subscription stays open is not a latency
-                return await round_.write(stream)
-        return await self._begin(round_)
-
-    async def _begin(self, round_: Round) -> Replied:
-        """Begin an exchange, unless the list that the client asks for is cached."""
-        live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
-        pool = live.upstream.pool
-        if request.method in mcp.ASKING:
-            self._lot.check(key.principal)
-        if request.method == mcp.TOOLS_CALL and not tool_schemas.mirrors_nothing(pool, key, request, headers):
-            await tool_schemas.check(pool, key, request, round_.incoming.values, headers)
-        ticket = pool.ticket(key, request, headers)
-        if ticket is not None:
-            cached = await pool.kept(ticket, headers)
-            live.process.metrics.list_answered(live.route.path, from_memory=cached is not None)
-            if cached is not None:
-                return await round_.answer(cached)
-        driver = Driver(live, self._lot, request, key, headers)
-        driver.ticket = ticket
-        queue = round_.queue()
-        driver.begin(queue)
-        return await self._run(round_, driver, queue)
-
-    async def _run(self, round_: Round, driver: Driver, queue: ResponseQueue) -> Replied:
-        """Write what an exchange sends to a round, until its final message."""
-        is_relayed = round_.incoming.hop is not None
-        waiting = self.relayed if is_relayed else self.running
-        waiting.add(driver)
-        try:
-            return await round_.write(queue)
-        except BaseException:
-            driver.leave(queue.leg, is_relayed=is_relayed)
-            raise
-        finally:
-            waiting.discard(driver)
+        return await self._dispatcher.serve(round_)
 
 
 def _named(response: web.StreamResponse, request_id: str) -> web.StreamResponse:

@@ -8,7 +8,7 @@ from aiohttp import HttpVersion11, web
 from multidict import CIMultiDictProxy
 
 from gateway.protocol.errors import DownstreamError, InvalidRequest, TooLarge
-from gateway.protocol.request import Posted, read
+from gateway.protocol.request import Posted, Request, check, read
 from gateway.seal.peer_messages import Hop
 from gateway.telemetry import Span
 
@@ -32,6 +32,8 @@ class Incoming(msgspec.Struct, eq=False):
     """Its caller, once the caller is authenticated."""
     opened: Posted | DownstreamError | None = None
     """The outcome of `posted`."""
+    checked: Request | None = None
+    """The outcome of `request`."""
 
     def posted(self, max_depth: int) -> Posted:
         """Return the body as JSON-RPC, parsed at the first call only; raises ParseError or InvalidRequest."""
@@ -43,6 +45,12 @@ class Incoming(msgspec.Struct, eq=False):
         if isinstance(self.opened, DownstreamError):
             raise self.opened
         return self.opened
+
+    def request(self, max_depth: int) -> Request:
+        """Return the modern request, checked at the first call only; raises the DownstreamError of what is wrong."""
+        if self.checked is None:
+            self.checked = check(self.posted(max_depth), self.values)
+        return self.checked
 
     @property
     def rpc_id(self) -> bytes | None:
