@@ -72,6 +72,8 @@ class EraRouting:
         if _OUR_STATE not in incoming.body:
             return False
         try:
+            if incoming.posted(json_depth).id is None:
+                return False
             request = incoming.request(json_depth)
             principal = await self._authenticator.principal(incoming, is_checked=asks_as_client(live.route))
             _ = self._continuation.open(incoming, request, principal, live.route.bound_headers)

@@ -107,6 +107,14 @@ async def test_a_notification_is_202(upstream: FakeUpstream, stand: Stand, metho
     assert upstream.seen == []
 
 
+async def test_a_notification_with_a_state_of_ours_is_202(upstream: FakeUpstream, stand: Stand) -> None:
+    """Also before the era of the upstream is known, when a state decides whether a request is passed through."""
+    body = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestState": f"{PREFIX}.x"}}
+    async with stand.http.post(stand.url, json=body, headers={mcp.PROTOCOL_VERSION: mcp.MODERN}) as response:
+        assert (response.status, await response.read()) == (202, b"")
+    assert upstream.seen == []
+
+
 @pytest.mark.parametrize("method", ["ping", "logging/setLevel", "resources/subscribe", "initialize", "x/y"])
 async def test_removed_and_unknown_methods_are_404(client: Client, method: str) -> None:
     assert (await client.post(method)).outcome == (404, -32601, None)
