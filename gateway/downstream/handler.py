@@ -144,7 +144,7 @@ class RequestHandler:
             return passed
 
     async def _serve_replica(self, incoming: Incoming, reply: ReplyWriter) -> web.StreamResponse:
-        """Run the stages of a request whose client another replica has checked."""
+        """Run the stages of a request that another replica received."""
         live = self._routes.live.get(incoming.path)
         if live is None:
             return await self._serve_without_route(incoming, reply)

@@ -1,0 +1,132 @@
+"""Connections: slow heads, too many of them, and requests that are not well-formed HTTP."""
+
+import asyncio
+
+import pytest
+
+from gateway.http.listener import Listener, _Refuser
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.logs import Lines
+from tests.support.raw_connection import raw_connection
+from tests.support.stand import Start
+from tests.support.workbench import Stand
+
+
+@pytest.mark.parametrize("part", [b"", b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
+async def test_half_a_request_head_is_closed_by_the_deadline(begin: Start, part: bytes) -> None:
+    stand = await begin(limits={"receive_seconds": 0.1})
+    async with raw_connection(stand) as raw:
+        await raw.send(part)
+        assert await raw.rest() == b""
+
+
+async def test_a_second_head_on_a_kept_connection_has_the_same_deadline(begin: Start) -> None:
+    stand = await begin(limits={"receive_seconds": 0.1})
+    async with raw_connection(stand) as raw:
+        await raw.send(b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nMCP-Protocol-Version: 2026-07-28\r\n\r\n")
+        assert b" 405 " in await raw.line()
+        await raw.send(b"GET /mcp HT")
+        assert b" 405 " not in await raw.rest()
+
+
+async def test_a_long_call_is_not_closed_by_the_heads_deadline(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(limits={"receive_seconds": 0.05})
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await go.wait()
+        await turn.result(text("ok"))
+
+    upstream.tool(tool)
+    call = asyncio.get_running_loop().create_task(stand.client().call())
+    await upstream.saw("tools/call")
+    asyncio.get_running_loop().call_later(0.2, go.set)  # the time under test
+    assert (await call).text == "ok"
+
+
+async def test_connections_over_the_cap_are_closed_and_the_others_stay(begin: Start) -> None:
+    stand = await begin(limits={"connections": 2})
+    async with raw_connection(stand) as one, raw_connection(stand) as two:
+        request = b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nMCP-Protocol-Version: 2026-07-28\r\n\r\n"
+        await one.send(request)
+        assert b"405" in await one._reader.readline()
+        await two.send(request)
+        assert b"405" in await two._reader.readline()
+        async with raw_connection(stand) as three:
+            assert await three.rest() == b""
+        await one.send(request)
+        assert await one._reader.readline()
+
+
+async def test_a_refused_connection_is_closed_on_uvloop_too() -> None:
+    """Its transports are no asyncio.Transport, and it is what the command line runs on."""
+
+    class Transport:
+        aborted = False
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    transport = Transport()
+    _Refuser.connection_made(object.__new__(_Refuser), transport)  # type: ignore[arg-type]
+    assert transport.aborted
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n",
+        b"Content-Length: 2\r\nContent-Length: 3\r\n",
+        b"X-Bad: a\x00b\r\nContent-Length: 2\r\n",
+        b" folded: x\r\nContent-Length: 2\r\n",
+        b"Content-Length: -2\r\n",
+        b"Content-Length: 0x2\r\n",
+        b"X: " + b"a" * 10_000 + b"\r\nContent-Length: 2\r\n",
+    ],
+)
+async def test_smuggled_requests_are_refused(upstream: FakeUpstream, stand: Stand, lines: bytes) -> None:
+    async with raw_connection(stand) as raw:
+        await raw.send(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + lines + b"\r\n{}")
+        assert b" 400 " in (await raw.rest()).splitlines()[0]
+    assert upstream.seen == []
+
+
+MALFORMED = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: s3cret\x00\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"BREW /other HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        MALFORMED,
+    ],
+)
+@pytest.mark.parametrize("listener", ["clients", "admin", "peers"])
+async def test_no_listener_tells_its_software(stand: Stand, listener: str, request_: bytes) -> None:
+    gateway = stand.gateway
+    door = Listener(gateway._door.handle, "127.0.0.1:0", gateway.config.limits)
+    address = {"clients": gateway.listen, "admin": gateway.admin, "peers": await door.start()}[listener]
+    try:
+        async with raw_connection(stand, address) as raw:
+            await raw.send(request_)
+            reply = (await raw.rest()).lower()
+    finally:
+        await door.close()
+    assert reply.startswith(b"http/1.")
+    for word in (b"server:", b"python", b"aiohttp", b"llhttp", b"x-powered-by"):
+        assert word not in reply
+
+
+async def test_a_malformed_request_is_quoted_neither_in_its_reply_nor_in_the_log(
+    log_lines: Lines, stand: Stand
+) -> None:
+    async with raw_connection(stand) as raw:
+        await raw.send(MALFORMED)
+        reply = await raw.rest()
+    assert reply.endswith(b"400 Bad Request\n")
+    assert b"s3cret" not in reply
+    assert "s3cret" not in log_lines.stream.getvalue()

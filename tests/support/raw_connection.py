@@ -1,0 +1,50 @@
+"""Requests to a gateway in bytes, over a connection of their own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.support.workbench import Stand
+
+
+class RawConnection:
+    """A connection that sends bytes which an HTTP library would not send."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def line(self) -> bytes:
+        async with asyncio.timeout(3):
+            return await self._reader.readline()
+
+    async def rest(self) -> bytes:
+        """Return everything that comes until the gateway closes."""
+        async with asyncio.timeout(3):
+            try:
+                return await self._reader.read()
+            except ConnectionResetError:
+                return b""
+
+
+@asynccontextmanager
+async def raw_connection(stand: Stand, address: str = "") -> AsyncIterator[RawConnection]:
+    """Connect to the listener for clients, or to another address."""
+    host, _, port = (address or stand.gateway.listen).rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield RawConnection(reader, writer)
+    finally:
+        writer.close()
+
+
+def request_head(stand: Stand, headers: dict[str, str], body: bytes | None) -> bytes:
+    """Return the bytes of a request; without a body, the caller gives its length in `headers`."""
+    lines = ["POST /mcp HTTP/1.1", f"Host: {stand.gateway.listen}", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    if body is not None:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode() + (body or b"")
