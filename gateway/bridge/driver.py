@@ -11,6 +11,7 @@ from typing import Final, assert_never
 from msgspec import Raw
 
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
+from gateway.bridge.timers import Timers
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import questions, results
@@ -71,7 +72,6 @@ _LEARN_SECONDS: Final = 1.0
 _NAME_CHARACTERS: Final = 80
 _MAX_REFUSALS: Final = 256
 """Of the upstream's questions, that may wait until it takes them; it gets no answer to what it asks beyond."""
-_LEG_TIMERS: Final = frozenset({Timer.QUIET, Timer.LEG, Timer.GRACE})
 
 
 class Driver:
@@ -100,8 +100,7 @@ class Driver:
         """Of the newest leg, for the log."""
         self._span: Span | None = None
         """The same, where it is traced."""
-        self._timers: dict[Timer, asyncio.TimerHandle] = {}
-        self._armed: set[Timer] = set()
+        self._timers = Timers(live)
         self._events: deque[on.Event] = deque()
         self._handling = False
         self._session: Session | None = None
@@ -212,8 +211,7 @@ class Driver:
 
     def _discard(self) -> None:
         """Forget an exchange that was restored for nothing: its retry was refused."""
-        for timer in tuple(self._armed):
-            self._disarm(timer)
+        self._timers.disarm_all()
         if self._task is not None:
             _ = self._task.cancel()
         self._moved(self._exchange.state, State.IDLE)
@@ -269,7 +267,7 @@ class Driver:
 
     def forget(self) -> None:
         """Drop the kept result."""
-        self._disarm(Timer.LINGER)
+        self._timers.disarm(Timer.LINGER)
 
     # -- from the upstream's side -------------------------------------------------------------------------------
 
@@ -372,13 +370,11 @@ class Driver:
 
     def _ended(self) -> None:
         lot = self._lot
-        if self._armed:
-            for timer in self._armed - {Timer.LINGER}:
-                self._disarm(timer)
+        self._timers.disarm_all(but_linger=True)
         self._live.deadlines.idle.disarm(self)
         # The call names its listener, this one: without the circle no collector has to find what a plain call leaves.
         self._call = self._task = None
-        if Timer.LINGER in self._armed:
+        if Timer.LINGER in self._timers:
             lot.keep(self)
         elif self._exchange.round:
             lot.remove(self)
@@ -412,12 +408,11 @@ class Driver:
             case do.RunAgain():
                 self._run_again()
             case do.Arm(timer=timer):
-                self._arm(timer)
+                self._timers.arm(timer, self._fire)
             case do.Disarm(timer=timer):
-                self._disarm(timer)
+                self._timers.disarm(timer)
             case do.DisarmLeg():
-                for timer in self._armed & _LEG_TIMERS:
-                    self._disarm(timer)
+                self._timers.disarm_leg()
             case do.Reply(legs=legs, result=result):
                 for leg in legs:
                     self._finish(leg, FinalMessage(jsonrpc.result(leg.id, result), ending=self._ending))
@@ -640,7 +635,7 @@ class Driver:
         """Forget a call that cannot be picked up and that its silent owner may hold; its client comes again."""
         why = "cannot be reached, and its call cannot be picked up here while it may live"
         self.hear(on.Broke(error if isinstance(error, Refused) else OwnerStalled(owner, why)))
-        self._disarm(Timer.LINGER)
+        self._timers.disarm(Timer.LINGER)
         self._feed(on.Expired())
         self._lot.remove(self)
 
@@ -797,7 +792,7 @@ class Driver:
         self._call = call
         self._call_sent = True
         config = self._live.config
-        if Timer.LEG not in self._armed or config.timeouts.idle_seconds < config.legs.limit_seconds:
+        if Timer.LEG not in self._timers or config.timeouts.idle_seconds < config.legs.limit_seconds:
             self._watch_silence()
 
     def _watch_silence(self) -> None:
@@ -921,24 +916,7 @@ class Driver:
 
     # -- time ---------------------------------------------------------------------------------------------------
 
-    def _arm(self, timer: Timer) -> None:
-        if timer in self._armed:
-            self._disarm(timer)
-        if timer is Timer.LEG and not self._live.config.legs.rounds:
-            return
-        self._armed.add(timer)
-        shared = self._live.deadlines.shared.get(timer)
-        if shared is not None:
-            shared.arm(self, lambda: self._fire(timer))
-            return
-        hold = self._live.config.hold
-        seconds = hold.quiet_seconds if timer is Timer.QUIET else hold.grace_seconds
-        fire = self._live.process.tasks.guard(lambda: self._fire(timer), f"timer {timer}")
-        self._timers[timer] = asyncio.get_running_loop().call_later(seconds, fire)
-
     def _fire(self, timer: Timer) -> None:
-        self._armed.discard(timer)
-        self._timers.pop(timer, None)
         if timer is Timer.LEG:
             self._watch_silence()
         if timer is Timer.TTL or (timer is Timer.GRACE and self._was_relayed):
@@ -974,16 +952,6 @@ class Driver:
         self._outcome, self._is_let_go = Outcome.CANCELLED, True
         self._cause = "another replica has resumed the call, or could not be asked: it was not cancelled upstream"
         self._feed(on.LetGo(cancel=False))
-
-    def _disarm(self, timer: Timer) -> None:
-        if timer not in self._armed:
-            return
-        self._armed.discard(timer)
-        handle = self._timers.pop(timer, None)
-        if handle is not None:
-            handle.cancel()
-        else:
-            self._live.deadlines.shared[timer].disarm(self)
 
 
 _FIRED: Final[dict[Timer, on.Event]] = {
