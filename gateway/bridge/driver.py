@@ -8,23 +8,21 @@ import secrets
 from collections import deque
 from typing import Final, assert_never
 
-from msgspec import Raw
-
-from gateway.bridge import replay, translation
+from gateway.bridge import replay
 from gateway.bridge.context import Context
-from gateway.bridge.report import HELD, NO_RESULT, Report
+from gateway.bridge.report import HELD, Report
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.bridge.sealing import Sealing, input_required
 from gateway.bridge.takeover import Takeover
 from gateway.bridge.timers import Timers
+from gateway.bridge.translation import modern_event
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
-from gateway.exchange import results
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import Exchange, Policy, State
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, GatewayError
+from gateway.protocol.errors import GatewayError
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.parking import Lot
@@ -208,47 +206,17 @@ class Driver:
             case on.Stopped():
                 self._feed_unless_resumed_elsewhere(event)
             case _:
-                self._feed(self._translated(event))
+                call, report = self._upstream_call, self._report
+                translated = modern_event(self._context, report, call.server_info, self.ticket, event)
+                if isinstance(event, on.Resulted | on.Failed):
+                    call.end_span(report.call_ending(event, translated))
+                self._feed(translated)
 
     def _forward(self, event: on.Event, method: str) -> None:
         """Let the exchange decide whether a leg wants a notification, and count what it decides."""
         before = self._forwarded
         self._feed(event)
         self.live.process.metrics.notification(self.live.route.path, method, forwarded=self._forwarded > before)
-
-    def _translated(self, event: on.Event) -> on.Event:
-        request = self._context.request
-        match event:
-            case on.Resulted(result=result):
-                translated = self._modern_result(Raw(result))
-                is_result = isinstance(translated, on.Resulted)
-                self._upstream_call.end_span(self._report.ending if is_result else NO_RESULT)
-                return translated
-            case on.Failed(error=error):
-                self._upstream_call.end_span(Ending(Outcome.ERROR, str(error.code)))
-                if error.code == mcp.OLD_URL_REQUIRED:
-                    return event
-                return on.Failed(results.modern_error(request.method, request.target, error))
-            case on.Withdrawn(id=id_):
-                return on.Withdrawn(id_, replayable=replay.may_run_twice(self._context))
-            case _:
-                return event
-
-    def _modern_result(self, result: Raw) -> on.Event:
-        server_info, route, method = self._upstream_call.server_info, self.live.route, self._context.request.method
-        assert server_info is not None, "a result comes from a session"
-        try:
-            body, is_tool_error = translation.modern_result(self._context, server_info, result, self.ticket)
-        except ValueError:
-            return on.Broke(
-                CallLost(
-                    f"The upstream {route.upstream.name} of route {route.path} answered {method} with a result that "
-                    "is no object; the call may have had effects"
-                )
-            )
-        if is_tool_error:
-            self._report.tool_failed()
-        return on.Resulted(body)
 
     # -- the machine --------------------------------------------------------------------------------------------
 

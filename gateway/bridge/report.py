@@ -4,6 +4,7 @@ import time
 from typing import Final
 
 from gateway.bridge.context import Context
+from gateway.exchange import events as on
 from gateway.exchange.machine import State
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
@@ -17,7 +18,7 @@ log = get_logger()
 
 HELD: Final = (State.PARKED, State.REFERRED, State.BROKEN)
 """The states in which a call waits for its client."""
-NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
+_NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
 """How an upstream call ends whose result cannot be passed on."""
 _TOOL_FAILED: Final = Ending(Outcome.COMPLETE, TOOL_ERROR)
 _NAME_CHARACTERS: Final = 80
@@ -120,6 +121,12 @@ class Report:
         return self._context.span.call(
             Operation(request.method, request.target, version, route.path), route.upstream.url
         )
+
+    def call_ending(self, said: on.Resulted | on.Failed, translated: on.Event) -> Ending:
+        """How the span of the upstream call ends: by what the upstream said, unless that has no translation."""
+        if isinstance(said, on.Failed):
+            return Ending(Outcome.ERROR, str(said.error.code))
+        return self.ending if isinstance(translated, on.Resulted) else _NO_RESULT
 
     def finished(self) -> None:
         """The exchange is over. A plain call is counted by its request, so nothing is said about it here."""

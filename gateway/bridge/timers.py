@@ -8,7 +8,7 @@ from typing import Final
 from gateway.exchange.commands import Timer
 from gateway.routes.live_route import LiveRoute
 
-_OF_A_LEG: Final = frozenset({Timer.QUIET, Timer.LEG, Timer.GRACE})
+_OF_A_LEG: Final = (Timer.QUIET, Timer.LEG, Timer.GRACE)
 
 
 class Timers:
@@ -20,9 +20,8 @@ class Timers:
 
     def __init__(self, live: LiveRoute) -> None:
         self._live = live
-        self._armed: set[Timer] = set()
-        self._handles: dict[Timer, asyncio.TimerHandle] | None = None
-        """Made with the first timer of its own: a plain call has none."""
+        self._armed: dict[Timer, asyncio.TimerHandle | None] = {}
+        """The running timers; None stands for a shared one."""
 
     def __contains__(self, timer: Timer) -> bool:
         return timer in self._armed
@@ -38,24 +37,21 @@ class Timers:
             self.disarm(timer)
         if timer is Timer.LEG and not live.config.legs.rounds:
             return
-        self._armed.add(timer)
         ring = partial(self._ring, timer, fire)
         shared = live.deadlines.shared.get(timer)
         if shared is not None:
+            self._armed[timer] = None
             shared.arm(self, ring)
             return
         seconds = live.config.hold.quiet_seconds if timer is Timer.QUIET else live.config.hold.grace_seconds
-        if self._handles is None:
-            self._handles = {}
         guarded = live.process.tasks.guard(ring, f"timer {timer}")
-        self._handles[timer] = asyncio.get_running_loop().call_later(seconds, guarded)
+        self._armed[timer] = asyncio.get_running_loop().call_later(seconds, guarded)
 
     def disarm(self, timer: Timer) -> None:
         """Stop a timer; nothing happens if it does not run."""
         if timer not in self._armed:
             return
-        self._armed.discard(timer)
-        handle = self._handles.pop(timer, None) if self._handles is not None else None
+        handle = self._armed.pop(timer)
         if handle is not None:
             handle.cancel()
         else:
@@ -63,18 +59,15 @@ class Timers:
 
     def disarm_leg(self) -> None:
         """Stop the timers of a waiting leg."""
-        for timer in self._armed & _OF_A_LEG:
+        for timer in _OF_A_LEG:
             self.disarm(timer)
 
     def disarm_all(self, *, but_linger: bool = False) -> None:
         """Stop every timer, or every one except LINGER."""
-        if self._armed:
-            for timer in tuple(self._armed):
-                if not (but_linger and timer is Timer.LINGER):
-                    self.disarm(timer)
+        for timer in tuple(self._armed):
+            if not (but_linger and timer is Timer.LINGER):
+                self.disarm(timer)
 
     def _ring(self, timer: Timer, fire: Callable[[Timer], None]) -> None:
-        self._armed.discard(timer)
-        if self._handles is not None:
-            self._handles.pop(timer, None)
+        self._armed.pop(timer, None)
         fire(timer)

@@ -13,11 +13,12 @@ from gateway.bridge.outgoing import Outgoing
 from gateway.bridge.report import Report
 from gateway.bridge.response_queue import ending_of
 from gateway.bridge.timers import Timers
+from gateway.bridge.translation import legacy_call
 from gateway.exchange import events as on
 from gateway.exchange.commands import Timer
 from gateway.exchange.questions import Question
 from gateway.http.forwarded_headers import own_headers
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, GatewayError, Refused, SessionLost, UpstreamError
 from gateway.seal.request_state import Upstream
 from gateway.sessions.session import Call, Listener, Session
@@ -26,7 +27,6 @@ from gateway.upstream.channel import Headers
 
 BUG: Final = "Internal error of the gateway; its log says more. The call may have had effects"
 _GIVEN_UP: Final = Ending(Outcome.CANCELLED)
-_TRACESTATE: Final = "tracestate"
 
 
 class UpstreamCall:
@@ -139,7 +139,8 @@ class UpstreamCall:
             if not self._context.exchange.calling:
                 self.release(clean=True)  # given up at the moment the session came
                 return
-            call = self._new_call(session)
+            span = self._report.call_span(session.shaken.version)
+            call = legacy_call(self._context, session.next_id(), span, self._listener)
             try:
                 self._send(call)
                 await session.run(call, self._call_headers(call))
@@ -237,22 +238,6 @@ class UpstreamCall:
         pool.forget_idle(self._context.key)
         pool.release(lost, clean=False)
         return await self._ready_session(again=True)
-
-    def _new_call(self, session: Session) -> Call:
-        request = self._context.request
-        call_id = session.next_id()
-        meta: dict[str, Raw] = dict(request.user_meta)
-        token = call_id if request.progress_token is not None else None
-        if token is not None:
-            meta[mcp.META_PROGRESS_TOKEN] = Raw(token)
-        params: dict[str, object] = dict(request.params)
-        span = self._report.call_span(session.shaken.version)
-        if span is not None:
-            _ = meta.pop(_TRACESTATE, None)  # the span has it, if it belongs to a trace at all
-            meta.update({name: Raw(jsonrpc.encode(value)) for name, value in span.headers().items()})
-        if meta:
-            params["_meta"] = meta
-        return Call(call_id, jsonrpc.request(call_id, request.method, params), self._listener, token, span=span)
 
     def _call_headers(self, call: Call) -> Headers:
         """The headers of the newest leg, with those of the call's own span if it has one."""
