@@ -111,7 +111,7 @@ class UpstreamCall:
 
     def start(self) -> None:
         """Send the call, in the session of the exchange if it has one."""
-        self._start(self._run())
+        self._task = self._context.live.process.tasks.start(self._run(), "call")
 
     def run_again(self) -> None:
         """Send the call once more, and ignore what is still said about the one before."""
@@ -126,10 +126,7 @@ class UpstreamCall:
     def start_resuming(self, resuming: Coroutine[Any, Any, None], opened: asyncio.Future[bool]) -> None:
         """Start a task that calls `resume`; answers wait until `opened` tells whether there is a stream."""
         self._opened = opened
-        self._start(resuming)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        self._task = self._context.live.process.tasks.start(work, "call")
+        self._task = self._context.live.process.tasks.start(resuming, "call")
 
     async def _run(self) -> None:
         """The call's own task: it outlives the leg that started it."""
