@@ -276,8 +276,6 @@ class Driver:
             case do.SendCall():
                 self._upstream_call.start()
             case do.RunAgain():
-                if self._takeover is not None:
-                    self._takeover.drop()
                 self._upstream_call.run_again()
             case do.Arm(timer=timer):
                 self._timers.arm(timer, self._fire)

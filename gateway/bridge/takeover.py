@@ -32,20 +32,12 @@ class Takeover:
         self._call = call
         self._envelope = envelope
         self._owner_is_dead = owner_is_dead
-        self._is_pending = True
-
-    def drop(self) -> None:
-        """The call is run again, so there is nothing left to pick up."""
-        self._is_pending = False
 
     def pick_up(self, listener: Listener, give_back: Callable[[GatewayError], None]) -> None:
-        """Find the stream of the call, or learn that the call is lost; happens once.
+        """Find the stream of the call, or learn that the call is lost; nothing happens if the call was started here.
 
         `give_back` forgets the exchange, with an error that asks its client to come again.
         """
-        if not self._is_pending:
-            return
-        self._is_pending = False
         if self._context.exchange.calling and not self._call.is_started:
             opened = asyncio.get_running_loop().create_future()
             self._call.start_resuming(self._run(opened, listener, give_back), opened)
