@@ -1,6 +1,6 @@
-"""One leg's way to its client: notifications, then exactly one final message.
+"""Queues the messages of one leg for its client: notifications, then exactly one final message.
 
-The exchange's side puts messages in and never waits; the request's handler takes them out and writes them.
+The exchange puts messages in and never waits. The handler of the request takes them out and writes them.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.telemetry import COMPLETE, Ending, Outcome, Span
 
 _MAX_BEHIND: Final = 1024
-"""Notifications a client may be behind; older ones are dropped then, for they say less than newer ones. Small ones
-reach this before they reach `limits.behind_bytes`."""
+"""How many notifications may wait for a client. Beyond that the oldest are dropped, because newer ones say more. Small
+notifications reach this limit before `limits.behind_bytes`."""
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
 def ending_of(error: GatewayError) -> Ending:
-    """How a round ends that this error ends."""
+    """The ending of a round that ends with this error."""
     return Ending(Outcome.REJECTED if isinstance(error, DownstreamError) else Outcome.ERROR, str(error.code))
 
 
 class FinalMessage(msgspec.Struct, frozen=True):
-    """The final message of a leg: a JSON-RPC response, and the HTTP status and headers if nothing was sent yet."""
+    """The JSON-RPC response of a leg; status and headers count only if nothing was sent before it."""
 
     body: bytes
     status: int = 200
@@ -40,7 +40,7 @@ class FinalMessage(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_error(cls, error: GatewayError, id_: bytes | Raw | None, request_id: str) -> "FinalMessage":
-        """The response that an exception means; `request_id` names the HTTP request, `id_` is JSON-RPC's."""
+        """The response for an exception; `request_id` names the HTTP request, `id_` is the JSON-RPC id."""
         data = Raw(jsonrpc.encode({**(error.data or {}), "requestId": request_id}))
         body = jsonrpc.failure(id_, jsonrpc.Error(error.code, error.message, data))
         return cls(body, error.status, error.headers, ending_of(error), error)
@@ -52,26 +52,23 @@ class ResponseQueue:
     def __init__(
         self, leg: Leg, silence: CoarseTimer, behind_bytes: int, request_id: str = "", span: Span | None = None
     ) -> None:
-        """`silence` rings when nothing came for as long as a client may hear nothing.
-
-        `behind_bytes`: the size of all notifications that may wait.
-        """
+        """`silence` rings when the client needs a keep-alive; `behind_bytes` limits the notifications that wait."""
         self.leg = leg
         self.request_id = request_id
-        """Of the HTTP request that waits."""
+        """The id of the HTTP request that waits."""
         self.span = span
-        """The same, where it is traced."""
+        """The span of that request, if it is traced."""
         self._silence = silence
         self._behind_bytes = behind_bytes
         self._bytes = 0
         self.dropped = 0
         self._messages: deque[bytes] = deque()
-        self._last: FinalMessage | None = None
+        self._final: FinalMessage | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def send(self, message: bytes) -> None:
         """Queue one notification."""
-        if self._last is not None:
+        if self._final is not None:
             raise LocalProtocolError("a notification after the final message")
         self._messages.append(message)
         self._bytes += len(message)
@@ -83,15 +80,15 @@ class ResponseQueue:
     def _is_too_far_behind(self) -> bool:
         return len(self._messages) > _MAX_BEHIND or self._bytes > self._behind_bytes
 
-    def finish(self, last: FinalMessage) -> None:
+    def finish(self, final: FinalMessage) -> None:
         """Queue the final message."""
-        if self._last is not None:
+        if self._final is not None:
             raise LocalProtocolError("a second final message")
-        self._last = last
+        self._final = final
         self._wake()
 
     async def take(self) -> bytes | FinalMessage | None:
-        """The next message; None when the client heard nothing for too long."""
+        """The next message; None if the client needs a keep-alive."""
         if self._pending() is None:
             self._waiter = asyncio.get_running_loop().create_future()
             self._silence.arm(self, self._wake)
@@ -103,12 +100,12 @@ class ResponseQueue:
         return self._next()
 
     def _pending(self) -> object:
-        """What could be taken; None when there is nothing."""
-        return self._messages or self._last
+        """What can be taken; None if there is nothing."""
+        return self._messages or self._final
 
     def _next(self) -> bytes | FinalMessage | None:
         if not self._messages:
-            return self._last
+            return self._final
         message = self._messages.popleft()
         self._bytes -= len(message)
         return message

@@ -1,9 +1,9 @@
-"""`subscriptions/listen`: one upstream session of its own, whose change notifications are passed on.
+"""Serves `subscriptions/listen` from one upstream session of its own, whose change notifications it passes on.
 
-Source: specification 2026-07-28 basic/patterns/subscriptions. The acknowledgement goes out when the upstream's side
-stream is open, so that no change after it is missed. A side stream that ends is opened again, by its channel in the
-same session or here in a new one; then everything that was subscribed to is said to have changed, for it may have.
-What was acknowledged is kept, or the subscription ends: nobody is left listening to what cannot come.
+Source: specification 2026-07-28 basic/patterns/subscriptions. The acknowledgement goes out when the upstream's
+standalone stream is open, so that the client misses no change after it. If that stream ends, it is opened again: by
+its channel in the same session, or here in a new one. The client is then told that everything it subscribed to has
+changed, because it may have. A subscription keeps what it acknowledged, or it ends.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -22,12 +22,10 @@ from gateway.exchange.events import Leg
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
 from gateway.protocol.request import Request
+from gateway.routes.live_route import LiveRoute
 from gateway.sessions.session import PoolKey, Session
 from gateway.telemetry import Event, get_logger
 from gateway.upstream.channel import Headers
-
-if TYPE_CHECKING:  # the bridge knows its listeners
-    from gateway.routes.live_route import LiveRoute
 
 log = get_logger()
 
@@ -38,18 +36,18 @@ _FLAGS: Final = {
 }
 _MAX_URIS: Final = 1000
 _MAX_PARAMS_BYTES: Final = 16_384
-"""What a change may say beside its URI; a waiting client may be owed as much for each thing it subscribed to."""
+"""The size of a change beside its URI; as much may wait for a client for each thing that it subscribed to."""
 _PAUSES: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Before each attempt at a new session; the last one again and again."""
+"""The pauses before the attempts at a new session; the last one repeats."""
 _JITTER: Final = 0.5
-"""A restarted server shall not see all subscriptions in the same moment: pauses are up to that much longer."""
+"""Pauses are longer by up to this factor, so that not all subscriptions return to a restarted server at once."""
 _LASTING_SECONDS: Final = 30.0
-"""A session that lived as long is replaced at once when it is lost; one that did not goes on with the pauses."""
+"""A session that lived longer than this is replaced at once when it is lost; else the pauses continue."""
 _GIVE_UP_SECONDS: Final = 300.0
 
 
 class Filter(msgspec.Struct, omit_defaults=True):
-    """SubscriptionFilter: what a client wants to hear."""
+    """SubscriptionFilter: the changes that a client subscribes to."""
 
     toolsListChanged: bool = False  # noqa: N815  (the wire's spelling)
     promptsListChanged: bool = False  # noqa: N815
@@ -71,28 +69,28 @@ def wanted(request: Request) -> Filter:
 
 @asynccontextmanager
 async def subscription(
-    live: "LiveRoute", request: Request, key: PoolKey, headers: Headers
+    live: LiveRoute, request: Request, key: PoolKey, headers: Headers
 ) -> AsyncIterator[ChangeQueue]:
     """The stream of one listen request: it starts with the acknowledgement and ends when the gateway stops."""
-    listener = Subscription(live, request, key, headers)
-    # Before anything is waited for: a drain or a reload meanwhile ends this one too.
-    live.upstream.subscriptions.add(listener)
+    serving = Subscription(live, request, key, headers)
+    # Registered before anything is awaited, so that a drain or a reload meanwhile ends this subscription too.
+    live.upstream.subscriptions.add(serving)
     live.process.metrics.subscribed(live.route.path, 1)
     try:
-        await listener.begin()
-        with live.upstream.pool.hearing(key.principal, listener):
-            yield listener.stream
+        await serving.begin()
+        with live.upstream.pool.hearing(key.principal, serving):
+            yield serving.stream
     finally:
-        live.upstream.subscriptions.discard(listener)
+        live.upstream.subscriptions.discard(serving)
         live.process.metrics.subscribed(live.route.path, -1)
-        listener.close()
+        serving.close()
 
 
 class Subscription:
-    """One listen request, and the session that serves it at the moment."""
+    """One listen request, with the session that serves it now."""
 
-    def __init__(self, live: "LiveRoute", request: Request, key: PoolKey, headers: Headers) -> None:
-        self._chosen = wanted(request)
+    def __init__(self, live: LiveRoute, request: Request, key: PoolKey, headers: Headers) -> None:
+        self._filter = wanted(request)
         self.stream = ChangeQueue(Leg(request.id), live.deadlines.silence, live.config.limits.behind_bytes)
         self._live = live
         self._key = key
@@ -100,81 +98,81 @@ class Subscription:
         self._id = request.id
         self._meta = {mcp.META_SUBSCRIPTION: request.id}
         self._session: Session | None = None
-        self._honoured = Filter()
+        self._acknowledged_filter = Filter()
         self._topics: dict[tuple[str, str], None] = {}
-        """What is passed on."""
-        self._is_deaf = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
-        self._acknowledged = self._ending = self._ended = False
+        """The changes that are passed on."""
+        self._stream_ended = asyncio.Event()
+        self._replacing: asyncio.Task[None] | None = None
+        self._is_acknowledged = self._is_ending = self._is_ended = False
 
     async def begin(self) -> None:
         """Subscribe and acknowledge; raises what opening a session raises."""
-        # A session of its own is also how the upstream gets to see the credential: nothing goes out on a forged one.
+        # Opening a session also shows the credential to the upstream: nothing is sent to a client with a forged one.
         self._session = await self._open()
-        params = {"_meta": self._meta, "notifications": self._honoured}
+        params = {"_meta": self._meta, "notifications": self._acknowledged_filter}
         self.stream.send(jsonrpc.notification(mcp.ACKNOWLEDGED, params))
-        self._acknowledged = True
-        if self._ending or self._live.upstream.pool.closed:
+        self._is_acknowledged = True
+        if self._is_ending or self._live.upstream.pool.closed:
             self.end()
         elif self._topics:
-            self._keeper = self._live.process.tasks.start(self._keep(), "subscription")
-        elif (session := self._dismissed()) is not None:
-            self._live.upstream.pool.release(session, clean=True)  # nothing was set on it, and nothing will be heard
+            self._replacing = self._live.process.tasks.start(self._replace_sessions_until_the_end(), "subscription")
+        elif (session := self._take_session()) is not None:
+            self._live.upstream.pool.release(session, clean=True)  # nothing was set on it, and nothing will come
 
     def end(self) -> None:
         """End the subscription gracefully (basic/patterns/subscriptions, Graceful Closure)."""
-        self._ending = True
-        if self._acknowledged and not self._ended:
-            self._ended = True
+        self._is_ending = True
+        if self._is_acknowledged and not self._is_ended:
+            self._is_ended = True
             result = jsonrpc.encode({"resultType": "complete", "_meta": self._meta})
             self.stream.finish(FinalMessage(jsonrpc.result(self._id, result)))
 
     def close(self) -> None:
-        """Let the session go; nobody listens any more."""
-        if self._keeper is not None:
-            _ = self._keeper.cancel()
-        session = self._dismissed()
+        """Give the session up, because the client is gone."""
+        if self._replacing is not None:
+            _ = self._replacing.cancel()
+        session = self._take_session()
         if session is not None:
-            self._live.process.tasks.spawn(self._part(session), "close subscription")
+            self._live.process.tasks.spawn(self._unsubscribe(session), "close subscription")
 
-    # -- what the upstream says -----------------------------------------------------------------------------------
+    # -- changes at the upstream -----------------------------------------------------------------------------------
 
     def changed(self, method: str, data: bytes) -> None:
         """Pass on one notification of the upstream, if it was asked for."""
         params = _params(data)
         uri = jsonrpc.text(params.get("uri")) if method == mcp.RESOURCE_UPDATED else ""
-        if self._ended or uri is None or (method, uri) not in self._topics:
+        if self._is_ended or uri is None or (method, uri) not in self._topics:
             return
         if len(b"".join(params.values())) > _MAX_PARAMS_BYTES:
-            self._tell(method, uri)
+            self._tell_briefly(method, uri)
             return
-        old = _opened(params.get("_meta"))
-        message = jsonrpc.notification(method, {**params, "_meta": {**old, **self._meta}})
+        meta = _opened(params.get("_meta"))
+        message = jsonrpc.notification(method, {**params, "_meta": {**meta, **self._meta}})
         if self.stream.has_room((method, uri), message):
             self.stream.tell((method, uri), message)
         else:
-            self._tell(method, uri)
+            self._tell_briefly(method, uri)
 
-    def _tell(self, method: str, uri: str) -> None:
-        """Say that something changed, and nothing else."""
+    def _tell_briefly(self, method: str, uri: str) -> None:
+        """Tell the client only that something changed."""
         about = {"uri": uri} if uri else {}
         self.stream.tell((method, uri), jsonrpc.notification(method, {**about, "_meta": self._meta}))
 
     def missed(self) -> None:
-        """Say of everything that it may have changed."""
-        if self._ended or not self._acknowledged:
-            return  # what changed before the acknowledgement was never promised
+        """Tell the client of everything that it may have changed."""
+        if self._is_ended or not self._is_acknowledged:
+            return  # changes before the acknowledgement were never promised
         for topic in self._topics:
-            self._tell(*topic)
+            self._tell_briefly(*topic)
 
-    def deaf(self, *, heard: bool) -> None:  # noqa: ARG002  (its session knows)
-        """This session hears nothing any more; see `_keep`."""
-        self._is_deaf.set()
+    def deaf(self, *, heard: bool) -> None:  # noqa: ARG002  (the session says whether it is lost)
+        """The session hears no more changes, so it has to be replaced."""
+        self._stream_ended.set()
 
     # -- the session ----------------------------------------------------------------------------------------------
 
     async def _open(self) -> Session:
-        """A session with all subscriptions, of which `_topics` tells when this returns."""
+        """A session with all subscriptions; when this returns, `_topics` holds them."""
         pool = self._live.upstream.pool
         session = await pool.open(self._key, self._headers)
         session.watchers.append(self)
@@ -188,19 +186,19 @@ class Subscription:
         return session
 
     async def _subscribe(self, session: Session) -> None:
-        """Ask for what the upstream can really tell about."""
-        self._is_deaf.clear()
+        """Subscribe to what the upstream supports."""
+        self._stream_ended.clear()
         self._topics.clear()
-        self._honoured = honoured = Filter()
+        self._acknowledged_filter = honoured = Filter()
         if not session.channel.hears_side:
             return
         for flag, (capability, method) in _FLAGS.items():
-            if getattr(self._chosen, flag) and session.shaken.offers(capability, "listChanged"):
+            if getattr(self._filter, flag) and session.shaken.offers(capability, "listChanged"):
                 setattr(honoured, flag, True)
                 self._topics[method, ""] = None
         if session.shaken.offers("resources", "subscribe"):
-            for uri in self._chosen.resourceSubscriptions:
-                if self._ending:
+            for uri in self._filter.resourceSubscriptions:
+                if self._is_ending:
                     break
                 topic = mcp.RESOURCE_UPDATED, uri
                 self._topics[topic] = None  # before its answer: an update may overtake that on the side stream
@@ -210,19 +208,19 @@ class Subscription:
                     honoured.resourceSubscriptions.append(uri)
 
     def _check(self, session: Session) -> None:
-        """Raise CallLost when the side stream ended before anybody watched it."""
+        """Raise CallLost if the standalone stream ended before it was watched."""
         if session.lost:
             raise CallLost(f"The side stream of route {self._live.route.path} ended while it was subscribed to")
 
     async def _ask(self, session: Session, method: str, uri: str) -> Raw | jsonrpc.Error:
         return await session.ask(method, {"uri": uri}, self._headers, self._live.upstream.pool.handshake_seconds)
 
-    async def _keep(self) -> None:
-        """Keep a session until there is none to be had; then the subscription ends."""
+    async def _replace_sessions_until_the_end(self) -> None:
+        """Replace the session whenever it is lost; the subscription ends when it cannot be replaced."""
         try:
             await self._replace_sessions()
         finally:
-            # Also after a bug: nobody shall wait for what never comes. Cancelled, nobody waits.
+            # Also after a bug, so that no client waits for changes that never come. After a cancellation none waits.
             self.end()
 
     async def _replace_sessions(self) -> None:
@@ -231,12 +229,12 @@ class Subscription:
         pauses = _pauses()
         while True:
             opened = time.monotonic()
-            _ = await self._is_deaf.wait()
-            session = self._dismissed()
-            assert session is not None, "whoever takes the session away ends this task"
+            _ = await self._stream_ended.wait()
+            session = self._take_session()
+            assert session is not None, "this task is cancelled before the session is taken away"
             self._live.upstream.pool.release(session, clean=False)
             if not session.lost:
-                return  # its side stream was taken for open, for its head was slow, and never was
+                return  # the stream never opened: it was only believed to be open, because its response head was slow
             if time.monotonic() - opened > _LASTING_SECONDS:
                 pauses = _pauses()
             self._session = await self._open_again(pauses)
@@ -252,8 +250,8 @@ class Subscription:
             self.missed()
 
     async def _open_again(self, pauses: Iterator[float]) -> Session | None:
-        """A new session that tells as much as the one before; None when there will be none."""
-        promised, deadline = self._honoured, time.monotonic() + _GIVE_UP_SECONDS
+        """A new session with the same subscriptions as the one before; None if there will be none."""
+        acknowledged, deadline = self._acknowledged_filter, time.monotonic() + _GIVE_UP_SECONDS
         while time.monotonic() < deadline and not self._live.upstream.pool.closed:
             await asyncio.sleep(next(pauses))
             try:
@@ -264,36 +262,37 @@ class Subscription:
                 if isinstance(exc, UpstreamError):
                     self._live.process.metrics.upstream_failed(self._live.route.path, exc.reason)
                 continue
-            if self._honoured == promised:
+            if self._acknowledged_filter == acknowledged:
                 return session
             session.watchers.remove(self)
             self._live.upstream.pool.release(session, clean=False)
             return None
         return None
 
-    def _dismissed(self) -> Session | None:
+    def _take_session(self) -> Session | None:
+        """The session, which is no longer watched and no longer this subscription's."""
         session, self._session = self._session, None
         if session is not None:
             session.watchers.remove(self)
         return session
 
-    async def _part(self, session: Session) -> None:
-        """Take the subscriptions back, as far as there is time; then the session may be ended."""
+    async def _unsubscribe(self, session: Session) -> None:
+        """Take the subscriptions back as far as time allows, then release the session."""
         try:
             async with asyncio.timeout(self._live.config.timeouts.cancel_seconds):
-                for uri in self._honoured.resourceSubscriptions:
+                for uri in self._acknowledged_filter.resourceSubscriptions:
                     if session.lost:
                         break
                     _ = await self._ask(session, mcp.UNSUBSCRIBE, uri)
         except (GatewayError, TimeoutError):
             pass  # they end with the session, here or when the server forgets it
         finally:
-            # Never pooled again: whatever was set on it is gone with it.
+            # The session is never pooled again, and what was set on it ends with it.
             self._live.upstream.pool.release(session, clean=False)
 
 
 def _pauses() -> Iterator[float]:
-    """Seconds to wait before each attempt."""
+    """Seconds to wait before each attempt, with jitter."""
     for pause in _PAUSES:
         yield pause * (1 + _JITTER * random.random())  # noqa: S311  (no secret)
     while True:
@@ -308,7 +307,7 @@ def _params(data: bytes) -> jsonrpc.Fields:
 
 
 def _opened(raw: object) -> jsonrpc.Fields:
-    """An object one level deep; empty when it is none."""
+    """An object, opened one level deep; empty if it is not an object."""
     try:
         return jsonrpc.fields(raw) if isinstance(raw, Raw) else {}
     except ValueError:

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.auth import jwks, oauth_proxy
-from gateway.bridge import driver, response_queue, subscription
+from gateway.bridge import outgoing, replay, response_queue, subscription
 from gateway.cluster import membership, peer_client
 from gateway.downstream import handler
 from gateway.exchange import machine, questions
@@ -41,7 +41,7 @@ FIXED = [
     ("the body of a caller that is not verified", [size(handler._REFUSED_BYTES)]),
     (
         "answers of the gateway's own",
-        [f"{session._MAX_OWED} in", f"{driver._MAX_REFUSALS} in", f"an id of {size(session._MAX_OWED_ID_BYTES)}"],
+        [f"{session._MAX_OWED} in", f"{outgoing._MAX_REFUSALS} in", f"an id of {size(session._MAX_OWED_ID_BYTES)}"],
     ),
     ("URIs of one subscription", [count(subscription._MAX_URIS)]),
     ("content of a change beside its URI", [size(subscription._MAX_PARAMS_BYTES)]),
@@ -108,7 +108,7 @@ FIXED = [
     ),
     ("lists kept by `cache.lists_seconds`", [size(list_cache._MAX_BYTES), size(list_cache._MAX_PAGE_BYTES)]),
     ("tools with a warning in the log", [count(pool._LEFT_OUT_KEPT)]),
-    ("looking up whether a lost call's tool may run twice", [seconds(driver._LEARN_SECONDS)]),
+    ("looking up whether a lost call's tool may run twice", [seconds(replay._LEARN_SECONDS)]),
     ("the id of an event", [count(streamable_http._EVENT_ID_CHARACTERS)]),
     ("the end of an answered stream", [seconds(streamable_http._DRAIN_SECONDS)]),
     (

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.bridge.driver import Driver
+from gateway.bridge import upstream_call
 from gateway.exchange.events import Expired
 from gateway.protocol import mcp
 from gateway.seal.cipher import Keyring
@@ -671,7 +671,7 @@ async def test_a_bug_in_the_calls_task_is_counted_and_leaves_nobody_waiting(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Driver, "_new_call", broken)
+    monkeypatch.setattr(upstream_call, "legacy_call", broken)
     reply = await client.call()
     assert reply.error["code"] == -32603
     assert "ZeroDivision" not in reply.data.decode()

@@ -1,0 +1,83 @@
+"""Sends the upstream what goes out beside its call, one message after the other."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from msgspec import Raw
+
+from gateway.bridge.context import Context
+from gateway.bridge.report import Report
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import UpstreamError
+from gateway.sessions.session import Call, Session
+
+_CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
+_YOUNG_SECONDS: Final = 0.5
+_MAX_REFUSALS: Final = 256
+"""Answers of the gateway's own that may wait until the upstream takes them; its further questions get no answer."""
+
+
+class Outgoing:
+    """The messages to the upstream, in the order of the commands. A plain call sends none."""
+
+    def __init__(self, context: Context, report: Report) -> None:
+        self._context = context
+        self._report = report
+        self._queue: deque[Callable[[], Awaitable[None]]] = deque()
+        self._is_sending = False
+        self._refusals = 0
+        """How many answers of the gateway's own are in the queue."""
+
+    def put(self, send: Callable[[], Awaitable[None]]) -> None:
+        """Send something when everything before it is sent."""
+        self._queue.append(send)
+        if not self._is_sending:
+            self._is_sending = True
+            self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
+
+    async def _send_queued(self) -> None:
+        try:
+            while self._queue:
+                await self._queue.popleft()()
+        finally:
+            self._is_sending = False
+
+    def respond(self, session: Session, id_: Raw, body: Raw | jsonrpc.Error) -> None:
+        """Answer a question of the upstream without the client."""
+        if self._refusals >= _MAX_REFUSALS:
+            return
+        self._refusals += 1
+        headers = self._context.headers
+        id_ = Raw(bytes(id_))  # a copy, because the original keeps the whole message in memory
+
+        async def respond() -> None:
+            self._refusals -= 1
+            try:
+                await session.answer(id_, body, headers)
+            except UpstreamError as exc:
+                self._report.unsent(exc.message)
+
+        self.put(respond)
+
+    def cancel(self, session: Session, call: Call, reason: str) -> None:
+        """Tell the upstream that a call is no longer wanted."""
+        headers = self._context.headers
+
+        async def cancel() -> None:
+            # The call has a connection of its own, and the upstream ignores a cancellation that overtakes it. So the
+            # cancellation of a young call is repeated while the upstream still works on it.
+            young = time.monotonic() - call.sent < _YOUNG_SECONDS
+            for pause in _CANCEL_PAUSES if young else _CANCEL_PAUSES[:1]:
+                await asyncio.sleep(pause)
+                if pause and not session.works_on(call):
+                    return
+                try:
+                    async with asyncio.timeout(self._context.live.config.timeouts.cancel_seconds):
+                        await session.cancel(call, reason, headers)
+                except (UpstreamError, TimeoutError) as exc:
+                    self._report.unsent(str(exc))
+
+        self.put(cancel)

@@ -1,0 +1,38 @@
+"""Decides whether a lost call may be run again."""
+
+import asyncio
+from fnmatch import fnmatchcase
+from typing import Final
+
+from gateway.bridge.context import Context
+from gateway.protocol import mcp
+from gateway.protocol.errors import CallLost, GatewayError, SessionLost, Unreachable
+from gateway.sessions import tool_schemas
+
+_NO_RESULT_WILL_COME: Final = (CallLost, SessionLost, Unreachable)
+_LEARN_SECONDS: Final = 1.0
+"""How long the client of a lost call waits at most while its tool is looked up."""
+
+
+def may_run_twice(context: Context) -> bool:
+    """Whether the call is known to be repeatable: by its method, its route, or its tool's own annotation."""
+    request, route = context.request, context.live.route
+    if request.method != mcp.TOOLS_CALL or route.continuation == "replay":
+        return True
+    if any(fnmatchcase(request.target, pattern) for pattern in route.ephemeral):
+        return True
+    return tool_schemas.is_ephemeral(context.live.upstream.pool, context.key, request.target)
+
+
+async def may_run_again(context: Context, error: GatewayError) -> bool:
+    """Whether the call that this error ended may be run again. A call that never asked is left to its client."""
+    exchange, request, pool = context.exchange, context.request, context.live.upstream.pool
+    if not isinstance(error, _NO_RESULT_WILL_COME) or not (exchange.round and exchange.calling):
+        return False
+    if request.method == mcp.TOOLS_CALL and not tool_schemas.is_listed(pool, context.key):
+        try:
+            async with asyncio.timeout(_LEARN_SECONDS):
+                await tool_schemas.know(pool, context.key, context.headers, request.target)
+        except (GatewayError, TimeoutError):
+            pass
+    return may_run_twice(context)

@@ -1,0 +1,152 @@
+"""Tells log, metrics, traces and status page how an exchange goes."""
+
+import time
+from typing import Final
+
+from gateway.bridge.context import Context
+from gateway.exchange import events as on
+from gateway.exchange.machine import State
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
+from gateway.routes.deadlines import wait_seconds
+from gateway.seal.request_state import Envelope
+from gateway.telemetry import COMPLETE, TOOL_ERROR, Ending, Event, Operation, Outcome, Span, Step, get_logger
+from gateway.telemetry.recent_errors import presentable
+from gateway.telemetry.status import HeldStatus
+
+log = get_logger()
+
+HELD: Final = (State.PARKED, State.REFERRED, State.BROKEN)
+"""The states in which a call waits for its client."""
+_NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
+"""How an upstream call ends whose result cannot be passed on."""
+_TOOL_FAILED: Final = Ending(Outcome.COMPLETE, TOOL_ERROR)
+_NAME_CHARACTERS: Final = 80
+_TARGET_CHARACTERS: Final = 200
+
+
+class Report:
+    """Collects how one exchange goes, and reports it."""
+
+    def __init__(self, context: Context) -> None:
+        self.ending = COMPLETE
+        """How the legs that get the result end."""
+        self._context = context
+        self._started = self._parked_at = time.monotonic()
+        self._outcome = Outcome.COMPLETE
+        self._cause = ""
+        self._error: GatewayError | None = None
+
+    def held_status(self, now: float) -> HeldStatus:
+        """The exchange on the status page: nothing in it comes from a client or an upstream, except the target."""
+        request, exchange = self._context.request, self._context.exchange
+        patience = wait_seconds(self._context.live.config)
+        return HeldStatus(
+            route=self._context.live.route.path,
+            method=request.method,
+            name=presentable(request.target[:_NAME_CHARACTERS]) if request.method != mcp.RESOURCES_READ else "",
+            state=exchange.state,
+            round=exchange.round,
+            asked=tuple(sorted({question.method.partition("/")[0] for question in exchange.questions.values()})),
+            age_seconds=now - self._started,
+            expires_in_seconds=max(self._parked_at + patience - now, 0) if exchange.state in HELD else None,
+            owner="",
+            caller="",
+        )
+
+    def parked(self) -> None:
+        """The call waits for its client from now on."""
+        self._parked_at = time.monotonic()
+        live = self._context.live
+        live.process.metrics.call_parked(live.route.path)
+
+    def unparked(self) -> None:
+        """The call no longer waits for its client."""
+        live = self._context.live
+        live.process.metrics.call_released(live.route.path, time.monotonic() - self._parked_at)
+
+    def step(self, step: Step) -> None:
+        """Count the step by which a retry continued."""
+        live, span = self._context.live, self._context.span
+        live.process.metrics.continued(live.route.path, step)
+        if span is not None:
+            span.note("step", step)
+
+    def tool_failed(self) -> None:
+        """The result says that the tool failed."""
+        self.ending = _TOOL_FAILED
+
+    def failed(self, error: GatewayError) -> None:
+        """The legs end with an error of the gateway."""
+        self._outcome = Outcome.ERROR
+        self._cause, self._error = error.message, error
+        self._context.live.upstream.health.note(error)
+
+    def failed_with(self, error: jsonrpc.Error) -> Ending:
+        """The legs end with an error of the upstream, and so they end like this."""
+        self._outcome = Outcome.ERROR
+        self._cause = f"the upstream answered with error {error.code}"
+        return Ending(Outcome.ERROR, str(error.code))
+
+    def cancelled(self, cause: str = "") -> None:
+        """The exchange was given up; `cause` if there is more to say about it."""
+        self._outcome = Outcome.CANCELLED
+        self._cause = cause or self._cause
+
+    def taken_over(self, envelope: Envelope, *, owner_is_dead: bool) -> None:
+        """This replica continues a call that another one sent."""
+        live, upstream = self._context.live, envelope.upstream
+        log.info(
+            Event.CALL_TAKEN_OVER,
+            route=live.route.path,
+            upstream=live.route.upstream.name,
+            target=self._context.request.target[:_TARGET_CHARACTERS],
+            owner=envelope.owner,
+            owner_is_dead=owner_is_dead,
+            round=envelope.round,
+            resumable=upstream is not None and upstream.cursor is not None,
+            request_id=self._context.request_id,
+        )
+
+    def unsent(self, cause: str) -> None:
+        """A message that nobody waits for did not reach the upstream."""
+        route = self._context.live.route.path
+        log.debug(Event.UPSTREAM_FAILED, route=route, request_id=self._context.request_id, cause=cause)
+
+    def call_span(self, version: str) -> Span | None:
+        """The span of an upstream call: it lasts as long as the call, however many rounds that takes."""
+        if self._context.span is None:
+            return None
+        request, route = self._context.request, self._context.live.route
+        return self._context.span.call(
+            Operation(request.method, request.target, version, route.path), route.upstream.url
+        )
+
+    def call_ending(self, said: on.Resulted | on.Failed, translated: on.Event) -> Ending:
+        """How the span of the upstream call ends: by what the upstream said, unless that has no translation."""
+        if isinstance(said, on.Failed):
+            return Ending(Outcome.ERROR, str(said.error.code))
+        return self.ending if isinstance(translated, on.Resulted) else _NO_RESULT
+
+    def finished(self) -> None:
+        """The exchange is over. A plain call is counted by its request, so nothing is said about it here."""
+        request, live = self._context.request, self._context.live
+        rounds = self._context.exchange.round + 1
+        if rounds == 1 and self._outcome is Outcome.COMPLETE:
+            return
+        live.process.metrics.exchange_finished(live.route.path, rounds)
+        error = self._error
+        say = log.warning if isinstance(error, UpstreamError) else log.info
+        say(
+            Event.EXCHANGE_FINISHED,
+            route=live.route.path,
+            upstream=live.route.upstream.name,
+            method=request.method,
+            target=request.target[:_TARGET_CHARACTERS],
+            rounds=rounds,
+            outcome=self._outcome,
+            seconds=round(time.monotonic() - self._started, 3),
+            request_id=self._context.request_id,
+            **({"cause": self._cause} if self._cause else {}),
+            **({"fix": error.fix} if error is not None else {}),
+        )

@@ -1,0 +1,107 @@
+"""Picks up the call that another replica sent."""
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec import Raw
+
+from gateway.bridge import replay
+from gateway.bridge.context import Context
+from gateway.bridge.report import Report
+from gateway.bridge.upstream_call import BUG, UpstreamCall
+from gateway.exchange import events as on
+from gateway.protocol.errors import CallLost, GatewayError, OwnerStalled, Refused, UpstreamError
+from gateway.seal.request_state import Envelope, Upstream
+from gateway.sessions.session import Listener
+from gateway.telemetry import Step
+from gateway.upstream.channel import Headers
+
+
+class Takeover:
+    """The call of another replica, which may be dead or only silent.
+
+    As long as its death is not proven, that replica may still hold the call. So this one neither cancels the call nor
+    declares it lost, and gives the exchange back if it cannot resume the call.
+    """
+
+    def __init__(
+        self, context: Context, report: Report, call: UpstreamCall, envelope: Envelope, *, owner_is_dead: bool
+    ) -> None:
+        self._context = context
+        self._report = report
+        self._call = call
+        self._envelope = envelope
+        self._owner_is_dead = owner_is_dead
+
+    def pick_up(self, listener: Listener, give_back: Callable[[GatewayError], None]) -> None:
+        """Find the stream of the call, or learn that the call is lost; nothing happens if the call was started here.
+
+        `give_back` forgets the exchange, with an error that asks its client to come again.
+        """
+        if self._context.exchange.calling and not self._call.is_started:
+            opened = asyncio.get_running_loop().create_future()
+            self._call.start_resuming(self._run(opened, listener, give_back), opened)
+
+    async def _run(
+        self, opened: asyncio.Future[bool], listener: Listener, give_back: Callable[[GatewayError], None]
+    ) -> None:
+        """The call's own task, as in `UpstreamCall`."""
+        runs = self._call.runs
+        try:
+            try:
+                await self._resume(opened)
+            finally:
+                if not opened.done():
+                    opened.set_result(False)
+        except GatewayError as exc:
+            self._context.live.upstream.health.note(exc)
+            replayable = await replay.may_run_again(self._context, exc)
+            if runs == self._call.runs:  # else an undelivered answer had the call run again meanwhile
+                self._failed(exc, listener, give_back, replayable=replayable)
+        except Exception:  # the outermost edge of the call's task
+            if runs == self._call.runs:
+                listener.hear(on.Broke(CallLost(BUG)))
+            raise
+
+    async def _resume(self, opened: asyncio.Future[bool]) -> None:
+        envelope = self._envelope
+        self._report.taken_over(envelope, owner_is_dead=self._owner_is_dead)
+        upstream = envelope.upstream
+        if upstream is None or upstream.cursor is None:
+            raise _owner_lost(envelope.owner)
+        await self._call.resume(upstream, upstream.cursor, opened, is_shared=not self._owner_is_dead)
+
+    def _failed(
+        self, error: GatewayError, listener: Listener, give_back: Callable[[GatewayError], None], *, replayable: bool
+    ) -> None:
+        if not self._owner_is_dead and not replayable and self._context.exchange.round == self._envelope.round:
+            why = "cannot be reached, and its call cannot be picked up here while it may live"
+            give_back(error if isinstance(error, Refused) else OwnerStalled(self._envelope.owner, why))
+            return
+        upstream = self._envelope.upstream
+        if self._owner_is_dead and upstream is not None:
+            cancelling = self._cancel_orphan(upstream, self._context.headers)
+            self._context.live.process.tasks.spawn(cancelling, "send upstream")
+        if not replayable:
+            self._report.step(Step.LOST)
+        listener.hear(on.Broke(error, replayable))
+
+    async def _cancel_orphan(self, upstream: Upstream, headers: Headers) -> None:
+        """Cancel a call whose result no client will read, so that the upstream does not wait for an answer."""
+        live = self._context.live
+        try:
+            async with asyncio.timeout(live.config.timeouts.cancel_seconds):
+                await live.upstream.pool.cancel_orphan(
+                    upstream.session, upstream.version, Raw(upstream.call), "its gateway replica is gone", headers
+                )
+        except (UpstreamError, TimeoutError) as exc:
+            self._report.unsent(str(exc))
+
+
+def _owner_lost(owner: str) -> CallLost:
+    return CallLost(
+        f"The replica {owner} that held this call is gone, and the call cannot be picked up or run again: its server "
+        "keeps no event store, and the tool does not say that it may run twice. It was cancelled and may have had "
+        "effects; check before you call again without requestState",
+        data={"reason": "owner_lost"},
+    )

@@ -1,0 +1,79 @@
+"""Translates between a modern request and its legacy call."""
+
+from typing import Final
+
+from msgspec import Raw
+
+from gateway.bridge import replay
+from gateway.bridge.context import Context
+from gateway.bridge.report import Report
+from gateway.exchange import events as on
+from gateway.exchange import results
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost
+from gateway.sessions import tool_schemas
+from gateway.sessions.list_cache import CacheKey
+from gateway.sessions.session import Call, Listener
+from gateway.telemetry import Span
+
+_TRACESTATE: Final = "tracestate"
+
+
+def legacy_call(context: Context, call_id: bytes, span: Span | None, listener: Listener) -> Call:
+    """The request as a legacy server knows it."""
+    request = context.request
+    meta: dict[str, Raw] = dict(request.user_meta)
+    token = call_id if request.progress_token is not None else None
+    if token is not None:
+        meta[mcp.META_PROGRESS_TOKEN] = Raw(token)
+    params: dict[str, object] = dict(request.params)
+    if span is not None:
+        _ = meta.pop(_TRACESTATE, None)  # the span has it, if it belongs to a trace at all
+        meta.update({name: Raw(jsonrpc.encode(value)) for name, value in span.headers().items()})
+    if meta:
+        params["_meta"] = meta
+    return Call(call_id, jsonrpc.request(call_id, request.method, params), listener, token, span=span)
+
+
+def modern_event(
+    context: Context, report: Report, server_info: Raw | None, ticket: CacheKey | None, event: on.Event
+) -> on.Event:
+    """What the legacy server said, as the exchange knows it; `ticket` is where a list may be kept."""
+    request = context.request
+    match event:
+        case on.Resulted(result=result):
+            assert server_info is not None, "a result comes from a session"
+            return _modern_result(context, report, server_info, ticket, Raw(result))
+        case on.Failed(error=error) if error.code != mcp.OLD_URL_REQUIRED:
+            return on.Failed(results.modern_error(request.method, request.target, error))
+        case on.Withdrawn(id=id_):
+            return on.Withdrawn(id_, replayable=replay.may_run_twice(context))
+        case _:
+            return event
+
+
+def _modern_result(
+    context: Context, report: Report, server_info: Raw, ticket: CacheKey | None, result: Raw
+) -> on.Resulted | on.Broke:
+    """The modern result. The pool learns from it what later calls need: a list, and the tools in it."""
+    request, pool, route = context.request, context.live.upstream.pool, context.live.route
+    ttl_ms, scope = route.cache.of(request.method)
+    is_retried = context.exchange.round > 0 or request.input_responses is not None
+    try:
+        if request.method == mcp.TOOLS_LIST:
+            result = tool_schemas.usable(pool, result)
+        body, is_tool_error = results.modern(request.method, result, server_info, ttl_ms, scope, retried=is_retried)
+    except ValueError:
+        return on.Broke(
+            CallLost(
+                f"The upstream {route.upstream.name} of route {route.path} answered {request.method} with a result "
+                "that is not an object; the call may have had effects"
+            )
+        )
+    if is_tool_error:
+        report.tool_failed()
+    if request.method == mcp.TOOLS_LIST:
+        tool_schemas.learn(pool.group(context.key), request.params, result, context.headers)
+    if ticket is not None:
+        pool.keep(ticket, result, body)
+    return on.Resulted(body)

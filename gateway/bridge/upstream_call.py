@@ -1,0 +1,382 @@
+"""Holds the upstream call of one exchange across its rounds."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from msgspec import Raw
+
+from gateway.bridge import replay
+from gateway.bridge.context import Context
+from gateway.bridge.outgoing import Outgoing
+from gateway.bridge.report import Report
+from gateway.bridge.response_queue import ending_of
+from gateway.bridge.timers import Timers
+from gateway.bridge.translation import legacy_call
+from gateway.exchange import events as on
+from gateway.exchange.commands import Timer
+from gateway.exchange.questions import Question
+from gateway.http.forwarded_headers import own_headers
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import CallLost, GatewayError, Refused, SessionLost, UpstreamError
+from gateway.seal.request_state import Upstream
+from gateway.sessions.session import Call, Listener, Session
+from gateway.telemetry import Ending, Outcome, Step
+from gateway.upstream.channel import Headers
+
+BUG: Final = "Internal error of the gateway; its log says more. The call may have had effects"
+_GIVEN_UP: Final = Ending(Outcome.CANCELLED)
+
+
+class UpstreamCall:
+    """The call, the session that it runs in, the task that reads it, and what is sent to the upstream beside it."""
+
+    def __init__(self, context: Context, timers: Timers, report: Report, listener: Listener) -> None:
+        """`listener` hears the events of the call, and `Stopped` if the upstream is silent for too long."""
+        self.server_info: Raw | None = None
+        """Known as soon as there was a session."""
+        self.runs = 0
+        """How often the call was run again."""
+        self._context = context
+        self._timers = timers
+        self._report = report
+        self._listener = listener
+        self._session: Session | None = None
+        self._released: Session | None = None
+        """The session of a call that was given up: late questions are answered there."""
+        self._call: Call | None = None
+        self._is_sent = False
+        self._task: asyncio.Task[None] | None = None
+        self._opened: asyncio.Future[bool] | None = None
+        """For a call of another replica: True when its stream is open here, False if it will not be opened."""
+        self._made_outgoing: Outgoing | None = None
+        """Made with the first message beside the call: a plain call has none."""
+        self._is_let_go = False
+        """Whether another replica continues the call."""
+
+    @property
+    def session(self) -> Session | None:
+        """The session in which the call runs, or ran last."""
+        return self._session or self._released
+
+    @property
+    def is_started(self) -> bool:
+        """Whether a task runs the call, or ran it."""
+        return self._task is not None
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another replica could find the call in its session and read its stream from here on."""
+        channel = self._session.channel if self._session is not None else None
+        return channel is not None and channel.session_id is not None and channel.cursor is not None
+
+    @property
+    def may_be_resumed_elsewhere(self) -> bool:
+        """Whether another replica could have resumed the call without this one knowing."""
+        return self._session is not None and self._may_be_resumed_elsewhere(self._session)
+
+    def _may_be_resumed_elsewhere(self, session: Session) -> bool:
+        return session.channel.cursor is not None and self._context.live.process.witness.is_needed
+
+    def whereabouts(self) -> Upstream | None:
+        """Where another replica would find the call."""
+        session, call = self._session, self._call
+        if session is None or call is None or (session_id := session.channel.session_id) is None:
+            return None
+        shaken = session.shaken
+        return Upstream(session_id, shaken.version, call.id, bytes(shaken.server_info), session.channel.cursor)
+
+    def restore(self, upstream: Upstream | None) -> None:
+        """Take what the envelope of another replica says about its call."""
+        if upstream is not None:
+            self.server_info = Raw(upstream.server_info)
+
+    def rest(self, *, resting: bool) -> None:
+        """Tell the pool whether the call waits for its client."""
+        if self._session is not None:
+            self._context.live.upstream.pool.rest(self._session, resting=resting)
+
+    def note(self, name: str) -> None:
+        """Note in the call's span that something happened."""
+        if self._call is not None and self._call.span is not None:
+            self._call.span.happened(name)
+
+    def end_span(self, ending: Ending) -> None:
+        """End the call's span."""
+        if self._call is not None and self._call.span is not None:
+            self._call.span.end(ending)
+
+    # -- running the call ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Send the call, in the session of the exchange if it has one."""
+        self._task = self._context.live.process.tasks.start(self._run(), "call")
+
+    def run_again(self) -> None:
+        """Send the call once more, and ignore what is still said about the one before."""
+        if self._call is not None:
+            self._call.listener = _DEAF
+            self._call.leave()
+        self._call, self._is_sent, self._opened = None, False, None
+        self.runs += 1
+        self._report.step(Step.REPLAYED)
+        self.start()
+
+    def start_resuming(self, resuming: Coroutine[Any, Any, None], opened: asyncio.Future[bool]) -> None:
+        """Start a task that calls `resume`; answers wait until `opened` tells whether there is a stream."""
+        self._opened = opened
+        self._task = self._context.live.process.tasks.start(resuming, "call")
+
+    async def _run(self) -> None:
+        """The call's own task: it outlives the leg that started it."""
+        call, live = None, self._context.live
+        try:
+            session = self._idle_session() or await self._ready_session()
+            if not self._context.exchange.calling:
+                self.release(clean=True)  # given up at the moment the session came
+                return
+            span = self._report.call_span(session.shaken.version)
+            call = legacy_call(self._context, session.next_id(), span, self._listener)
+            try:
+                self._send(call)
+                await session.run(call, self._call_headers(call))
+            except SessionLost:
+                session = await self._another_session(session)
+                self._send(call)
+                await session.run(call, self._call_headers(call))
+        except GatewayError as exc:
+            live.upstream.health.note(exc)
+            if call is not None and call.span is not None:
+                call.span.end(ending_of(exc))
+            if isinstance(exc, UpstreamError):
+                live.process.metrics.upstream_failed(live.route.path, exc.reason)
+                exc.is_counted = True
+            replayable = await replay.may_run_again(self._context, exc)
+            # The stream of an answered call may break while the call that a referral re-issued already runs.
+            if call is None or call is self._call:
+                self._listener.hear(on.Broke(exc, replayable))
+        except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
+            self._listener.hear(on.Broke(CallLost(BUG)))
+            raise
+        finally:
+            if call is not None and call.span is not None:
+                call.span.end(_GIVEN_UP)
+
+    async def resume(self, upstream: Upstream, cursor: str, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
+        """Read the call of another replica from `cursor` on; `is_shared` if that replica may still hold it."""
+        context = self._context
+        session = self._session = await context.live.upstream.pool.adopt(
+            context.key,
+            upstream.session,
+            upstream.version,
+            Raw(upstream.server_info),
+            context.headers,
+            is_shared=is_shared,
+        )
+        if not context.exchange.calling:
+            self.release(clean=False)
+            return
+        call = Call(upstream.call, b"", self._listener, upstream.call)
+        call.span = self._report.call_span(session.shaken.version)
+        self._send(call)
+        self._is_sent = not is_shared  # the call of a replica that may live is not ours before its stream is open
+
+        def attached() -> None:
+            self._is_sent = True
+            self._report.step(Step.RESUMED)
+            if not opened.done():
+                opened.set_result(True)
+
+        try:
+            await session.resume(call, cursor, self._call_headers(call), attached)
+        except GatewayError as exc:
+            if call.span is not None:
+                call.span.end(ending_of(exc))
+            raise
+        finally:
+            if call.span is not None:
+                call.span.end(_GIVEN_UP)
+
+    def _idle_session(self) -> Session | None:
+        """The usual case: a session is idle, and nothing has to be set on it."""
+        context = self._context
+        if self._session is not None or context.request.log_level is not None:
+            return None
+        session = self._session = context.live.upstream.pool.take(context.key)
+        if session is not None:
+            self.server_info = session.shaken.server_info
+        return session
+
+    async def _ready_session(self, *, again: bool = False) -> Session:
+        context = self._context
+        session = self._session
+        if session is not None and session.lost:
+            self.release(clean=False)  # reserved for a referral, and lost while its urls were visited
+            session = None
+        if session is None:
+            self._session = session = await context.live.upstream.pool.acquire(context.key, context.headers)
+            self.server_info = session.shaken.server_info
+        if context.request.log_level is not None:
+            timeout = context.live.config.timeouts.handshake_seconds
+            try:
+                await session.set_log_level(context.request.log_level, context.headers, timeout)
+            except SessionLost:
+                if again:
+                    raise
+                session = await self._another_session(session)
+        return session
+
+    async def _another_session(self, lost: Session) -> Session:
+        """Open a new session, once: the upstream refused this one before it took the call."""
+        pool = self._context.live.upstream.pool
+        self._is_sent = False
+        self._session = None
+        pool.forget_idle(self._context.key)
+        pool.release(lost, clean=False)
+        return await self._ready_session(again=True)
+
+    def _call_headers(self, call: Call) -> Headers:
+        """The headers of the newest leg, with those of the call's own span if it has one."""
+        if call.span is None:
+            return self._context.headers
+        return {**self._context.headers, **call.span.headers(), **own_headers(self._context.live.route)}
+
+    def _send(self, call: Call) -> None:
+        """Note that the call may have effects from here on, and limit the silence of its upstream."""
+        self._call = call
+        self._is_sent = True
+        config = self._context.live.config
+        if Timer.LEG not in self._timers or config.timeouts.idle_seconds < config.legs.limit_seconds:
+            self.watch_silence()
+
+    # -- silence ------------------------------------------------------------------------------------------------
+
+    def watch_silence(self) -> None:
+        """Limit how long the upstream may be silent.
+
+        The watch begins with the limit of the first leg, which few calls reach, or at once if silence has the shorter
+        limit.
+        """
+        self._context.live.deadlines.idle.arm(self, self._check_silence)
+
+    def _check_silence(self) -> None:
+        """End a call whose upstream is silent. A call that waits for its client is not silent."""
+        limit, exchange = self._context.live.config.timeouts.idle_seconds, self._context.exchange
+        if self._call is None or not exchange.calling:
+            return
+        if exchange.questions or time.monotonic() - self._call.heard < limit:
+            # Silence is noticed after one to two times the limit.
+            self.watch_silence()
+            return
+        self._listener.hear(on.Stopped(self._silent_upstream(limit)))
+
+    def _silent_upstream(self, limit: float) -> CallLost:
+        route = self._context.live.route
+        suspect = self._session.channel.suspect() if self._session is not None else ""
+        return CallLost(
+            f"The upstream {route.upstream.name} of route {route.path} was silent for {limit:g} s in a call "
+            "(timeouts.idle_seconds); the call was cancelled and may have had "
+            f"effects{'. ' if suspect else ''}{suspect}"
+        )
+
+    # -- messages beside the call -------------------------------------------------------------------------------
+
+    def send_answers(self, answers: tuple[tuple[Question, Raw], ...]) -> None:
+        """Send answers of the client; the listener hears `Undelivered` about those that cannot be delivered."""
+        if self._call is not None:
+            self._call.heard = time.monotonic()  # until now the client was silent, not the upstream
+        runs = self.runs
+        self._outgoing().put(lambda: self._deliver(answers, runs))
+
+    async def _deliver(self, answers: tuple[tuple[Question, Raw], ...], runs: int) -> None:
+        if self._opened is not None and not await asyncio.shield(self._opened):
+            return  # without an open stream the call would have its effects, and its result would be lost
+        session = self._session
+        if session is None or runs != self.runs:
+            return
+        for number, (question, answer) in enumerate(answers):
+            assert question.upstream_id is not None
+            try:
+                await session.answer(question.upstream_id, answer, self._context.headers)
+            except UpstreamError as exc:
+                left = tuple(question for question, _ in answers[number:])
+                replayable = await replay.may_run_again(self._context, exc)
+                if runs == self.runs:
+                    self._listener.hear(on.Undelivered(left, _lost(exc), isinstance(exc, Refused), replayable))
+                return
+
+    def respond(self, id_: Raw, body: Raw | jsonrpc.Error | None) -> None:
+        """Answer a question of the upstream without the client."""
+        session = self.session
+        if session is not None and body is not None:
+            self._outgoing().respond(session, id_, body)
+
+    def cancel(self, reason: str) -> None:
+        """Tell the upstream that the call is no longer wanted, or do not send it in the first place."""
+        session, call = self._session, self._call
+        if session is not None and call is not None and self._is_sent:
+            self._outgoing().cancel(session, call, reason)
+        elif self._task is not None:
+            _ = self._task.cancel()
+
+    def _outgoing(self) -> Outgoing:
+        if self._made_outgoing is None:
+            self._made_outgoing = Outgoing(self._context, self._report)
+        return self._made_outgoing
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Leave the call to another replica: the session is only detached when it is released."""
+        self._is_let_go = True
+
+    def release(self, *, clean: bool) -> None:
+        """Give the session back; `clean` if the call ended with nothing left open."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        if self._is_let_go:
+            # The upstream's further questions are for the replica that continues the call.
+            if self._call is not None:
+                self._call.listener = _DEAF
+            session.detach()
+        elif not clean and not session.pending and self._may_be_resumed_elsewhere(session):
+            session.detach()  # the result came to an open question: the replica that answered it may still read it
+        else:
+            self._released = session
+        self._context.live.upstream.pool.release(session, clean=clean)
+
+    def abandon(self) -> None:
+        """Stop before anything was sent: the exchange was restored in vain."""
+        if self._task is not None:
+            _ = self._task.cancel()
+        self.end()
+
+    def end(self) -> None:
+        """Drop the call and the listener, because the exchange is over.
+
+        Both lead back to the exchange; without these reference cycles a plain call leaves nothing to the collector.
+        """
+        self._context.live.deadlines.idle.disarm(self)
+        self._call = self._task = None
+        self._listener = _DEAF
+
+
+class _Deaf:
+    """The listener of a call that is over for its exchange."""
+
+    request_id: str | None = None
+
+    def hear(self, event: on.Event) -> None:
+        """Drop the event."""
+
+
+_DEAF: Final = _Deaf()
+
+
+def _lost(exc: UpstreamError) -> UpstreamError:
+    """An answer that did not arrive means that the call's result will not come either."""
+    if isinstance(exc, Refused | CallLost):
+        return exc
+    return CallLost(f"{exc.message}; the call was under way and may have had effects")
