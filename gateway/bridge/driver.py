@@ -35,8 +35,9 @@ from gateway.routes.parking import Lot
 from gateway.seal import handoff
 from gateway.seal.request_state import Binding, Envelope, Upstream, bind, digest_answers, pack_record
 from gateway.sessions import tool_schemas
+from gateway.sessions.call import Call, PoolKey
 from gateway.sessions.list_cache import CacheKey  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.sessions.session import Call, PoolKey, Session
+from gateway.sessions.session import Session
 from gateway.telemetry import (
     COMPLETE,
     TOOL_ERROR,

@@ -47,7 +47,7 @@ from gateway.routes.table import RouteTable
 from gateway.seal.cipher import PREFIX
 from gateway.seal.request_state import Envelope, Sealer, bind
 from gateway.sessions import tool_schemas
-from gateway.sessions.session import PoolKey
+from gateway.sessions.call import PoolKey
 from gateway.telemetry import (
     COMPLETE,
     OTHER_ERROR,

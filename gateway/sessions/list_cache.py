@@ -18,7 +18,7 @@ from gateway.exchange import results
 from gateway.http.forwarded_headers import AUTHORIZATION
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.request import Request
-from gateway.sessions.session import PoolKey
+from gateway.sessions.call import PoolKey
 from gateway.upstream.channel import Headers
 
 _MEMBERS: Final = {

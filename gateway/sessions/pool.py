@@ -27,9 +27,10 @@ from gateway.protocol.request import Request
 from gateway.protocol.tool_filter import LeftOut
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import session_sharing
+from gateway.sessions.call import PoolKey, Watcher
 from gateway.sessions.capacity import Parties
 from gateway.sessions.list_cache import CacheKey, ListCache, place, seconds_kept
-from gateway.sessions.session import PoolKey, Session, Watcher
+from gateway.sessions.session import Session
 from gateway.telemetry import Event, Metrics, SessionState, get_logger
 from gateway.upstream.channel import Channel, Headers
 

@@ -10,18 +10,20 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from msgspec import Raw
 
 from gateway.exchange import events as on
-from gateway.exchange import handshake, questions
+from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallGone, CallLost, CannotAsk, GatewayError, Refused, SessionLost
 from gateway.runtime.tasks import Tasks
-from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, Span, bodies, get_logger
+from gateway.sessions import inbound
+from gateway.sessions.call import Call, PoolKey, Watcher
+from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, bodies, get_logger
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers
 
 log = get_logger()
@@ -31,67 +33,6 @@ _CALL_NUMBERS: Final = itertools.count(1)
 _MAX_OWED: Final = 64
 """Answers of the gateway's own that may wait until the server takes them; it gets no answer to what it asks beyond."""
 _MAX_OWED_ID_BYTES: Final = 1024
-
-
-class PoolKey(msgspec.Struct, frozen=True):
-    """Everything that shapes a session besides its route."""
-
-    principal: bytes
-    client_info: bytes
-    capabilities: bytes
-    headers: tuple[tuple[str, str], ...]
-
-
-class Listener(Protocol):
-    """Who hears what the upstream says during a call."""
-
-    @property
-    def request_id(self) -> str | None:
-        """Of the HTTP request that the call is for; None for one of the gateway's own."""
-
-    def hear(self, event: on.Event) -> None:
-        """Take one event of the call."""
-
-
-class Watcher(Protocol):
-    """Who hears what changes at the upstream, and whether all of it is heard."""
-
-    def changed(self, method: str, data: bytes) -> None:
-        """Take a list_changed or resources/updated: method and message."""
-
-    def missed(self) -> None:
-        """The side stream is open again after it was not: a change may not have been heard."""
-
-    def deaf(self, *, heard: bool) -> None:
-        """The side stream will not be opened again; whether it ever was open. May be said twice."""
-
-
-class Call(msgspec.Struct, eq=False):
-    """One upstream request: its id (JSON), its message, and who hears about it."""
-
-    id: bytes
-    message: bytes
-    listener: Listener
-    progress_token: bytes | None = None
-    """JSON of the token the upstream was given, if the client wants progress."""
-    sent: float = 0.0
-    """Monotonic time at which it was sent."""
-    heard: float = 0.0
-    """Monotonic time of the last message of the call."""
-    reader: asyncio.Task[object] | None = None
-    """Who reads the call's own stream."""
-    left: bool = False
-    """Whether the reading was ended from outside."""
-    span: Span | None = None
-    """Where calls are traced."""
-    headers: Headers = NO_HEADERS
-    """What it was sent with."""
-
-    def leave(self) -> None:
-        """Stop reading: the answer came on the side stream, or nobody waits for it any more."""
-        if self.reader is not None and not self.left:
-            self.left = True
-            _ = self.reader.cancel()
 
 
 class Session:
@@ -215,7 +156,7 @@ class Session:
     ) -> Raw | jsonrpc.Error:
         """One request of the gateway's own, with no client behind it; its result or its error."""
         answer = _Answer()
-        call = Call(self.next_id(), b"", answer)
+        call = Call(self.next_id(), b"", answer, is_own=True)
         call.message = jsonrpc.request(call.id, method, params)
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -373,7 +314,7 @@ class Session:
                 f"The upstream of route {self._route} sent a message that is no JSON-RPC ({exc}); the call may have "
                 "had effects"
             ) from exc
-        return self._hear(call, message, data)
+        return self._take(call, inbound.meaning(message, call, can_ask=self.channel.can_ask), data, aside=False)
 
     def _hear_side(self, data: bytes) -> bool:
         if bodies.on:
@@ -383,89 +324,86 @@ class Session:
         except (ValueError, msgspec.MsgspecError):
             self._metrics.upstream_failed(self._route, "malformed")
             return False
-        speaker, alone = self._speaker(message)
-        return speaker.hear_aside(message, data, alone=alone)
+        speaker, is_ambiguous = self._speaker(message)
+        return speaker.hear_aside(message, data, is_ambiguous=is_ambiguous)
 
     def _speaker(self, message: jsonrpc.Message) -> "tuple[Session, bool]":
-        """Whose call a message of the side stream is about, and whether it can be nobody else's."""
+        """Whose call a message of the side stream is about, and whether another call may own it just as well."""
         if not self.guests:
-            return self, True
+            return self, False
         speaking = [each for each in (self, *self.guests) if each.pending]
         for each in speaking:
-            if each.awaits(message):
-                return each, True
-        return (speaking[0], True) if len(speaking) == 1 else (self, not speaking)
+            if inbound.answers(message, each.in_flight):
+                return each, False
+        return (speaking[0], False) if len(speaking) == 1 else (self, bool(speaking))
 
-    def awaits(self, message: jsonrpc.Message) -> bool:
-        """Whether a message answers the call in flight."""
-        call = self._call
-        return call is not None and message.method is None and message.id == Raw(call.id)
+    @property
+    def in_flight(self) -> Call | None:
+        """The call that was sent and not answered yet."""
+        return self._call
 
-    def hear_aside(self, message: jsonrpc.Message, data: bytes, *, alone: bool) -> bool:
-        """Take one message of the side stream; whether it answers the call. A request needs a call that is `alone`."""
+    def hear_aside(self, message: jsonrpc.Message, data: bytes, *, is_ambiguous: bool) -> bool:
+        """Take one message of the side stream; returns whether it answers the call in flight."""
         call = self._call
-        if not alone and isinstance(message.id, Raw) and message.method not in {None, mcp.PING}:
-            self._refuse_nameless(message.method or "", message.id)
-            return False
-        answered = self._hear(call, message, data, aside=True)
+        means = inbound.meaning(message, call, can_ask=self.channel.can_ask, is_ambiguous=is_ambiguous)
+        if is_ambiguous and isinstance(means, inbound.Unsolicited):
+            self.asked_aside = True
+            call = None  # the request may be any call's, so it does not show that this one is alive
+        answered = self._take(call, means, data, aside=True)
         if answered and call is not None:
             call.leave()
         return answered
 
-    def _hear(self, call: Call | None, message: jsonrpc.Message, data: bytes, *, aside: bool = False) -> bool:
-        """Sort one message; whether it answers the call."""
+    def _take(self, call: Call | None, means: inbound.Meaning, data: bytes, *, aside: bool) -> bool:
+        """Act on one message; returns whether it answers the call."""
         if call is not None:
             call.heard = time.monotonic()
-        if message.method is None:
-            return self._hear_response(call, message, aside=aside)
-        if isinstance(message.id, Raw):
-            self._hear_request(call, message, message.id, aside=aside)
-        else:
-            self._hear_notification(call, message, data)
+        match means:
+            case inbound.Answer() | inbound.Question() | inbound.Notice() | inbound.Unanswerable() if call is not None:
+                return self._take_for_call(call, means, aside=aside)
+            case inbound.Ping(id=id_):
+                self._answer_later(id_, Raw(b"{}"))
+            case inbound.Unsolicited(id=id_, method=method, error=error):
+                self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
+                self._answer_later(id_, error)
+            case inbound.Change(method=method):
+                for watcher in self.watchers:
+                    watcher.changed(method, data)
+            case inbound.Unrelated(method=method):
+                self._metrics.notification(self._route, method, forwarded=False)
+            case _:
+                self._metrics.upstream_failed(self._route, "unknown_id")
         return False
 
-    def _hear_response(self, call: Call | None, message: jsonrpc.Message, *, aside: bool) -> bool:
-        event = _outcome(message)
-        if call is None or event is None or not isinstance(message.id, Raw) or bytes(message.id) != call.id:
-            self._metrics.upstream_failed(self._route, "unknown_id")
-            return False
-        self._owes = False
-        self._settle()
-        self._hear_served(call, aside=aside)
-        call.listener.hear(event)
-        return True
-
-    def _hear_request(self, call: Call | None, message: jsonrpc.Message, id_: Raw, *, aside: bool) -> None:
-        method = message.method or ""
-        if method == mcp.PING:
-            self._answer_later(id_, Raw(b"{}"))
-        elif call is None or isinstance(call.listener, _Answer):
-            # SEP-2260: a request that belongs to no call of a client never reaches one.
-            self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
-            error = jsonrpc.Error(mcp.INVALID_PARAMS, "No call is in flight that could ask (SEP-2260)")
-            self._answer_later(id_, error)
-        elif method in questions.KINDS and not self.channel.can_ask:
+    def _take_for_call(
+        self,
+        call: Call,
+        means: inbound.Answer | inbound.Question | inbound.Notice | inbound.Unanswerable,
+        *,
+        aside: bool,
+    ) -> bool:
+        """Hand a message to the listener of the call; returns whether it is the answer."""
+        if isinstance(means, inbound.Unanswerable):
             call.listener.hear(on.Stopped(_cannot_ask(self._route)))
-        else:
+            return False
+        if isinstance(means, inbound.Answer):
+            self._owes = False
+            self._settle()
+        elif isinstance(means, inbound.Question):
             self.asked_aside |= aside
             self.asked_in_call |= not aside
-            self._hear_served(call, aside=aside)
-            call.listener.hear(on.Nested(id_, method, message.params))
+        if not isinstance(means, inbound.Notice):
+            self._note_served(call, aside=aside)
+        call.listener.hear(means.event)
+        return isinstance(means, inbound.Answer)
 
-    def _hear_served(self, call: Call, *, aside: bool) -> None:
-        """Note what the call's own response proves of its credential.
+    def _note_served(self, call: Call, *, aside: bool) -> None:
+        """Note the credential of the call as accepted, if its own response proves that.
 
-        What comes while its POST is pending, or on the side stream, may be about anything.
+        A message that comes while the POST is pending, or on the side stream, may be about anything.
         """
         if self.channel.taken and not aside:
             self._prove(call.headers)
-
-    def _refuse_nameless(self, method: str, id_: Raw) -> None:
-        """Answer a question that may be any call's: it is nobody's."""
-        self.asked_aside = True
-        self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
-        error = jsonrpc.Error(mcp.INVALID_PARAMS, "Several calls are in flight, and the request names none of them")
-        self._answer_later(id_, error)
 
     def _answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
         """Answer what is no client's business: one after the other, so that a flood costs one connection."""
@@ -491,18 +429,6 @@ class Session:
         finally:
             self._answering = False
 
-    def _hear_notification(self, call: Call | None, message: jsonrpc.Message, data: bytes) -> None:
-        method = message.method
-        if method in _CHANGES:
-            for watcher in self.watchers:
-                watcher.changed(method, data)
-            return
-        event = _notified(call, method, message.params) if call is not None else None
-        if call is None or event is None:
-            self._metrics.notification(self._route, method or "", forwarded=False)
-        else:
-            call.listener.hear(event)
-
     def _side_lost(self) -> None:
         """The side stream ended for good: what the server says on it from now on would be lost."""
         self.lost = True
@@ -520,7 +446,6 @@ _FLOODED: Final = (
     "the server asks the gateway (pings, requests that belong to no call) faster than it takes the answers"
 )
 _FLOODED_FIX: Final = "find out why the server asks so often; the gateway leaves the rest unanswered"
-_CHANGES: Final = frozenset({mcp.TOOLS_CHANGED, mcp.PROMPTS_CHANGED, mcp.RESOURCES_CHANGED, mcp.RESOURCE_UPDATED})
 
 
 class _Answer:
@@ -541,31 +466,6 @@ class _Answer:
                 raise broken
             case _:
                 pass  # a question during a question of our own: nobody could answer it
-
-
-def _outcome(message: jsonrpc.Message) -> on.Event | None:
-    if isinstance(message.result, Raw):
-        return on.Resulted(message.result)
-    if isinstance(message.error, Raw):
-        return on.Failed(jsonrpc.error(message.error))
-    return None
-
-
-def _notified(call: Call, method: str | None, params: Raw | msgspec.UnsetType) -> on.Event | None:
-    """The event a notification means for this call; None when it is not about the call."""
-    try:
-        opened = jsonrpc.fields(params) if isinstance(params, Raw) else {}
-    except ValueError:
-        return None
-    if method == mcp.PROGRESS:
-        token = opened.get("progressToken")
-        ours = token is not None and call.progress_token is not None and bytes(token) == call.progress_token
-        return on.Progressed(opened) if ours else None
-    if method == mcp.LOG and isinstance(params, Raw):
-        return on.Logged(jsonrpc.text(opened.get("level")) or "", params)
-    if method == mcp.CANCELLED and "requestId" in opened:
-        return on.Withdrawn(opened["requestId"])
-    return None
 
 
 def _cannot_ask(route: str) -> CannotAsk:

@@ -14,8 +14,9 @@ from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
 from gateway.protocol.errors import HeaderMismatch, SessionLost
 from gateway.protocol.param_headers import Tool
 from gateway.protocol.request import HeaderValues, Request
+from gateway.sessions.call import PoolKey
 from gateway.sessions.pool import Group, Pool
-from gateway.sessions.session import PoolKey, Session
+from gateway.sessions.session import Session
 from gateway.upstream.channel import Headers
 
 _MAX_PAGES = 50

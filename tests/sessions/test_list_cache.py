@@ -9,8 +9,8 @@ from msgspec import Raw
 
 from gateway.protocol import mcp
 from gateway.sessions import list_cache, pool
+from gateway.sessions.call import PoolKey
 from gateway.sessions.list_cache import CacheKey, ListCache, Place, seconds_kept
-from gateway.sessions.session import PoolKey
 from tests.support.fake_upstream import FakeUpstream, Turn, event, text
 from tests.support.stand import Start
 from tests.support.workbench import CLIENT, Client, eventually, jwt

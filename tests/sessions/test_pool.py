@@ -12,8 +12,9 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import pool as pools
+from gateway.sessions.call import PoolKey
 from gateway.sessions.pool import Group, Pool
-from gateway.sessions.session import PoolKey, Session
+from gateway.sessions.session import Session  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from tests.support.fake_upstream import FakeUpstream, Turn, text
