@@ -23,6 +23,7 @@ from gateway.protocol.errors import CallGone, CallLost, CannotAsk, GatewayError,
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import inbound
 from gateway.sessions.call import Call, PoolKey, Watcher
+from gateway.sessions.session_sharing import SharedSession
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, bodies, get_logger
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers
 
@@ -46,8 +47,12 @@ class Session:
         metrics: Metrics,
         tasks: Tasks,
         accept: Callable[[Headers], None],
+        owner: "Session | None" = None,
     ) -> None:
-        """`accept` hears of every request that the upstream served, by its headers."""
+        """`accept` gets the headers of every request that the upstream served.
+
+        With an `owner`, the session joins the upstream session of that one (`sessions.session_sharing`).
+        """
         self._accept = accept
         self.key = key
         self.channel = channel
@@ -62,14 +67,9 @@ class Session:
         """Whether its handshake is done."""
         self.resting = False
         """Whether its call is parked."""
-        self.asked_in_call = self.asked_aside = False
-        """Where the server has asked: on the stream of the call, which names it, or on the side stream."""
         self.turned_away = False
         """Whether the server refused the credential of the last call, and so did not take it."""
-        self.guests: set[Session] = set()
-        """Others that speak in this session too (`sessions.session_sharing`), each with a call of its own."""
-        self.host: Session | None = None
-        """Whose guest it is."""
+        self.shared: SharedSession[Session] = SharedSession(self) if owner is None else owner.shared
         self.idle_since = 0.0
         self.watchers: list[Watcher] = []
         channel.side_changed = self._side_changed
@@ -86,6 +86,41 @@ class Session:
         self._headers = NO_HEADERS
         """The newest that the upstream served: what the gateway answers by itself needs a credential too."""
         self.state: SessionState | None = None
+        if owner is not None:
+            self._join(owner)
+
+    def _join(self, owner: "Session") -> None:
+        session_id = owner.channel.session_id
+        assert session_id is not None, "can_be_joined"
+        self.channel.adopt(session_id, owner.shaken.version)
+        self.shaken = owner.shaken
+        self.opened = True
+        self.shared.joiners.add(self)
+
+    @property
+    def is_joiner(self) -> bool:
+        """Whether another session object owns the upstream session."""
+        return self.shared.owner is not self
+
+    @property
+    def can_be_joined(self) -> bool:
+        """Whether others can speak in the session: it is open, and has an id."""
+        return not self.lost and self.opened and self.channel.session_id is not None
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether a call may begin in it, while it has none."""
+        return self.shared.can_begin
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another call may join the one that it has."""
+        return self.shared.has_room
+
+    @property
+    def has_joiners(self) -> bool:
+        """Whether calls of joiners are in flight, so that the session must not be ended."""
+        return bool(self.shared.joiners)
 
     @property
     def pending(self) -> bool:
@@ -329,9 +364,9 @@ class Session:
 
     def _speaker(self, message: jsonrpc.Message) -> "tuple[Session, bool]":
         """Whose call a message of the side stream is about, and whether another call may own it just as well."""
-        if not self.guests:
+        if not self.has_joiners:
             return self, False
-        speaking = [each for each in (self, *self.guests) if each.pending]
+        speaking = [each for each in (self, *self.shared.joiners) if each.pending]
         for each in speaking:
             if inbound.answers(message, each.in_flight):
                 return each, False
@@ -347,7 +382,7 @@ class Session:
         call = self._call
         means = inbound.meaning(message, call, can_ask=self.channel.can_ask, is_ambiguous=is_ambiguous)
         if is_ambiguous and isinstance(means, inbound.Unsolicited):
-            self.asked_aside = True
+            self.shared.asked_aside = True
             call = None  # the request may be any call's, so it does not show that this one is alive
         answered = self._take(call, means, data, aside=True)
         if answered and call is not None:
@@ -390,8 +425,8 @@ class Session:
             self._owes = False
             self._settle()
         elif isinstance(means, inbound.Question):
-            self.asked_aside |= aside
-            self.asked_in_call |= not aside
+            self.shared.asked_aside |= aside
+            self.shared.asked_in_call |= not aside
         if not isinstance(means, inbound.Notice):
             self._note_served(call, aside=aside)
         call.listener.hear(means.event)

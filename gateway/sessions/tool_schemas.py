@@ -15,7 +15,8 @@ from gateway.protocol.errors import HeaderMismatch, SessionLost
 from gateway.protocol.param_headers import Tool
 from gateway.protocol.request import HeaderValues, Request
 from gateway.sessions.call import PoolKey
-from gateway.sessions.pool import Group, Pool
+from gateway.sessions.group import Group
+from gateway.sessions.pool import Pool
 from gateway.sessions.session import Session
 from gateway.upstream.channel import Headers
 

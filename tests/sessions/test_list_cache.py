@@ -8,7 +8,8 @@ import pytest
 from msgspec import Raw
 
 from gateway.protocol import mcp
-from gateway.sessions import list_cache, pool
+from gateway.sessions import group as groups
+from gateway.sessions import list_cache
 from gateway.sessions.call import PoolKey
 from gateway.sessions.list_cache import CacheKey, ListCache, Place, seconds_kept
 from tests.support.fake_upstream import FakeUpstream, Turn, event, text
@@ -294,7 +295,7 @@ async def test_a_list_that_changed_on_its_way_is_not_kept(upstream: FakeUpstream
 async def test_a_change_while_the_credential_is_checked_ends_it_too(
     upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "_ACCEPTED_SECONDS", 0.0)
+    monkeypatch.setattr(groups, "_ACCEPTED_SECONDS", 0.0)
     stand = await begin(route=KEPT)
     client = stand.client("Bearer a")
     assert await names(client) == ["one"]

@@ -13,7 +13,8 @@ from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import pool as pools
 from gateway.sessions.call import PoolKey
-from gateway.sessions.pool import Group, Pool
+from gateway.sessions.group import Group
+from gateway.sessions.pool import Pool
 from gateway.sessions.session import Session  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
@@ -265,10 +266,10 @@ async def test_waiters_time_out_and_leave_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("how", ["acquire", "open", "adopt"])
-async def test_a_caller_whose_group_is_swept_while_it_waits_is_served(
+async def test_a_caller_whose_group_is_swept_around_while_it_waits_is_served(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told that there is room, and not run yet: nobody waits in its group then, and no session is there."""
+    """Its session is there before the caller runs, so the sweeper never sees an empty group."""
     monkeypatch.setattr(pools, "_SWEEP_SECONDS", 0)
     bench = Bench(sessions={"max": 1, "idle_seconds": 0})
     pool = bench.pool
@@ -285,8 +286,8 @@ async def test_a_caller_whose_group_is_swept_while_it_waits_is_served(
     session = await asyncio.wait_for(waiting, 1)
     pool.release(session, clean=False)
     after = pool.group(key("a"))
-    assert after is not before, "it was swept in between"
-    assert not after.count
+    assert after is before
+    assert not after.sessions
     assert (await asyncio.wait_for(bench.acquire(key("a")), 1)) is not session
     await bench.close()
 
@@ -326,8 +327,8 @@ async def test_a_release_does_not_look_at_those_whom_it_cannot_help() -> None:
     for session in held:
         bench.pool.release(session, clean=True)
     await bench.close()
-    assert not bench.pool._parties
-    assert not bench.pool._parties.idle
+    assert not bench.pool._capacity
+    assert not bench.pool._capacity.evictable
 
 
 async def test_the_session_that_is_idle_longest_makes_room() -> None:
@@ -355,7 +356,7 @@ async def test_a_caller_whom_the_upstream_does_not_take_leaves_nothing_behind(
         for reply in (await client.call(), await client.post("tools/list"), await client.post(mcp.DISCOVER)):
             assert "error" in reply.final
     assert not pool._groups
-    assert not pool._parties
+    assert not pool._capacity
 
 
 async def test_a_caller_that_got_no_session_leaves_nothing_behind() -> None:
@@ -372,15 +373,35 @@ async def test_a_caller_that_got_no_session_leaves_nothing_behind() -> None:
     await bench.close()
 
 
-async def test_a_group_that_is_forgotten_while_its_caller_is_woken_is_made_again() -> None:
-    bench = Bench(sessions={"max": 1, "idle_seconds": 0.001})
+async def test_room_is_taken_before_the_caller_that_waited_for_it_runs() -> None:
+    bench = Bench(sessions={"max": 1})
     held = await bench.acquire(key("a"))
     waiting = bench.acquire(key("b"))
     await turns()
-    bench.pool.release(held, clean=False)  # told that there is room; it has not run yet
-    bench.pool._groups.clear()
+    bench.pool.release(held, clean=False)
+    (reserved,) = bench.pool.group(key("b")).sessions
+    overtaking = bench.acquire(key("c"))
     session = await asyncio.wait_for(waiting, 1)
+    assert session is reserved
+    assert not overtaking.done()
     bench.pool.release(session, clean=True)
+    bench.pool.release(await asyncio.wait_for(overtaking, 1), clean=True)
+    await bench.close()
+
+
+async def test_a_new_caller_does_not_overtake_one_that_waits_in_its_group() -> None:
+    bench = Bench(sessions={"max": 1})
+    held = await bench.acquire(key("a"))
+    first = bench.acquire(key("a"))
+    await turns()
+    second = bench.acquire(key("a"))
+    bench.pool.release(held, clean=True)
+    assert bench.pool.take(key("a")) is None
+    assert await asyncio.wait_for(first, 1) is held
+    assert not second.done()
+    bench.pool.release(held, clean=True)
+    assert await asyncio.wait_for(second, 1) is held
+    bench.pool.release(held, clean=True)
     await bench.close()
 
 
@@ -390,8 +411,8 @@ async def test_empty_groups_are_forgotten(upstream: FakeUpstream, begin: Start) 
         await stand.client(f"Bearer {number}").call()
     pool = stand.gateway.routes.live["/mcp"].upstream.pool
     await eventually(lambda: not pool._groups)
-    assert not pool._parties
-    assert pool._count == 0
+    assert not pool._capacity
+    assert pool._capacity.count == 0
 
 
 async def test_subscriptions_are_sessions_too(upstream: FakeUpstream, begin: Start) -> None:
