@@ -7,8 +7,10 @@ import asyncio
 from typing import Protocol
 
 import msgspec
+from msgspec import Raw
 
 from gateway.exchange import events as on
+from gateway.protocol import jsonrpc  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.telemetry import Span
 from gateway.upstream.channel import NO_HEADERS, Headers
 
@@ -75,3 +77,24 @@ class Call(msgspec.Struct, eq=False):
         if self.reader is not None and not self.left:
             self.left = True
             _ = self.reader.cancel()
+
+
+class OwnListener:
+    """The listener of a request that the gateway makes on its own account."""
+
+    request_id: str | None = None
+
+    def __init__(self) -> None:
+        self.outcome: Raw | jsonrpc.Error | None = None
+
+    def hear(self, event: on.Event) -> None:
+        """Keep the outcome; questions do not come here, because no client could answer them."""
+        match event:
+            case on.Resulted(result=result):
+                self.outcome = Raw(result)
+            case on.Failed(error=error):
+                self.outcome = error
+            case on.Stopped(error=broken):
+                raise broken
+            case _:
+                pass

@@ -1,14 +1,13 @@
-"""One session of a legacy server: its handshake, the one call in flight, and what the server says meanwhile.
+"""One session of a legacy server, from its handshake to its end.
 
-Rule: one call in flight per session. Half of the real servers send nested requests on the session's side stream with
-nothing that names their call; exclusivity is what gives each of them an owner.
+Rule: one call in flight per session. Half of the real servers send nested requests on the session's side stream, where
+nothing names their call; because the session serves one call at a time, each request has an owner.
 """
 
 import asyncio
 import itertools
 import secrets
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
@@ -22,7 +21,8 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallGone, CallLost, CannotAsk, GatewayError, Refused, SessionLost
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import inbound
-from gateway.sessions.call import Call, PoolKey, Watcher
+from gateway.sessions.call import Call, OwnListener, PoolKey, Watcher
+from gateway.sessions.own_answers import OwnAnswers
 from gateway.sessions.session_sharing import SharedSession
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, bodies, get_logger
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers
@@ -31,9 +31,6 @@ log = get_logger()
 
 _PROCESS: Final = secrets.token_hex(6).encode()
 _CALL_NUMBERS: Final = itertools.count(1)
-_MAX_OWED: Final = 64
-"""Answers of the gateway's own that may wait until the server takes them; it gets no answer to what it asks beyond."""
-_MAX_OWED_ID_BYTES: Final = 1024
 
 
 class Session:
@@ -58,17 +55,17 @@ class Session:
         self.channel = channel
         self.shaken: Handshake
         self.lost = False
-        """The upstream forgot the session, or its side stream ended for good."""
+        """Whether the upstream forgot the session, or its side stream ended for good."""
         self.adopted = False
-        """Whether another process opened it, for a call that it sent."""
+        """Whether another process opened it for a call of its own."""
         self._is_shared = False
-        """Whether that process may live and use it still."""
+        """Whether that process may still be alive and use it."""
         self.opened = False
         """Whether its handshake is done."""
         self.resting = False
         """Whether its call is parked."""
         self.turned_away = False
-        """Whether the server refused the credential of the last call, and so did not take it."""
+        """Whether the server refused the credential of the last call, and so did not run it."""
         self.shared: SharedSession[Session] = SharedSession(self) if owner is None else owner.shared
         self.idle_since = 0.0
         self.watchers: list[Watcher] = []
@@ -81,10 +78,9 @@ class Session:
         """Whether the call of the process that opened the session may still run."""
         self._settlers: list[asyncio.Future[None]] = []
         self._log_level: str | None = None
-        self._owed: deque[tuple[Raw, Raw | jsonrpc.Error, Headers]] = deque()
-        self._answering = self._is_flooded = False
+        self._own_answers = OwnAnswers(route, tasks, self._answer_now)
         self._headers = NO_HEADERS
-        """The newest that the upstream served: what the gateway answers by itself needs a credential too."""
+        """The newest headers that the upstream served; the gateway's own answers need a credential too."""
         self.state: SessionState | None = None
         if owner is not None:
             self._join(owner)
@@ -142,14 +138,14 @@ class Session:
         return self._call is call
 
     def move(self, state: SessionState | None) -> None:
-        """Note where the session is, for the metrics."""
+        """Change the state, and count it in the metrics."""
         self._metrics.session_moved(self._route, self.state, state)
         self.state = state
 
     async def open(self, headers: Headers) -> None:
-        """The handshake: initialize, side stream, initialized, in this order.
+        """Make the handshake: initialize, side stream, initialized, in this order.
 
-        The side stream comes before `initialized`: requests that belong to no POST are lost for ever without it.
+        The side stream must be open before `initialized`: without it, requests outside of a POST are lost for ever.
         """
         self._headers = headers
         params = handshake.initialize_params(Raw(self.key.client_info), Raw(self.key.capabilities))
@@ -168,9 +164,9 @@ class Session:
         self._metrics.session_opened(self._route)
 
     async def adopt(self, session_id: str, shaken: Handshake, headers: Headers, *, is_shared: bool = False) -> None:
-        """Take over a session that another process opened, and whose call may still run there.
+        """Take over a session that another process opened, and whose call may still run at the upstream.
 
-        No handshake: the upstream had one. The side stream is a fresh one, and comes before anything is answered.
+        The upstream already had its handshake. A new side stream is opened before anything is answered.
         """
         self.adopted = self._owes = True
         self._is_shared = is_shared
@@ -180,7 +176,7 @@ class Session:
         await self.channel.listen(shaken.version, headers, self._hear_side, self._side_lost)
 
     async def set_log_level(self, level: str, headers: Headers, idle_seconds: float) -> None:
-        """Set the session's log level, if it differs and the upstream logs at all; a refusal costs only the logs."""
+        """Set the log level, if it differs and the upstream offers logging; a refusal costs only the logs."""
         if level == self._log_level or not self.shaken.offers("logging"):
             return
         await self.ask(mcp.SET_LEVEL, {"level": level}, headers, idle_seconds)
@@ -189,8 +185,8 @@ class Session:
     async def ask(
         self, method: str, params: Mapping[str, object], headers: Headers, timeout_seconds: float
     ) -> Raw | jsonrpc.Error:
-        """One request of the gateway's own, with no client behind it; its result or its error."""
-        answer = _Answer()
+        """Send a request on the gateway's own account, without a client; returns its result or its error."""
+        answer = OwnListener()
         call = Call(self.next_id(), b"", answer, is_own=True)
         call.message = jsonrpc.request(call.id, method, params)
         try:
@@ -204,7 +200,7 @@ class Session:
         return answer.outcome
 
     def next_id(self) -> bytes:
-        """JSON of an id that no other session uses: some servers key streams by it across sessions."""
+        """JSON of an id that is unique across sessions: some servers key streams of all sessions by it."""
         return b'"gw-%b-%x"' % (_PROCESS, next(_CALL_NUMBERS))
 
     async def run(self, call: Call, headers: Headers) -> None:
@@ -214,15 +210,15 @@ class Session:
         await self._follow(call, headers, self.channel.request(call.message, headers, self._hear_call))
 
     async def resume(self, call: Call, cursor: str, headers: Headers, attached: Callable[[], None]) -> None:
-        """Pick up a call that another process sent, as `run` does else. Raises what `Channel.resume` raises."""
+        """Pick up a call that another process sent, else as `run`. Raises what `Channel.resume` raises."""
         try:
             await self._follow(call, headers, self.channel.resume(cursor, headers, self._hear_call, attached))
         except Refused:
-            self.lost = True  # for this process: the call runs there, so no DELETE
+            self.lost = True  # for this process; the call still runs there, so the session must not be deleted
             raise
 
     async def _follow(self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | Raw | None]) -> None:
-        """Keep account of a call while its stream is read."""
+        """Track a call while its stream is read."""
         assert self._call is None, "one call in flight per session"
         self._call, call.headers = call, headers
         self.turned_away = False
@@ -242,16 +238,16 @@ class Session:
             self._forget()
             raise
         except CallLost:
-            self.lost = True  # the call may still run there: no DELETE
+            self.lost = True  # the call may still run there, so the session must not be deleted
             raise
         except asyncio.CancelledError:
             if not call.left or call.reader is None or call.reader.uncancel() > 0:
                 self.lost = True
                 raise
-            # `Call.leave`: whoever wanted the answer has it.
+            # `Call.leave`: the answer was delivered already, or is not wanted.
         finally:
             call.reader = None
-            # Answered, the session may be in the next call's hands already while this stream still drains.
+            # After the answer, the next call may use the session while this stream still drains.
             if self._call is call:
                 self._settle()
 
@@ -264,7 +260,7 @@ class Session:
         )
 
     def _prove(self, headers: Headers) -> None:
-        """The upstream has served a message that was sent with these headers."""
+        """Note that the upstream has served a message with these headers."""
         self._headers = headers
         self._accept(headers)
 
@@ -274,14 +270,14 @@ class Session:
         self._headers = headers
 
     async def is_alive(self) -> bool:
-        """Whether the upstream takes a ping with the headers that it served last; a session that is gone is noted."""
+        """Whether the upstream answers a ping with the headers that it served last; notes a lost session."""
         try:
             await self.channel.ping(self._headers)
         except SessionLost:
             self._forget()
             return False
         except GatewayError:
-            return False  # that tells nothing of the session
+            return False  # which says nothing about the session
         return True
 
     def _settle(self) -> None:
@@ -293,7 +289,7 @@ class Session:
         self._settlers.clear()
 
     def detach(self) -> None:
-        """Leave the session and its call to another process: hear and answer nothing more, and do not end it."""
+        """Leave the session and its call to another process: read and answer nothing more, and do not end it."""
         self.lost = True
         self.abandon()
         self._settle()
@@ -328,7 +324,7 @@ class Session:
         await self.channel.send(message, headers)
 
     def _show(self, direction: Direction, data: bytes, call: Call | None = None) -> None:
-        """Log a message where the configuration wants to see them."""
+        """Log a message if the configuration asks for bodies."""
         if bodies.on:
             asked_by = call.listener.request_id if call is not None else None
             bodies.show(direction, data, route=self._route, request_id=asked_by)
@@ -346,7 +342,7 @@ class Session:
         except (ValueError, msgspec.MsgspecError) as exc:
             self._metrics.upstream_failed(self._route, "malformed")
             raise CallLost(
-                f"The upstream of route {self._route} sent a message that is no JSON-RPC ({exc}); the call may have "
+                f"The upstream of route {self._route} sent a message that is not JSON-RPC ({exc}); the call may have "
                 "had effects"
             ) from exc
         return self._take(call, inbound.meaning(message, call, can_ask=self.channel.can_ask), data, aside=False)
@@ -441,31 +437,15 @@ class Session:
             self._prove(call.headers)
 
     def _answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
-        """Answer what is no client's business: one after the other, so that a flood costs one connection."""
-        if len(self._owed) >= _MAX_OWED or len(bytes(id_)) > _MAX_OWED_ID_BYTES:
-            if not self._is_flooded:
-                self._is_flooded = True
-                log.warning(Event.UPSTREAM_FAILED, route=self._route, cause=_FLOODED, fix=_FLOODED_FIX)
-            return
         headers = self._headers or (self._call.headers if self._call is not None else NO_HEADERS)
-        self._owed.append((Raw(bytes(id_)), body, headers))  # a copy: the id would keep the whole message
-        if not self._answering:
-            self._answering = True
-            self._tasks.spawn(self._answer_owed(), "answer without a client")
+        self._own_answers.add(id_, body, headers)
 
-    async def _answer_owed(self) -> None:
-        try:
-            while self._owed and not self.lost:
-                id_, body, headers = self._owed.popleft()
-                try:
-                    await self.answer(id_, body, headers)
-                except GatewayError as exc:
-                    log.debug(Event.UPSTREAM_FAILED, route=self._route, cause=exc.message)
-        finally:
-            self._answering = False
+    async def _answer_now(self, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
+        if not self.lost:
+            await self.answer(id_, body, headers)
 
     def _side_lost(self) -> None:
-        """The side stream ended for good: what the server says on it from now on would be lost."""
+        """The side stream ended for good, so further messages of the server would be lost."""
         self.lost = True
         self._side_changed(opened=False)
 
@@ -475,32 +455,6 @@ class Session:
                 watcher.missed()
             else:
                 watcher.deaf(heard=self.lost)
-
-
-_FLOODED: Final = (
-    "the server asks the gateway (pings, requests that belong to no call) faster than it takes the answers"
-)
-_FLOODED_FIX: Final = "find out why the server asks so often; the gateway leaves the rest unanswered"
-
-
-class _Answer:
-    """The listener of the gateway's own requests."""
-
-    request_id: str | None = None
-
-    def __init__(self) -> None:
-        self.outcome: Raw | jsonrpc.Error | None = None
-
-    def hear(self, event: on.Event) -> None:
-        match event:
-            case on.Resulted(result=result):
-                self.outcome = Raw(result)
-            case on.Failed(error=error):
-                self.outcome = error
-            case on.Stopped(error=broken):
-                raise broken
-            case _:
-                pass  # a question during a question of our own: nobody could answer it
 
 
 def _cannot_ask(route: str) -> CannotAsk:

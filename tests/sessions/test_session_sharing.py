@@ -148,21 +148,21 @@ async def test_a_call_goes_beside_one_that_is_parked_by_a_question_that_named_it
     assert set(sessions(upstream)) == {"s1"}
     assert len(upstream.of("initialize")) == 1
     assert not upstream.of("DELETE")
-    assert len(upstream.of("GET")) == 1, "guests open no side stream"
+    assert len(upstream.of("GET")) == 1, "joiners open no side stream"
 
 
 async def test_no_call_goes_beside_one_that_runs(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:
     stand = await stand_with(begin, wait_seconds=0.2)
     client = stand.client("Bearer ada")
     asked = await ask(client)
-    guest = begun(do(client, "wait"))
+    joiner = begun(do(client, "wait"))
     await upstream.saw("tools/call", 2)
     assert (await do(client, "nothing")).outcome == BUSY
     assert await answer(client, asked) == "accept"
-    assert (await do(client, "nothing")).outcome == BUSY, "the guest runs still"
+    assert (await do(client, "nothing")).outcome == BUSY, "the joiner runs still"
     waiting = begun(do(client, "nothing"))
     tool.go.set()
-    assert (await guest).text == "done"
+    assert (await joiner).text == "done"
     assert (await waiting).text == "done"
     assert set(sessions(upstream)) == {"s1"}
 
@@ -208,12 +208,12 @@ async def test_a_question_aside_belongs_to_the_only_call_that_there_is(
 ) -> None:
     stand = await stand_with(begin)
     client = stand.client("Bearer ada")
-    host = await ask(client)
-    guest = begun(do(client, "ask aside when told"))
+    owner = await ask(client)
+    joiner = begun(do(client, "ask aside when told"))
     await upstream.saw("tools/call", 2)
-    assert await answer(client, host) == "accept"
+    assert await answer(client, owner) == "accept"
     tool.go.set()
-    asked = await guest
+    asked = await joiner
     assert asked.questions
     assert await answer(client, asked, "ask aside when told") == "accept"
     assert set(sessions(upstream)) == {"s1"}
@@ -346,29 +346,31 @@ async def test_a_subscription_never_takes_the_session_of_the_calls(
     assert len(upstream.of("initialize")) == 2
 
 
-async def test_a_session_that_is_given_up_is_not_ended_under_its_guests(
+async def test_a_session_that_is_given_up_is_not_ended_under_its_joiners(
     upstream: FakeUpstream, tool: Tool, begin: Start
 ) -> None:
     stand = await stand_with(begin)
     client = stand.client("Bearer ada")
-    host, guest = await ask(client), await ask(client)
-    assert await answer(client, host) == "accept"
+    owner, joiner = await ask(client), await ask(client)
+    assert await answer(client, owner) == "accept"
     stand.gateway.routes.live["/mcp"].upstream.pool.retire()
     assert (await do(client, "nothing")).text == "done"
     await upstream.saw("DELETE")
     assert [seen.session for seen in upstream.of("DELETE")] == ["s2"]
-    assert await answer(client, guest) == "accept"
+    assert await answer(client, joiner) == "accept"
 
 
-async def test_an_idle_session_is_not_ended_under_its_guests(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:
+async def test_an_idle_session_is_not_ended_under_its_joiners(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
     stand = await stand_with(begin, sessions={"idle_seconds": 0.05})
     client = stand.client("Bearer ada")
-    host, guest = await ask(client), await ask(client)
-    assert await answer(client, host) == "accept"
+    owner, joiner = await ask(client), await ask(client)
+    assert await answer(client, owner) == "accept"
     swept = asyncio.get_running_loop().time() + 0.2
     await eventually(lambda: asyncio.get_running_loop().time() > swept, "some sweeps have been")
     assert not upstream.of("DELETE")
-    assert await answer(client, guest) == "accept"
+    assert await answer(client, joiner) == "accept"
     await upstream.saw("DELETE")
     assert len(upstream.of("initialize")) == 1
 
