@@ -223,9 +223,9 @@ class Pool:
         return session if session.opened else await self._open(session, headers)
 
     def take(self, key: PoolKey) -> Session | None:
-        """An idle session, if there is one and no request waits for it."""
+        """An idle session, if there is one; none is idle while a request waits for it."""
         group = self.group(key)
-        while not group.takers and (session := assignment.reusable(group)) is not None:
+        while (session := assignment.reusable(group)) is not None:
             if not session.lost:
                 self._occupy(session, group)
                 return session

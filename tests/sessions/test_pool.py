@@ -231,9 +231,10 @@ async def test_a_waiter_that_is_cancelled_as_there_is_room_passes_the_room_on() 
     held = await bench.acquire(key("a"))
     first, second = bench.acquire(key("b")), bench.acquire(key("c"))
     await turns()
-    bench.pool.release(held, clean=False)  # dropped: the first is told that there is room
+    bench.pool.release(held, clean=False)  # dropped: the first may open a session
     first.cancel()
     bench.pool.release(await asyncio.wait_for(second, 1), clean=True)
+    assert bench.pool._capacity.starting == 0
     await bench.close()
 
 

@@ -375,6 +375,21 @@ async def test_an_idle_session_is_not_ended_under_its_joiners(
     assert len(upstream.of("initialize")) == 1
 
 
+async def test_an_idle_session_makes_room_once_its_joiners_have_left(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin, sessions={"max": 1})
+    ada, bob = stand.client("Bearer ada"), stand.client("Bearer bob")
+    owner, joiner = await ask(ada), await ask(ada)
+    assert await answer(ada, owner) == "accept"
+    waiting = begun(do(bob, "nothing"))
+    pool = stand.gateway.routes.live["/mcp"].upstream.pool
+    await eventually(lambda: pool.waiting, "it waits for room")
+    assert await answer(ada, joiner) == "accept"
+    assert (await waiting).text == "done"
+    assert [seen.session for seen in upstream.of("DELETE")] == ["s1"]
+
+
 async def test_a_session_that_the_upstream_forgot_is_opened_anew_for_all(
     upstream: FakeUpstream, tool: Tool, begin: Start
 ) -> None:
