@@ -6,13 +6,14 @@ What is learnt: the server's handshake, its tools, the credentials that it accep
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from gateway.exchange.handshake import Handshake  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.protocol import mcp
 from gateway.protocol.param_headers import Tool
-from gateway.sessions.call import Watcher
+from gateway.sessions.call import PoolKey, Watcher
 from gateway.sessions.capacity import Queue
 from gateway.sessions.session import Session
 from gateway.upstream.channel import Headers
@@ -109,17 +110,80 @@ class Group(Queue[Session]):
             self.missed()
 
 
+class Groups(dict[PoolKey, Group]):
+    """The groups of one pool by their keys."""
+
+    def __init__(self, *, is_affine: bool) -> None:
+        super().__init__()
+        self._is_affine = is_affine
+        self._served = float("-inf")
+        """When the upstream last served a session of a group that is forgotten."""
+
+    def of(self, key: PoolKey) -> Group:
+        """The group of a key; made when it is new."""
+        group = self.get(key)
+        if group is None:
+            group = self[key] = Group(key.principal, is_affine=self._is_affine)
+        group.used = time.monotonic()
+        return group
+
+    @property
+    def served(self) -> float:
+        """Monotonic time at which the upstream last served a request of any session; -inf before the first."""
+        return max((self._served, *(group.served for group in self.values())))
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a session."""
+        return sum(len(group.waiting) for group in self.values())
+
+    def forget_if_unused(self, key: PoolKey) -> None:
+        """Forget the group of a caller that got no session: its key holds up to 32 KiB of the caller's own data."""
+        group = self.get(key)
+        if group is not None and group.knows_nothing:
+            del self[key]
+
+    def forget_if_empty(self, key: PoolKey, before: float) -> None:
+        """Forget a group without sessions and requests that was not used since `before`."""
+        group = self[key]
+        if not group.sessions and not group.waiting and group.used < before:
+            self._served = max(self._served, group.served)
+            del self[key]
+
+
+class ChangeListeners:
+    """The listeners of one pool that want to know of changes on any session of their principal."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[bytes, set[Watcher]] = {}
+
+    def of(self, principal: bytes) -> Iterable[Watcher]:
+        """The listeners of one principal; the copy may be walked through while they come and go."""
+        return tuple(self._listeners.get(principal, ()))
+
+    @contextmanager
+    def listening(self, principal: bytes, listener: Watcher) -> Iterator[None]:
+        """Keep a listener for as long as the context is open."""
+        listeners = self._listeners.setdefault(principal, set())
+        listeners.add(listener)
+        try:
+            yield
+        finally:
+            listeners.discard(listener)
+            if not listeners:
+                _ = self._listeners.pop(principal, None)
+
+
 class ChangeForwarder:
     """Passes the changes that one session announces on to the listeners on other sessions of its principal."""
 
-    def __init__(self, session: Session, listeners: Mapping[bytes, set[Watcher]]) -> None:
-        """`listeners` by principal."""
+    def __init__(self, session: Session, listeners: ChangeListeners) -> None:
         self._session = session
         self._listeners = listeners
 
     def changed(self, method: str, data: bytes) -> None:
         """Pass a change on to listeners that do not watch this session themselves."""
-        for listener in tuple(self._listeners.get(self._session.key.principal, ())):
+        for listener in self._listeners.of(self._session.key.principal):
             if listener not in self._session.watchers:
                 listener.changed(method, data)
 

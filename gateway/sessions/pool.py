@@ -10,8 +10,8 @@ quarantined until its call ends. Rule 3: a session that another process opened s
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from msgspec import Raw
@@ -29,7 +29,7 @@ from gateway.sessions import assignment, capacity, pool_errors
 from gateway.sessions.authorisation import is_served
 from gateway.sessions.call import PoolKey, Watcher
 from gateway.sessions.capacity import Capacity, Limits
-from gateway.sessions.group import ChangeForwarder, Group
+from gateway.sessions.group import ChangeForwarder, ChangeListeners, Group, Groups
 from gateway.sessions.list_cache import CacheKey, ListCache, place, seconds_kept
 from gateway.sessions.session import Session
 from gateway.telemetry import Event, Metrics, SessionState, get_logger
@@ -68,14 +68,12 @@ class Pool:
         self._retired = retired
         self._metrics = metrics
         self._tasks = tasks
-        self._groups: dict[PoolKey, Group] = {}
+        self._groups = Groups(is_affine=route.sessions.affinity == "principal")
         self._capacity: Capacity[Session] = Capacity(self._limits)
-        self._listeners: dict[bytes, set[Watcher]] = {}
+        self._listeners = ChangeListeners()
         self.lists = ListCache()
         self._left_out: set[LeftOut] = set()
         self.closed = False
-        self._served = float("-inf")
-        """When the upstream last served a session of a group that is forgotten."""
         self._sweeper = tasks.start(self._sweep(), f"session sweeper of {route.path}")
 
     @property
@@ -99,7 +97,7 @@ class Pool:
     @property
     def served(self) -> float:
         """Monotonic time at which the upstream last served a request of any session; -inf before the first."""
-        return max((self._served, *(group.served for group in self._groups.values())))
+        return self._groups.served
 
     @property
     def most(self) -> int:
@@ -110,7 +108,7 @@ class Pool:
     @property
     def waiting(self) -> int:
         """How many requests wait for a session."""
-        return sum(len(group.waiting) for group in self._groups.values())
+        return self._groups.waiting
 
     def leave_out(self, tool: LeftOut) -> None:
         """Count a tool that is hidden from clients, and warn of it once."""
@@ -121,12 +119,7 @@ class Pool:
 
     def group(self, key: PoolKey) -> Group:
         """The group of a key; made when it is new."""
-        group = self._groups.get(key)
-        if group is None:
-            affine = self.route.sessions.affinity == "principal"
-            group = self._groups[key] = Group(key.principal, is_affine=affine)
-        group.used = time.monotonic()
-        return group
+        return self._groups.of(key)
 
     def forget_idle(self, key: PoolKey) -> None:
         """Drop the idle sessions of a key: the upstream forgot one session of it, so it was restarted."""
@@ -287,7 +280,7 @@ class Pool:
         finally:
             if not future.done():
                 self._capacity.remove(request)
-                self._forget_if_unused(key)
+                self._groups.forget_if_unused(key)
                 self._assign(group)
         if not future.done():
             raise pool_errors.busy(self.route)
@@ -299,7 +292,7 @@ class Pool:
         else:
             self._capacity.starting -= 1
             self._drop(session, end=False)
-            self._forget_if_unused(session.key)
+            self._groups.forget_if_unused(session.key)
 
     def _assign(self, group: Group) -> None:
         """Carry out every assignment that a change in a group makes possible."""
@@ -352,7 +345,7 @@ class Pool:
                 await handshake
         except BaseException as exc:
             self._drop(session, end=session.may_end and session.channel.session_id is not None)
-            self._forget_if_unused(session.key)
+            self._groups.forget_if_unused(session.key)
             explained = pool_errors.handshake_failed(exc, self.route, self.handshake_seconds)
             if explained is exc:
                 raise
@@ -361,24 +354,15 @@ class Pool:
             self._capacity.starting -= 1
             self._assign(group)
 
-    @contextmanager
-    def hearing(self, principal: bytes, listener: Watcher) -> Iterator[None]:
+    def hearing(self, principal: bytes, listener: Watcher) -> AbstractContextManager[None]:
         """Tell `listener` of changes that other sessions of this principal announce.
 
         A server over HTTP announces a change on all its sessions. Where each session is a process, only the session
         whose call changed something announces it.
         """
         if self.route.upstream.command is None:
-            yield
-            return
-        listeners = self._listeners.setdefault(principal, set())
-        listeners.add(listener)
-        try:
-            yield
-        finally:
-            listeners.discard(listener)
-            if not listeners:
-                _ = self._listeners.pop(principal, None)
+            return nullcontext()
+        return self._listeners.listening(principal, listener)
 
     # -- releasing --------------------------------------------------------------------------------------------------
 
@@ -463,24 +447,15 @@ class Pool:
         end = end and not session.has_joiners
         self._tasks.spawn(session.channel.close(end_session=end), "close session")
 
-    def _forget_if_unused(self, key: PoolKey) -> None:
-        """Forget the group of a caller that got no session: its key holds up to 32 KiB of the caller's own data."""
-        group = self._groups.get(key)
-        if group is not None and group.knows_nothing:
-            del self._groups[key]
-
     async def _sweep(self) -> None:
         """Close sessions that were not used for `sessions.idle_seconds`, and forget empty groups."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
-            idle_seconds = self._config.sessions.idle_seconds
-            now = time.monotonic()
+            before = time.monotonic() - self._config.sessions.idle_seconds
             for key, group in list(self._groups.items()):
-                while group.idle and _is_stale(session := next(iter(group.idle)), now - idle_seconds):
+                while group.idle and _is_stale(session := next(iter(group.idle)), before):
                     self._drop(session, end=not session.lost)
-                if not group.sessions and not group.waiting and now - group.used > idle_seconds:
-                    self._served = max(self._served, group.served)
-                    del self._groups[key]
+                self._groups.forget_if_empty(key, before)
 
     async def close(self) -> None:
         """See `retire`."""

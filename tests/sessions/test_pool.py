@@ -13,7 +13,7 @@ from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import pool as pools
 from gateway.sessions.call import PoolKey
-from gateway.sessions.group import Group
+from gateway.sessions.group import Groups
 from gateway.sessions.pool import Pool
 from gateway.sessions.session import Session  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.telemetry import Metrics, SessionState
@@ -293,7 +293,7 @@ async def test_a_caller_whose_group_is_swept_around_while_it_waits_is_served(
     await bench.close()
 
 
-class Unsearched(dict[PoolKey, Group]):
+class Unsearched(Groups):
     """Groups that may be looked up, and not looked through."""
 
     searches = 0
@@ -318,7 +318,9 @@ async def test_a_release_does_not_look_at_those_whom_it_cannot_help() -> None:
     waiting = {bench.acquire(key(f"h{number}", b'{"roots":{}}')) for number in range(40)}  # at their callers' cap
     waiting |= {bench.acquire(key(f"w{number}")) for number in range(40)}
     await turns()
-    bench.pool._groups = groups = Unsearched(bench.pool._groups)
+    groups = Unsearched(is_affine=False)
+    groups.update(bench.pool._groups)
+    bench.pool._groups = groups
     while waiting:
         bench.pool.release(held.pop(0), clean=True)  # kept idle, and given for room at once
         served, waiting = await asyncio.wait(waiting, timeout=1, return_when=asyncio.FIRST_COMPLETED)
