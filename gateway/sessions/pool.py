@@ -247,8 +247,8 @@ class Pool:
         The upstream is not asked whether it knows the session. One that is shared with that process is never ended
         from here. Raises as `acquire` does.
         """
-        session = await self._obtain(key, is_fresh=True)
         shaken = negotiate.recalled(version, server_info)
+        session = await self._obtain(key, is_fresh=True)
         await self._begin(session, session.adopt(session_id, shaken, headers, is_shared=is_shared))
         return session
 

@@ -254,6 +254,23 @@ async def test_room_goes_to_somebody_who_can_use_it() -> None:
     await bench.close()
 
 
+async def test_room_passes_by_a_call_that_waits_for_the_one_session_of_its_principal() -> None:
+    bench = Bench(route={"sessions": {"affinity": "principal"}}, sessions={"max": 2})
+    one, other = await bench.acquire(key("a")), await bench.acquire(key("z"))
+    behind = bench.acquire(key("a"))
+    await turns()
+    waiting = bench.acquire(key("b"))
+    await turns()
+    bench.pool.release(other, clean=False)
+    session = await asyncio.wait_for(waiting, 1)
+    assert not behind.done()
+    bench.pool.release(one, clean=True)
+    assert await asyncio.wait_for(behind, 1) is one
+    for held in (session, one):
+        bench.pool.release(held, clean=True)
+    await bench.close()
+
+
 async def test_waiters_time_out_and_leave_nothing_behind() -> None:
     bench = Bench(sessions={"max": 1}, timeouts={"session_wait_seconds": 0.01})
     held = await bench.acquire(key("a"))

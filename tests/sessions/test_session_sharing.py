@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from gateway.config.model import RouteSessions
 from gateway.protocol import mcp
+from gateway.sessions.session_sharing import SharedSession
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, text
 from tests.support.stand import Start
 from tests.support.workbench import Client, Reply, Stand, eventually, jwt
@@ -16,6 +17,58 @@ from tests.upstream.test_faults import challenge
 
 BUSY = (503, -32603, "busy")
 ROUTE: dict[str, Any] = {"sessions": {"affinity": "principal"}}
+
+
+class FakeMember:
+    """A session object with the call of one owner or joiner."""
+
+    lost = False
+
+    def __init__(self, state: str) -> None:
+        self.resting = "resting" in state
+        self.pending = "pending" in state
+        self.can_be_joined = "closed" not in state
+
+
+CALL, ASIDE = "asked in call", "asked in call and aside"
+
+
+@pytest.mark.parametrize(
+    ("owner", "joiners", "asked", "can_begin", "has_room"),
+    [
+        ("", [], "", True, False),
+        ("pending", [], CALL, True, False),
+        ("pending, resting", [], "", True, False),
+        ("pending, resting", [], CALL, True, True),
+        ("pending, resting", [], ASIDE, True, False),
+        ("pending, resting, closed", [], CALL, True, False),
+        ("resting", [], "", True, True),
+        ("resting", [], ASIDE, True, True),
+        ("pending, resting", ["pending, resting"], CALL, True, True),
+        ("pending, resting", ["pending"], CALL, False, False),
+        ("", ["pending, resting"], CALL, True, False),
+        ("", ["pending, resting"], ASIDE, False, False),
+        ("", ["pending, resting", "pending"], CALL, False, False),
+    ],
+)
+def test_a_call_begins_beside_calls_that_wait_for_their_users_and_were_named(
+    owner: str, joiners: list[str], asked: str, *, can_begin: bool, has_room: bool
+) -> None:
+    shared = SharedSession(FakeMember(owner))
+    shared.joiners |= {FakeMember(state) for state in joiners}
+    shared.asked_in_call, shared.asked_aside = "call" in asked, "aside" in asked
+    assert (shared.can_begin, shared.has_room) == (can_begin, has_room)
+
+
+def test_what_a_joiner_found_lost_is_lost_for_the_owner() -> None:
+    shared, joiner = SharedSession(FakeMember("")), FakeMember("")
+    shared.joiners.add(joiner)
+    shared.leave(joiner)
+    assert not shared.owner.lost
+    joiner.lost = True
+    shared.leave(joiner)
+    assert shared.owner.lost
+    assert not shared.joiners
 
 
 class Tool:
