@@ -115,10 +115,6 @@ class Capacity(Generic[S]):
         for principal, quota in tuple(self._quotas.items()):
             self._settle(principal, quota)
 
-    def quota(self, principal: bytes) -> PrincipalQuota[S]:
-        """What a principal has; an unknown one gets an empty quota that is not kept."""
-        return self._quotas.get(principal) or PrincipalQuota()
-
     def next_quota(self) -> PrincipalQuota[S] | None:
         """The quota whose turn it is to use room."""
         return next(iter(self._eligible.values()), None)

@@ -68,14 +68,14 @@ def test_with_affinity_only_the_first_call_may_open_a_session_and_only_while_the
         counted.add(each)
     assert counted.next_quota() is None
     counted.review(group)
-    assert list(counted.quota(b"a").openers) == [first]
+    assert list(counted._quotas[b"a"].openers) == [first]
     group.main = session
     counted.opened(group)
     counted.review(group)
     assert counted.next_quota() is None
     counted.closed(session, group)
     assert group.main is None
-    assert list(counted.quota(b"a").openers) == [first]
+    assert list(counted._quotas[b"a"].openers) == [first]
 
 
 def test_a_session_with_joiners_is_idle_and_cannot_be_evicted() -> None:
@@ -87,7 +87,7 @@ def test_a_session_with_joiners_is_idle_and_cannot_be_evicted() -> None:
     session.has_joiners = False
     counted.rested(session, group)
     assert (list(group.idle), list(counted.evictable)) == ([session], [session])
-    assert list(counted.quota(b"a").evictable) == [session]
+    assert list(counted._quotas[b"a"].evictable) == [session]
 
 
 def test_nothing_is_kept_of_a_principal_without_sessions_and_requests() -> None:
@@ -103,4 +103,3 @@ def test_nothing_is_kept_of_a_principal_without_sessions_and_requests() -> None:
     counted.closed(session, there)
     assert len(counted) == counted.count == len(counted.evictable) == len(here.waiting) == len(here.takers) == 0
     assert counted.next_quota() is None
-    assert not counted.quota(b"a").openers

@@ -1,4 +1,4 @@
-"""Sessions: who shares one, how many there are, who waits for one, and how they end."""
+"""The sessions of a route: which calls share one, how many there are, how calls wait for one, and how they end."""
 
 import asyncio
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ async def test_ids_are_never_repeated_across_sessions(upstream: FakeUpstream, cl
     assert len(set(ids)) == len(ids) >= 21
 
 
-async def test_sessions_are_never_shared_across_what_shapes_them(upstream: FakeUpstream, begin: Start) -> None:
+async def test_sessions_are_never_shared_across_different_pool_keys(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(route={"forward_headers": ["x-tenant"]})
     kinds: list[dict[str, Any]] = [
         {},
@@ -238,10 +238,10 @@ async def test_a_waiter_that_is_cancelled_as_there_is_room_passes_the_room_on() 
     await bench.close()
 
 
-async def test_room_goes_to_somebody_who_can_use_it() -> None:
+async def test_room_goes_to_a_caller_that_can_use_it() -> None:
     bench = Bench(sessions={"max": 3, "max_per_principal": 2}, timeouts={"session_wait_seconds": 2})
     held = [await bench.acquire(key("a")), await bench.acquire(key("a")), await bench.acquire(key("b"))]
-    capped = bench.acquire(key("a", b'{"roots":{}}'))  # at its own cap: room in all does not help it
+    capped = bench.acquire(key("a", b'{"roots":{}}'))  # at its own limit, so it cannot use room
     waiting = bench.acquire(key("c"))
     await turns()
     bench.pool.release(held[2], clean=True)
@@ -284,7 +284,7 @@ async def test_waiters_time_out_and_leave_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("how", ["acquire", "open", "adopt"])
-async def test_a_caller_whose_group_is_swept_around_while_it_waits_is_served(
+async def test_a_caller_is_served_though_the_sweeper_runs_while_it_waits(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its session is there before the caller runs, so the sweeper never sees an empty group."""
@@ -328,18 +328,18 @@ class Unsearched(Groups):
         return super().values()
 
 
-async def test_a_release_does_not_look_at_those_whom_it_cannot_help() -> None:
+async def test_a_release_does_not_search_the_groups() -> None:
     bench = Bench(sessions={"max": 40, "max_per_principal": 1})
     _ = bench.pool._sweeper.cancel()
     held = [await bench.acquire(key(f"h{number}")) for number in range(40)]
-    waiting = {bench.acquire(key(f"h{number}", b'{"roots":{}}')) for number in range(40)}  # at their callers' cap
+    waiting = {bench.acquire(key(f"h{number}", b'{"roots":{}}')) for number in range(40)}  # at their principals' limit
     waiting |= {bench.acquire(key(f"w{number}")) for number in range(40)}
     await turns()
     groups = Unsearched(is_affine=False)
     groups.update(bench.pool._groups)
     bench.pool._groups = groups
     while waiting:
-        bench.pool.release(held.pop(0), clean=True)  # kept idle, and given for room at once
+        bench.pool.release(held.pop(0), clean=True)  # idle, and closed for room at once
         served, waiting = await asyncio.wait(waiting, timeout=1, return_when=asyncio.FIRST_COMPLETED)
         assert served
         held += [each.result() for each in served]
@@ -363,7 +363,7 @@ async def test_the_session_that_is_idle_longest_makes_room() -> None:
 
 
 @pytest.mark.parametrize("status", [401, 500])
-async def test_a_caller_whom_the_upstream_does_not_take_leaves_nothing_behind(
+async def test_a_caller_that_the_upstream_refuses_leaves_nothing_behind(
     upstream: FakeUpstream, stand: Stand, status: int
 ) -> None:
     async def refuse(turn: Turn) -> None:
