@@ -106,7 +106,7 @@ class Capacity(Generic[S]):
 
     @property
     def limits(self) -> Limits:
-        """Kept here because they decide who is eligible."""
+        """The limits, which also decide which principals are eligible."""
         return self._limits
 
     @limits.setter
@@ -116,7 +116,7 @@ class Capacity(Generic[S]):
             self._settle(principal, quota)
 
     def next_quota(self) -> PrincipalQuota[S] | None:
-        """The quota whose turn it is to use room."""
+        """The quota of the principal that gets the next room."""
         return next(iter(self._eligible.values()), None)
 
     def add(self, request: Request[S]) -> None:
