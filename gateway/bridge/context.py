@@ -5,7 +5,7 @@ import msgspec
 from gateway.exchange.machine import Exchange
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
-from gateway.sessions.session import PoolKey
+from gateway.sessions.call import PoolKey
 from gateway.telemetry import Span
 from gateway.upstream.channel import Headers
 

@@ -28,8 +28,8 @@ from gateway.routes.live_route import LiveRoute
 from gateway.routes.parking import Lot
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, digest_answers
+from gateway.sessions.call import PoolKey
 from gateway.sessions.list_cache import CacheKey  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.sessions.session import PoolKey
 from gateway.telemetry import Ending, NestedOutcome, Outcome
 from gateway.telemetry.status import HeldStatus
 from gateway.upstream.channel import Headers

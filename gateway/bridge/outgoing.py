@@ -12,7 +12,8 @@ from gateway.bridge.context import Context
 from gateway.bridge.report import Report
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import UpstreamError
-from gateway.sessions.session import Call, Session
+from gateway.sessions.call import Call
+from gateway.sessions.session import Session
 
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
 _YOUNG_SECONDS: Final = 0.5

@@ -23,7 +23,8 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
-from gateway.sessions.session import PoolKey, Session
+from gateway.sessions.call import PoolKey
+from gateway.sessions.session import Session
 from gateway.telemetry import Event, get_logger
 from gateway.upstream.channel import Headers
 

@@ -12,7 +12,7 @@ from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
 from gateway.protocol.errors import CallLost, GatewayError, OwnerStalled, Refused, UpstreamError
 from gateway.seal.request_state import Envelope, Upstream
-from gateway.sessions.session import Listener
+from gateway.sessions.call import Listener
 from gateway.telemetry import Step
 from gateway.upstream.channel import Headers
 

@@ -12,8 +12,8 @@ from gateway.exchange import results
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost
 from gateway.sessions import tool_schemas
+from gateway.sessions.call import Call, Listener
 from gateway.sessions.list_cache import CacheKey
-from gateway.sessions.session import Call, Listener
 from gateway.telemetry import Span
 
 _TRACESTATE: Final = "tracestate"

@@ -21,7 +21,8 @@ from gateway.http.forwarded_headers import own_headers
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, GatewayError, Refused, SessionLost, UpstreamError
 from gateway.seal.request_state import Upstream
-from gateway.sessions.session import Call, Listener, Session
+from gateway.sessions.call import Call, Listener
+from gateway.sessions.session import Session
 from gateway.telemetry import Ending, Outcome, Step
 from gateway.upstream.channel import Headers
 

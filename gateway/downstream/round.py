@@ -18,7 +18,7 @@ from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError, NoHandshake
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
-from gateway.sessions.session import PoolKey
+from gateway.sessions.call import PoolKey
 from gateway.telemetry import COMPLETE, ClientRequest, Ending, Operation, Outcome, Span, Step, Traces
 from gateway.upstream.channel import NO_HEADERS, Headers
 

@@ -1,93 +1,195 @@
-"""What each caller of a route has of its sessions, and who waits for room: found without looking at anybody else.
+"""How the sessions of one pool and the requests that wait for them are counted: pure.
 
-A release happens with every call, and there may be thousands of callers: whoever can be woken stands first in a queue
-(`Parties.hungry`), and the session that was idle longest stands first among the idle ones.
+Every session that ends or comes free leads to an assignment (`sessions.assignment`), and there may be thousands of
+principals. So each question of an assignment is answered by the first element of an ordered dictionary: the principal
+whose turn it is, its first request, and the session that has been idle longest.
 """
 
-import asyncio
 from collections.abc import Callable
-from typing import Generic, TypeVar
-
-G = TypeVar("G")
-S = TypeVar("S")
-Waiter = asyncio.Future[S | None]
-"""Gets a session, or (None) leave to try again."""
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 
-class Party(Generic[G, S]):
-    """One principal."""
+class Pooled(Protocol):
+    """A session as far as its assignment depends on it."""
+
+    lost: bool
+    """The upstream does not know it any more."""
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether a call may begin in it, while it has none."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another call may join the one that it has."""
+
+    @property
+    def has_joiners(self) -> bool:
+        """Whether calls of joiners are in flight, so that the session must not be ended."""
+
+
+S = TypeVar("S", bound=Pooled)
+
+
+class Limits(NamedTuple):
+    """How many sessions there may be."""
+
+    total: int
+    per_principal: int
+    starting: float = float("inf")
+    """How many may be in their handshake at the same time."""
+
+
+class Request(Generic[S]):
+    """A caller that needs a session; compared by identity."""
+
+    def __init__(
+        self, group: "Queue[S]", create: Callable[[], S], deliver: Callable[[S], None], *, is_fresh: bool = False
+    ) -> None:
+        """`create` makes a new session, `deliver` takes the session. `is_fresh`: no used session will do."""
+        self.group = group
+        self.create = create
+        self.deliver = deliver
+        self.is_fresh = is_fresh
+
+
+class Queue(Generic[S]):
+    """The idle sessions of one pool key with the requests for such sessions."""
+
+    def __init__(self, principal: bytes, *, is_affine: bool = False) -> None:
+        """`is_affine`: all calls go to one session, except requests for a fresh one."""
+        self.principal = principal
+        self.is_affine = is_affine
+        self.main: S | None = None
+        """With affinity: the session of all calls, from before its handshake until it is dropped."""
+        self.idle: dict[S, None] = {}
+        """In the order in which they became idle."""
+        self.waiting: dict[Request[S], None] = {}
+        """All requests, in the order of their arrival."""
+        self.takers: dict[Request[S], None] = {}
+        """The requests among them that a used session satisfies."""
+
+    @property
+    def lacks_main(self) -> bool:
+        """Whether a new session may be opened for the calls of the group."""
+        return not self.is_affine or self.main is None or self.main.lost
+
+
+class PrincipalQuota(Generic[S]):
+    """What one principal has, and what it asks for."""
 
     def __init__(self) -> None:
         self.count = 0
         """Its sessions, idle ones included."""
-        self.idle: dict[S, None] = {}
-        """Its idle sessions, those first that were idle first."""
-        self.waiting: dict[Waiter[S], G] = {}
-        """Who waits, with the group that the session would be of; in the order in which they came."""
+        self.evictable: dict[S, None] = {}
+        """Its idle sessions that may be closed to make room, in the order in which they became idle."""
+        self.openers: dict[Request[S], None] = {}
+        """Its requests that room for a new session would satisfy, in the order of their arrival."""
 
 
-class Parties(Generic[G, S]):
-    """All principals of one pool that have a session or wait for one."""
+class Capacity(Generic[S]):
+    """All sessions and requests of one pool."""
 
-    def __init__(self, cap: Callable[[], int]) -> None:
-        """`cap`: how many sessions one principal may have."""
-        self._cap = cap
-        self._parties: dict[bytes, Party[G, S]] = {}
-        self._hungry: dict[bytes, Party[G, S]] = {}
-        """Those with somebody waiting who could use room: below the cap, or with an idle session to give for it."""
-        self.idle: dict[S, None] = {}
-        """The idle sessions of all, those first that were idle first."""
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.count = 0
+        self.starting = 0
+        """Sessions in their handshake."""
+        self.evictable: dict[S, None] = {}
+        """As in `PrincipalQuota`, of all principals."""
+        self._quotas: dict[bytes, PrincipalQuota[S]] = {}
+        self._eligible: dict[bytes, PrincipalQuota[S]] = {}
+        """Quotas with an opener that are below their limit, or have a session to close for it; the next turn first."""
 
     def __len__(self) -> int:
-        return len(self._parties)
+        return len(self._quotas)
 
-    def of(self, principal: bytes) -> Party[G, S]:
-        """What a principal has; an empty one is not kept."""
-        return self._parties.get(principal) or Party()
+    @property
+    def limits(self) -> Limits:
+        """The limits, which also decide which principals are eligible."""
+        return self._limits
 
-    def count(self, principal: bytes, change: int) -> None:
-        """A session was opened or dropped."""
-        party = self._parties.setdefault(principal, Party())
-        party.count += change
-        self._settle(principal, party)
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._limits = limits
+        for principal, quota in tuple(self._quotas.items()):
+            self._settle(principal, quota)
 
-    def rest(self, principal: bytes, session: S) -> None:
-        """A session is idle from now on."""
-        party = self._parties[principal]
-        party.idle[session] = self.idle[session] = None
-        self._settle(principal, party)
+    def next_quota(self) -> PrincipalQuota[S] | None:
+        """The quota of the principal that gets the next room."""
+        return next(iter(self._eligible.values()), None)
 
-    def wake(self, principal: bytes, session: S) -> None:
-        """A session is not idle any more; it need not have been."""
-        if session in self.idle:
-            party = self._parties[principal]
-            del party.idle[session], self.idle[session]
-            self._settle(principal, party)
+    def add(self, request: Request[S]) -> None:
+        """A request waits from now on."""
+        group = request.group
+        group.waiting[request] = None
+        if not request.is_fresh:
+            group.takers[request] = None
+        if request.is_fresh or not group.is_affine:
+            self._set_opener(request, is_opener=True)
 
-    def wait(self, principal: bytes, waiter: Waiter[S], group: G) -> None:
-        """Somebody waits."""
-        party = self._parties.setdefault(principal, Party())
-        party.waiting[waiter] = group
-        self._settle(principal, party)
+    def remove(self, request: Request[S]) -> None:
+        """A request is satisfied or given up."""
+        group = request.group
+        group.waiting.pop(request, None)
+        group.takers.pop(request, None)
+        self._set_opener(request, is_opener=False)
 
-    def leave(self, principal: bytes, waiter: Waiter[S]) -> None:
-        """Somebody waits no more; nothing happens when that is known."""
-        party = self._parties.get(principal)
-        if party is not None and party.waiting.pop(waiter, None) is not None:
-            self._settle(principal, party)
+    def review(self, group: Queue[S]) -> None:
+        """With affinity, only the first call of a group may open a session, and only while there is no main one."""
+        if group.is_affine and group.takers:
+            self._set_opener(next(iter(group.takers)), is_opener=group.lacks_main)
 
-    def hungry(self) -> tuple[bytes, G] | None:
-        """Whose turn it is to use room, and the group of its first who waits; the next time it is another one's."""
-        if not self._hungry:
-            return None
-        principal = next(iter(self._hungry))
-        party = self._hungry[principal] = self._hungry.pop(principal)
-        return principal, next(iter(party.waiting.values()))
+    def opened(self, group: Queue[S]) -> None:
+        """A session was opened; the turn passes to the next principal."""
+        self.count += 1
+        quota = self._quotas.setdefault(group.principal, PrincipalQuota())
+        quota.count += 1
+        _ = self._eligible.pop(group.principal, None)
+        self._settle(group.principal, quota)
 
-    def _settle(self, principal: bytes, party: Party[G, S]) -> None:
-        if party.waiting and (party.count < self._cap() or party.idle):
-            self._hungry.setdefault(principal, party)
+    def closed(self, session: S, group: Queue[S]) -> None:
+        """A session was dropped."""
+        self.occupied(session, group)
+        self.count -= 1
+        quota = self._quotas[group.principal]
+        quota.count -= 1
+        self._settle(group.principal, quota)
+        if group.main is session:
+            group.main = None
+            self.review(group)
+
+    def rested(self, session: S, group: Queue[S]) -> None:
+        """A session is idle from now on, or its last joiner has left it idle."""
+        group.idle.setdefault(session)
+        if not session.has_joiners:
+            quota = self._quotas[group.principal]
+            quota.evictable[session] = self.evictable[session] = None
+            self._settle(group.principal, quota)
+
+    def occupied(self, session: S, group: Queue[S]) -> None:
+        """A session is not idle any more, if it was."""
+        group.idle.pop(session, None)
+        if session in self.evictable:
+            quota = self._quotas[group.principal]
+            del quota.evictable[session], self.evictable[session]
+            self._settle(group.principal, quota)
+
+    def _set_opener(self, request: Request[S], *, is_opener: bool) -> None:
+        principal = request.group.principal
+        quota = self._quotas.get(principal) or PrincipalQuota()
+        if is_opener:
+            quota.openers.setdefault(request)
         else:
-            self._hungry.pop(principal, None)
-        if not party.count and not party.waiting:
-            del self._parties[principal]
+            quota.openers.pop(request, None)
+        self._settle(principal, quota)
+
+    def _settle(self, principal: bytes, quota: PrincipalQuota[S]) -> None:
+        if quota.count or quota.openers:
+            self._quotas[principal] = quota
+        else:
+            self._quotas.pop(principal, None)
+        if quota.openers and (quota.count < self._limits.per_principal or quota.evictable):
+            self._eligible.setdefault(principal, quota)
+        else:
+            self._eligible.pop(principal, None)

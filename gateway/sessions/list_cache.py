@@ -1,9 +1,9 @@
-"""Answers to list requests, kept for a while: off unless a route's `cache.lists_seconds` says so.
+"""A cache of answers to list requests, off unless a route's `cache.lists_seconds` turns it on.
 
-Rule 1: a page is found under the whole pool key that it was asked with (principal, client, capabilities, forwarded
-headers) and under the very credential, never under another: two tokens of one principal may differ in scope. Rule 2:
-whoever answers from here has the upstream see the credential first (`Pool.authorise`). Rule 3: a page that was asked
-for before a change is not kept after it.
+Rule 1: a page is cached under the whole pool key of its request (principal, client, capabilities, forwarded headers)
+and under the exact credential, because two tokens of one principal may differ in scope. Rule 2: before an answer comes
+from the cache, the upstream sees the credential (`Pool.authorise`). Rule 3: a change invalidates every page that was
+requested before it.
 """
 
 import hashlib
@@ -18,18 +18,18 @@ from gateway.exchange import results
 from gateway.http.forwarded_headers import AUTHORIZATION
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.request import Request
-from gateway.sessions.session import PoolKey
+from gateway.sessions.call import PoolKey
 from gateway.upstream.channel import Headers
 
-_MEMBERS: Final = {
+_ARRAYS: Final = {
     mcp.TOOLS_LIST: "tools",
     mcp.PROMPTS_LIST: "prompts",
     mcp.RESOURCES_LIST: "resources",
     mcp.TEMPLATES_LIST: "resourceTemplates",
 }
-"""What is kept: an answer with this array."""
+"""Only an answer with this array is kept."""
 _MAX_BYTES: Final = 33_554_432
-"""Of a route; the page that was not asked for longest goes first."""
+"""Of a route; the least recently used page is evicted first."""
 _MAX_PAGE_BYTES: Final = 4_194_304
 _MAX_CURSOR: Final = 4096
 _PAGE_OVERHEAD: Final = 1024
@@ -38,22 +38,22 @@ _TRACE: Final = frozenset(mcp.TRACE_KEYS)
 
 
 class Place(NamedTuple):
-    """What makes two list requests the same (server/utilities/caching, Cache Key)."""
+    """Identifies equal list requests (server/utilities/caching, Cache Key)."""
 
     key: PoolKey
-    """With the forwarded headers, byte for byte."""
+    """Includes the forwarded headers, byte for byte."""
     credential: bytes
-    """Digest of the `Authorization` that goes upstream; empty where none does."""
+    """Digest of the `Authorization` that goes upstream; empty without one."""
     method: str
     cursor: str | None
 
 
 class CacheKey(NamedTuple):
-    """A request whose answer may be kept, if nothing changed since it was made."""
+    """Finds the answer of a list request while nothing has changed since."""
 
     place: Place
     generation: int
-    """That of the group when the request came."""
+    """The generation of the group when the request came."""
 
 
 class _Page(msgspec.Struct, frozen=True, gc=False):
@@ -68,8 +68,8 @@ class _Page(msgspec.Struct, frozen=True, gc=False):
 
 
 def place(key: PoolKey, request: Request, headers: Headers) -> Place | None:
-    """Where the answer of a request stands; None for one whose answer may depend on more than method and cursor."""
-    if request.method not in _MEMBERS or not (request.params.keys() <= _PARAMS and request.user_meta.keys() <= _TRACE):
+    """Where the answer of a request is kept; None if the answer may depend on more than method and cursor."""
+    if request.method not in _ARRAYS or not (request.params.keys() <= _PARAMS and request.user_meta.keys() <= _TRACE):
         return None
     authorization = headers.get(AUTHORIZATION)
     credential = b"" if authorization is None else hashlib.sha256(authorization.encode()).digest()
@@ -82,7 +82,7 @@ def place(key: PoolKey, request: Request, headers: Headers) -> Place | None:
 
 
 class ListCache:
-    """The pages of one route."""
+    """The cached pages of one route."""
 
     def __init__(self) -> None:
         self._pages: OrderedDict[Place, _Page] = OrderedDict()
@@ -91,33 +91,33 @@ class ListCache:
     def __len__(self) -> int:
         return len(self._pages)
 
-    def find(self, ticket: CacheKey) -> bytes | None:
-        """The result of a request, if it is kept and nothing changed since; JSON."""
-        page = self._pages.get(ticket.place)
+    def find(self, cache_key: CacheKey) -> bytes | None:
+        """The result of a request as JSON, if it is cached and nothing has changed since."""
+        page = self._pages.get(cache_key.place)
         if page is None:
             return None
-        if page.generation != ticket.generation or page.until <= time.monotonic():
-            self._forget(ticket.place)
+        if page.generation != cache_key.generation or page.until <= time.monotonic():
+            self._forget(cache_key.place)
             return None
-        self._pages.move_to_end(ticket.place)
+        self._pages.move_to_end(cache_key.place)
         return page.body
 
-    def keep(self, ticket: CacheKey, body: bytes, seconds: float) -> None:
+    def keep(self, cache_key: CacheKey, body: bytes, seconds: float) -> None:
         """Keep a result for this long."""
-        self._forget(ticket.place)
+        self._forget(cache_key.place)
         opened = jsonrpc.fields(body)
-        if seconds <= 0 or not bytes(opened.get(_MEMBERS[ticket.place.method], b"")).startswith(b"["):
+        if seconds <= 0 or not bytes(opened.get(_ARRAYS[cache_key.place.method], b"")).startswith(b"["):
             return
-        page = _Page(body, ticket.generation, time.monotonic() + seconds)
+        page = _Page(body, cache_key.generation, time.monotonic() + seconds)
         if page.size > _MAX_PAGE_BYTES:
             return
-        self._pages[ticket.place] = page
+        self._pages[cache_key.place] = page
         self._bytes += page.size
         while self._bytes > _MAX_BYTES:
             self._forget(next(iter(self._pages)))
 
     def clear(self) -> None:
-        """Forget everything: other words may stand in new answers."""
+        """Forget everything, because a new configuration may word the answers differently."""
         self._pages.clear()
         self._bytes = 0
 
@@ -128,6 +128,6 @@ class ListCache:
 
 
 def seconds_kept(result: Raw, seconds: float) -> float:
-    """How long an upstream's answer may be kept: no longer than it says itself."""
+    """How long an answer of the upstream may be kept: never longer than its own `ttlMs`."""
     stated = results.stated_ttl_ms(jsonrpc.fields(result).get("ttlMs"))
     return seconds if stated is None else min(seconds, stated / 1000)

@@ -1,97 +1,36 @@
-"""One session of a legacy server: its handshake, the one call in flight, and what the server says meanwhile.
+"""One session of a legacy server, from its handshake to its end.
 
-Rule: one call in flight per session. Half of the real servers send nested requests on the session's side stream with
-nothing that names their call; exclusivity is what gives each of them an owner.
+Rule: one call in flight per session. Half of the real servers send nested requests on the session's side stream, where
+nothing names their call; because the session serves one call at a time, each request has an owner.
 """
 
 import asyncio
 import itertools
 import secrets
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from msgspec import Raw
 
 from gateway.exchange import events as on
-from gateway.exchange import handshake, questions
+from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallGone, CallLost, CannotAsk, GatewayError, Refused, SessionLost
 from gateway.runtime.tasks import Tasks
-from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, Span, bodies, get_logger
+from gateway.sessions import inbound
+from gateway.sessions.call import Call, OwnListener, PoolKey, Watcher
+from gateway.sessions.own_answers import OwnAnswers
+from gateway.sessions.session_sharing import SharedSession
+from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, bodies, get_logger
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers
 
 log = get_logger()
 
 _PROCESS: Final = secrets.token_hex(6).encode()
 _CALL_NUMBERS: Final = itertools.count(1)
-_MAX_OWED: Final = 64
-"""Answers of the gateway's own that may wait until the server takes them; it gets no answer to what it asks beyond."""
-_MAX_OWED_ID_BYTES: Final = 1024
-
-
-class PoolKey(msgspec.Struct, frozen=True):
-    """Everything that shapes a session besides its route."""
-
-    principal: bytes
-    client_info: bytes
-    capabilities: bytes
-    headers: tuple[tuple[str, str], ...]
-
-
-class Listener(Protocol):
-    """Who hears what the upstream says during a call."""
-
-    @property
-    def request_id(self) -> str | None:
-        """Of the HTTP request that the call is for; None for one of the gateway's own."""
-
-    def hear(self, event: on.Event) -> None:
-        """Take one event of the call."""
-
-
-class Watcher(Protocol):
-    """Who hears what changes at the upstream, and whether all of it is heard."""
-
-    def changed(self, method: str, data: bytes) -> None:
-        """Take a list_changed or resources/updated: method and message."""
-
-    def missed(self) -> None:
-        """The side stream is open again after it was not: a change may not have been heard."""
-
-    def deaf(self, *, heard: bool) -> None:
-        """The side stream will not be opened again; whether it ever was open. May be said twice."""
-
-
-class Call(msgspec.Struct, eq=False):
-    """One upstream request: its id (JSON), its message, and who hears about it."""
-
-    id: bytes
-    message: bytes
-    listener: Listener
-    progress_token: bytes | None = None
-    """JSON of the token the upstream was given, if the client wants progress."""
-    sent: float = 0.0
-    """Monotonic time at which it was sent."""
-    heard: float = 0.0
-    """Monotonic time of the last message of the call."""
-    reader: asyncio.Task[object] | None = None
-    """Who reads the call's own stream."""
-    left: bool = False
-    """Whether the reading was ended from outside."""
-    span: Span | None = None
-    """Where calls are traced."""
-    headers: Headers = NO_HEADERS
-    """What it was sent with."""
-
-    def leave(self) -> None:
-        """Stop reading: the answer came on the side stream, or nobody waits for it any more."""
-        if self.reader is not None and not self.left:
-            self.left = True
-            _ = self.reader.cancel()
 
 
 class Session:
@@ -105,30 +44,29 @@ class Session:
         metrics: Metrics,
         tasks: Tasks,
         accept: Callable[[Headers], None],
+        owner: "Session | None" = None,
     ) -> None:
-        """`accept` hears of every request that the upstream served, by its headers."""
+        """`accept` gets the headers of every request that the upstream served.
+
+        With an `owner`, the session joins the upstream session of that one (`sessions.session_sharing`).
+        """
         self._accept = accept
         self.key = key
         self.channel = channel
         self.shaken: Handshake
         self.lost = False
-        """The upstream forgot the session, or its side stream ended for good."""
+        """Whether the upstream forgot the session, or its side stream ended for good."""
         self.adopted = False
-        """Whether another process opened it, for a call that it sent."""
+        """Whether another process opened it for a call of its own."""
         self._is_shared = False
-        """Whether that process may live and use it still."""
+        """Whether that process may still be alive and use it."""
         self.opened = False
         """Whether its handshake is done."""
         self.resting = False
         """Whether its call is parked."""
-        self.asked_in_call = self.asked_aside = False
-        """Where the server has asked: on the stream of the call, which names it, or on the side stream."""
         self.turned_away = False
-        """Whether the server refused the credential of the last call, and so did not take it."""
-        self.guests: set[Session] = set()
-        """Others that speak in this session too (`sessions.session_sharing`), each with a call of its own."""
-        self.host: Session | None = None
-        """Whose guest it is."""
+        """Whether the server refused the credential of the last call, and so did not run it."""
+        self.shared: SharedSession[Session] = SharedSession(self) if owner is None else owner.shared
         self.idle_since = 0.0
         self.watchers: list[Watcher] = []
         channel.side_changed = self._side_changed
@@ -140,11 +78,45 @@ class Session:
         """Whether the call of the process that opened the session may still run."""
         self._settlers: list[asyncio.Future[None]] = []
         self._log_level: str | None = None
-        self._owed: deque[tuple[Raw, Raw | jsonrpc.Error, Headers]] = deque()
-        self._answering = self._is_flooded = False
+        self._own_answers = OwnAnswers(route, tasks, self._answer_now)
         self._headers = NO_HEADERS
-        """The newest that the upstream served: what the gateway answers by itself needs a credential too."""
+        """The newest headers that the upstream served; the gateway's own answers need a credential too."""
         self.state: SessionState | None = None
+        if owner is not None:
+            self._join(owner)
+
+    def _join(self, owner: "Session") -> None:
+        session_id = owner.channel.session_id
+        assert session_id is not None, "can_be_joined"
+        self.channel.adopt(session_id, owner.shaken.version)
+        self.shaken = owner.shaken
+        self.opened = True
+        self.shared.joiners.add(self)
+
+    @property
+    def is_joiner(self) -> bool:
+        """Whether another session object owns the upstream session."""
+        return self.shared.owner is not self
+
+    @property
+    def can_be_joined(self) -> bool:
+        """Whether others can speak in the session: it is open, and has an id."""
+        return not self.lost and self.opened and self.channel.session_id is not None
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether a call may begin in it, while it has none."""
+        return self.shared.can_begin
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another call may join the one that it has."""
+        return self.shared.has_room
+
+    @property
+    def has_joiners(self) -> bool:
+        """Whether calls of joiners are in flight, so that the session must not be ended."""
+        return bool(self.shared.joiners)
 
     @property
     def pending(self) -> bool:
@@ -166,14 +138,14 @@ class Session:
         return self._call is call
 
     def move(self, state: SessionState | None) -> None:
-        """Note where the session is, for the metrics."""
+        """Change the state, and count it in the metrics."""
         self._metrics.session_moved(self._route, self.state, state)
         self.state = state
 
     async def open(self, headers: Headers) -> None:
-        """The handshake: initialize, side stream, initialized, in this order.
+        """Make the handshake: initialize, side stream, initialized, in this order.
 
-        The side stream comes before `initialized`: requests that belong to no POST are lost for ever without it.
+        The side stream must be open before `initialized`: without it, requests outside of a POST are lost for ever.
         """
         self._headers = headers
         params = handshake.initialize_params(Raw(self.key.client_info), Raw(self.key.capabilities))
@@ -192,9 +164,9 @@ class Session:
         self._metrics.session_opened(self._route)
 
     async def adopt(self, session_id: str, shaken: Handshake, headers: Headers, *, is_shared: bool = False) -> None:
-        """Take over a session that another process opened, and whose call may still run there.
+        """Take over a session that another process opened, and whose call may still run at the upstream.
 
-        No handshake: the upstream had one. The side stream is a fresh one, and comes before anything is answered.
+        The upstream already had its handshake. A new side stream is opened before anything is answered.
         """
         self.adopted = self._owes = True
         self._is_shared = is_shared
@@ -204,7 +176,7 @@ class Session:
         await self.channel.listen(shaken.version, headers, self._hear_side, self._side_lost)
 
     async def set_log_level(self, level: str, headers: Headers, idle_seconds: float) -> None:
-        """Set the session's log level, if it differs and the upstream logs at all; a refusal costs only the logs."""
+        """Set the log level, if it differs and the upstream offers logging; a refusal costs only the logs."""
         if level == self._log_level or not self.shaken.offers("logging"):
             return
         await self.ask(mcp.SET_LEVEL, {"level": level}, headers, idle_seconds)
@@ -213,9 +185,9 @@ class Session:
     async def ask(
         self, method: str, params: Mapping[str, object], headers: Headers, timeout_seconds: float
     ) -> Raw | jsonrpc.Error:
-        """One request of the gateway's own, with no client behind it; its result or its error."""
-        answer = _Answer()
-        call = Call(self.next_id(), b"", answer)
+        """Send a request on the gateway's own account, without a client; returns its result or its error."""
+        answer = OwnListener()
+        call = Call(self.next_id(), b"", answer, is_own=True)
         call.message = jsonrpc.request(call.id, method, params)
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -228,7 +200,7 @@ class Session:
         return answer.outcome
 
     def next_id(self) -> bytes:
-        """JSON of an id that no other session uses: some servers key streams by it across sessions."""
+        """JSON of an id that is unique across sessions: some servers key streams of all sessions by it."""
         return b'"gw-%b-%x"' % (_PROCESS, next(_CALL_NUMBERS))
 
     async def run(self, call: Call, headers: Headers) -> None:
@@ -238,15 +210,15 @@ class Session:
         await self._follow(call, headers, self.channel.request(call.message, headers, self._hear_call))
 
     async def resume(self, call: Call, cursor: str, headers: Headers, attached: Callable[[], None]) -> None:
-        """Pick up a call that another process sent, as `run` does else. Raises what `Channel.resume` raises."""
+        """Pick up a call that another process sent, else as `run`. Raises what `Channel.resume` raises."""
         try:
             await self._follow(call, headers, self.channel.resume(cursor, headers, self._hear_call, attached))
         except Refused:
-            self.lost = True  # for this process: the call runs there, so no DELETE
+            self.lost = True  # for this process; the call still runs there, so the session must not be deleted
             raise
 
     async def _follow(self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | Raw | None]) -> None:
-        """Keep account of a call while its stream is read."""
+        """Track a call while its stream is read."""
         assert self._call is None, "one call in flight per session"
         self._call, call.headers = call, headers
         self.turned_away = False
@@ -266,16 +238,16 @@ class Session:
             self._forget()
             raise
         except CallLost:
-            self.lost = True  # the call may still run there: no DELETE
+            self.lost = True  # the call may still run there, so the session must not be deleted
             raise
         except asyncio.CancelledError:
             if not call.left or call.reader is None or call.reader.uncancel() > 0:
                 self.lost = True
                 raise
-            # `Call.leave`: whoever wanted the answer has it.
+            # `Call.leave`: the answer was delivered already, or is not wanted.
         finally:
             call.reader = None
-            # Answered, the session may be in the next call's hands already while this stream still drains.
+            # After the answer, the next call may use the session while this stream still drains.
             if self._call is call:
                 self._settle()
 
@@ -288,7 +260,7 @@ class Session:
         )
 
     def _prove(self, headers: Headers) -> None:
-        """The upstream has served a message that was sent with these headers."""
+        """Note that the upstream has served a message with these headers."""
         self._headers = headers
         self._accept(headers)
 
@@ -298,14 +270,14 @@ class Session:
         self._headers = headers
 
     async def is_alive(self) -> bool:
-        """Whether the upstream takes a ping with the headers that it served last; a session that is gone is noted."""
+        """Whether the upstream answers a ping with the headers that it served last; notes a lost session."""
         try:
             await self.channel.ping(self._headers)
         except SessionLost:
             self._forget()
             return False
         except GatewayError:
-            return False  # that tells nothing of the session
+            return False  # which says nothing about the session
         return True
 
     def _settle(self) -> None:
@@ -317,7 +289,7 @@ class Session:
         self._settlers.clear()
 
     def detach(self) -> None:
-        """Leave the session and its call to another process: hear and answer nothing more, and do not end it."""
+        """Leave the session and its call to another process: read and answer nothing more, and do not end it."""
         self.lost = True
         self.abandon()
         self._settle()
@@ -352,7 +324,7 @@ class Session:
         await self.channel.send(message, headers)
 
     def _show(self, direction: Direction, data: bytes, call: Call | None = None) -> None:
-        """Log a message where the configuration wants to see them."""
+        """Log a message if the configuration asks for bodies."""
         if bodies.on:
             asked_by = call.listener.request_id if call is not None else None
             bodies.show(direction, data, route=self._route, request_id=asked_by)
@@ -370,10 +342,10 @@ class Session:
         except (ValueError, msgspec.MsgspecError) as exc:
             self._metrics.upstream_failed(self._route, "malformed")
             raise CallLost(
-                f"The upstream of route {self._route} sent a message that is no JSON-RPC ({exc}); the call may have "
+                f"The upstream of route {self._route} sent a message that is not JSON-RPC ({exc}); the call may have "
                 "had effects"
             ) from exc
-        return self._hear(call, message, data)
+        return self._take(call, inbound.meaning(message, call, can_ask=self.channel.can_ask), data, aside=False)
 
     def _hear_side(self, data: bytes) -> bool:
         if bodies.on:
@@ -383,128 +355,97 @@ class Session:
         except (ValueError, msgspec.MsgspecError):
             self._metrics.upstream_failed(self._route, "malformed")
             return False
-        speaker, alone = self._speaker(message)
-        return speaker.hear_aside(message, data, alone=alone)
+        speaker, is_ambiguous = self._speaker(message)
+        return speaker.hear_aside(message, data, is_ambiguous=is_ambiguous)
 
     def _speaker(self, message: jsonrpc.Message) -> "tuple[Session, bool]":
-        """Whose call a message of the side stream is about, and whether it can be nobody else's."""
-        if not self.guests:
-            return self, True
-        speaking = [each for each in (self, *self.guests) if each.pending]
+        """Whose call a message of the side stream is about, and whether another call may own it just as well."""
+        if not self.has_joiners:
+            return self, False
+        speaking = [each for each in (self, *self.shared.joiners) if each.pending]
         for each in speaking:
-            if each.awaits(message):
-                return each, True
-        return (speaking[0], True) if len(speaking) == 1 else (self, not speaking)
+            if inbound.answers(message, each.in_flight):
+                return each, False
+        return (speaking[0], False) if len(speaking) == 1 else (self, bool(speaking))
 
-    def awaits(self, message: jsonrpc.Message) -> bool:
-        """Whether a message answers the call in flight."""
-        call = self._call
-        return call is not None and message.method is None and message.id == Raw(call.id)
+    @property
+    def in_flight(self) -> Call | None:
+        """The call that was sent and not answered yet."""
+        return self._call
 
-    def hear_aside(self, message: jsonrpc.Message, data: bytes, *, alone: bool) -> bool:
-        """Take one message of the side stream; whether it answers the call. A request needs a call that is `alone`."""
+    def hear_aside(self, message: jsonrpc.Message, data: bytes, *, is_ambiguous: bool) -> bool:
+        """Take one message of the side stream; returns whether it answers the call in flight."""
         call = self._call
-        if not alone and isinstance(message.id, Raw) and message.method not in {None, mcp.PING}:
-            self._refuse_nameless(message.method or "", message.id)
-            return False
-        answered = self._hear(call, message, data, aside=True)
+        means = inbound.meaning(message, call, can_ask=self.channel.can_ask, is_ambiguous=is_ambiguous)
+        if is_ambiguous and isinstance(means, inbound.Unsolicited):
+            self.shared.asked_aside = True
+            call = None  # the request may be any call's, so it does not show that this one is alive
+        answered = self._take(call, means, data, aside=True)
         if answered and call is not None:
             call.leave()
         return answered
 
-    def _hear(self, call: Call | None, message: jsonrpc.Message, data: bytes, *, aside: bool = False) -> bool:
-        """Sort one message; whether it answers the call."""
+    def _take(self, call: Call | None, means: inbound.Meaning, data: bytes, *, aside: bool) -> bool:
+        """Act on one message; returns whether it answers the call."""
         if call is not None:
             call.heard = time.monotonic()
-        if message.method is None:
-            return self._hear_response(call, message, aside=aside)
-        if isinstance(message.id, Raw):
-            self._hear_request(call, message, message.id, aside=aside)
-        else:
-            self._hear_notification(call, message, data)
+        match means:
+            case inbound.Answer() | inbound.Question() | inbound.Notice() | inbound.Unanswerable() if call is not None:
+                return self._take_for_call(call, means, aside=aside)
+            case inbound.Ping(id=id_):
+                self._answer_later(id_, Raw(b"{}"))
+            case inbound.Unsolicited(id=id_, method=method, error=error):
+                self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
+                self._answer_later(id_, error)
+            case inbound.Change(method=method):
+                for watcher in self.watchers:
+                    watcher.changed(method, data)
+            case inbound.Unrelated(method=method):
+                self._metrics.notification(self._route, method, forwarded=False)
+            case _:
+                self._metrics.upstream_failed(self._route, "unknown_id")
         return False
 
-    def _hear_response(self, call: Call | None, message: jsonrpc.Message, *, aside: bool) -> bool:
-        event = _outcome(message)
-        if call is None or event is None or not isinstance(message.id, Raw) or bytes(message.id) != call.id:
-            self._metrics.upstream_failed(self._route, "unknown_id")
-            return False
-        self._owes = False
-        self._settle()
-        self._hear_served(call, aside=aside)
-        call.listener.hear(event)
-        return True
-
-    def _hear_request(self, call: Call | None, message: jsonrpc.Message, id_: Raw, *, aside: bool) -> None:
-        method = message.method or ""
-        if method == mcp.PING:
-            self._answer_later(id_, Raw(b"{}"))
-        elif call is None or isinstance(call.listener, _Answer):
-            # SEP-2260: a request that belongs to no call of a client never reaches one.
-            self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
-            error = jsonrpc.Error(mcp.INVALID_PARAMS, "No call is in flight that could ask (SEP-2260)")
-            self._answer_later(id_, error)
-        elif method in questions.KINDS and not self.channel.can_ask:
+    def _take_for_call(
+        self,
+        call: Call,
+        means: inbound.Answer | inbound.Question | inbound.Notice | inbound.Unanswerable,
+        *,
+        aside: bool,
+    ) -> bool:
+        """Hand a message to the listener of the call; returns whether it is the answer."""
+        if isinstance(means, inbound.Unanswerable):
             call.listener.hear(on.Stopped(_cannot_ask(self._route)))
-        else:
-            self.asked_aside |= aside
-            self.asked_in_call |= not aside
-            self._hear_served(call, aside=aside)
-            call.listener.hear(on.Nested(id_, method, message.params))
+            return False
+        if isinstance(means, inbound.Answer):
+            self._owes = False
+            self._settle()
+        elif isinstance(means, inbound.Question):
+            self.shared.asked_aside |= aside
+            self.shared.asked_in_call |= not aside
+        if not isinstance(means, inbound.Notice):
+            self._note_served(call, aside=aside)
+        call.listener.hear(means.event)
+        return isinstance(means, inbound.Answer)
 
-    def _hear_served(self, call: Call, *, aside: bool) -> None:
-        """Note what the call's own response proves of its credential.
+    def _note_served(self, call: Call, *, aside: bool) -> None:
+        """Note the credential of the call as accepted, if its own response proves that.
 
-        What comes while its POST is pending, or on the side stream, may be about anything.
+        A message that comes while the POST is pending, or on the side stream, may be about anything.
         """
         if self.channel.taken and not aside:
             self._prove(call.headers)
 
-    def _refuse_nameless(self, method: str, id_: Raw) -> None:
-        """Answer a question that may be any call's: it is nobody's."""
-        self.asked_aside = True
-        self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
-        error = jsonrpc.Error(mcp.INVALID_PARAMS, "Several calls are in flight, and the request names none of them")
-        self._answer_later(id_, error)
-
     def _answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
-        """Answer what is no client's business: one after the other, so that a flood costs one connection."""
-        if len(self._owed) >= _MAX_OWED or len(bytes(id_)) > _MAX_OWED_ID_BYTES:
-            if not self._is_flooded:
-                self._is_flooded = True
-                log.warning(Event.UPSTREAM_FAILED, route=self._route, cause=_FLOODED, fix=_FLOODED_FIX)
-            return
         headers = self._headers or (self._call.headers if self._call is not None else NO_HEADERS)
-        self._owed.append((Raw(bytes(id_)), body, headers))  # a copy: the id would keep the whole message
-        if not self._answering:
-            self._answering = True
-            self._tasks.spawn(self._answer_owed(), "answer without a client")
+        self._own_answers.add(id_, body, headers)
 
-    async def _answer_owed(self) -> None:
-        try:
-            while self._owed and not self.lost:
-                id_, body, headers = self._owed.popleft()
-                try:
-                    await self.answer(id_, body, headers)
-                except GatewayError as exc:
-                    log.debug(Event.UPSTREAM_FAILED, route=self._route, cause=exc.message)
-        finally:
-            self._answering = False
-
-    def _hear_notification(self, call: Call | None, message: jsonrpc.Message, data: bytes) -> None:
-        method = message.method
-        if method in _CHANGES:
-            for watcher in self.watchers:
-                watcher.changed(method, data)
-            return
-        event = _notified(call, method, message.params) if call is not None else None
-        if call is None or event is None:
-            self._metrics.notification(self._route, method or "", forwarded=False)
-        else:
-            call.listener.hear(event)
+    async def _answer_now(self, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
+        if not self.lost:
+            await self.answer(id_, body, headers)
 
     def _side_lost(self) -> None:
-        """The side stream ended for good: what the server says on it from now on would be lost."""
+        """The side stream ended for good, so further messages of the server would be lost."""
         self.lost = True
         self._side_changed(opened=False)
 
@@ -514,58 +455,6 @@ class Session:
                 watcher.missed()
             else:
                 watcher.deaf(heard=self.lost)
-
-
-_FLOODED: Final = (
-    "the server asks the gateway (pings, requests that belong to no call) faster than it takes the answers"
-)
-_FLOODED_FIX: Final = "find out why the server asks so often; the gateway leaves the rest unanswered"
-_CHANGES: Final = frozenset({mcp.TOOLS_CHANGED, mcp.PROMPTS_CHANGED, mcp.RESOURCES_CHANGED, mcp.RESOURCE_UPDATED})
-
-
-class _Answer:
-    """The listener of the gateway's own requests."""
-
-    request_id: str | None = None
-
-    def __init__(self) -> None:
-        self.outcome: Raw | jsonrpc.Error | None = None
-
-    def hear(self, event: on.Event) -> None:
-        match event:
-            case on.Resulted(result=result):
-                self.outcome = Raw(result)
-            case on.Failed(error=error):
-                self.outcome = error
-            case on.Stopped(error=broken):
-                raise broken
-            case _:
-                pass  # a question during a question of our own: nobody could answer it
-
-
-def _outcome(message: jsonrpc.Message) -> on.Event | None:
-    if isinstance(message.result, Raw):
-        return on.Resulted(message.result)
-    if isinstance(message.error, Raw):
-        return on.Failed(jsonrpc.error(message.error))
-    return None
-
-
-def _notified(call: Call, method: str | None, params: Raw | msgspec.UnsetType) -> on.Event | None:
-    """The event a notification means for this call; None when it is not about the call."""
-    try:
-        opened = jsonrpc.fields(params) if isinstance(params, Raw) else {}
-    except ValueError:
-        return None
-    if method == mcp.PROGRESS:
-        token = opened.get("progressToken")
-        ours = token is not None and call.progress_token is not None and bytes(token) == call.progress_token
-        return on.Progressed(opened) if ours else None
-    if method == mcp.LOG and isinstance(params, Raw):
-        return on.Logged(jsonrpc.text(opened.get("level")) or "", params)
-    if method == mcp.CANCELLED and "requestId" in opened:
-        return on.Withdrawn(opened["requestId"])
-    return None
 
 
 def _cannot_ask(route: str) -> CannotAsk:

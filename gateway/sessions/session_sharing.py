@@ -1,52 +1,65 @@
-"""One upstream session for all calls of a principal: who may speak in it beside whom; pure.
+"""The rules by which several calls of a principal share one upstream session: pure.
 
-Rule 1: a question belongs to the call on whose stream it came. One on the side stream names no call: it has an owner
-only while one call is in flight. Rule 2: so a call waits for the one before it, until that one has ended, or waits for
-its user, in a session whose questions named their calls so far. Rule 3: whoever joins a session (a *guest*) has a
-channel of its own, opens no side stream, and never ends the session; its *host* has the side stream.
+The *owner* is the session object that opened the upstream session and reads its side stream. A *joiner* speaks in the
+same upstream session for one further call, over a channel of its own. It opens no side stream and never ends the
+session.
+
+Rule 1: a question belongs to the call on whose stream it came. A question on the side stream names no call, so it has
+an owner only while one call is in flight. Rule 2: a further call therefore waits until the one before it has ended, or
+waits for its user in a session whose questions named their calls so far.
 """
 
-from gateway.sessions.session import Session
+from typing import Generic, Protocol, TypeVar
 
 
-def names_calls(host: Session) -> bool:
-    """Whether the server is known to ask on the streams of its calls, and not known to ask elsewhere."""
-    speakers = (host, *host.guests)
-    return any(each.asked_in_call for each in speakers) and not any(each.asked_aside for each in speakers)
+class Member(Protocol):
+    """A session object that speaks in a shared session."""
+
+    lost: bool
+    resting: bool
+    """Its call waits for its user."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether its call is in flight."""
+
+    @property
+    def can_be_joined(self) -> bool:
+        """Whether the upstream session is open and has an id."""
 
 
-def may_begin(host: Session) -> bool:
-    """Whether a call may begin in a session that has no call of its own now: its guests wait for their users."""
-    if not host.guests:
-        return True
-    return all(guest.resting for guest in host.guests) and names_calls(host)
+M = TypeVar("M", bound=Member)
 
 
-def has_room(host: Session) -> bool:
-    """Whether a call may begin beside that of the host: one that waits for its user, and is named or has ended."""
-    return host.resting and (names_calls(host) or not host.pending) and may_begin(host) and can_join(host)
+class SharedSession(Generic[M]):
+    """One upstream session with the session objects that speak in it."""
 
+    def __init__(self, owner: M) -> None:
+        self.owner = owner
+        self.joiners: set[M] = set()
+        self.asked_in_call = False
+        """The server has asked on the stream of a call, which names the call."""
+        self.asked_aside = False
+        """The server has asked on the side stream, where nothing names the call."""
 
-def can_join(host: Session) -> bool:
-    """Whether the session can be spoken in at all; one that is being opened, or has no id, cannot."""
-    return not host.lost and host.opened and host.channel.session_id is not None
+    @property
+    def names_calls(self) -> bool:
+        """Whether the server has asked on the streams of its calls, and never elsewhere."""
+        return self.asked_in_call and not self.asked_aside
 
+    @property
+    def can_begin(self) -> bool:
+        """Whether the owner, which has no call now, may begin one: all joiners wait for their users."""
+        return not self.joiners or (self.names_calls and all(each.resting for each in self.joiners))
 
-def join(host: Session, guest: Session) -> None:
-    """Make a session object that was never opened speak in another one's session."""
-    session_id = host.channel.session_id
-    assert session_id is not None, "can_join() said so"
-    guest.channel.adopt(session_id, host.shaken.version)
-    guest.shaken = host.shaken
-    guest.host = host
-    guest.opened = True
+    @property
+    def has_room(self) -> bool:
+        """Whether a joiner may begin a call: that of the owner waits for its user, and is named or has ended."""
+        owner = self.owner
+        is_clear = owner.resting and (self.names_calls or not owner.pending)
+        return is_clear and self.can_begin and owner.can_be_joined
 
-
-def part(guest: Session) -> None:
-    """Take what a guest learnt over to its host."""
-    host = guest.host
-    assert host is not None, "it joined"
-    host.guests.discard(guest)
-    host.asked_in_call |= guest.asked_in_call
-    host.asked_aside |= guest.asked_aside
-    host.lost |= guest.lost
+    def leave(self, joiner: M) -> None:
+        """Take a joiner out; what it found lost is lost for the owner."""
+        self.joiners.discard(joiner)
+        self.owner.lost |= joiner.lost

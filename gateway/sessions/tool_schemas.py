@@ -1,6 +1,7 @@
-"""What is known of a pool's tools: learnt from tools/list; which may run twice, what they repeat in `Mcp-Param-*`.
+"""What the gateway knows of an upstream's tools from tools/list.
 
-Those that would cost a client its whole list are left out.
+It needs to know which tools may run twice, which arguments they repeat in `Mcp-Param-*` headers, and which tools must
+be hidden because one invalid schema costs a client the whole list.
 
 A server that processes the body must refuse a call whose headers differ from it (basic/transports/streamable-http,
 Server Validation), so the first tools/call of a group lists the tools once if the client has not.
@@ -14,8 +15,10 @@ from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
 from gateway.protocol.errors import HeaderMismatch, SessionLost
 from gateway.protocol.param_headers import Tool
 from gateway.protocol.request import HeaderValues, Request
-from gateway.sessions.pool import Group, Pool
-from gateway.sessions.session import PoolKey, Session
+from gateway.sessions.call import PoolKey
+from gateway.sessions.group import Group
+from gateway.sessions.pool import Pool
+from gateway.sessions.session import Session
 from gateway.upstream.channel import Headers
 
 _MAX_PAGES = 50
@@ -23,9 +26,9 @@ _UNKNOWN = Tool()
 
 
 def usable(pool: Pool, result: Raw) -> Raw:
-    """A tools/list result without the tools that clients would choke on; each is reported once.
+    """A tools/list result without the tools that clients would reject; each of these is reported once.
 
-    Raises ValueError when the result is no object.
+    Raises ValueError when the result is not an object.
     """
     kept, left_out = tool_filter.usable(result)
     for tool in left_out:
@@ -34,7 +37,7 @@ def usable(pool: Pool, result: Raw) -> Raw:
 
 
 def learn(group: Group, params: jsonrpc.Fields, result: Raw, headers: Headers) -> None:
-    """Take over a tools/list that was complete in one page; anything else is left to `know`."""
+    """Take over a tools/list that was complete in one page; `know` reads the longer ones."""
     try:
         opened = jsonrpc.fields(result)
         if "cursor" in params or ("nextCursor" in opened and not jsonrpc.is_null(opened["nextCursor"])):
@@ -45,7 +48,7 @@ def learn(group: Group, params: jsonrpc.Fields, result: Raw, headers: Headers) -
 
 
 def mirrors_nothing(pool: Pool, key: PoolKey, request: Request, headers: Headers) -> bool:
-    """Whether it is known that this tool repeats no argument in a header: nearly all do not."""
+    """Whether this tool is known to repeat no argument in a header, as nearly all tools do not."""
     group = pool.group(key)
     return group.knows(request.target, headers) and not (group.tools or {}).get(request.target, _UNKNOWN).mirrored
 
@@ -56,7 +59,7 @@ def is_listed(pool: Pool, key: PoolKey) -> bool:
 
 
 def is_ephemeral(pool: Pool, key: PoolKey, name: str) -> bool:
-    """Whether a tool is known to say that it may run twice, or to have said so when its server was last heard."""
+    """Whether a tool declares that it may run twice, or did so before a change may have been missed."""
     group = pool.group(key)
     return (group.tools or group.former or {}).get(name, _UNKNOWN).ephemeral
 
@@ -78,7 +81,7 @@ async def check(pool: Pool, key: PoolKey, request: Request, http: HeaderValues, 
 
 
 async def know(pool: Pool, key: PoolKey, headers: Headers, tool: str) -> None:
-    """List the tools of a group until this one is known; a server that cannot list them repeats nothing."""
+    """List the tools of a group unless this one is known; a server without tools/list repeats no argument."""
     try:
         await _know(pool, key, headers, tool)
     except SessionLost:
@@ -111,7 +114,7 @@ async def _list(pool: Pool, session: Session, headers: Headers) -> dict[str, Too
 async def read_pages(
     ask: Callable[[dict[str, object]], Awaitable[Raw | jsonrpc.Error | None]], take: Callable[[Raw], None]
 ) -> bool:
-    """Ask for one page of a list after the other, and hand each to `take`, which raises ValueError if it is malformed.
+    """Ask for the pages of a list in turn, and hand each to `take`, which raises ValueError for a malformed page.
 
     Returns whether every page could be read.
     """

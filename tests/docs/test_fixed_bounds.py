@@ -12,7 +12,7 @@ from gateway.identity import bearer_token
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import request
 from gateway.seal import peer_messages
-from gateway.sessions import list_cache, pool, session
+from gateway.sessions import list_cache, own_answers, pool
 from gateway.upstream import era_probe, http_sse, streamable_http
 from tests.parts.launch import REPOSITORY
 
@@ -41,7 +41,11 @@ FIXED = [
     ("the body of a caller that is not verified", [size(handler._REFUSED_BYTES)]),
     (
         "answers of the gateway's own",
-        [f"{session._MAX_OWED} in", f"{outgoing._MAX_REFUSALS} in", f"an id of {size(session._MAX_OWED_ID_BYTES)}"],
+        [
+            f"{own_answers._MAX_QUEUED} in",
+            f"{outgoing._MAX_REFUSALS} in",
+            f"an id of {size(own_answers._MAX_ID_BYTES)}",
+        ],
     ),
     ("URIs of one subscription", [count(subscription._MAX_URIS)]),
     ("content of a change beside its URI", [size(subscription._MAX_PARAMS_BYTES)]),

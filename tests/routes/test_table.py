@@ -11,7 +11,7 @@ from gateway.config import Credentials, Route, Upstream, parse
 from gateway.http.forwarded_headers import for_call, for_passing
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
-from gateway.sessions import pool
+from gateway.sessions import group as groups
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, configuration, jwt
@@ -232,7 +232,7 @@ async def test_a_refusal_of_the_gateways_credential_is_not_the_clients_business(
 async def test_claims_make_no_principal_where_nobody_checks_them(
     mode: dict[str, str], upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "_ACCEPTED_SECONDS", 0.0)
+    monkeypatch.setattr(groups, "_ACCEPTED_SECONDS", 0.0)
 
     async def ask(turn: Turn) -> None:
         await turn.elicit()

@@ -8,9 +8,10 @@ import pytest
 from msgspec import Raw
 
 from gateway.protocol import mcp
-from gateway.sessions import list_cache, pool
+from gateway.sessions import group as groups
+from gateway.sessions import list_cache
+from gateway.sessions.call import PoolKey
 from gateway.sessions.list_cache import CacheKey, ListCache, Place, seconds_kept
-from gateway.sessions.session import PoolKey
 from tests.support.fake_upstream import FakeUpstream, Turn, event, text
 from tests.support.stand import Start
 from tests.support.workbench import CLIENT, Client, eventually, jwt
@@ -294,7 +295,7 @@ async def test_a_list_that_changed_on_its_way_is_not_kept(upstream: FakeUpstream
 async def test_a_change_while_the_credential_is_checked_ends_it_too(
     upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "_ACCEPTED_SECONDS", 0.0)
+    monkeypatch.setattr(groups, "_ACCEPTED_SECONDS", 0.0)
     stand = await begin(route=KEPT)
     client = stand.client("Bearer a")
     assert await names(client) == ["one"]
@@ -335,12 +336,12 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(list_cache, "_MAX_BYTES", 5_000)
     kept = ListCache()
     key = PoolKey(b"p", b"", b"", ())
-    tickets = [CacheKey(Place(key, b"", mcp.TOOLS_LIST, f"{number}"), 0) for number in range(5)]
-    for ticket in tickets:
-        kept.keep(ticket, b'{"tools":[]}', 60)
-        assert kept.find(tickets[0]) is not None, "asked for again and again"
-    assert [kept.find(ticket) is not None for ticket in tickets] == [True, False, True, True, True]
+    cache_keys = [CacheKey(Place(key, b"", mcp.TOOLS_LIST, f"{number}"), 0) for number in range(5)]
+    for cache_key in cache_keys:
+        kept.keep(cache_key, b'{"tools":[]}', 60)
+        assert kept.find(cache_keys[0]) is not None, "asked for again and again"
+    assert [kept.find(cache_key) is not None for cache_key in cache_keys] == [True, False, True, True, True]
     monkeypatch.setattr(list_cache, "_MAX_PAGE_BYTES", 1_050)
-    kept.keep(tickets[0], b'{"tools":[%b]}' % (b" " * 100), 60)
-    assert kept.find(tickets[0]) is None
+    kept.keep(cache_keys[0], b'{"tools":[%b]}' % (b" " * 100), 60)
+    assert kept.find(cache_keys[0]) is None
     assert kept._bytes == sum(page.size for page in kept._pages.values())

@@ -1,4 +1,4 @@
-"""Sessions: who shares one, how many there are, who waits for one, and how they end."""
+"""The sessions of a route: which calls share one, how many there are, how calls wait for one, and how they end."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,8 +12,10 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import pool as pools
-from gateway.sessions.pool import Group, Pool
-from gateway.sessions.session import PoolKey, Session
+from gateway.sessions.call import PoolKey
+from gateway.sessions.group import Groups
+from gateway.sessions.pool import Pool
+from gateway.sessions.session import Session  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -50,7 +52,7 @@ async def test_ids_are_never_repeated_across_sessions(upstream: FakeUpstream, cl
     assert len(set(ids)) == len(ids) >= 21
 
 
-async def test_sessions_are_never_shared_across_what_shapes_them(upstream: FakeUpstream, begin: Start) -> None:
+async def test_sessions_are_never_shared_across_different_pool_keys(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(route={"forward_headers": ["x-tenant"]})
     kinds: list[dict[str, Any]] = [
         {},
@@ -229,16 +231,17 @@ async def test_a_waiter_that_is_cancelled_as_there_is_room_passes_the_room_on() 
     held = await bench.acquire(key("a"))
     first, second = bench.acquire(key("b")), bench.acquire(key("c"))
     await turns()
-    bench.pool.release(held, clean=False)  # dropped: the first is told that there is room
+    bench.pool.release(held, clean=False)  # dropped: the first may open a session
     first.cancel()
     bench.pool.release(await asyncio.wait_for(second, 1), clean=True)
+    assert bench.pool._capacity.starting == 0
     await bench.close()
 
 
-async def test_room_goes_to_somebody_who_can_use_it() -> None:
+async def test_room_goes_to_a_caller_that_can_use_it() -> None:
     bench = Bench(sessions={"max": 3, "max_per_principal": 2}, timeouts={"session_wait_seconds": 2})
     held = [await bench.acquire(key("a")), await bench.acquire(key("a")), await bench.acquire(key("b"))]
-    capped = bench.acquire(key("a", b'{"roots":{}}'))  # at its own cap: room in all does not help it
+    capped = bench.acquire(key("a", b'{"roots":{}}'))  # at its own limit, so it cannot use room
     waiting = bench.acquire(key("c"))
     await turns()
     bench.pool.release(held[2], clean=True)
@@ -248,6 +251,23 @@ async def test_room_goes_to_somebody_who_can_use_it() -> None:
     bench.pool.release(await asyncio.wait_for(capped, 1), clean=True)
     for left in (held[1], session):
         bench.pool.release(left, clean=True)
+    await bench.close()
+
+
+async def test_room_passes_by_a_call_that_waits_for_the_one_session_of_its_principal() -> None:
+    bench = Bench(route={"sessions": {"affinity": "principal"}}, sessions={"max": 2})
+    one, other = await bench.acquire(key("a")), await bench.acquire(key("z"))
+    behind = bench.acquire(key("a"))
+    await turns()
+    waiting = bench.acquire(key("b"))
+    await turns()
+    bench.pool.release(other, clean=False)
+    session = await asyncio.wait_for(waiting, 1)
+    assert not behind.done()
+    bench.pool.release(one, clean=True)
+    assert await asyncio.wait_for(behind, 1) is one
+    for held in (session, one):
+        bench.pool.release(held, clean=True)
     await bench.close()
 
 
@@ -264,10 +284,10 @@ async def test_waiters_time_out_and_leave_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("how", ["acquire", "open", "adopt"])
-async def test_a_caller_whose_group_is_swept_while_it_waits_is_served(
+async def test_a_caller_is_served_though_the_sweeper_runs_while_it_waits(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told that there is room, and not run yet: nobody waits in its group then, and no session is there."""
+    """Its session is there before the caller runs, so the sweeper never sees an empty group."""
     monkeypatch.setattr(pools, "_SWEEP_SECONDS", 0)
     bench = Bench(sessions={"max": 1, "idle_seconds": 0})
     pool = bench.pool
@@ -284,13 +304,13 @@ async def test_a_caller_whose_group_is_swept_while_it_waits_is_served(
     session = await asyncio.wait_for(waiting, 1)
     pool.release(session, clean=False)
     after = pool.group(key("a"))
-    assert after is not before, "it was swept in between"
-    assert not after.count
+    assert after is before
+    assert not after.sessions
     assert (await asyncio.wait_for(bench.acquire(key("a")), 1)) is not session
     await bench.close()
 
 
-class Unsearched(dict[PoolKey, Group]):
+class Unsearched(Groups):
     """Groups that may be looked up, and not looked through."""
 
     searches = 0
@@ -308,16 +328,18 @@ class Unsearched(dict[PoolKey, Group]):
         return super().values()
 
 
-async def test_a_release_does_not_look_at_those_whom_it_cannot_help() -> None:
+async def test_a_release_does_not_search_the_groups() -> None:
     bench = Bench(sessions={"max": 40, "max_per_principal": 1})
     _ = bench.pool._sweeper.cancel()
     held = [await bench.acquire(key(f"h{number}")) for number in range(40)]
-    waiting = {bench.acquire(key(f"h{number}", b'{"roots":{}}')) for number in range(40)}  # at their callers' cap
+    waiting = {bench.acquire(key(f"h{number}", b'{"roots":{}}')) for number in range(40)}  # at their principals' limit
     waiting |= {bench.acquire(key(f"w{number}")) for number in range(40)}
     await turns()
-    bench.pool._groups = groups = Unsearched(bench.pool._groups)
+    groups = Unsearched(is_affine=False)
+    groups.update(bench.pool._groups)
+    bench.pool._groups = groups
     while waiting:
-        bench.pool.release(held.pop(0), clean=True)  # kept idle, and given for room at once
+        bench.pool.release(held.pop(0), clean=True)  # idle, and closed for room at once
         served, waiting = await asyncio.wait(waiting, timeout=1, return_when=asyncio.FIRST_COMPLETED)
         assert served
         held += [each.result() for each in served]
@@ -325,8 +347,8 @@ async def test_a_release_does_not_look_at_those_whom_it_cannot_help() -> None:
     for session in held:
         bench.pool.release(session, clean=True)
     await bench.close()
-    assert not bench.pool._parties
-    assert not bench.pool._parties.idle
+    assert not bench.pool._capacity
+    assert not bench.pool._capacity.evictable
 
 
 async def test_the_session_that_is_idle_longest_makes_room() -> None:
@@ -341,7 +363,7 @@ async def test_the_session_that_is_idle_longest_makes_room() -> None:
 
 
 @pytest.mark.parametrize("status", [401, 500])
-async def test_a_caller_whom_the_upstream_does_not_take_leaves_nothing_behind(
+async def test_a_caller_that_the_upstream_refuses_leaves_nothing_behind(
     upstream: FakeUpstream, stand: Stand, status: int
 ) -> None:
     async def refuse(turn: Turn) -> None:
@@ -354,7 +376,7 @@ async def test_a_caller_whom_the_upstream_does_not_take_leaves_nothing_behind(
         for reply in (await client.call(), await client.post("tools/list"), await client.post(mcp.DISCOVER)):
             assert "error" in reply.final
     assert not pool._groups
-    assert not pool._parties
+    assert not pool._capacity
 
 
 async def test_a_caller_that_got_no_session_leaves_nothing_behind() -> None:
@@ -371,15 +393,35 @@ async def test_a_caller_that_got_no_session_leaves_nothing_behind() -> None:
     await bench.close()
 
 
-async def test_a_group_that_is_forgotten_while_its_caller_is_woken_is_made_again() -> None:
-    bench = Bench(sessions={"max": 1, "idle_seconds": 0.001})
+async def test_room_is_taken_before_the_caller_that_waited_for_it_runs() -> None:
+    bench = Bench(sessions={"max": 1})
     held = await bench.acquire(key("a"))
     waiting = bench.acquire(key("b"))
     await turns()
-    bench.pool.release(held, clean=False)  # told that there is room; it has not run yet
-    bench.pool._groups.clear()
+    bench.pool.release(held, clean=False)
+    (reserved,) = bench.pool.group(key("b")).sessions
+    overtaking = bench.acquire(key("c"))
     session = await asyncio.wait_for(waiting, 1)
+    assert session is reserved
+    assert not overtaking.done()
     bench.pool.release(session, clean=True)
+    bench.pool.release(await asyncio.wait_for(overtaking, 1), clean=True)
+    await bench.close()
+
+
+async def test_a_new_caller_does_not_overtake_one_that_waits_in_its_group() -> None:
+    bench = Bench(sessions={"max": 1})
+    held = await bench.acquire(key("a"))
+    first = bench.acquire(key("a"))
+    await turns()
+    second = bench.acquire(key("a"))
+    bench.pool.release(held, clean=True)
+    assert bench.pool.take(key("a")) is None
+    assert await asyncio.wait_for(first, 1) is held
+    assert not second.done()
+    bench.pool.release(held, clean=True)
+    assert await asyncio.wait_for(second, 1) is held
+    bench.pool.release(held, clean=True)
     await bench.close()
 
 
@@ -389,8 +431,8 @@ async def test_empty_groups_are_forgotten(upstream: FakeUpstream, begin: Start) 
         await stand.client(f"Bearer {number}").call()
     pool = stand.gateway.routes.live["/mcp"].upstream.pool
     await eventually(lambda: not pool._groups)
-    assert not pool._parties
-    assert pool._count == 0
+    assert not pool._capacity
+    assert pool._capacity.count == 0
 
 
 async def test_subscriptions_are_sessions_too(upstream: FakeUpstream, begin: Start) -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from gateway.config.model import RouteSessions
 from gateway.protocol import mcp
+from gateway.sessions.session_sharing import SharedSession
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, text
 from tests.support.stand import Start
 from tests.support.workbench import Client, Reply, Stand, eventually, jwt
@@ -16,6 +17,58 @@ from tests.upstream.test_faults import challenge
 
 BUSY = (503, -32603, "busy")
 ROUTE: dict[str, Any] = {"sessions": {"affinity": "principal"}}
+
+
+class FakeMember:
+    """A session object with the call of one owner or joiner."""
+
+    lost = False
+
+    def __init__(self, state: str) -> None:
+        self.resting = "resting" in state
+        self.pending = "pending" in state
+        self.can_be_joined = "closed" not in state
+
+
+CALL, ASIDE = "asked in call", "asked in call and aside"
+
+
+@pytest.mark.parametrize(
+    ("owner", "joiners", "asked", "can_begin", "has_room"),
+    [
+        ("", [], "", True, False),
+        ("pending", [], CALL, True, False),
+        ("pending, resting", [], "", True, False),
+        ("pending, resting", [], CALL, True, True),
+        ("pending, resting", [], ASIDE, True, False),
+        ("pending, resting, closed", [], CALL, True, False),
+        ("resting", [], "", True, True),
+        ("resting", [], ASIDE, True, True),
+        ("pending, resting", ["pending, resting"], CALL, True, True),
+        ("pending, resting", ["pending"], CALL, False, False),
+        ("", ["pending, resting"], CALL, True, False),
+        ("", ["pending, resting"], ASIDE, False, False),
+        ("", ["pending, resting", "pending"], CALL, False, False),
+    ],
+)
+def test_a_call_begins_beside_calls_that_wait_for_their_users_and_were_named(
+    owner: str, joiners: list[str], asked: str, *, can_begin: bool, has_room: bool
+) -> None:
+    shared = SharedSession(FakeMember(owner))
+    shared.joiners |= {FakeMember(state) for state in joiners}
+    shared.asked_in_call, shared.asked_aside = "call" in asked, "aside" in asked
+    assert (shared.can_begin, shared.has_room) == (can_begin, has_room)
+
+
+def test_what_a_joiner_found_lost_is_lost_for_the_owner() -> None:
+    shared, joiner = SharedSession(FakeMember("")), FakeMember("")
+    shared.joiners.add(joiner)
+    shared.leave(joiner)
+    assert not shared.owner.lost
+    joiner.lost = True
+    shared.leave(joiner)
+    assert shared.owner.lost
+    assert not shared.joiners
 
 
 class Tool:
@@ -148,21 +201,21 @@ async def test_a_call_goes_beside_one_that_is_parked_by_a_question_that_named_it
     assert set(sessions(upstream)) == {"s1"}
     assert len(upstream.of("initialize")) == 1
     assert not upstream.of("DELETE")
-    assert len(upstream.of("GET")) == 1, "guests open no side stream"
+    assert len(upstream.of("GET")) == 1, "joiners open no side stream"
 
 
 async def test_no_call_goes_beside_one_that_runs(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:
     stand = await stand_with(begin, wait_seconds=0.2)
     client = stand.client("Bearer ada")
     asked = await ask(client)
-    guest = begun(do(client, "wait"))
+    joiner = begun(do(client, "wait"))
     await upstream.saw("tools/call", 2)
     assert (await do(client, "nothing")).outcome == BUSY
     assert await answer(client, asked) == "accept"
-    assert (await do(client, "nothing")).outcome == BUSY, "the guest runs still"
+    assert (await do(client, "nothing")).outcome == BUSY, "the joiner runs still"
     waiting = begun(do(client, "nothing"))
     tool.go.set()
-    assert (await guest).text == "done"
+    assert (await joiner).text == "done"
     assert (await waiting).text == "done"
     assert set(sessions(upstream)) == {"s1"}
 
@@ -208,12 +261,12 @@ async def test_a_question_aside_belongs_to_the_only_call_that_there_is(
 ) -> None:
     stand = await stand_with(begin)
     client = stand.client("Bearer ada")
-    host = await ask(client)
-    guest = begun(do(client, "ask aside when told"))
+    owner = await ask(client)
+    joiner = begun(do(client, "ask aside when told"))
     await upstream.saw("tools/call", 2)
-    assert await answer(client, host) == "accept"
+    assert await answer(client, owner) == "accept"
     tool.go.set()
-    asked = await guest
+    asked = await joiner
     assert asked.questions
     assert await answer(client, asked, "ask aside when told") == "accept"
     assert set(sessions(upstream)) == {"s1"}
@@ -346,31 +399,48 @@ async def test_a_subscription_never_takes_the_session_of_the_calls(
     assert len(upstream.of("initialize")) == 2
 
 
-async def test_a_session_that_is_given_up_is_not_ended_under_its_guests(
+async def test_a_session_that_is_given_up_is_not_ended_under_its_joiners(
     upstream: FakeUpstream, tool: Tool, begin: Start
 ) -> None:
     stand = await stand_with(begin)
     client = stand.client("Bearer ada")
-    host, guest = await ask(client), await ask(client)
-    assert await answer(client, host) == "accept"
+    owner, joiner = await ask(client), await ask(client)
+    assert await answer(client, owner) == "accept"
     stand.gateway.routes.live["/mcp"].upstream.pool.retire()
     assert (await do(client, "nothing")).text == "done"
     await upstream.saw("DELETE")
     assert [seen.session for seen in upstream.of("DELETE")] == ["s2"]
-    assert await answer(client, guest) == "accept"
+    assert await answer(client, joiner) == "accept"
 
 
-async def test_an_idle_session_is_not_ended_under_its_guests(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:
+async def test_an_idle_session_is_not_ended_under_its_joiners(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
     stand = await stand_with(begin, sessions={"idle_seconds": 0.05})
     client = stand.client("Bearer ada")
-    host, guest = await ask(client), await ask(client)
-    assert await answer(client, host) == "accept"
+    owner, joiner = await ask(client), await ask(client)
+    assert await answer(client, owner) == "accept"
     swept = asyncio.get_running_loop().time() + 0.2
     await eventually(lambda: asyncio.get_running_loop().time() > swept, "some sweeps have been")
     assert not upstream.of("DELETE")
-    assert await answer(client, guest) == "accept"
+    assert await answer(client, joiner) == "accept"
     await upstream.saw("DELETE")
     assert len(upstream.of("initialize")) == 1
+
+
+async def test_an_idle_session_makes_room_once_its_joiners_have_left(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin, sessions={"max": 1})
+    ada, bob = stand.client("Bearer ada"), stand.client("Bearer bob")
+    owner, joiner = await ask(ada), await ask(ada)
+    assert await answer(ada, owner) == "accept"
+    waiting = begun(do(bob, "nothing"))
+    pool = stand.gateway.routes.live["/mcp"].upstream.pool
+    await eventually(lambda: pool.waiting, "it waits for room")
+    assert await answer(ada, joiner) == "accept"
+    assert (await waiting).text == "done"
+    assert [seen.session for seen in upstream.of("DELETE")] == ["s1"]
 
 
 async def test_a_session_that_the_upstream_forgot_is_opened_anew_for_all(

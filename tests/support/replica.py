@@ -12,8 +12,9 @@ from gateway.exchange import events as on
 from gateway.http.client import Client, Endpoint
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
+from gateway.sessions.call import Call, PoolKey
 from gateway.sessions.pool import Pool
-from gateway.sessions.session import Call, PoolKey, Session
+from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Headers
 from gateway.upstream.streamable_http import StreamableChannel

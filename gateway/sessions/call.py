@@ -1,0 +1,100 @@
+"""One upstream call as its session sees it.
+
+Beside the call stand the key of the sessions that may serve it, its listener, and the watchers of its session.
+"""
+
+import asyncio
+from typing import Protocol
+
+import msgspec
+from msgspec import Raw
+
+from gateway.exchange import events as on
+from gateway.protocol import jsonrpc  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.telemetry import Span
+from gateway.upstream.channel import NO_HEADERS, Headers
+
+
+class PoolKey(msgspec.Struct, frozen=True):
+    """Everything that shapes a session besides its route; only equal keys share sessions."""
+
+    principal: bytes
+    client_info: bytes
+    capabilities: bytes
+    headers: tuple[tuple[str, str], ...]
+
+
+class Listener(Protocol):
+    """Receives the events of one call."""
+
+    @property
+    def request_id(self) -> str | None:
+        """The id of the HTTP request that the call serves; None for a request of the gateway's own."""
+
+    def hear(self, event: on.Event) -> None:
+        """Take one event of the call."""
+
+
+class Watcher(Protocol):
+    """Receives the changes that a session announces."""
+
+    def changed(self, method: str, data: bytes) -> None:
+        """Take the method and the message of a list_changed or resources/updated notification."""
+
+    def missed(self) -> None:
+        """The side stream is open again after an interruption, in which changes may have been lost."""
+
+    def deaf(self, *, heard: bool) -> None:
+        """The side stream will not be opened again; `heard` says whether it ever was open. May be called twice."""
+
+
+class Call(msgspec.Struct, eq=False):
+    """One upstream request with the listener of its events."""
+
+    id: bytes
+    """JSON."""
+    message: bytes
+    listener: Listener
+    progress_token: bytes | None = None
+    """JSON of the progress token in the upstream request; None if the client wants no progress."""
+    is_own: bool = False
+    """Whether the gateway asks on its own account, so that no client could answer a question of the server."""
+    sent: float = 0.0
+    """Monotonic time of sending."""
+    heard: float = 0.0
+    """Monotonic time of the last message."""
+    reader: asyncio.Task[object] | None = None
+    """The task that reads the call's own stream."""
+    left: bool = False
+    """Whether `leave` ended the reading."""
+    span: Span | None = None
+    """The span of the call, if tracing is on."""
+    headers: Headers = NO_HEADERS
+    """The headers that the call was sent with."""
+
+    def leave(self) -> None:
+        """Stop reading: the answer came on the side stream, or the call was given up."""
+        if self.reader is not None and not self.left:
+            self.left = True
+            _ = self.reader.cancel()
+
+
+class OwnListener:
+    """The listener of a request that the gateway makes on its own account."""
+
+    request_id: str | None = None
+
+    def __init__(self) -> None:
+        self.outcome: Raw | jsonrpc.Error | None = None
+
+    def hear(self, event: on.Event) -> None:
+        """Keep the outcome; questions do not come here, because no client could answer them."""
+        match event:
+            case on.Resulted(result=result):
+                self.outcome = Raw(result)
+            case on.Failed(error=error):
+                self.outcome = error
+            case on.Stopped(error=broken):
+                raise broken
+            case _:
+                pass

@@ -1,0 +1,194 @@
+"""The sessions of one pool key with what the gateway learnt in them.
+
+What is learnt: the server's handshake, its tools, the credentials that it accepted.
+"""
+
+import itertools
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from gateway.exchange.handshake import Handshake  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.protocol import mcp
+from gateway.protocol.param_headers import Tool
+from gateway.sessions.call import PoolKey, Watcher
+from gateway.sessions.capacity import Queue
+from gateway.sessions.session import Session
+from gateway.upstream.channel import Headers
+
+_ACCEPTED_SECONDS: Final = 60.0
+"""How long a credential counts as checked for answers from the cache."""
+_CREDENTIALS_KEPT: Final = 64
+_TOOLS_KEPT: Final = 10_000
+"""Bounds the tools of a server that renames them without announcing it."""
+_GENERATIONS: Final = itertools.count()
+
+
+class Group(Queue[Session]):
+    """The sessions of one pool key."""
+
+    def __init__(self, principal: bytes, *, is_affine: bool) -> None:
+        """`is_affine`: all calls go to one session (`sessions.affinity: principal`)."""
+        super().__init__(principal, is_affine=is_affine)
+        self.sessions: dict[Session, None] = {}
+        """All sessions, the oldest first."""
+        self.shaken: Handshake | None = None
+        self.tools: dict[str, Tool] | None = None
+        """The tools by name, as complete answers to tools/list gave them (`learn`); None when unknown."""
+        self.former: dict[str, Tool] | None = None
+        """The tools as known before a change may have been missed; calls that began then are judged by these."""
+        self.used = time.monotonic()
+        self.generation = next(_GENERATIONS)
+        """Renewed after everything that may have changed a list; unique across groups."""
+        self._accepted: OrderedDict[str | None, float] = OrderedDict()
+        self._listed: set[str | None] = set()
+        """Credentials with which the tools were listed since they last changed."""
+
+    def learn(self, tools: dict[str, Tool], headers: Headers) -> None:
+        """Take over a complete tools/list, which shows what this credential may see.
+
+        Tools that another credential was shown stay known: a list of a narrower scope must not switch the header
+        check of another tool off.
+        """
+        others = self._listed - {headers.get("Authorization")}
+        known = self.tools if others and self.tools is not None else {}
+        self.tools = {**known, **tools} if len(known) < _TOOLS_KEPT else tools
+        self._listed = {*others, headers.get("Authorization")} if len(others) < _CREDENTIALS_KEPT else set()
+
+    def knows(self, tool: str, headers: Headers) -> bool:
+        """Whether this tool is known, or known to be hidden from this credential."""
+        return self.tools is not None and (tool in self.tools or headers.get("Authorization") in self._listed)
+
+    def _forget_tools(self) -> None:
+        self.tools = None
+        self._listed.clear()
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Whether the group has no session and no waiting request, and the upstream has never served it."""
+        return not (self.sessions or self.waiting or self.shaken or self._accepted or self.tools or self.former)
+
+    def accept(self, headers: Headers) -> None:
+        """Note that the upstream has just served a request with this credential."""
+        credential = headers.get("Authorization")
+        self._accepted.pop(credential, None)
+        self._accepted[credential] = time.monotonic()
+        if len(self._accepted) > _CREDENTIALS_KEPT:
+            _ = self._accepted.popitem(last=False)
+
+    def accepts(self, headers: Headers) -> bool:
+        """Whether the upstream served this credential recently; forwarded credentials are part of the pool key."""
+        accepted = self._accepted.get(headers.get("Authorization"))
+        return accepted is not None and time.monotonic() - accepted < _ACCEPTED_SECONDS
+
+    @property
+    def served(self) -> float:
+        """Monotonic time at which the upstream last served a request; -inf before the first."""
+        return next(reversed(self._accepted.values()), float("-inf"))
+
+    # -- the watcher of its sessions --------------------------------------------------------------------------------
+
+    def changed(self, method: str, data: bytes) -> None:  # noqa: ARG002  (a Watcher)
+        """Forget what an announced change made wrong."""
+        if method == mcp.TOOLS_CHANGED:
+            self.former = None
+            self._forget_tools()
+        if method != mcp.RESOURCE_UPDATED:
+            self.generation = next(_GENERATIONS)
+
+    def missed(self) -> None:
+        """Forget what a lost announcement may have made wrong."""
+        self.former = self.tools or self.former
+        self._forget_tools()
+        self.generation = next(_GENERATIONS)
+
+    def deaf(self, *, heard: bool) -> None:
+        """Forget everything if the stream once worked: the server was restarted, and may be a different one now."""
+        if heard:
+            self.missed()
+
+
+class Groups(dict[PoolKey, Group]):
+    """The groups of one pool by their keys."""
+
+    def __init__(self, *, is_affine: bool) -> None:
+        super().__init__()
+        self._is_affine = is_affine
+        self._served = float("-inf")
+        """When the upstream last served a session of a group that is forgotten."""
+
+    def of(self, key: PoolKey) -> Group:
+        """The group of a key; made when it is new."""
+        group = self.get(key)
+        if group is None:
+            group = self[key] = Group(key.principal, is_affine=self._is_affine)
+        group.used = time.monotonic()
+        return group
+
+    @property
+    def served(self) -> float:
+        """Monotonic time at which the upstream last served a request of any session; -inf before the first."""
+        return max((self._served, *(group.served for group in self.values())))
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a session."""
+        return sum(len(group.waiting) for group in self.values())
+
+    def forget_if_unused(self, key: PoolKey) -> None:
+        """Forget the group of a caller that got no session: its key holds up to 32 KiB of the caller's own data."""
+        group = self.get(key)
+        if group is not None and group.knows_nothing:
+            del self[key]
+
+    def forget_if_empty(self, key: PoolKey, before: float) -> None:
+        """Forget a group without sessions and requests that was not used since `before`."""
+        group = self[key]
+        if not group.sessions and not group.waiting and group.used < before:
+            self._served = max(self._served, group.served)
+            del self[key]
+
+
+class ChangeListeners:
+    """The listeners of one pool that want to know of changes on any session of their principal."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[bytes, set[Watcher]] = {}
+
+    def of(self, principal: bytes) -> Iterable[Watcher]:
+        """The listeners of one principal; the copy may be walked through while they come and go."""
+        return tuple(self._listeners.get(principal, ()))
+
+    @contextmanager
+    def listening(self, principal: bytes, listener: Watcher) -> Iterator[None]:
+        """Keep a listener for as long as the context is open."""
+        listeners = self._listeners.setdefault(principal, set())
+        listeners.add(listener)
+        try:
+            yield
+        finally:
+            listeners.discard(listener)
+            if not listeners:
+                _ = self._listeners.pop(principal, None)
+
+
+class ChangeForwarder:
+    """Passes the changes that one session announces on to the listeners on other sessions of its principal."""
+
+    def __init__(self, session: Session, listeners: ChangeListeners) -> None:
+        self._session = session
+        self._listeners = listeners
+
+    def changed(self, method: str, data: bytes) -> None:
+        """Pass a change on to listeners that do not watch this session themselves."""
+        for listener in self._listeners.of(self._session.key.principal):
+            if listener not in self._session.watchers:
+                listener.changed(method, data)
+
+    def missed(self) -> None:
+        """Do nothing: every listener watches a session of its own for gaps."""
+
+    def deaf(self, *, heard: bool) -> None:
+        """Do nothing, as in `missed`."""

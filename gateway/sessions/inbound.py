@@ -1,0 +1,165 @@
+"""What one message of the upstream means to the session that received it: pure.
+
+Rule 1: one call is in flight per session, so a request of the server belongs to that call, though nothing in it names
+one. Rule 2: a request that belongs to no call of a client never reaches a client (SEP-2260).
+"""
+
+from typing import Final, Protocol
+
+import msgspec
+from msgspec import Raw
+
+from gateway.exchange import events as on
+from gateway.exchange import questions
+from gateway.protocol import jsonrpc, mcp
+
+_CHANGES: Final = frozenset({mcp.TOOLS_CHANGED, mcp.PROMPTS_CHANGED, mcp.RESOURCES_CHANGED, mcp.RESOURCE_UPDATED})
+
+
+class InFlight(Protocol):
+    """What sorting needs to know of the call in flight."""
+
+    @property
+    def id(self) -> bytes:
+        """The JSON of its id."""
+
+    @property
+    def progress_token(self) -> bytes | None:
+        """The JSON of its progress token."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the gateway asks on its own account."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The response to the call in flight."""
+
+    event: on.Resulted | on.Failed
+
+
+class UnknownId(msgspec.Struct, frozen=True):
+    """A response to no request that is in flight."""
+
+
+class Ping(msgspec.Struct, frozen=True):
+    """A ping of the server, to be answered by the gateway."""
+
+    id: Raw
+
+
+class Unsolicited(msgspec.Struct, frozen=True):
+    """A request of the server that no client's call owns, with the error to answer."""
+
+    id: Raw
+    method: str
+    error: jsonrpc.Error
+
+
+class Unanswerable(msgspec.Struct, frozen=True):
+    """A question whose answer cannot reach the server."""
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A request of the server inside the call in flight."""
+
+    event: on.Nested
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A notification that something at the upstream changed."""
+
+    method: str
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """A notification about the call in flight."""
+
+    event: on.Progressed | on.Logged | on.Withdrawn
+
+
+class Unrelated(msgspec.Struct, frozen=True):
+    """A notification that is not about the call in flight."""
+
+    method: str
+
+
+Meaning = Answer | UnknownId | Ping | Unsolicited | Unanswerable | Question | Change | Notice | Unrelated
+
+
+def meaning(
+    message: jsonrpc.Message, call: InFlight | None, *, can_ask: bool = True, is_ambiguous: bool = False
+) -> Meaning:
+    """What a message means while `call` is in flight.
+
+    `can_ask`: an answer to a question can reach the server. `is_ambiguous`: calls of several owners are in flight in
+    the session, and the message came on the stream that they share.
+    """
+    if message.method is None:
+        return _response(message, call)
+    if isinstance(message.id, Raw):
+        return _request(message.id, message.method, message.params, call, can_ask=can_ask, is_ambiguous=is_ambiguous)
+    return _notification(message.method, message.params, call)
+
+
+def answers(message: jsonrpc.Message, call: InFlight | None) -> bool:
+    """Whether a message carries the id of the call in flight as a response."""
+    return call is not None and message.method is None and message.id == Raw(call.id)
+
+
+def _response(message: jsonrpc.Message, call: InFlight | None) -> Answer | UnknownId:
+    if answers(message, call):
+        if isinstance(message.result, Raw):
+            return Answer(on.Resulted(message.result))
+        if isinstance(message.error, Raw):
+            return Answer(on.Failed(jsonrpc.error(message.error)))
+    return UnknownId()
+
+
+def _request(  # noqa: PLR0913  (the parts of the message, then the circumstances)
+    id_: Raw,
+    method: str,
+    params: Raw | msgspec.UnsetType,
+    call: InFlight | None,
+    *,
+    can_ask: bool,
+    is_ambiguous: bool,
+) -> Ping | Unsolicited | Unanswerable | Question:
+    if method == mcp.PING:
+        return Ping(id_)
+    if is_ambiguous:
+        return _unsolicited(id_, method, "Several calls are in flight, and the request names none of them")
+    if call is None or call.is_own:
+        return _unsolicited(id_, method, "No call is in flight that could ask (SEP-2260)")
+    if method in questions.KINDS and not can_ask:
+        return Unanswerable()
+    return Question(on.Nested(id_, method, params))
+
+
+def _unsolicited(id_: Raw, method: str, why: str) -> Unsolicited:
+    return Unsolicited(id_, method, jsonrpc.Error(mcp.INVALID_PARAMS, why))
+
+
+def _notification(method: str, params: Raw | msgspec.UnsetType, call: InFlight | None) -> Change | Notice | Unrelated:
+    if method in _CHANGES:
+        return Change(method)
+    event = _event(method, params, call) if call is not None else None
+    return Notice(event) if event is not None else Unrelated(method)
+
+
+def _event(
+    method: str, params: Raw | msgspec.UnsetType, call: InFlight
+) -> on.Progressed | on.Logged | on.Withdrawn | None:
+    try:
+        opened = jsonrpc.fields(params) if isinstance(params, Raw) else {}
+    except ValueError:
+        return None
+    if method == mcp.PROGRESS:
+        token = opened.get("progressToken")
+        is_ours = token is not None and call.progress_token is not None and bytes(token) == call.progress_token
+        return on.Progressed(opened) if is_ours else None
+    if method == mcp.LOG and isinstance(params, Raw):
+        return on.Logged(jsonrpc.text(opened.get("level")) or "", params)
+    if method == mcp.CANCELLED and "requestId" in opened:
+        return on.Withdrawn(opened["requestId"])
+    return None

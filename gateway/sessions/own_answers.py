@@ -1,0 +1,64 @@
+"""Answers the requests of a server that reach no client, such as pings.
+
+They go out one after the other, so that a flood of requests costs one connection.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from msgspec import Raw
+
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import GatewayError
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Event, get_logger
+from gateway.upstream.channel import Headers
+
+log = get_logger()
+
+_MAX_QUEUED: Final = 64
+"""Answers that may be queued for a slow server; its further requests stay unanswered."""
+_MAX_ID_BYTES: Final = 1024
+
+Send = Callable[[Raw, Raw | jsonrpc.Error, Headers], Awaitable[None]]
+
+
+class OwnAnswers:
+    """The queue of one session."""
+
+    def __init__(self, route: str, tasks: Tasks, send: Send) -> None:
+        self._route = route
+        self._tasks = tasks
+        self._send = send
+        self._queue: deque[tuple[Raw, Raw | jsonrpc.Error, Headers]] = deque()
+        self._is_sending = self._is_flooded = False
+
+    def add(self, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
+        """Queue one answer; beyond the bounds, warn once and drop it."""
+        if len(self._queue) >= _MAX_QUEUED or len(bytes(id_)) > _MAX_ID_BYTES:
+            if not self._is_flooded:
+                self._is_flooded = True
+                log.warning(Event.UPSTREAM_FAILED, route=self._route, cause=_FLOODED, fix=_FLOODED_FIX)
+            return
+        self._queue.append((Raw(bytes(id_)), body, headers))  # a copy: the id would keep the whole message
+        if not self._is_sending:
+            self._is_sending = True
+            self._tasks.spawn(self._send_all(), "answer without a client")
+
+    async def _send_all(self) -> None:
+        try:
+            while self._queue:
+                id_, body, headers = self._queue.popleft()
+                try:
+                    await self._send(id_, body, headers)
+                except GatewayError as exc:
+                    log.debug(Event.UPSTREAM_FAILED, route=self._route, cause=exc.message)
+        finally:
+            self._is_sending = False
+
+
+_FLOODED: Final = (
+    "the server sends the gateway requests (pings, requests outside of calls) faster than it takes the answers"
+)
+_FLOODED_FIX: Final = "find out why the server asks so often; the gateway leaves further requests unanswered"

@@ -1,0 +1,41 @@
+"""The errors of a pool that cannot provide a session."""
+
+from gateway.config import Route
+from gateway.protocol.errors import Busy, CallLost, Unreachable
+
+
+def busy(route: Route) -> Busy:
+    """No session came free in time."""
+    if route.sessions.affinity == "principal":
+        return Busy(
+            f"Another call of the same principal has the one session of route {route.path} "
+            "(sessions.affinity: principal), and it did not come free in timeouts.session_wait_seconds; answer or "
+            "end that call, or call later",
+            status=503,
+        )
+    return Busy(
+        f"No session to the upstream of route {route.path} came free in timeouts.session_wait_seconds; "
+        f"raise {'sessions.max' if route.upstream.command is None else 'upstream.max_children'} or "
+        "sessions.max_per_principal, or call later",
+        status=503,
+    )
+
+
+def handshake_failed(exc: BaseException, route: Route, handshake_seconds: float) -> BaseException:
+    """What the failure of a handshake means to the operator; the exception itself if it says that already."""
+    if isinstance(exc, TimeoutError):
+        return Unreachable(
+            f"The upstream {route.upstream.name} of route {route.path} did not finish its handshake in "
+            f"{handshake_seconds:g} s (timeouts.handshake_seconds); check that it is an MCP server"
+        )
+    if isinstance(exc, CallLost):
+        return Unreachable(exc.message.partition(";")[0] + _hint(route))
+    if isinstance(exc, ValueError | RecursionError):
+        return Unreachable(f"The upstream {route.upstream.name} of route {route.path} is not an MCP server: {exc}")
+    return exc
+
+
+def _hint(route: Route) -> str:
+    """A server that misses a client's certificate says so only after its handshake, or hangs up (TLS 1.3)."""
+    may_miss = (route.upstream.url or "").startswith("https") and route.upstream.tls.cert_file is None
+    return "; if it asks for client certificates, give upstream.tls.cert_file" if may_miss else ""

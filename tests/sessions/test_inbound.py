@@ -1,0 +1,150 @@
+"""What one message of the upstream means while a call is, or is not, in flight."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from gateway.exchange import events as on
+from gateway.protocol import jsonrpc, mcp
+from gateway.sessions import inbound
+
+
+class InFlight(msgspec.Struct):
+    """The call that `inbound.meaning` is told of."""
+
+    id: bytes = b'"gw-1"'
+    progress_token: bytes | None = b"7"
+    is_own: bool = False
+
+
+CALL = InFlight()
+OWN = InFlight(is_own=True)
+NOT_CALLED = "No call is in flight that could ask (SEP-2260)"
+NAMELESS = "Several calls are in flight, and the request names none of them"
+
+
+def message(**members: Any) -> jsonrpc.Message:
+    return jsonrpc.message(msgspec.json.encode({"jsonrpc": "2.0", **members}))
+
+
+def shown(found: inbound.Meaning) -> tuple[str, Any]:
+    """The name of a meaning, with its event or fields in plain values."""
+    event = getattr(found, "event", None)
+    value = found if event is None else event
+    fields = {name: getattr(value, name) for name in type(value).__struct_fields__}
+    fields = {name: field for name, field in fields.items() if field is not msgspec.UNSET}
+    name = type(found).__name__ + ("" if event is None else f" {type(event).__name__}")
+    return name, msgspec.json.decode(msgspec.json.encode(fields))
+
+
+def unsolicited(method: str, why: str) -> tuple[str, Any]:
+    error = {"code": mcp.INVALID_PARAMS, "message": why}
+    return "Unsolicited", {"id": 3, "method": method, "error": error}
+
+
+ELICIT = {"id": 3, "method": mcp.ELICIT, "params": {"message": "Name?"}}
+NESTED = ("Question Nested", {"id": 3, "method": mcp.ELICIT, "params": {"message": "Name?"}})
+
+
+@pytest.mark.parametrize(
+    ("members", "call", "expected"),
+    [
+        ({"id": "gw-1", "result": {"a": 1}}, CALL, ("Answer Resulted", {"result": {"a": 1}})),
+        (
+            {"id": "gw-1", "error": {"code": -1, "message": "no"}},
+            CALL,
+            ("Answer Failed", {"error": {"code": -1, "message": "no"}}),
+        ),
+        ({"id": "gw-1", "result": {}}, OWN, ("Answer Resulted", {"result": {}})),
+        ({"id": "gw-1", "result": {}}, None, ("UnknownId", {})),
+        ({"id": "gw-2", "result": {}}, CALL, ("UnknownId", {})),
+        ({"id": 1, "result": {}}, CALL, ("UnknownId", {})),
+        ({"id": "gw-1"}, CALL, ("UnknownId", {})),
+        ({"result": {}}, CALL, ("UnknownId", {})),
+        ({"id": 3, "method": mcp.PING}, CALL, ("Ping", {"id": 3})),
+        ({"id": 3, "method": mcp.PING}, None, ("Ping", {"id": 3})),
+        (ELICIT, CALL, NESTED),
+        (ELICIT, None, unsolicited(mcp.ELICIT, NOT_CALLED)),
+        (ELICIT, OWN, unsolicited(mcp.ELICIT, NOT_CALLED)),
+        ({"id": 3, "method": "x/y"}, CALL, ("Question Nested", {"id": 3, "method": "x/y"})),
+        ({"method": mcp.TOOLS_CHANGED}, CALL, ("Change", {"method": mcp.TOOLS_CHANGED})),
+        ({"method": mcp.PROMPTS_CHANGED}, None, ("Change", {"method": mcp.PROMPTS_CHANGED})),
+        ({"method": mcp.RESOURCES_CHANGED}, None, ("Change", {"method": mcp.RESOURCES_CHANGED})),
+        ({"method": mcp.RESOURCE_UPDATED}, None, ("Change", {"method": mcp.RESOURCE_UPDATED})),
+        (
+            {"method": mcp.PROGRESS, "params": {"progressToken": 7, "progress": 1}},
+            CALL,
+            ("Notice Progressed", {"params": {"progressToken": 7, "progress": 1}}),
+        ),
+        ({"method": mcp.PROGRESS, "params": {"progressToken": "7"}}, CALL, ("Unrelated", {"method": mcp.PROGRESS})),
+        ({"method": mcp.PROGRESS, "params": {}}, CALL, ("Unrelated", {"method": mcp.PROGRESS})),
+        (
+            {"method": mcp.PROGRESS, "params": {"progressToken": 7}},
+            InFlight(progress_token=None),
+            ("Unrelated", {"method": mcp.PROGRESS}),
+        ),
+        ({"method": mcp.PROGRESS, "params": {"progressToken": 7}}, None, ("Unrelated", {"method": mcp.PROGRESS})),
+        (
+            {"method": mcp.LOG, "params": {"level": "info", "data": 1}},
+            CALL,
+            ("Notice Logged", {"level": "info", "params": {"level": "info", "data": 1}}),
+        ),
+        ({"method": mcp.LOG, "params": {}}, CALL, ("Notice Logged", {"level": "", "params": {}})),
+        ({"method": mcp.LOG}, CALL, ("Unrelated", {"method": mcp.LOG})),
+        ({"method": mcp.LOG, "params": [1]}, CALL, ("Unrelated", {"method": mcp.LOG})),
+        (
+            {"method": mcp.CANCELLED, "params": {"requestId": 3}},
+            CALL,
+            ("Notice Withdrawn", {"id": 3, "replayable": False}),
+        ),
+        ({"method": mcp.CANCELLED, "params": {}}, CALL, ("Unrelated", {"method": mcp.CANCELLED})),
+        ({"method": "notifications/other"}, CALL, ("Unrelated", {"method": "notifications/other"})),
+    ],
+)
+def test_a_message_means(members: dict[str, Any], call: InFlight | None, expected: tuple[str, Any]) -> None:
+    assert shown(inbound.meaning(message(**members), call)) == expected
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        (ELICIT, ("Unanswerable", {})),
+        ({"id": 3, "method": "x/y"}, ("Question Nested", {"id": 3, "method": "x/y"})),
+        ({"id": 3, "method": mcp.PING}, ("Ping", {"id": 3})),
+    ],
+)
+def test_a_question_cannot_be_put_where_no_answer_reaches_the_server(
+    members: dict[str, Any], expected: tuple[str, Any]
+) -> None:
+    assert shown(inbound.meaning(message(**members), CALL, can_ask=False)) == expected
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        (ELICIT, unsolicited(mcp.ELICIT, NAMELESS)),
+        ({"id": 3, "method": mcp.PING}, ("Ping", {"id": 3})),
+        ({"id": "gw-1", "result": {}}, ("Answer Resulted", {"result": {}})),
+        ({"method": mcp.LOG, "params": {}}, ("Notice Logged", {"level": "", "params": {}})),
+    ],
+)
+def test_a_request_that_any_of_several_calls_may_own_belongs_to_none(
+    members: dict[str, Any], expected: tuple[str, Any]
+) -> None:
+    assert shown(inbound.meaning(message(**members), CALL, is_ambiguous=True)) == expected
+
+
+def test_only_a_response_with_the_id_of_the_call_answers_it() -> None:
+    assert inbound.answers(message(id="gw-1", result={}), CALL)
+    assert not inbound.answers(message(id="gw-1", result={}), None)
+    assert not inbound.answers(message(id="gw-2", result={}), CALL)
+    assert not inbound.answers(message(id="gw-1", method=mcp.PING), CALL)
+
+
+def test_an_answer_keeps_the_bytes_of_the_result() -> None:
+    found = inbound.meaning(jsonrpc.message(b'{"id":"gw-1","result":{ "a" : 1.0 }}'), CALL)
+    assert isinstance(found, inbound.Answer)
+    assert isinstance(found.event, on.Resulted)
+    assert found.event.result == Raw(b'{ "a" : 1.0 }')
