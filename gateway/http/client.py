@@ -1,6 +1,7 @@
-"""HTTP towards upstreams: one client for each route, its bounds, and what the errors of its library mean.
+"""The HTTP client towards upstreams: one for each route, with the route's limits.
 
-All clients of a process share its connections (aiohttp keeps those of different TLS contexts apart).
+All clients of a process share its connections (aiohttp separates connections by TLS context). `mapped` translates the
+exceptions of aiohttp.
 """
 
 import os
@@ -14,16 +15,14 @@ import aiohttp
 from aiohttp.client import _RequestContextManager  # what `request` returns: to be awaited or entered
 from yarl import URL
 
-from gateway.config import Limits, Timeouts, redacted_url
+from gateway.config import Limits, Timeouts
+from gateway.http.tls_errors import tls_cause
 from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
 
 _KEEP_ALIVE_SECONDS: Final = 4.0
 """Node and uvicorn close idle connections after 5 s; a connection that is older may close under a request, and a
 `tools/call` must not be sent twice."""
 _READ_BYTES: Final = 65_536
-_SHORTEST_SECRET: Final = 4
-"""A shorter value of a query is no secret, and to hide it would garble what an upstream says."""
-_QUOTED_CHARACTERS: Final = 200
 FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
 """What aiohttp raises; none of it leaves the files that speak to upstreams."""
 REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -120,45 +119,6 @@ class Exchange:
             raise mapped(exc, self._where) from exc
 
 
-_CERTIFICATE_CAUSES: Final = {
-    9: "its certificate is not valid yet; check the clocks",
-    10: "its certificate has expired; renew it there",
-    18: "its certificate is self-signed; put it into upstream.tls.ca_file if it is the right one",
-    19: "its certificate is of an unknown authority; give that authority's in upstream.tls.ca_file",
-    20: "its certificate is of an unknown authority; give that authority's in upstream.tls.ca_file, and check that "
-    "the server sends its intermediate certificates",
-    21: "its certificate is of an unknown authority; give that authority's in upstream.tls.ca_file",
-    62: "its certificate is for another name; correct upstream.url, or give the name in upstream.tls.server_name",
-    64: "its certificate is for another address; give the name that it is for in upstream.tls.server_name",
-}
-"""By the X509_V_ERR number that OpenSSL gives."""
-
-
-def tls_cause(exc: BaseException) -> str | None:
-    """What went wrong with TLS before anything was sent, in an operator's words; None where it is no such error."""
-    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
-        return certificate_cause(exc.certificate_error)
-    if isinstance(exc, aiohttp.ClientConnectorSSLError):
-        return handshake_cause(getattr(exc.os_error, "reason", None) or str(exc.os_error))
-    return None
-
-
-def certificate_cause(failure: Exception) -> str:
-    """What is wrong with a certificate, and after a semicolon what to do."""
-    code = getattr(failure, "verify_code", 0)
-    said = getattr(failure, "verify_message", "") or "it is not accepted"
-    return _CERTIFICATE_CAUSES.get(code, f"its certificate is refused ({said})")
-
-
-def handshake_cause(reason: str) -> str:
-    """What OpenSSL's word for a failed handshake means, and what to do."""
-    if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER" in reason:
-        return f"it does not speak TLS there ({reason}); check https and the port of upstream.url"
-    if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason or "HANDSHAKE_FAILURE" in reason:
-        return f"it refused the handshake ({reason}); check upstream.tls.cert_file, if it asks for client certificates"
-    return f"the handshake failed ({reason}); check what the server demands"
-
-
 def mapped(exc: BaseException, where: str) -> UpstreamError:
     """What a foreign exception means to the caller."""
     cause = tls_cause(exc)
@@ -188,40 +148,3 @@ async def read_at_most(response: aiohttp.ClientResponse, limit: int) -> bytes | 
         if len(body) > limit:
             return None
     return bytes(body)
-
-
-class Endpoint:
-    """One upstream URL and what was learnt about it; shared by all its channels."""
-
-    def __init__(self, route: str, url: str, *, as_client: bool = True) -> None:
-        """`as_client`: the client's own credential goes there."""
-        self.as_client = as_client
-        self.url = URL(url)
-        values = (self.url.raw_query_string, *self.url.query.values())
-        # The longest first: one value may be part of another.
-        self._secrets = sorted({value for value in values if len(value) >= _SHORTEST_SECRET}, key=len, reverse=True)
-        self.where = f"The upstream {redacted_url(url)} of route {route}"
-
-    def quoted(self, said: str) -> str:
-        """What an error may quote of the upstream's own words, which may repeat the query that it was asked with."""
-        for secret in self._secrets:
-            said = said.replace(secret, "[hidden]")
-        return said[:_QUOTED_CHARACTERS]
-
-    def follow(self, location: str | None) -> None:
-        """Take a redirect within the origin (`/mcp` to `/mcp/`); anything else is refused."""
-        target = self.within(location) if location else None
-        if target is None:
-            raise Unreachable(f"{self.where} redirects to another origin; set upstream.url to the final address")
-        self.url = target
-
-    def within(self, address: str, base: URL | None = None) -> URL | None:
-        """The URL that an upstream names, None when it leads out of the origin or is none.
-
-        Credentials and bodies must not travel to another origin because an upstream says so.
-        """
-        try:
-            target = (base or self.url).join(URL(address))
-            return target.with_user(None) if target.origin() == self.url.origin() else None
-        except ValueError:
-            return None

@@ -12,7 +12,8 @@ from typing import Final
 
 from gateway.config import Config, Contexts, Route, on_route
 from gateway.exchange.machine import Policy
-from gateway.http.client import Client, Endpoint
+from gateway.http.client import Client
+from gateway.http.endpoint import Endpoint
 from gateway.http.forwarded_headers import asks_as_client
 from gateway.process.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.process.launcher import ChildLauncher

@@ -12,7 +12,8 @@ from typing import Final
 
 import aiohttp
 
-from gateway.http.client import FOREIGN, REDIRECTS, Client, Endpoint
+from gateway.http.client import FOREIGN, REDIRECTS, Client
+from gateway.http.endpoint import Endpoint
 from gateway.protocol import era, mcp
 from gateway.protocol.errors import UpstreamError
 from gateway.runtime.tasks import Tasks

@@ -12,7 +12,8 @@ from typing import Final
 import aiohttp
 from msgspec import Raw
 
-from gateway.http.client import Endpoint, read_at_most
+from gateway.http.client import read_at_most
+from gateway.http.endpoint import Endpoint
 from gateway.http.forwarded_headers import joined
 from gateway.protocol import jsonrpc, lost_session, mcp
 from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, Refused, SessionLost

@@ -15,7 +15,8 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.config import redacted_url
-from gateway.http.client import REDIRECTS, Client, Endpoint
+from gateway.http.client import REDIRECTS, Client
+from gateway.http.endpoint import Endpoint
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
 from gateway.runtime.tasks import Tasks

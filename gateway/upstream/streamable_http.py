@@ -17,7 +17,8 @@ from typing import Final
 import aiohttp
 from msgspec import Raw
 
-from gateway.http.client import FOREIGN, REDIRECTS, Client, Endpoint, Exchange, mapped
+from gateway.http.client import FOREIGN, REDIRECTS, Client, Exchange, mapped
+from gateway.http.endpoint import Endpoint
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.runtime.tasks import Tasks

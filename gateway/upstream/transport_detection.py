@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from msgspec import Raw
 
-from gateway.http.client import Client, Endpoint
+from gateway.http.client import Client
+from gateway.http.endpoint import Endpoint
 from gateway.protocol.errors import NoHandshake
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Channel, Headers

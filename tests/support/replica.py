@@ -9,7 +9,8 @@ from msgspec import Raw
 
 from gateway.config import parse
 from gateway.exchange import events as on
-from gateway.http.client import Client, Endpoint
+from gateway.http.client import Client
+from gateway.http.endpoint import Endpoint
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
 from gateway.sessions.pool import Pool

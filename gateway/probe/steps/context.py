@@ -5,7 +5,8 @@ import ssl
 from msgspec import Struct
 
 from gateway.config import Config, Route, Timeouts
-from gateway.http.client import Client, Endpoint
+from gateway.http.client import Client
+from gateway.http.endpoint import Endpoint
 from gateway.probe.report.findings import Check, Server, State
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Headers
