@@ -20,46 +20,46 @@ from gateway.http.tls_errors import tls_cause
 from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
 
 _KEEP_ALIVE_SECONDS: Final = 4.0
-"""Node and uvicorn close idle connections after 5 s; a connection that is older may close under a request, and a
+"""Node and uvicorn close idle connections after 5 s. An older connection may close during a request, and a
 `tools/call` must not be sent twice."""
 _READ_BYTES: Final = 65_536
 FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
-"""What aiohttp raises; none of it leaves the files that speak to upstreams."""
+"""The exceptions of aiohttp. Only files that speak to upstreams catch them; `mapped` translates them for others."""
 REDIRECTS: Final = (301, 302, 303, 307, 308)
-"""Statuses whose Location is another address of what was asked for."""
+"""Statuses whose Location header names another address of the same resource."""
 
 
 class Client:
-    """An HTTP client towards upstreams, and the bounds of all that comes through it."""
+    """An HTTP client towards upstreams, with the limits and timeouts of its requests."""
 
     def __init__(self, limits: Limits, timeouts: Timeouts, http: aiohttp.ClientSession | None = None) -> None:
-        """`http` is what another client has made and closes."""
+        """Use the connections of `http` if given; the client that made them closes them."""
         self.change(limits, timeouts)
         self._http = http or _session()
 
     def sibling(self, limits: Limits, timeouts: Timeouts) -> "Client":
-        """A client of other bounds that shares the connections of this one, which closes them."""
+        """Make a client with other limits that shares the connections of this one. This one closes them."""
         return Client(limits, timeouts, self._http)
 
     def change(
         self, limits: Limits, timeouts: Timeouts, tls: ssl.SSLContext | None = None, server_name: str | None = None
     ) -> None:
-        """Bound what begins from now on by these; without `tls` the system's authorities are trusted."""
+        """Use these limits for new requests. Without `tls`, the authorities of the system are trusted."""
         self.limits = limits
         self.timeouts = timeouts
-        # Upstream streams live as long as a person thinks; every wait has its own deadline instead.
+        # A stream stays open while a person thinks, so there is no total timeout: every wait has its own deadline.
         self._wait = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds, sock_read=None)
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
         self._server_name = server_name
 
     def exchange(self, method: str, url: URL, headers: dict[str, str], body: bytes | None, where: str) -> "Exchange":
-        """One HTTP request, to be entered for its response."""
+        """Make one HTTP request, a context manager that yields the response."""
         return Exchange(self._request(method, url, headers, body), where)
 
     async def open(
         self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None
     ) -> aiohttp.ClientResponse:
-        """One HTTP request, whose response the caller releases; raises one of FOREIGN."""
+        """Send one HTTP request. The caller releases the response. Raises one of FOREIGN."""
         return await self._request(method, url, headers, body)
 
     def _request(
@@ -94,9 +94,9 @@ def _session() -> aiohttp.ClientSession:
 
 
 class Exchange:
-    """One HTTP request; foreign exceptions become Unreachable (nothing was sent) or CallLost.
+    """One HTTP request, which raises Unreachable if nothing was sent, or else CallLost, in place of FOREIGN.
 
-    A class, because two generators for every request are a measurable part of a plain call.
+    A class, because two generators for each request cost a measurable part of a plain call.
     """
 
     __slots__ = ("_context", "_where")
@@ -120,13 +120,13 @@ class Exchange:
 
 
 def mapped(exc: BaseException, where: str) -> UpstreamError:
-    """What a foreign exception means to the caller."""
+    """Translate an exception of aiohttp into an UpstreamError."""
     cause = tls_cause(exc)
     if cause is not None:
         return Unreachable(f"{where} cannot be reached over TLS: {cause}")
     if isinstance(exc, aiohttp.ClientConnectorError):
         number = exc.os_error.errno
-        # What the event loop says of a refused connection is a call of its own with an address that is known already.
+        # The message of the event loop repeats the address, which `where` names already.
         why = os.strerror(number) if number is not None and number > 0 else exc.strerror or exc.os_error
         return Unreachable(
             f"{where} cannot be reached ({why}); check that the server runs and that upstream.url is right"
@@ -139,7 +139,7 @@ def mapped(exc: BaseException, where: str) -> UpstreamError:
 
 
 async def read_at_most(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
-    """The whole body; None when it is larger than `limit` bytes. Raises one of FOREIGN."""
+    """Return the whole body, or None if it is larger than `limit` bytes. Raises one of FOREIGN."""
     if response.content_length is not None and response.content_length <= limit:
         return await response.read()
     body = bytearray()

@@ -1,6 +1,6 @@
-"""The URL of an upstream, with the redirects that it was found behind.
+"""The URL of one upstream, updated when the upstream redirects.
 
-Credentials stay within the origin of this URL.
+Credentials stay within its origin.
 """
 
 from typing import Final
@@ -16,34 +16,34 @@ _QUOTED_CHARACTERS: Final = 200
 
 
 class Endpoint:
-    """One upstream URL and what was learnt about it; shared by all its channels."""
+    """The URL of one upstream, shared by all its channels."""
 
     def __init__(self, route: str, url: str, *, as_client: bool = True) -> None:
-        """`as_client`: the client's own credential goes there."""
+        """`as_client`: requests to this upstream carry the client's own credential."""
         self.as_client = as_client
         self.url = URL(url)
         values = (self.url.raw_query_string, *self.url.query.values())
-        # The longest first: one value may be part of another.
+        # The longest first, because one value may be part of another.
         self._secrets = sorted({value for value in values if len(value) >= _SHORTEST_SECRET}, key=len, reverse=True)
         self.where = f"The upstream {redacted_url(url)} of route {route}"
 
     def quoted(self, said: str) -> str:
-        """What an error may quote of the upstream's own words, which may repeat the query that it was asked with."""
+        """Return what an error may quote of an upstream's message: bounded, and without the secrets of the query."""
         for secret in self._secrets:
             said = said.replace(secret, "[hidden]")
         return said[:_QUOTED_CHARACTERS]
 
     def follow(self, location: str | None) -> None:
-        """Take a redirect within the origin (`/mcp` to `/mcp/`); anything else is refused."""
+        """Follow a redirect within the origin (`/mcp` to `/mcp/`). Raises Unreachable for any other."""
         target = self.within(location) if location else None
         if target is None:
             raise Unreachable(f"{self.where} redirects to another origin; set upstream.url to the final address")
         self.url = target
 
     def within(self, address: str, base: URL | None = None) -> URL | None:
-        """The URL that an upstream names, None when it leads out of the origin or is none.
+        """Return the URL that an upstream names, or None if it is invalid or leaves the origin.
 
-        Credentials and bodies must not travel to another origin because an upstream says so.
+        An upstream must not be able to direct credentials and bodies to another origin.
         """
         try:
             target = (base or self.url).join(URL(address))

@@ -18,11 +18,11 @@ _CERTIFICATE_CAUSES: Final = {
     62: "its certificate is for another name; correct upstream.url, or give the name in upstream.tls.server_name",
     64: "its certificate is for another address; give the name that it is for in upstream.tls.server_name",
 }
-"""By the X509_V_ERR number that OpenSSL gives."""
+"""By OpenSSL's X509_V_ERR number."""
 
 
 def tls_cause(exc: BaseException) -> str | None:
-    """What went wrong with TLS before anything was sent, in an operator's words; None where it is no such error."""
+    """Explain a connection that failed in TLS, with the fix. Returns None for any other exception."""
     if isinstance(exc, aiohttp.ClientConnectorCertificateError):
         return certificate_cause(exc.certificate_error)
     if isinstance(exc, aiohttp.ClientConnectorSSLError):
@@ -31,14 +31,14 @@ def tls_cause(exc: BaseException) -> str | None:
 
 
 def certificate_cause(failure: Exception) -> str:
-    """What is wrong with a certificate, and after a semicolon what to do."""
+    """Explain why a certificate is not accepted; the fix follows after a semicolon."""
     code = getattr(failure, "verify_code", 0)
     said = getattr(failure, "verify_message", "") or "it is not accepted"
     return _CERTIFICATE_CAUSES.get(code, f"its certificate is refused ({said})")
 
 
 def handshake_cause(reason: str) -> str:
-    """What OpenSSL's word for a failed handshake means, and what to do."""
+    """Explain OpenSSL's reason for a failed handshake; the fix follows after a semicolon."""
     if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER" in reason:
         return f"it does not speak TLS there ({reason}); check https and the port of upstream.url"
     if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason or "HANDSHAKE_FAILURE" in reason:
