@@ -123,7 +123,7 @@ async def _examine_url(exam: ProbeContext) -> None:
 
 
 def _connector(exam: ProbeContext, transport: str) -> Connect:
-    return connector(transport, exam.client, exam.endpoint, exam.tasks, lambda _: None)
+    return connector(transport, exam.client, exam.endpoint, exam.tasks, lambda _: None, exam.subject.stream_times)
 
 
 async def _examine_modern(exam: ProbeContext) -> None:
@@ -264,7 +264,7 @@ async def _wait_idle(exam: ProbeContext) -> None:
     if exam.server.transport == "sse":
         await wire_behaviour.wait_idle(exam, headers, ready)
         return
-    channel = StreamableChannel(exam.client, exam.endpoint, exam.tasks)
+    channel = StreamableChannel(exam.client, exam.endpoint, exam.tasks, exam.subject.stream_times)
     try:
         async with asyncio.timeout(exam.timeouts.handshake_seconds):
             result = await channel.initialize(sessions.initialize(mcp.LEGACY), headers)

@@ -104,7 +104,8 @@ class RouteTable:
         if route.upstream.transport == "sse":
             era.transport_found(speaks_sse=True)
         found = _transport_found(era, health)
-        connect = connector(route.upstream.transport, client, endpoint, tasks, found)
+        times = self.process.stream_times
+        connect = connector(route.upstream.transport, client, endpoint, tasks, found, times)
         return LiveUpstream(client, Pool(config, route, connect, metrics, tasks), era, health, set(), set())
 
     def _pool_of_children(self, config: Config, route: Route, client: Client, health: UpstreamHealth) -> Pool:

@@ -22,7 +22,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallGone, CallLost, CannotAsk, GatewayError, Refused, SessionLost
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, Span, bodies, get_logger
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideListener
 
 log = get_logger()
 
@@ -131,7 +131,6 @@ class Session:
         """Whose guest it is."""
         self.idle_since = 0.0
         self.watchers: list[Watcher] = []
-        channel.side_changed = self._side_changed
         self._route = route
         self._metrics = metrics
         self._tasks = tasks
@@ -181,9 +180,8 @@ class Session:
         self._show(Direction.TO_UPSTREAM, message)
         self.channel, result = await self.channel.open(message, headers)
         self._show(Direction.FROM_UPSTREAM, bytes(result))
-        self.channel.side_changed = self._side_changed
         self.shaken = handshake.handshake(result)
-        await self.channel.listen(self.shaken.version, headers, self._hear_side, self._side_lost)
+        await self.channel.listen(self.shaken.version, headers, self._side_listener())
         ready = jsonrpc.notification(mcp.INITIALIZED)
         self._show(Direction.TO_UPSTREAM, ready)
         await self.channel.send(ready, headers)
@@ -201,7 +199,7 @@ class Session:
         self._headers = headers
         self.shaken = shaken
         self.channel.adopt(session_id, shaken.version)
-        await self.channel.listen(shaken.version, headers, self._hear_side, self._side_lost)
+        await self.channel.listen(shaken.version, headers, self._side_listener())
 
     async def set_log_level(self, level: str, headers: Headers, idle_seconds: float) -> None:
         """Set the session's log level, if it differs and the upstream logs at all; a refusal costs only the logs."""
@@ -502,6 +500,9 @@ class Session:
             self._metrics.notification(self._route, method or "", forwarded=False)
         else:
             call.listener.hear(event)
+
+    def _side_listener(self) -> SideListener:
+        return SideListener(self._hear_side, self._side_lost, self._side_changed)
 
     def _side_lost(self) -> None:
         """The side stream ended for good: what the server says on it from now on would be lost."""

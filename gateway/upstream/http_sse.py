@@ -8,7 +8,6 @@ gone is answered 404 (Python SDK), 400, or never (server-everything); so no POST
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from msgspec import Raw
@@ -21,8 +20,16 @@ from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.batches import unpacked
-from gateway.upstream.channel import Channel, Headers, Receive
-from gateway.upstream.http_errors import PING_PREFIX, Doubted, Greeting, NotSpoken, check_pong, ping_id, refusal
+from gateway.upstream.channel import Channel, Headers, Receive, SideListener
+from gateway.upstream.http_errors import (
+    PING_PREFIX,
+    InitializeAnswer,
+    SuspectedSessionLoss,
+    WrongTransport,
+    check_ping_answer,
+    ping_id,
+    read_refusal,
+)
 
 ENDPOINT_SECONDS: Final = 4.0
 """How long the stream may take to name its endpoint; less than half of timeouts.handshake_seconds."""
@@ -70,10 +77,9 @@ class HttpSseChannel(Channel):
         """Where messages are sent, while the stream is open."""
         self._reader: asyncio.Task[None] | None = None
         self._waiting: _Waiting | None = None
-        self._side: Receive | None = None
+        self._side: SideListener | None = None
         self._early: deque[bytes] = deque(maxlen=_EARLY_KEPT)
         """What was said between the answer to `initialize` and `listen`."""
-        self._lost: Callable[[], None] | None = None
         self._pings: deque[bytes] = deque(maxlen=_PINGS_KEPT)
         """Ids of pings whose answers the stream will bring; they are for no request."""
         self._is_ready = False
@@ -83,21 +89,21 @@ class HttpSseChannel(Channel):
     # -- handshake ----------------------------------------------------------------------------------------------
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
-        """Open the stream, wait for its endpoint, send `initialize`; raises NotSpoken too."""
+        """Open the stream, wait for its endpoint, send `initialize`; raises WrongTransport too."""
         await self.connect(headers)
         where = self._endpoint.where
-        greeting = Greeting(self._endpoint)
+        answer = InitializeAnswer(self._endpoint)
         try:
-            refused = await self.request(message, headers, greeting.receive)
+            refused = await self.request(message, headers, answer.receive)
         except SessionLost as exc:
             raise Unreachable(
                 f"{where} opened a stream, and the address that it named for messages does not know it; several "
                 "replicas of an HTTP+SSE server need a sticky load balancer before them"
             ) from exc
-        return greeting.result(refused)
+        return answer.result(refused)
 
     async def connect(self, headers: Headers) -> None:
-        """Open the stream and wait for its endpoint; raises NotSpoken, Unreachable or Refused."""
+        """Open the stream and wait for its endpoint; raises WrongTransport, Unreachable or Refused."""
         named: asyncio.Future[URL | UpstreamError] = asyncio.get_running_loop().create_future()
         self._reader = self._tasks.start(self._read(headers, named), "side stream")
         try:
@@ -109,27 +115,27 @@ class HttpSseChannel(Channel):
         if named.cancelled():
             where = f"{self._endpoint.where} did not"
             if self._opened:
-                raise NotSpoken(f"{where} name an endpoint for messages within {ENDPOINT_SECONDS:g} s: no HTTP+SSE")
+                raise WrongTransport(
+                    f"{where} name an endpoint for messages within {ENDPOINT_SECONDS:g} s: no HTTP+SSE"
+                )
             raise Unreachable(f"{where} answer GET within {ENDPOINT_SECONDS:g} s")
         found = named.result()
         if isinstance(found, UpstreamError):
             raise found
 
-    async def listen(
-        self,
-        version: str,
-        headers: Headers,  # noqa: ARG002 - the stream was opened with those of the handshake
-        receive: Receive,
-        lost: Callable[[], None],
-    ) -> None:
-        """Hear what belongs to no request; the stream for it is open already."""
+    @property
+    def hears_side(self) -> bool:
+        """Whether the stream is open, which is also the side stream."""
+        return self._side is not None and self._messages is not None
+
+    async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:  # noqa: ARG002  (the stream is open)
+        """Hand over messages that belong to no request; their stream is open already."""
         self._fixed[mcp.PROTOCOL_VERSION] = version
-        self._side, self._lost = receive, lost
-        self.hears_side = self._messages is not None
+        self._side = listener
         if not self.hears_side:
-            lost()
+            listener.lost()
         while self._early:
-            _ = receive(self._early.popleft())
+            _ = listener.receive(self._early.popleft())
 
     def adopt(self, session_id: str, version: str) -> None:
         """Nothing: a session is its stream, and that was another process's."""
@@ -146,14 +152,14 @@ class HttpSseChannel(Channel):
         except sse.EventTooLarge:
             ended = CallLost(f"{self._endpoint.where} sent an event larger than limits.event_bytes")
         finally:
-            self._messages, self.hears_side = None, False
+            self._messages = None
             if not named.done():
                 named.set_result(ended)
             if self._waiting is not None:
                 cause = ended.message.partition(";")[0]
                 self._waiting.end(CallLost(f"{cause} under a call; the call may have had effects"))
-            if self._lost is not None and not self._closed:
-                self._lost()
+            if self._side is not None and not self._closed:
+                self._side.lost()
 
     async def _hear(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> UpstreamError:
         """Why there is no stream, or none any more."""
@@ -165,9 +171,9 @@ class HttpSseChannel(Channel):
                     endpoint.follow(response.headers.get("Location"))
                     continue
                 if response.status in (401, 403) or response.status >= 500:
-                    _ = await refusal(response, endpoint)
+                    _ = await read_refusal(response, endpoint)
                 if response.status != 200 or response.content_type != "text/event-stream":
-                    return NotSpoken(
+                    return WrongTransport(
                         f"{endpoint.where} answered GET with HTTP {response.status} {response.content_type}, which "
                         "is no event stream"
                     )
@@ -185,10 +191,10 @@ class HttpSseChannel(Channel):
         return Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
     def _named(self, event: sse.Event) -> URL:
-        """The address that the first event names; raises NotSpoken or Unreachable."""
+        """The address that the first event names; raises WrongTransport or Unreachable."""
         where = self._endpoint.where
         if event.event != "endpoint":
-            raise NotSpoken(f"{where} opened a stream whose first event names no endpoint: it is not HTTP+SSE")
+            raise WrongTransport(f"{where} opened a stream whose first event names no endpoint: it is not HTTP+SSE")
         target = None
         if len(event.data) <= _ENDPOINT_BYTES:
             target = self._endpoint.within(event.data.decode(errors="replace"))
@@ -211,7 +217,7 @@ class HttpSseChannel(Channel):
         waiting = self._waiting
         if waiting is None:
             if self._side is not None:
-                _ = self._side(data)
+                _ = self._side.receive(data)
             elif len(data) <= _EARLY_BYTES:
                 self._early.append(data)
             return
@@ -262,11 +268,11 @@ class HttpSseChannel(Channel):
         try:
             try:
                 refused = await self._post(message, headers, waiting)
-            except Doubted as exc:
+            except SuspectedSessionLoss as exc:
                 if not self._is_ready:
                     raise
-                self.forgotten = await exc.is_proven(self.ping(headers))
-                refused = exc.verdict(is_gone=self.forgotten)
+                self.forgotten = await exc.is_confirmed(self.ping(headers))
+                refused = exc.conclude(is_gone=self.forgotten)
         except UpstreamError as exc:
             # Whatever became of its POST, the server took what it answers; and with its stream a call may be lost.
             if waiting.over.done() and (waiting.over.result() is None or isinstance(exc, SessionLost)):
@@ -287,10 +293,10 @@ class HttpSseChannel(Channel):
             raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
         try:
             refused = await self._post(message, headers, None)
-        except Doubted as exc:
+        except SuspectedSessionLoss as exc:
             if not self._is_ready:
                 raise
-            refused = exc.verdict(is_gone=await exc.is_proven(self.ping(headers)))
+            refused = exc.conclude(is_gone=await exc.is_confirmed(self.ping(headers)))
         if refused is not None:
             said = refused.message if isinstance(refused, jsonrpc.Error) else "it answered with a result"
             raise CallLost(f"{self._endpoint.where} refused a message: {self._endpoint.quoted(said)}")
@@ -304,7 +310,7 @@ class HttpSseChannel(Channel):
         self._pings.append(id_)
         refused = await self._post(jsonrpc.request(id_, mcp.PING, {}), headers, None)
         if refused is not None:
-            check_pong(refused, self._endpoint.where)
+            check_ping_answer(refused, self._endpoint.where)
 
     async def _post(self, message: bytes, headers: Headers, waiting: _Waiting | None) -> jsonrpc.Error | Raw | None:
         """Send a message until it is accepted or, being a request, answered."""
@@ -338,7 +344,7 @@ class HttpSseChannel(Channel):
                     target = self._endpoint.within(response.headers.get("Location", ""), target)
                     continue
                 if response.status >= 300:
-                    return await refusal(response, self._endpoint, message)
+                    return await read_refusal(response, self._endpoint, message)
                 if self._messages is not None:
                     self._messages = target
                 if waiting is not None and waiting is self._waiting:

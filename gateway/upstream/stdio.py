@@ -16,7 +16,7 @@ from gateway.process.child import Child  # noqa: TC001  (one import style; it co
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
-from gateway.upstream.channel import Channel, Headers, Receive
+from gateway.upstream.channel import Channel, Headers, Receive, SideListener
 
 _JSONRPC: Final = "2.0"
 _Listening = tuple[Receive, "asyncio.Future[None]"]
@@ -37,6 +37,7 @@ class StdioChannel(Channel):
         self._started = False
         self._call: _Listening | None = None
         self._side: Receive = _nobody
+        self._is_listening = False
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Take a child and send `initialize` to it."""
@@ -63,14 +64,18 @@ class StdioChannel(Channel):
         self._nursery.proved(child)
         return answers[0]
 
-    async def listen(self, version: str, headers: Headers, receive: Receive, lost: Callable[[], None]) -> None:
-        """Hear what the child says outside of requests; `lost` is called when it ends unasked."""
-        self._side, self.hears_side = receive, True
+    @property
+    def hears_side(self) -> bool:
+        """Whether the child runs and its messages outside of requests are heard."""
+        return self._is_listening and not self._child.over.done()
+
+    async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
+        """Hand over messages outside of requests; the side stream is lost when the child ends by itself."""
+        self._side, self._is_listening = listener.receive, True
 
         def ended(_: object) -> None:
-            self.hears_side = False
             if not self._child.asked:
-                lost()
+                listener.lost()
 
         self._child.over.add_done_callback(ended)
 

@@ -1,41 +1,41 @@
 """Resume: a call whose stream broke, or whose process died, is picked up from its event id."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gateway.http.client import Client
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
 from gateway.sessions import pool
-from gateway.upstream import silence_timeout, streamable_http
 from gateway.upstream.channel import NO_HEADERS
+from gateway.upstream.resumption import MAX_EVENT_IDS
 from gateway.upstream.streamable_http import StreamableChannel
 from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Script, Turn, event, text
 from tests.support.replica import INFO, KEY, Replica
 from tests.support.stand import Start
-from tests.support.workbench import eventually
+from tests.support.workbench import SHORT_TIMES, eventually
 
 QUESTION = {"id": 7, "method": "elicitation/create", "params": FORM}
 RESULT = {"id": "gw-dead-1", "result": text("done")}
 
 
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Failures are tried again at once; silence is borne unless a test says otherwise."""
-    monkeypatch.setattr(streamable_http, "_RETRY_SECONDS", (0.0,) * 4)
-    monkeypatch.setattr(silence_timeout, "_SILENCE_SECONDS", (30.0,))
+PATIENT = structs.replace(SHORT_TIMES, retry_seconds=(0.0,) * 4, silence_seconds=(30.0,))
+"""A failure is tried again at once; a stream may be silent unless a test says otherwise."""
 
 
 @asynccontextmanager
-async def replica(upstream: FakeUpstream, **sections: Any) -> AsyncIterator[Replica]:
-    """A process that opened no session; the upstream knows `s0` of another one."""
+async def replica(
+    upstream: FakeUpstream, times: Mapping[str, Any] | None = None, **sections: Any
+) -> AsyncIterator[Replica]:
+    """A process that opened no session; the upstream knows `s0` of another one. `times` replace some of PATIENT."""
     upstream.known.add("s0")
     before = asyncio.all_tasks()
-    made = Replica(upstream.url, **sections)
+    made = Replica(upstream.url, times=structs.replace(PATIENT, **(times or {})), **sections)
     try:
         yield made
     finally:
@@ -379,12 +379,9 @@ async def test_who_adopts_waits_for_room_and_passes_an_idle_session_on(upstream:
         here.pool.release(adopted, clean=False)
 
 
-async def test_a_session_that_cannot_be_adopted_in_time_is_dropped_and_not_ended(
-    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streamable_http, "_SIDE_HEAD_SECONDS", 30.0)
+async def test_a_session_that_cannot_be_adopted_in_time_is_dropped_and_not_ended(upstream: FakeUpstream) -> None:
     upstream.on("GET", lambda turn: turn.for_ever())
-    async with replica(upstream, timeouts={"handshake_seconds": 0.05}) as here:
+    async with replica(upstream, {"side_head_seconds": 30.0}, timeouts={"handshake_seconds": 0.05}) as here:
         with pytest.raises(Unreachable):
             await here.adopt()
         assert here.sessions == [0, 0, 0]
@@ -448,12 +445,9 @@ async def test_what_never_passes_loses_the_call_after_some_tries(upstream: FakeU
     assert "DELETE" not in upstream.words
 
 
-async def test_a_server_that_accepts_and_says_nothing_at_all_is_given_up(
-    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streamable_http, "_RESUME_HEAD_SECONDS", 0.01)
+async def test_a_server_that_accepts_and_says_nothing_at_all_is_given_up(upstream: FakeUpstream) -> None:
     upstream.on("resume", lambda turn: turn.for_ever())
-    async with replica(upstream) as here:
+    async with replica(upstream, {"resume_head_seconds": 0.01}) as here:
         session = await here.adopt()
         with pytest.raises(CallLost):
             await here.resume(session)
@@ -461,13 +455,10 @@ async def test_a_server_that_accepts_and_says_nothing_at_all_is_given_up(
         here.pool.release(session, clean=False)
 
 
-async def test_the_result_after_an_answer_comes_on_a_second_get_from_the_same_place(
-    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_result_after_an_answer_comes_on_a_second_get_from_the_same_place(upstream: FakeUpstream) -> None:
     # The first two streams are tied to nothing, as server-everything's are; only the answer makes the third.
-    monkeypatch.setattr(silence_timeout, "_SILENCE_SECONDS", (0.02, 30.0))
     upstream.each("resume", saying(end="open"), saying(end="open"), saying(("e2", RESULT)))
-    async with replica(upstream) as here:
+    async with replica(upstream, {"silence_seconds": (0.02, 30.0)}) as here:
         session = await here.adopt()
         resuming = here.start(here.resume(session))
         await upstream.saw("resume", 2)
@@ -480,10 +471,7 @@ async def test_the_result_after_an_answer_comes_on_a_second_get_from_the_same_pl
             await seen.cut.wait()
 
 
-async def test_a_result_that_overtakes_the_acceptance_of_its_answer_ends_it(
-    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(silence_timeout, "_SILENCE_SECONDS", (0.01, 30.0))
+async def test_a_result_that_overtakes_the_acceptance_of_its_answer_ends_it(upstream: FakeUpstream) -> None:
     taken, heard = asyncio.Event(), asyncio.Event()
 
     async def store(turn: Turn) -> None:
@@ -499,7 +487,7 @@ async def test_a_result_that_overtakes_the_acceptance_of_its_answer_ends_it(
 
     upstream.on("resume", store)
     upstream.on("answer", accept)
-    async with replica(upstream) as here:
+    async with replica(upstream, {"silence_seconds": (0.01, 30.0)}) as here:
         session = await here.adopt()
         resuming = here.start(here.resume(session))
         await here.attached.wait()
@@ -522,13 +510,10 @@ async def test_a_session_speaks_the_version_that_was_agreed_on(upstream: FakeUps
     assert (seen.session, seen.headers["MCP-Protocol-Version"]) == ("s0", "2025-06-18")
 
 
-async def test_a_silent_stream_is_opened_again_for_as_long_as_it_takes(
-    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(silence_timeout, "_SILENCE_SECONDS", (0.01, 0.01))
+async def test_a_silent_stream_is_opened_again_for_as_long_as_it_takes(upstream: FakeUpstream) -> None:
     silent = saying(("e2", progress(1)), end="open")
     upstream.each("resume", *[silent] * 12, saying(("e2", progress(1)), ("e3", RESULT)))
-    async with replica(upstream) as here:
+    async with replica(upstream, {"silence_seconds": (0.01, 0.01)}) as here:
         session = await here.adopt()
         await here.resume(session)
         assert (here.ear.progress, here.ear.text) == ([1], "done")
@@ -536,12 +521,9 @@ async def test_a_silent_stream_is_opened_again_for_as_long_as_it_takes(
         here.pool.release(session, clean=True)
 
 
-async def test_an_answered_stream_that_stays_open_is_closed_and_not_opened_again(
-    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(silence_timeout, "_SILENCE_SECONDS", (0.03,))
+async def test_an_answered_stream_that_stays_open_is_closed_and_not_opened_again(upstream: FakeUpstream) -> None:
     upstream.on("resume", saying(("e2", RESULT), end="open"))
-    async with replica(upstream) as here:
+    async with replica(upstream, {"silence_seconds": (0.03,)}) as here:
         session = await here.adopt()
         await here.resume(session)
         (seen,) = upstream.of("resume")
@@ -560,17 +542,15 @@ async def test_foreign_responses_are_ignored_and_counted(upstream: FakeUpstream)
         here.pool.release(session, clean=True)
 
 
-async def test_what_was_handed_over_is_known_in_bounded_memory(
-    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streamable_http, "_HANDED_KEPT", 3)
-    events = [(f"e{n}", progress(n)) for n in range(2, 8)]
-    upstream.each("resume", saying(*events), saying(*events[4:], ("e8", RESULT)))
+async def test_what_was_handed_over_is_known_in_bounded_memory(upstream: FakeUpstream) -> None:
+    full = MAX_EVENT_IDS + 2
+    events = [(f"e{n}", progress(n)) for n in range(2, full + 3)]
+    upstream.each("resume", saying(*events), saying(*events[-2:], (f"e{full + 3}", RESULT)))
     async with replica(upstream) as here:
         session = await here.adopt()
         await here.resume(session)
-        assert here.ear.progress == [2, 3, 4, 5, 6, 7]
-        assert cursors(upstream) == ["e1", "e5"], "what is known from there on is known"
+        assert here.ear.progress == [*range(2, full + 3)]
+        assert cursors(upstream) == ["e1", f"e{full}"], "what is known from there on is known"
         here.pool.release(session, clean=True)
 
 
@@ -657,9 +637,8 @@ class Attempts:
 async def test_a_restart_shows_as_a_session_that_is_gone(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamable_http, "_RETRY_SECONDS", (0.01,) * 1000)
     attempts = Attempts(monkeypatch)
-    async with replica(upstream) as here:
+    async with replica(upstream, {"retry_seconds": (0.01,) * 1000}) as here:
         session = await here.adopt()
         port = here.endpoint.url.port
         await upstream.close()
@@ -687,12 +666,9 @@ async def test_an_upstream_that_never_comes_back_loses_the_call_after_some_tries
 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["reading", "pausing"])
-async def test_who_waits_no_longer_leaves_nothing_behind(
-    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch, *, reads: bool
-) -> None:
-    monkeypatch.setattr(streamable_http, "_RETRY_SECONDS", (30.0,))
+async def test_who_waits_no_longer_leaves_nothing_behind(upstream: FakeUpstream, *, reads: bool) -> None:
     upstream.on("resume", saying(end="open") if reads else refusing(409))
-    async with replica(upstream) as here:
+    async with replica(upstream, {"retry_seconds": (30.0,)}) as here:
         session = await here.adopt()
         resuming = here.start(here.resume(session))
         (seen,) = await upstream.saw("resume")
@@ -714,7 +690,6 @@ async def test_who_waits_no_longer_leaves_nothing_behind(
 async def test_pauses_grow_until_something_new_is_heard(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamable_http, "_RETRY_SECONDS", (1, 2, 3))
     monkeypatch.setattr(pool, "_SWEEP_SECONDS", 3600.0)  # the sweeper would never yield in the sleep below
     pauses: list[float] = []
     moment = asyncio.sleep
@@ -726,7 +701,7 @@ async def test_pauses_grow_until_something_new_is_heard(
 
     new = saying(("e2", progress(1)))
     upstream.each("resume", saying(), saying(), new, new, refusing(409), saying(), new, new, saying(("e3", RESULT)))
-    async with replica(upstream) as here:
+    async with replica(upstream, {"retry_seconds": (1, 2, 3)}) as here:
         session = await here.adopt()
         with monkeypatch.context() as patched:
             patched.setattr("asyncio.sleep", sleep)
@@ -744,9 +719,8 @@ async def test_a_stream_that_speaks_is_not_silent(upstream: FakeUpstream) -> Non
         def note() -> None:
             channel = session.channel
             assert isinstance(channel, StreamableChannel)
-            assert channel._vigil is not None
-            assert channel._vigil._timeout is not None
-            deadlines.append(channel._vigil._timeout.when())
+            assert channel._silence._timeout is not None
+            deadlines.append(channel._silence._timeout.when())
 
         here.ear.cursor = note
         await here.resume(session)

@@ -10,7 +10,7 @@ from gateway.config import Limits, Timeouts
 from gateway.http.client import Client
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
-from gateway.upstream.channel import NO_HEADERS
+from gateway.upstream.channel import NO_HEADERS, SideListener
 from gateway.upstream.stdio import StdioChannel
 
 DEADLINE = 2.0
@@ -67,7 +67,8 @@ class Bench:
         await asyncio.sleep(0)
         self.child.say(0)
         assert isinstance(await greeting, Raw)
-        await self.channel.listen("2025-11-25", NO_HEADERS, lambda line: bool(self.aside.append(line)), lambda: None)
+        aside = SideListener(lambda line: bool(self.aside.append(line)), lambda: None, lambda _: None)
+        await self.channel.listen("2025-11-25", NO_HEADERS, aside)
         return self
 
     async def __aexit__(self, *_: object) -> None:
