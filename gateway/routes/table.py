@@ -115,7 +115,7 @@ class RouteTable:
         def connect() -> StdioChannel:
             return StdioChannel(launcher, lambda: metrics.upstream_failed(route.path, "malformed"))
 
-        return Pool(config, route, connect, metrics, tasks, launcher.cool)
+        return Pool(config, route, connect, metrics, tasks, launcher.stop_prestarting)
 
     def children(self, path: str) -> int:
         """Count the processes of a route's command, including those from before a reload."""

@@ -29,9 +29,9 @@ class StdioChannel(Channel):
     taken = True
     """A child is told no credential."""
 
-    def __init__(self, nursery: ChildLauncher, malformed: Callable[[], None]) -> None:
+    def __init__(self, launcher: ChildLauncher, malformed: Callable[[], None]) -> None:
         """`malformed` hears of every line on stdout that is no JSON-RPC: some servers print there what they do."""
-        self._nursery = nursery
+        self._launcher = launcher
         self._malformed = malformed
         self._child: Child
         self._started = False
@@ -41,9 +41,9 @@ class StdioChannel(Channel):
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Take a child and send `initialize` to it."""
-        child = self._child = await self._nursery.take()
+        child = self._child = await self._launcher.take()
         self._started = True
-        child.hear = self._hear
+        child.receive_with(self._hear)
         answers: list[Raw] = []
 
         def receive(data: bytes) -> bool:
@@ -61,7 +61,7 @@ class StdioChannel(Channel):
             raise Unreachable(
                 f"{child.where} {why} before it answered `initialize`; the gateway's log has its stderr"
             ) from exc
-        self._nursery.proved(child)
+        self._launcher.initialized(child)
         return answers[0]
 
     @property
@@ -87,7 +87,7 @@ class StdioChannel(Channel):
         answered = asyncio.get_running_loop().create_future()
         call = self._call = receive, answered
         try:
-            await child.send(message, self._nursery.bounds.timeouts.answer_seconds)
+            await child.send(message, self._launcher.client.timeouts.answer_seconds)
             _ = await asyncio.wait((answered, child.over), return_when=asyncio.FIRST_COMPLETED)
             if not answered.done():
                 raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")
@@ -120,14 +120,14 @@ class StdioChannel(Channel):
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """Write an answer or a notification."""
-        await self._child.send(message, self._nursery.bounds.timeouts.answer_seconds)
+        await self._child.send(message, self._launcher.client.timeouts.answer_seconds)
 
     async def ping(self, headers: Headers) -> None:
         """Nothing: a child is told no credential that it could refuse."""
 
     def adopt(self, session_id: str, version: str) -> None:
         """Refuse: nobody can speak to another process's child."""
-        raise CallGone(f"{self._nursery.where} is a process of each gateway; the call may have had effects")
+        raise CallGone(f"{self._launcher.where} is a process of each gateway; the call may have had effects")
 
     async def resume(self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
         """Refuse, as `adopt`."""
