@@ -1,9 +1,9 @@
-"""HTTP+SSE of 2024-11-05 towards one legacy server: one stream brings everything, POSTs carry the rest.
+"""HTTP+SSE of 2024-11-05 towards one legacy server.
 
 Source: specification 2024-11-05 basic/transports (HTTP with SSE). GET opens the stream, whose first event `endpoint`
-names where messages are sent; a message is answered 202, and what it brings about comes on the stream. The stream is
-the session: when it ends, so does the session, and nothing can be picked up. Measured: a POST to a session that is
-gone is answered 404 (Python SDK), 400, or never (server-everything); so no POST is waited for without a bound.
+names the address for messages. The server answers a POST with 202 and sends its messages on the stream. The stream is
+the session: when it ends, so does the session, and no call can be resumed. Measured: a POST to a lost session is
+answered with 404 (Python SDK), with 400, or never (server-everything), so every POST has a deadline.
 """
 
 import asyncio
@@ -32,29 +32,29 @@ from gateway.upstream.http_errors import (
 )
 
 ENDPOINT_SECONDS: Final = 4.0
-"""How long the stream may take to name its endpoint; less than half of timeouts.handshake_seconds."""
+"""How long the stream may take to name its endpoint: less than half of timeouts.handshake_seconds."""
 _LATE_POST_SECONDS: Final = 1.0
-"""How long the POST of an answered request may still take to be accepted."""
+"""How long the POST of a request may still take once the stream has brought the answer."""
 _ENDPOINT_BYTES: Final = 4096
 _EARLY_KEPT: Final = 16
 _PINGS_KEPT: Final = 64
 _EARLY_BYTES: Final = 65_536
-_TAKEN_ELSEWHERE: Final = (307, 308)
-"""A POST that is answered so was not taken, and is to be sent again as it is."""
+_POST_REDIRECTS: Final = (307, 308)
+"""Redirects after which the same POST is sent again. The first one was not processed."""
 
 
 class _Waiting:
-    """A request whose answer the stream will bring."""
+    """A request whose answer is expected on the stream."""
 
     def __init__(self, receive: Receive) -> None:
         self.receive = receive
         self.over: asyncio.Future[GatewayError | ValueError | None] = asyncio.get_running_loop().create_future()
-        """Done when it is answered (None), or will not be."""
+        """Done with None when it is answered, or with the reason why it will not be."""
         self.posting: asyncio.Timeout | None = None
-        """The deadline of its POST, while that is under way."""
+        """The deadline of its POST, while that is in flight."""
 
     def end(self, error: GatewayError | ValueError | None) -> None:
-        """Nothing more will be heard; what its POST is answered is of little interest now, or none."""
+        """Complete the request, and shorten the deadline of its POST, whose response matters little now."""
         if self.over.done():
             return
         self.over.set_result(error)
@@ -74,22 +74,22 @@ class HttpSseChannel(Channel):
         self._opened = False
         """Whether GET was answered with a stream."""
         self._messages: URL | None = None
-        """Where messages are sent, while the stream is open."""
+        """The address for messages, while the stream is open."""
         self._reader: asyncio.Task[None] | None = None
         self._waiting: _Waiting | None = None
         self._side: SideListener | None = None
         self._early: deque[bytes] = deque(maxlen=_EARLY_KEPT)
-        """What was said between the answer to `initialize` and `listen`."""
+        """Messages between the answer to `initialize` and `listen`."""
         self._pings: deque[bytes] = deque(maxlen=_PINGS_KEPT)
-        """Ids of pings whose answers the stream will bring; they are for no request."""
+        """Ids of pings whose answers will come on the stream and are dropped there."""
         self._is_ready = False
-        """Whether `initialized` was accepted; some servers die of a ping before it."""
+        """Whether the server accepted `initialized`; some servers crash on a ping before it."""
         self._closed = False
 
     # -- handshake ----------------------------------------------------------------------------------------------
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
-        """Open the stream, wait for its endpoint, send `initialize`; raises WrongTransport too."""
+        """Open the stream, wait for its endpoint, send `initialize`. Also raises WrongTransport."""
         await self.connect(headers)
         where = self._endpoint.where
         answer = InitializeAnswer(self._endpoint)
@@ -97,17 +97,17 @@ class HttpSseChannel(Channel):
             refused = await self.request(message, headers, answer.receive)
         except SessionLost as exc:
             raise Unreachable(
-                f"{where} opened a stream, and the address that it named for messages does not know it; several "
-                "replicas of an HTTP+SSE server need a sticky load balancer before them"
+                f"{where} opened a stream, but the address that it named for messages does not know the session; "
+                "several replicas of an HTTP+SSE server need a sticky load balancer"
             ) from exc
         return answer.result(refused)
 
     async def connect(self, headers: Headers) -> None:
-        """Open the stream and wait for its endpoint; raises WrongTransport, Unreachable or Refused."""
+        """Open the stream and wait for its endpoint. Raises WrongTransport, Unreachable or Refused."""
         named: asyncio.Future[URL | UpstreamError] = asyncio.get_running_loop().create_future()
         self._reader = self._tasks.start(self._read(headers, named), "side stream")
         try:
-            # Not `wait_for`: see StreamableChannel.listen.
+            # Not `wait_for`: see StandaloneStream.open.
             _ = await asyncio.wait((named,), timeout=ENDPOINT_SECONDS)
         finally:
             if not named.done():
@@ -116,7 +116,7 @@ class HttpSseChannel(Channel):
             where = f"{self._endpoint.where} did not"
             if self._opened:
                 raise WrongTransport(
-                    f"{where} name an endpoint for messages within {ENDPOINT_SECONDS:g} s: no HTTP+SSE"
+                    f"{where} name an endpoint for messages within {ENDPOINT_SECONDS:g} s: it is not HTTP+SSE"
                 )
             raise Unreachable(f"{where} answer GET within {ENDPOINT_SECONDS:g} s")
         found = named.result()
@@ -138,12 +138,12 @@ class HttpSseChannel(Channel):
             _ = listener.receive(self._early.popleft())
 
     def adopt(self, session_id: str, version: str) -> None:
-        """Nothing: a session is its stream, and that was another process's."""
+        """Do nothing: the session is a stream of another process, and `resume` fails."""
 
     # -- the stream ---------------------------------------------------------------------------------------------
 
     async def _read(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> None:
-        """Hear the stream to its end, and tell whoever waits for more."""
+        """Read the stream to its end, then fail the request in flight and report the loss."""
         ended: UpstreamError = CallLost("The gateway closed the stream of the session")
         try:
             ended = await self._hear(headers, named)
@@ -162,7 +162,7 @@ class HttpSseChannel(Channel):
                 self._side.lost()
 
     async def _hear(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> UpstreamError:
-        """Why there is no stream, or none any more."""
+        """Read the stream; return why it could not be opened, or why it ended."""
         endpoint = self._endpoint
         wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
         for _ in range(2):
@@ -175,7 +175,7 @@ class HttpSseChannel(Channel):
                 if response.status != 200 or response.content_type != "text/event-stream":
                     return WrongTransport(
                         f"{endpoint.where} answered GET with HTTP {response.status} {response.content_type}, which "
-                        "is no event stream"
+                        "is not an event stream"
                     )
                 self._opened = True
                 parser = sse.Parser(self._client.limits.event_bytes)
@@ -191,7 +191,7 @@ class HttpSseChannel(Channel):
         return Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
     def _named(self, event: sse.Event) -> URL:
-        """The address that the first event names; raises WrongTransport or Unreachable."""
+        """Return the address that the first event names. Raises WrongTransport or Unreachable."""
         where = self._endpoint.where
         if event.event != "endpoint":
             raise WrongTransport(f"{where} opened a stream whose first event names no endpoint: it is not HTTP+SSE")
@@ -201,8 +201,8 @@ class HttpSseChannel(Channel):
         if target is None:
             raise Unreachable(
                 f"{where} wants messages sent to {_shown(event.data)}, which is not at the origin of upstream.url: "
-                "credentials do not go there; set upstream.url to the address that the server knows itself by, or "
-                "have it name a path"
+                "credentials are not sent there; set upstream.url to the server's own address, or have "
+                "the server name a path"
             )
         return target
 
@@ -211,7 +211,7 @@ class HttpSseChannel(Channel):
             self._hand_over(message)
 
     def _hand_over(self, data: bytes) -> None:
-        """Give one message to who waits for it."""
+        """Pass one message to the request in flight, or else to the side listener."""
         if self._pings and PING_PREFIX in data and self._is_pong(data):
             return
         waiting = self._waiting
@@ -228,12 +228,12 @@ class HttpSseChannel(Channel):
             self._waiting = None
             waiting.end(exc)
         if answered and not waiting.over.done():
-            if self._waiting is waiting:  # whoever heard the answer may have sent the next request already
+            if self._waiting is waiting:  # the next request may have been sent while the answer was received
                 self._waiting = None
             waiting.end(None)
 
     def _is_pong(self, data: bytes) -> bool:
-        """Whether a message answers a ping."""
+        """Whether a message answers a ping of the gateway."""
         try:
             opened = jsonrpc.message(data)
         except ValueError:
@@ -246,7 +246,7 @@ class HttpSseChannel(Channel):
     # -- messages -----------------------------------------------------------------------------------------------
 
     async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | Raw | None:
-        """POST a request and wait until the stream has brought its answer."""
+        """POST a request and wait until its answer comes on the stream."""
         if self._messages is None:
             raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
         waiting = self._waiting = _Waiting(receive)
@@ -264,7 +264,7 @@ class HttpSseChannel(Channel):
                 self._waiting = None
 
     async def _request(self, message: bytes, headers: Headers, waiting: _Waiting) -> jsonrpc.Error | Raw | None:
-        """POST a request; what came with its refusal, unless the stream has answered it."""
+        """POST a request; return the body of an HTTP error, unless the stream brought the answer."""
         try:
             try:
                 refused = await self._post(message, headers, waiting)
@@ -274,14 +274,15 @@ class HttpSseChannel(Channel):
                 self.forgotten = await exc.is_confirmed(self.ping(headers))
                 refused = exc.conclude(is_gone=self.forgotten)
         except UpstreamError as exc:
-            # Whatever became of its POST, the server took what it answers; and with its stream a call may be lost.
+            # Whatever happened to the POST, the server accepted a request that it answered. If the stream ended, the
+            # call may have run, so the loss of the stream is reported and not SessionLost.
             if waiting.over.done() and (waiting.over.result() is None or isinstance(exc, SessionLost)):
                 return None
             raise
         return None if waiting.over.done() else refused
 
     async def resume(self, *_: object) -> None:
-        """Not possible: the call went with the stream."""
+        """Raise CallGone, because a call ends with its stream."""
         raise CallGone(
             f"{self._endpoint.where} speaks HTTP+SSE, where no call can be picked up by another process; the call may "
             "have had effects"
@@ -303,7 +304,7 @@ class HttpSseChannel(Channel):
         self._is_ready = True
 
     async def ping(self, headers: Headers) -> None:
-        """POST a `ping`: what the server accepts is proof enough, its answer is dropped."""
+        """POST a `ping`. Its acceptance proves the session, so its answer is dropped."""
         if self._messages is None:
             raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
         id_ = ping_id()
@@ -313,7 +314,7 @@ class HttpSseChannel(Channel):
             check_ping_answer(refused, self._endpoint.where)
 
     async def _post(self, message: bytes, headers: Headers, waiting: _Waiting | None) -> jsonrpc.Error | Raw | None:
-        """Send a message until it is accepted or, being a request, answered."""
+        """Send a message and wait until it is accepted, or until the request is answered."""
         where = self._endpoint.where
         try:
             async with asyncio.timeout(self._client.timeouts.answer_seconds) as deadline:
@@ -322,7 +323,7 @@ class HttpSseChannel(Channel):
                 return await self._deliver(message, headers, waiting)
         except (TimeoutError, CallLost) as exc:
             if waiting is not None and waiting.over.done():
-                return None  # the stream said all there is to say
+                return None  # the stream brought the answer
             if isinstance(exc, CallLost):
                 raise
             raise CallLost(
@@ -340,7 +341,7 @@ class HttpSseChannel(Channel):
                 break
             own = {**headers, **self._fixed}
             async with self._client.exchange("POST", target, own, message, where) as response:
-                if response.status in _TAKEN_ELSEWHERE:
+                if response.status in _POST_REDIRECTS:
                     target = self._endpoint.within(response.headers.get("Location", ""), target)
                     continue
                 if response.status >= 300:
@@ -352,7 +353,7 @@ class HttpSseChannel(Channel):
                 return None
         raise Unreachable(f"{where} redirects messages in a circle or to another origin; have it name their address")
 
-    async def close(self, *, end_session: bool) -> None:  # noqa: ARG002 - there is no other way to let go of it
+    async def close(self, *, end_session: bool) -> None:  # noqa: ARG002  (the stream is the session)
         """Close the stream, and the session with it."""
         self._closed = True
         if self._reader is not None:
@@ -360,6 +361,6 @@ class HttpSseChannel(Channel):
 
 
 def _shown(data: bytes) -> str:
-    """The address without what may be secret in it, such as a session id in its query."""
+    """Return the address without secrets, such as a session id in its query."""
     address = data[:200].decode(errors="replace")
     return repr(redacted_url(address) if "://" in address else address.partition("?")[0].partition("#")[0])

@@ -1,8 +1,8 @@
-"""MCP over stdio towards one legacy server: a child process is a session.
+"""MCP over stdio towards one legacy server.
 
-Source: specification 2025-11-25 basic/transports (stdio). Nothing on the one stream says which call a nested request
-belongs to, so a child has one call in flight, as every session has. There are no event ids: a call whose child ends is
-lost. Headers have no place here: credentials and forwarded headers choose the child, and are not told to it.
+Source: specification 2025-11-25 basic/transports (stdio). A child process is a session. Nothing on its output says
+which call a nested request belongs to, so a child has one call in flight, as every session has. There are no event
+ids: a call is lost when its child ends. Credentials and forwarded headers select the child, and it does not see them.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ from gateway.upstream.channel import Channel, Headers, Receive, SideListener
 
 _JSONRPC: Final = "2.0"
 _Listening = tuple[Receive, "asyncio.Future[None]"]
-"""Who listens for a request, and the end of that."""
+"""The callback of a request, with the future of its answer."""
 
 
 class StdioChannel(Channel):
-    """One child."""
+    """One session, which is one child."""
 
     taken = True
-    """A child is told no credential."""
+    """A child receives no credential, so it cannot refuse one."""
 
     def __init__(self, launcher: ChildLauncher, malformed: Callable[[], None]) -> None:
-        """`malformed` hears of every line on stdout that is no JSON-RPC: some servers print there what they do."""
+        """`malformed` is called for every line on stdout that is not JSON-RPC: some servers print logs there."""
         self._launcher = launcher
         self._malformed = malformed
         self._child: Child
         self._started = False
         self._call: _Listening | None = None
-        self._side: Receive = _nobody
+        self._side: Receive = _ignore
         self._is_listening = False
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
@@ -98,7 +98,7 @@ class StdioChannel(Channel):
         return None
 
     def _forget(self, call: _Listening) -> None:
-        """Nobody listens for this request any more. Another one may have followed its answer at once."""
+        """Remove this request. Another one may have been sent as soon as it was answered."""
         if self._call is call:
             self._call = None
 
@@ -114,7 +114,7 @@ class StdioChannel(Channel):
             if receive(line):
                 self._forget(call)
                 answered.set_result(None)
-        except Exception as exc:  # noqa: BLE001 - it belongs to who waits for the answer, not to the pipe
+        except Exception as exc:  # noqa: BLE001  (the task of the request handles it, not the pipe)
             self._forget(call)
             answered.set_exception(exc)
 
@@ -123,14 +123,14 @@ class StdioChannel(Channel):
         await self._child.send(message, self._launcher.client.timeouts.answer_seconds)
 
     async def ping(self, headers: Headers) -> None:
-        """Nothing: a child is told no credential that it could refuse."""
+        """Do nothing: a child receives no credential that it could refuse."""
 
     def adopt(self, session_id: str, version: str) -> None:
-        """Refuse: nobody can speak to another process's child."""
+        """Raise CallGone, because only the process that started a child can speak to it."""
         raise CallGone(f"{self._launcher.where} is a process of each gateway; the call may have had effects")
 
     async def resume(self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
-        """Refuse, as `adopt`."""
+        """Raise CallGone, as `adopt` does."""
         self.adopt("", "")
 
     async def close(self, *, end_session: bool) -> None:
@@ -140,7 +140,7 @@ class StdioChannel(Channel):
 
 
 def _is_message(line: bytes) -> bool:
-    """Whether a line is JSON-RPC, and no print of the server; many log objects in JSON."""
+    """Whether a line is JSON-RPC. Many servers print log records in JSON."""
     if line.lstrip()[:1] != b"{":
         return False
     try:
@@ -149,5 +149,6 @@ def _is_message(line: bytes) -> bool:
         return False
 
 
-def _nobody(_: bytes) -> bool:
+def _ignore(_: bytes) -> bool:
+    """Drop messages before `listen`."""
     return False
