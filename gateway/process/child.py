@@ -107,7 +107,7 @@ class Child:
                 pipes += (*os.pipe(), *os.pipe(), *os.pipe())
                 # Not asyncio's subprocess: uvloop gives a child sockets, which cannot be reopened as /dev/stdin, and
                 # leaks file descriptors to it.
-                self._process = self._reaper(theirs, pipes[0], pipes[3], pipes[5])
+                self._process = self._start_reaper(theirs, pipes[0], pipes[3], pipes[5])
             await self._connect(ours, pipes)
         except BaseException:
             ours.close()
@@ -117,9 +117,9 @@ class Child:
         finally:
             for file in pipes:
                 os.close(file)
-        self._tasks.spawn(self._live(), "child")
+        self._tasks.spawn(self._supervise(), "child")
 
-    def _reaper(self, control: socket.socket, stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+    def _start_reaper(self, control: socket.socket, stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
         upstream = self._upstream
         assert upstream.command is not None
         program = (sys.executable, "-I", "-S", str(_REAPER), str(control.fileno()), upstream.cwd or "")
@@ -156,12 +156,12 @@ class Child:
 
     # -- life ---------------------------------------------------------------------------------------------------
 
-    async def _live(self) -> None:
+    async def _supervise(self) -> None:
         """Read the reports of the reaper until no process is left."""
         reader, writer = self._control
         with suppress(OSError):
             while line := await reader.readline():
-                self._note(line.decode().split())
+                self._take_report(line.decode().split())
         writer.close()
         if self.pid:
             with suppress(OSError):  # the kernel killed the server with its reaper, but not the server's children
@@ -175,7 +175,7 @@ class Child:
         self._report()
         self.gone.set_result(None)
 
-    def _note(self, words: list[str]) -> None:
+    def _take_report(self, words: list[str]) -> None:
         match words:
             case ["started", pid]:
                 self.pid = self.stderr_log.pid = int(pid)
@@ -184,7 +184,7 @@ class Child:
                 self._end(f"cannot be started: {os.strerror(int(number))} ({what} {name})")
             case ["ended", code]:
                 self.pid = 0  # the kernel may reuse the number from now on
-                self._ended(_how(int(code)))
+                self._ended(_describe_exit(int(code)))
             case _:
                 pass  # an incomplete line from a reaper that was killed
 
@@ -194,7 +194,7 @@ class Child:
             self._end(how)
         elif not self.over.done():
             self._output.exit = how
-            self._later(how)
+            self._end_soon(how)
 
     def output_closed(self) -> None:
         """Its output ended: the server exited, or will never send anything again."""
@@ -203,9 +203,9 @@ class Child:
         if self._output.exit:
             self._end(self._output.exit)
         else:
-            self._later("closed its output")
+            self._end_soon("closed its output")
 
-    def _later(self, why: str) -> None:
+    def _end_soon(self, why: str) -> None:
         if self._last_output is None:
             loop = asyncio.get_running_loop()
             self._last_output = loop.call_later(_LAST_OUTPUT_SECONDS, self._end, why)
@@ -347,7 +347,7 @@ def _ignore(_: bytes) -> None:
     """Drop the output of a child before its first request."""
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended (exit code {code})"
     try:

@@ -105,7 +105,7 @@ class HttpSseChannel(Channel):
     async def connect(self, headers: Headers) -> None:
         """Open the stream and wait for its endpoint. Raises WrongTransport, Unreachable or Refused."""
         named: asyncio.Future[URL | UpstreamError] = asyncio.get_running_loop().create_future()
-        self._reader = self._tasks.start(self._read(headers, named), "side stream")
+        self._reader = self._tasks.start(self._run_stream(headers, named), "side stream")
         try:
             # Not `wait_for`: see StandaloneStream.open.
             _ = await asyncio.wait((named,), timeout=ENDPOINT_SECONDS)
@@ -142,11 +142,11 @@ class HttpSseChannel(Channel):
 
     # -- the stream ---------------------------------------------------------------------------------------------
 
-    async def _read(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> None:
+    async def _run_stream(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> None:
         """Read the stream to its end, then fail the request in flight and report the loss."""
         ended: UpstreamError = CallLost("The gateway closed the stream of the session")
         try:
-            ended = await self._hear(headers, named)
+            ended = await self._read_stream(headers, named)
         except UpstreamError as exc:
             ended = exc
         except sse.EventTooLarge:
@@ -161,7 +161,7 @@ class HttpSseChannel(Channel):
             if self._side is not None and not self._closed:
                 self._side.lost()
 
-    async def _hear(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> UpstreamError:
+    async def _read_stream(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> UpstreamError:
         """Read the stream; return why it could not be opened, or why it ended."""
         endpoint = self._endpoint
         wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
@@ -182,15 +182,15 @@ class HttpSseChannel(Channel):
                 async for chunk in response.content.iter_any():
                     for event in parser.feed(chunk):
                         if self._messages is None:
-                            self._messages = self._named(event)
+                            self._messages = self._named_endpoint(event)
                             if not named.done():
                                 named.set_result(self._messages)
                         elif event.data and event.event == "message":
-                            self._take(event.data)
+                            self._receive(event.data)
                 return CallLost(f"{endpoint.where} ended the stream of its session")
         return Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
-    def _named(self, event: sse.Event) -> URL:
+    def _named_endpoint(self, event: sse.Event) -> URL:
         """Return the address that the first event names. Raises WrongTransport or Unreachable."""
         where = self._endpoint.where
         if event.event != "endpoint":
@@ -200,13 +200,13 @@ class HttpSseChannel(Channel):
             target = self._endpoint.within(event.data.decode(errors="replace"))
         if target is None:
             raise Unreachable(
-                f"{where} wants messages sent to {_shown(event.data)}, which is not at the origin of upstream.url: "
-                "credentials are not sent there; set upstream.url to the server's own address, or have "
+                f"{where} wants messages sent to {_without_secrets(event.data)}, which is not at the origin of "
+                "upstream.url: credentials are not sent there; set upstream.url to the server's own address, or have "
                 "the server name a path"
             )
         return target
 
-    def _take(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         for message in unpacked(data):
             self._hand_over(message)
 
@@ -360,7 +360,7 @@ class HttpSseChannel(Channel):
             _ = self._reader.cancel()
 
 
-def _shown(data: bytes) -> str:
+def _without_secrets(data: bytes) -> str:
     """Return the address without secrets, such as a session id in its query."""
     address = data[:200].decode(errors="replace")
     return repr(redacted_url(address) if "://" in address else address.partition("?")[0].partition("#")[0])

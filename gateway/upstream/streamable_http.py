@@ -66,7 +66,7 @@ class StreamableChannel(Channel):
         self._resumption = Resumption(times)
         self._silence = SilenceTimeout(self._resumption)
         self._reply_began = False
-        """Whether the reply to the current request has begun."""
+        """Whether the response to the current request has begun."""
         self._is_ready = False
         """Whether the server accepted `initialized`; some servers crash on a ping before it."""
 
@@ -89,7 +89,7 @@ class StreamableChannel(Channel):
                 if response.status in REDIRECTS:
                     self._endpoint.follow(response.headers.get("Location"))
                     continue
-                self._note(response, headers)
+                self._keep_headers(response, headers)
                 try:
                     return await self._initialized(response)
                 except (CallLost, Unreachable) as exc:
@@ -133,7 +133,7 @@ class StreamableChannel(Channel):
         return ""
 
     def adopt(self, session_id: str, version: str) -> None:
-        """Take over a session by its id."""
+        """Use a session that another process opened."""
         self._is_ready = True
         self.session_id = session_id
         self._fixed[mcp.SESSION_ID] = session_id
@@ -162,7 +162,7 @@ class StreamableChannel(Channel):
             response = await self._client.open("POST", endpoint.url, {**headers, **self._fixed}, message)
             self._reply_began = True
             try:
-                self._note(response, headers)
+                self._keep_headers(response, headers)
                 self.taken = response.status < 300
                 return await self._read(response, receive, message)
             finally:
@@ -272,7 +272,7 @@ class StreamableChannel(Channel):
                 if response.status >= 300:
                     raise await self._refused(response, headers)
                 self._is_ready = True
-                self._note(response, headers)
+                self._keep_headers(response, headers)
                 self._resumption.answered()
                 self._silence.restart()
                 await response.read()
@@ -312,7 +312,7 @@ class StreamableChannel(Channel):
                 return False
             if response.status >= 300:
                 check_ping_answer(await read_refusal(response, endpoint, message), endpoint.where)
-            self._note(response, headers)
+            self._keep_headers(response, headers)
             await self._read_ping_answer(response)
         return True
 
@@ -326,7 +326,7 @@ class StreamableChannel(Channel):
         except sse.EventTooLarge:
             response.close()
 
-    def _note(self, response: aiohttp.ClientResponse, headers: Headers) -> None:
+    def _keep_headers(self, response: aiohttp.ClientResponse, headers: Headers) -> None:
         """Keep the newest headers that the upstream accepted, for messages without a client: GET and DELETE."""
         if response.status < 300:
             self._headers = headers
@@ -360,9 +360,7 @@ class StreamableChannel(Channel):
                     if event.id is not None and self._resumption.is_repeated(event.id) and again:
                         continue
                     if event.data and hand_over(event.data, receive):
-                        if (
-                            not again
-                        ):  # a resumed stream stays open after the answer, and the caller must not wait for it
+                        if not again:  # a resumed stream stays open after the answer
                             await self._drain(response)
                         return
             cut = f"{self._endpoint.where} ended the call's stream without a result; the call may have had effects"
