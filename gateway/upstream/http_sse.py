@@ -30,11 +30,8 @@ from gateway.upstream.http_errors import (
     ping_id,
     read_refusal,
 )
+from gateway.upstream.stream_times import StreamTimes
 
-ENDPOINT_SECONDS: Final = 4.0
-"""How long the stream may take to name its endpoint: less than half of timeouts.handshake_seconds."""
-_LATE_POST_SECONDS: Final = 1.0
-"""How long the POST of a request may still take once the stream has brought the answer."""
 _ENDPOINT_BYTES: Final = 4096
 _EARLY_KEPT: Final = 16
 _PINGS_KEPT: Final = 64
@@ -46,8 +43,9 @@ _POST_REDIRECTS: Final = (307, 308)
 class _Waiting:
     """A request whose answer is expected on the stream."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, times: StreamTimes) -> None:
         self.receive = receive
+        self._late_post_seconds = times.late_post_seconds
         self.over: asyncio.Future[GatewayError | ValueError | None] = asyncio.get_running_loop().create_future()
         """Done with None when it is answered, or with the reason why it will not be."""
         self.posting: asyncio.Timeout | None = None
@@ -60,14 +58,15 @@ class _Waiting:
         self.over.set_result(error)
         if self.posting is not None and not self.posting.expired():
             now = asyncio.get_running_loop().time()
-            self.posting.reschedule(now if error is not None else now + _LATE_POST_SECONDS)
+            self.posting.reschedule(now if error is not None else now + self._late_post_seconds)
 
 
 class HttpSseChannel(Channel):
     """One session over HTTP+SSE."""
 
-    def __init__(self, client: Client, endpoint: Endpoint, tasks: Tasks) -> None:
+    def __init__(self, client: Client, endpoint: Endpoint, tasks: Tasks, times: StreamTimes) -> None:
         self._client = client
+        self._times = times
         self._endpoint = endpoint
         self._tasks = tasks
         self._fixed: dict[str, str] = {"Accept": "application/json", "Content-Type": "application/json"}
@@ -104,21 +103,20 @@ class HttpSseChannel(Channel):
 
     async def connect(self, headers: Headers) -> None:
         """Open the stream and wait for its endpoint. Raises WrongTransport, Unreachable or Refused."""
+        seconds = self._times.endpoint_seconds
         named: asyncio.Future[URL | UpstreamError] = asyncio.get_running_loop().create_future()
         self._reader = self._tasks.start(self._run_stream(headers, named), "side stream")
         try:
             # Not `wait_for`: see StandaloneStream.open.
-            _ = await asyncio.wait((named,), timeout=ENDPOINT_SECONDS)
+            _ = await asyncio.wait((named,), timeout=seconds)
         finally:
             if not named.done():
                 _ = named.cancel()
         if named.cancelled():
             where = f"{self._endpoint.where} did not"
             if self._opened:
-                raise WrongTransport(
-                    f"{where} name an endpoint for messages within {ENDPOINT_SECONDS:g} s: it is not HTTP+SSE"
-                )
-            raise Unreachable(f"{where} answer GET within {ENDPOINT_SECONDS:g} s")
+                raise WrongTransport(f"{where} name an endpoint for messages within {seconds:g} s: it is not HTTP+SSE")
+            raise Unreachable(f"{where} answer GET within {seconds:g} s")
         found = named.result()
         if isinstance(found, UpstreamError):
             raise found
@@ -249,7 +247,7 @@ class HttpSseChannel(Channel):
         """POST a request and wait until its answer comes on the stream."""
         if self._messages is None:
             raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
-        waiting = self._waiting = _Waiting(receive)
+        waiting = self._waiting = _Waiting(receive, self._times)
         self.taken = False
         try:
             refused = await self._request(message, headers, waiting)

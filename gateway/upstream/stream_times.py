@@ -1,4 +1,4 @@
-"""The pauses and deadlines of streamable HTTP that no configuration sets."""
+"""The pauses and deadlines of the HTTP transports that no configuration sets."""
 
 from typing import Final
 
@@ -20,6 +20,10 @@ class StreamTimes(Struct, frozen=True, kw_only=True):
     """How long a server may take to answer the GET that resumes a request."""
     silence_seconds: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 30.0)
     """How long a resumed stream may be silent before it is opened again."""
+    endpoint_seconds: float = 4.0
+    """How long a stream of HTTP+SSE may take to name its endpoint: less than half of timeouts.handshake_seconds."""
+    late_post_seconds: float = 1.0
+    """How long the POST of a request over HTTP+SSE may still take once the stream has brought the answer."""
 
 
 DEFAULT_TIMES: Final = StreamTimes()

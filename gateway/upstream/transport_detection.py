@@ -35,7 +35,7 @@ def connector(  # noqa: PLR0913  (the parts of every channel)
     if transport == "streamable-http":
         return lambda: StreamableChannel(client, endpoint, tasks, times)
     if transport == "sse":
-        return lambda: HttpSseChannel(client, endpoint, tasks)
+        return lambda: HttpSseChannel(client, endpoint, tasks, times)
     detection = TransportDetection(found)
     return lambda: AutoDetectChannel(client, endpoint, tasks, times, detection)
 
@@ -83,7 +83,7 @@ class AutoDetectChannel(StreamableChannel):
                 raise NoHandshake(f"{streamable.message}; nor does it speak HTTP+SSE: it {why}") from sse
 
     async def _over_sse(self, message: bytes, headers: Headers) -> tuple[Channel, Raw]:
-        channel = HttpSseChannel(self._client, self._endpoint, self._tasks)
+        channel = HttpSseChannel(self._client, self._endpoint, self._tasks, self._times)
         try:
             result = await channel.initialize(message, headers)
         except BaseException:

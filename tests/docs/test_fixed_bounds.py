@@ -13,7 +13,7 @@ from gateway.process import child, launcher, stderr_log
 from gateway.protocol import request
 from gateway.seal import peer_messages
 from gateway.sessions import list_cache, pool, session
-from gateway.upstream import era_probe, http_sse, resumption
+from gateway.upstream import era_probe, resumption
 from gateway.upstream.stream_times import DEFAULT_TIMES
 from tests.parts.launch import REPOSITORY
 
@@ -98,7 +98,7 @@ FIXED = [
             + f" and {seconds(DEFAULT_TIMES.reopen_seconds[-1])}"
         ],
     ),
-    ("the stream of HTTP+SSE, until it names its endpoint", [seconds(http_sse.ENDPOINT_SECONDS)]),
+    ("the stream of HTTP+SSE, until it names its endpoint", [seconds(DEFAULT_TIMES.endpoint_seconds)]),
     (
         "a subscription without a session",
         [

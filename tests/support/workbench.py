@@ -248,9 +248,10 @@ async def start(
     *,
     worker: Worker | None = None,
     traces: Traces | None = None,
+    stream_times: StreamTimes = SHORT_TIMES,
     **sections: Any,
 ) -> Stand:
     config = parse(configuration(upstream_url, **sections), "test", {})
-    gateway = Gateway(config, worker, traces=traces, stream_times=SHORT_TIMES)
+    gateway = Gateway(config, worker, traces=traces, stream_times=stream_times)
     await gateway.start()
     return Stand(gateway, http)
