@@ -18,7 +18,8 @@ from yarl import URL
 
 from gateway.config import Config, Timeouts
 from gateway.http import request_id
-from gateway.http.client import FOREIGN, REDIRECTS, Endpoint, mapped
+from gateway.http.client import FOREIGN, REDIRECTS, mapped
+from gateway.http.endpoint import Endpoint
 from gateway.http.forwarded_headers import for_passing, joined, passed_back
 from gateway.http.incoming import Incoming
 from gateway.http.reply import REQUEST_ID, Challenge, leave_open, send

@@ -12,7 +12,7 @@ from typing import Final
 from aiohttp import web
 from yarl import URL
 
-from gateway.http.client import Endpoint
+from gateway.http.endpoint import Endpoint
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import InvalidRequest, InvalidState
 from gateway.seal.cipher import Keyring

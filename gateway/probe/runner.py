@@ -123,7 +123,7 @@ async def _examine_url(exam: ProbeContext) -> None:
 
 
 def _connector(exam: ProbeContext, transport: str) -> Connect:
-    return connector(transport, exam.client, exam.endpoint, exam.tasks, lambda _: None)
+    return connector(transport, exam.client, exam.endpoint, exam.tasks, lambda _: None, exam.subject.stream_times)
 
 
 async def _examine_modern(exam: ProbeContext) -> None:
@@ -264,7 +264,7 @@ async def _wait_idle(exam: ProbeContext) -> None:
     if exam.server.transport == "sse":
         await wire_behaviour.wait_idle(exam, headers, ready)
         return
-    channel = StreamableChannel(exam.client, exam.endpoint, exam.tasks)
+    channel = StreamableChannel(exam.client, exam.endpoint, exam.tasks, exam.subject.stream_times)
     try:
         async with asyncio.timeout(exam.timeouts.handshake_seconds):
             result = await channel.initialize(sessions.initialize(mcp.LEGACY), headers)
@@ -305,16 +305,16 @@ async def _examine_child(exam: ProbeContext, metrics: Metrics) -> None:
         )
     exam.ok("program", route.upstream.name)
     living, noise = _Living(), list[None]()
-    nursery = ChildLauncher(route, exam.client, metrics, exam.tasks, living, lambda _: None)
+    launcher = ChildLauncher(route, exam.client, metrics, exam.tasks, living, lambda _: None)
     try:
-        async with session(exam, lambda: StdioChannel(nursery, lambda: noise.append(None)), mcp.LEGACY) as opened:
+        async with session(exam, lambda: StdioChannel(launcher, lambda: noise.append(None)), mcp.LEGACY) as opened:
             _introduce(exam, opened)
             exam.ok("versions", opened.shaken.version)
             await sessions.list_tools(exam, opened)
     except _OPENING as exc:
         raise _explain_child(exam, exc, living.last) from exc
     finally:
-        nursery.cool()
+        launcher.stop_prestarting()
         await _end_children(living)
     if noise:
         exam.warn(
@@ -326,7 +326,7 @@ async def _examine_child(exam: ProbeContext, metrics: Metrics) -> None:
 
 
 def _explain_child(exam: ProbeContext, exc: Exception, child: Child | None) -> Stopped:
-    lines = " / ".join(child.mutter.last) if child is not None else ""
+    lines = " / ".join(child.stderr_log.last) if child is not None else ""
     said = f"; its stderr ends with: {clean(lines, 300)}" if lines else ""
     late = f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s"
     what = late if isinstance(exc, TimeoutError) else clean(str(exc).partition("; the gateway's log")[0], 300)

@@ -1,7 +1,7 @@
-"""One child process that speaks MCP on stdin and stdout: its start, its lines, its end.
+"""One child process that speaks MCP on stdin and stdout.
 
-The process started here is a reaper (`process.child_reaper`). It starts the server with these very pipes, and kills
-all descendants of the server when this side of its socket ends, so a gateway that dies leaves no child behind.
+The process started here is a reaper (`process.child_reaper`). It starts the server with the pipes made here, and kills
+all descendants of the server when this side of its socket closes. A gateway that dies leaves no child behind.
 """
 
 import asyncio
@@ -28,36 +28,36 @@ log = get_logger()
 
 _REAPER: Final = Path(__file__).with_name("child_reaper.py")
 _EOF_SECONDS: Final = 1.5
-"""How long a server may take to end after its input has; server-everything takes no notice of that."""
+"""How long a server may take to exit after its input is closed; server-everything ignores that."""
 _TERM_SECONDS: Final = 1.5
 _KILL_SECONDS: Final = 2.0
-_LAST_WORDS_SECONDS: Final = 1.0
-"""How long is waited for what an ended server had said, or for the end of one that closed its output."""
+_LAST_OUTPUT_SECONDS: Final = 1.0
+"""How long to wait for the output of a server that exited, or for the exit of a server that closed its output."""
 INHERITED: Final = (
     *("HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_MESSAGES", "LOGNAME"),
     *("PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
 )
-"""All that a child gets of the gateway's environment, which may hold its keys."""
+"""The only variables that a child inherits from the gateway, whose environment may hold keys."""
 
 
 def environment(upstream: Upstream, own: Mapping[str, str]) -> dict[str, str]:
-    """A child's whole environment."""
+    """Return the complete environment of a child."""
     return {name: own[name] for name in INHERITED if name in own} | upstream.env
 
 
 def not_here(upstream: Upstream) -> str:
-    """What keeps the command from being started here, as far as can be seen beforehand; empty if nothing does."""
+    """Explain why the command cannot start here, as far as is known beforehand; empty if it can."""
     folder = Path(upstream.cwd or ".")
     if not folder.is_dir():
         return f"cwd: there is no folder {folder}"
     program, path = upstream.name, environment(upstream, os.environ).get("PATH", os.defpath)
-    # A path is looked up from the folder in which the child runs; a name never is.
+    # A path is relative to the folder in which the child runs; a name is looked up in PATH.
     found = shutil.which(str(folder / program) if os.sep in program else program, path=path)
     return "" if found else f"command: there is no program {program}"
 
 
 def given_secrets(upstream: Upstream) -> list[str]:
-    """What a child was given and must not be repeated: its variables, and arguments that look like secrets."""
+    """Return the secrets that a child was given: its variables, and arguments that look like secrets."""
     command = upstream.command or ()
     return [
         *upstream.env.values(),
@@ -66,50 +66,48 @@ def given_secrets(upstream: Upstream) -> list[str]:
 
 
 class Child:
-    """A reaper, the server it keeps, and whatever that starts."""
+    """A reaper, its server, and all processes that the server starts."""
 
     def __init__(self, upstream: Upstream, route: str, event_bytes: int, tasks: Tasks) -> None:
-        """Nothing is started yet; see `start`."""
         loop = asyncio.get_running_loop()
         self.pid = 0
-        """The server's, when it is known."""
+        """The process id of the server, once it is known."""
         self.where = f"The upstream {upstream.name} of route {route}"
-        self.hear: Callable[[bytes], None] = _nobody
-        """Takes each line of its output."""
         self.over: asyncio.Future[str] = loop.create_future()
-        """Done when it cannot be spoken to any more: the reason, which goes on after `where`."""
+        """Done when no more messages can be exchanged: the reason, worded to follow `where`."""
         self.gone: asyncio.Future[None] = loop.create_future()
-        """Done when no process is left."""
-        self.proven = False
-        """Whether it has answered `initialize`."""
+        """Done when all its processes have ended."""
+        self.initialized = False
+        """Whether it answered `initialize`."""
         self.asked = False
-        """Whether the gateway wants its end."""
-        self.born = time.monotonic()
+        """Whether the gateway asked it to end."""
+        self.created = time.monotonic()
         self._upstream = upstream
         self.route = route
         self._tasks = tasks
         self._input = _Input()
         self._output = _Output(Lines(event_bytes), self)
-        self.mutter = StderrLog(route, given_secrets(upstream))
+        self._receive: Callable[[bytes], None] = _ignore
+        self.stderr_log = StderrLog(route, given_secrets(upstream))
         self._process: subprocess.Popen[bytes]
         self._stdin: asyncio.WriteTransport
         self._transports: list[asyncio.BaseTransport] = []
         self._control: tuple[asyncio.StreamReader, asyncio.StreamWriter]
-        self._last_words: asyncio.TimerHandle | None = None
+        self._last_output: asyncio.TimerHandle | None = None
 
     # -- start --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start it; what comes of that is told by `over`. Raises OSError where there is not even a reaper."""
+        """Start it; `over` reports a failure of its command. Raises OSError if the reaper cannot start."""
         ours, theirs = socket.socketpair()
         pipes: list[int] = []
         try:
             with theirs:
                 ours.setblocking(False)
                 pipes += (*os.pipe(), *os.pipe(), *os.pipe())
-                # Not asyncio's: uvloop gives a child sockets (which cannot be opened again as /dev/stdin), and more
-                # files than it should have.
-                self._process = self._reaper(theirs, pipes[0], pipes[3], pipes[5])
+                # Not asyncio's subprocess: uvloop gives a child sockets, which cannot be reopened as /dev/stdin, and
+                # leaks file descriptors to it.
+                self._process = self._start_reaper(theirs, pipes[0], pipes[3], pipes[5])
             await self._connect(ours, pipes)
         except BaseException:
             ours.close()
@@ -119,31 +117,31 @@ class Child:
         finally:
             for file in pipes:
                 os.close(file)
-        self._tasks.spawn(self._live(), "child")
+        self._tasks.spawn(self._supervise(), "child")
 
-    def _reaper(self, control: socket.socket, stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+    def _start_reaper(self, control: socket.socket, stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
         upstream = self._upstream
         assert upstream.command is not None
         program = (sys.executable, "-I", "-S", str(_REAPER), str(control.fileno()), upstream.cwd or "")
-        return subprocess.Popen(  # noqa: S603  (what the operator configured, and no shell)
+        return subprocess.Popen(  # noqa: S603  (the operator configured the command; no shell)
             (*program, *upstream.command),
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             pass_fds=(control.fileno(),),
             env=environment(upstream, os.environ),
-            start_new_session=True,  # a terminal's Ctrl-C is for the gateway
+            start_new_session=True,  # Ctrl-C in a terminal must reach the gateway only
         )
 
     async def _connect(self, control: socket.socket, pipes: list[int]) -> None:
-        """Take our ends of the pipes; those of the child are closed here, or they would never end."""
+        """Connect our ends of the pipes. The child's ends are closed here, or the pipes would never end."""
         loop = asyncio.get_running_loop()
         err_write, err, out_write, out, in_, in_read = (pipes.pop() for _ in range(6))
         for file in (err_write, out_write, in_read):
             os.close(file)
         ends = [os.fdopen(file, mode, buffering=0) for file, mode in ((err, "rb"), (out, "rb"), (in_, "wb"))]
         try:
-            transport, _ = await loop.connect_read_pipe(lambda: self.mutter, ends[0])
+            transport, _ = await loop.connect_read_pipe(lambda: self.stderr_log, ends[0])
             self._transports.append(transport)
             transport, _ = await loop.connect_read_pipe(lambda: self._output, ends[1])
             self._transports.append(transport)
@@ -153,73 +151,73 @@ class Child:
             for end in ends[len(self._transports) :]:
                 end.close()
             raise
-        self._stdin.set_write_buffer_limits(high=0)  # `drain` waits until all is in the pipe
+        self._stdin.set_write_buffer_limits(high=0)  # `resume_writing` is called once everything is in the pipe
         self._control = await asyncio.open_unix_connection(sock=control)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
-    async def _live(self) -> None:
-        """Listen to the reaper until nothing is left."""
+    async def _supervise(self) -> None:
+        """Read the reports of the reaper until no process is left."""
         reader, writer = self._control
         with suppress(OSError):
             while line := await reader.readline():
-                self._note(line.decode().split())
+                self._take_report(line.decode().split())
         writer.close()
         if self.pid:
-            with suppress(OSError):  # the kernel has killed the server with its reaper, but not what that started
+            with suppress(OSError):  # the kernel killed the server with its reaper, but not the server's children
                 os.killpg(self.pid, signal.SIGKILL)
-        self._end("ended with its reaper, which somebody killed")
-        # The kernel has closed the reaper's files and is about to make it a zombie: this waits for microseconds.
+        self._end("ended with its reaper, which was killed")
+        # The kernel has closed the reaper's files, so the reaper exits within microseconds.
         _ = self._process.wait()
-        _ = await asyncio.wait((self.mutter.ended,), timeout=_LAST_WORDS_SECONDS)
+        _ = await asyncio.wait((self.stderr_log.ended,), timeout=_LAST_OUTPUT_SECONDS)
         for transport in self._transports:
             _abort(transport)
         self._report()
         self.gone.set_result(None)
 
-    def _note(self, words: list[str]) -> None:
+    def _take_report(self, words: list[str]) -> None:
         match words:
             case ["started", pid]:
-                self.pid = self.mutter.pid = int(pid)
+                self.pid = self.stderr_log.pid = int(pid)
             case ["failed", number, what]:
                 name = self._upstream.cwd if what == "directory" else self._upstream.name
                 self._end(f"cannot be started: {os.strerror(int(number))} ({what} {name})")
             case ["ended", code]:
-                self.pid = 0  # collected: the number may soon be another's
-                self._ended(_how(int(code)))
+                self.pid = 0  # the kernel may reuse the number from now on
+                self._ended(_describe_exit(int(code)))
             case _:
-                pass  # half a line of a reaper that was killed
+                pass  # an incomplete line from a reaper that was killed
 
     def _ended(self, how: str) -> None:
-        """The server has ended; what it said before it did still counts."""
+        """The server exited; its remaining output is still read."""
         if self._output.closed:
             self._end(how)
         elif not self.over.done():
-            self._output.then = how
-            self._later(how)
+            self._output.exit = how
+            self._end_soon(how)
 
-    def silenced(self) -> None:
-        """Its output has ended: the server has too, or will never say anything again."""
+    def output_closed(self) -> None:
+        """Its output ended: the server exited, or will never send anything again."""
         if self.over.done():
             return
-        if self._output.then:
-            self._end(self._output.then)
+        if self._output.exit:
+            self._end(self._output.exit)
         else:
-            self._later("closed its output")
+            self._end_soon("closed its output")
 
-    def _later(self, why: str) -> None:
-        if self._last_words is None:
+    def _end_soon(self, why: str) -> None:
+        if self._last_output is None:
             loop = asyncio.get_running_loop()
-            self._last_words = loop.call_later(_LAST_WORDS_SECONDS, self._end, why)
+            self._last_output = loop.call_later(_LAST_OUTPUT_SECONDS, self._end, why)
 
-    def spoil(self, why: str) -> None:
-        """Nothing that it says from now on can be understood."""
+    def give_up(self, why: str) -> None:
+        """End the child, because the rest of its output cannot be parsed."""
         self._end(why)
         self._tasks.spawn(self.close(), "close session")
 
     def _end(self, why: str) -> None:
-        if self._last_words is not None:
-            self._last_words.cancel()
+        if self._last_output is not None:
+            self._last_output.cancel()
         if not self.over.done():
             self.over.set_result(why)
 
@@ -232,22 +230,30 @@ class Child:
                 route=self.route,
                 upstream=self._upstream.name,
                 why=self.over.result(),
-                stderr=list(self.mutter.last),
+                stderr=list(self.stderr_log.last),
                 fix="stderr has the server's own last words; run its command by hand, with upstream.env and cwd",
             )
 
     # -- messages -----------------------------------------------------------------------------------------------
 
+    def receive_with(self, receive: Callable[[bytes], None]) -> None:
+        """Hand each line of its output to `receive` from now on; lines before that are dropped."""
+        self._receive = receive
+
+    def take_line(self, line: bytes) -> None:
+        """Hand one line of its output over."""
+        self._receive(line)
+
     async def send(self, message: bytes, seconds: float) -> None:
-        """Write one message and wait until the child can read all of it. Raises CallLost."""
-        if not self.over.done() and not self._stdin.is_closing():  # uvloop raises when a closed pipe is written to
+        """Write one message and wait until the pipe holds all of it. Raises CallLost."""
+        if not self.over.done() and not self._stdin.is_closing():  # uvloop raises on a write to a closed pipe
             self._stdin.write(one_line(message))
             if self._input.free is not None:
                 _ = await asyncio.wait(
                     (self._input.free, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
                 )
-        if self._stdin.is_closing():  # it closed its input: most likely it is about to end
-            _ = await asyncio.wait((self.over,), timeout=_LAST_WORDS_SECONDS)
+        if self._stdin.is_closing():  # it closed its input, so it is probably about to exit
+            _ = await asyncio.wait((self.over,), timeout=_LAST_OUTPUT_SECONDS)
             self._end("closed its input")
         if self.over.done():
             raise CallLost(f"{self.where} {self.over.result()}; the call may have had effects")
@@ -259,8 +265,8 @@ class Child:
     # -- end ----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End it: its input ends, then SIGTERM, then SIGKILL for all that is left. Cancelled, at once the last."""
-        self._want_end()
+        """Close its input, then send SIGTERM, then SIGKILL to all that is left. If cancelled, kill at once."""
+        self._ask_to_end()
         control = self._control[1]
         try:
             self._stdin.close()
@@ -275,15 +281,15 @@ class Child:
             control.close()
 
     def kill(self) -> None:
-        """End it and all that it started, now; `gone` says when that is done."""
-        self._want_end()
+        """Kill it and all processes that it started; `gone` is done when none is left."""
+        self._ask_to_end()
         self._order(b"k")
 
     def _order(self, order: bytes) -> None:
-        if not self._control[1].is_closing():  # it is when the reaper has ended
+        if not self._control[1].is_closing():  # it is closing if the reaper has exited
             self._control[1].write(order)
 
-    def _want_end(self) -> None:
+    def _ask_to_end(self) -> None:
         if not self.over.done():
             self.asked = True
             self._end("is being ended")
@@ -298,7 +304,7 @@ class _Input(asyncio.BaseProtocol):
 
     def __init__(self) -> None:
         self.free: asyncio.Future[None] | None = None
-        """Done when all that was written is in the pipe; None when it is."""
+        """Done when the pipe has taken everything; None if it has."""
 
     def pause_writing(self) -> None:
         self.free = asyncio.get_running_loop().create_future()
@@ -317,8 +323,8 @@ class _Output(asyncio.Protocol):
 
     def __init__(self, lines: Lines, child: Child) -> None:
         self.closed = False
-        self.then = ""
-        """How the child ended, if that is known before its output has."""
+        self.exit = ""
+        """How the child exited, if that is known before its output ended."""
         self._lines = lines
         self._child = child
 
@@ -327,21 +333,21 @@ class _Output(asyncio.Protocol):
             for line in self._lines.feed(data):
                 if self._child.over.done():
                     return
-                self._child.hear(line)
+                self._child.take_line(line)
         except LineTooLong:
             if not self._child.over.done():
-                self._child.spoil("sent a message larger than limits.event_bytes")
+                self._child.give_up("sent a message larger than limits.event_bytes")
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self.closed = True
-        self._child.silenced()
+        self._child.output_closed()
 
 
-def _nobody(_: bytes) -> None:
-    """Hear what a child says that was not spoken to: nothing that anybody waits for."""
+def _ignore(_: bytes) -> None:
+    """Drop the output of a child before its first request."""
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended (exit code {code})"
     try:
@@ -351,7 +357,7 @@ def _how(code: int) -> str:
 
 
 def _abort(transport: asyncio.BaseTransport) -> None:
-    """Close without waiting for what was not written."""
+    """Close without waiting for unwritten data."""
     if isinstance(transport, asyncio.WriteTransport):
         transport.abort()
     else:

@@ -1,17 +1,17 @@
-"""A program of its own: runs one stdio server, and leaves no process behind of all that the server started.
+"""A separate program that runs one stdio server so that none of its processes outlives the gateway.
 
-Started by `process.child` with a bare interpreter: REAPER CONTROL DIRECTORY COMMAND... . CONTROL is the number of a
-socket whose other end only the gateway has; DIRECTORY may be empty. It imports nothing of the gateway, so that it
-costs 30 ms and 6 MB.
+`process.child` starts it with a bare interpreter: REAPER CONTROL DIRECTORY COMMAND... . CONTROL is the file descriptor
+of a socket whose other end only the gateway has. DIRECTORY may be empty. The program imports nothing of the gateway,
+so it costs 30 ms and 6 MB.
 
-Rule 1: the socket is the gateway's life. When it ends, also because the gateway was killed, everything is killed.
-Rule 2: everything is what descends from this process. It is a subreaper (prctl(2)): what loses its parent, or leaves
-its process group and session, still descends from it. `npx server` is three processes, and only one hears of a signal
-to a child.
-Rule 3: the server does not outlive this process either; for that there is PR_SET_PDEATHSIG.
+Rule 1: when the socket closes, even because the gateway was killed, the reaper kills all its descendants.
+Rule 2: the reaper is a subreaper (prctl(2)), so a process that loses its parent, or leaves its process group and
+session, still descends from it. `npx server` is three processes, and a signal to the child reaches only one of them.
+Rule 3: the server does not outlive the reaper either (PR_SET_PDEATHSIG).
 
-On the socket, to the gateway, lines: `started PID`, `failed ERRNO WHAT` (it could not be started), `ended CODE` (minus
-the signal, if one killed it). From the gateway, bytes: `t` ends the server's process group, `k` kills everything.
+Lines to the gateway: `started PID`, `failed ERRNO WHAT` if the start failed, `ended CODE`, where CODE is the negative
+signal number if a signal killed the server. Bytes from the gateway: `t` sends SIGTERM to the server's process group,
+`k` kills everything.
 """
 
 import ctypes
@@ -27,27 +27,27 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _LINUX: Final = sys.platform == "linux"
 _LEFT_SECONDS: Final = 1.0
-"""How long what the server leaves behind may take to end after SIGTERM."""
+"""How long processes that the server leaves behind may take to exit after SIGTERM."""
 _KILL_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.01
-_UNHEARD: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""The gateway decides when the server ends: it drains first."""
+_IGNORED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Ignored, because the gateway decides when the server ends: it drains first."""
 
 
 class ChildReaper:
-    """One server's parent."""
+    """The parent process of one server."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._server = 0
-        """Its pid, and its process group's; 0 when it has ended."""
+        """The pid of the server, also of its process group; 0 once it has exited."""
 
     def run(self, directory: str, command: list[str]) -> None:
-        """Start the command; return when nothing of it is left."""
+        """Start the command; return when none of its processes is left."""
         woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if _LINUX else _pipe()
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in _UNHEARD:
+        for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         if _LINUX:
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -61,7 +61,7 @@ class ChildReaper:
         self._kill_all()
 
     def _start(self, directory: str, command: list[str]) -> str:
-        """Start the server; "errno what" where that fails."""
+        """Start the server; return "ERRNO WHAT" if that fails, or else an empty string."""
         told, tell = os.pipe()
         own = os.getpid()
         self._server = os.fork()
@@ -73,12 +73,12 @@ class ChildReaper:
             finally:
                 os._exit(127)
         os.close(tell)
-        failure = os.read(told, 100).decode()  # nothing after an exec: it closes the pipe
+        failure = os.read(told, 100).decode()  # empty after a successful exec, which closes the pipe
         os.close(told)
         return failure
 
     def _watch(self, woken: int) -> None:
-        """Return when the gateway wants an end, when it is gone, or when nothing is left."""
+        """Return when the gateway orders the end, when it is gone, or when no process is left."""
         poller = select.poll()
         for file in (woken, self._control.fileno()):
             poller.register(file, select.POLLIN)
@@ -98,7 +98,7 @@ class ChildReaper:
                 return
 
     def _obey(self) -> bool:
-        """Do what the gateway says; whether to go on."""
+        """Carry out the orders of the gateway; return whether to continue."""
         try:
             orders = self._control.recv(64)
         except OSError:
@@ -108,7 +108,7 @@ class ChildReaper:
         return bool(orders) and b"k" not in orders
 
     def _reap(self) -> bool:
-        """Collect what has ended; whether anything is left."""
+        """Collect processes that exited; return whether any is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -121,7 +121,7 @@ class ChildReaper:
                 self._tell(f"ended {os.waitstatus_to_exitcode(status)}")
 
     def _kill_all(self) -> None:
-        """Kill until nothing is left: who is killed while it forks leaves a child that was not on the list."""
+        """Kill until no process is left: one that is killed while it forks leaves a child that was not on the list."""
         deadline = time.monotonic() + _KILL_SECONDS
         while self._reap() and time.monotonic() < deadline:
             if self._server:
@@ -131,7 +131,7 @@ class ChildReaper:
             time.sleep(_POLL_SECONDS)
 
     def _tell(self, line: str) -> None:
-        try:  # noqa: SIM105 - contextlib takes a while to import
+        try:  # noqa: SIM105 - importing contextlib takes time
             self._control.sendall(line.encode() + b"\n")
         except OSError:
             pass  # the gateway is gone; `_watch` sees it too
@@ -145,15 +145,15 @@ def _become(parent: int, directory: str, command: list[str]) -> None:
         if os.getppid() != parent:
             os._exit(127)
     signal.set_wakeup_fd(-1)
-    for number in (*_UNHEARD, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # the last two are Python's doing
+    for number in (*_IGNORED, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python changed the last two
     if directory:
         os.chdir(directory)
-    os.execvp(command[0], command)  # noqa: S606 - what the operator configured, and no shell
+    os.execvp(command[0], command)  # noqa: S606 - the operator configured the command; no shell
 
 
 def _descendants() -> list[int]:
-    """All processes that descend from this one; none where there is no /proc."""
+    """Return all descendants of this process; none if there is no /proc."""
     children: dict[int, list[int]] = {}
     try:
         names = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - pathlib takes 10 ms to import
@@ -165,10 +165,10 @@ def _descendants() -> list[int]:
                 # proc_pid_stat(5): pid (name) state ppid; the name may have spaces and brackets.
                 parent = int(file.read().rpartition(b")")[2].split()[1])
         except (OSError, IndexError):
-            continue  # it has ended meanwhile
+            continue  # it exited meanwhile
         children.setdefault(parent, []).append(int(name))
     found = list(children.get(os.getpid(), ()))
-    for pid in found:  # which grows as it goes
+    for pid in found:  # the list grows during the loop
         found.extend(children.get(pid, ()))
     return found
 
@@ -177,11 +177,11 @@ def _send(pid: int, number: signal.Signals) -> None:
     try:  # noqa: SIM105
         os.kill(pid, number)
     except OSError:
-        pass  # it has ended, or became somebody else's by setuid
+        pass  # it exited, or runs as another user after setuid
 
 
 def _let_go_of_streams() -> None:
-    """The server has them: as long as they were open here too, nobody would see them end."""
+    """Close the pipes, which the server has now: open copies would hide their end from the gateway."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for file in range(3):
         os.dup2(nothing, file)
@@ -206,6 +206,4 @@ if __name__ == "__main__":
     try:
         ChildReaper(inherited).run(sys.argv[2], sys.argv[3:])
     finally:
-        os._exit(
-            0
-        )  # the end of the socket and of the process are one: the gateway waits for the second after the first
+        os._exit(0)  # at once: the gateway waits for this process as soon as the socket is closed

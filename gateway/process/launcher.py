@@ -1,8 +1,8 @@
-"""The children of one route: started ahead, handed out, bounded, and started ever more seldom where they die at once.
+"""Starts the child processes of one route.
 
-What is kept warm is a process that has been started and has heard nothing: neither whose it will be nor what that
-client can do. A child that is initialised belongs to one principal and one set of capabilities, and is pooled with its
-session like any other.
+`upstream.warm` children are started ahead of their sessions. Such a child has received nothing, so any client may get
+it. Once initialized, a child belongs to one principal and one set of capabilities, and is pooled with its session. If
+children die at once, the pauses between starts grow.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from gateway.telemetry import Metrics
 
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LAST_PAUSE_SECONDS: Final = 30.0
-_PATIENCE_SECONDS: Final = 1.0
-"""Who wants a child waits for a pause this short; after a longer one it has called again."""
+_MAX_WAIT_SECONDS: Final = 1.0
+"""A session waits for a pause up to this long. For a longer pause it fails at once, so that its client can retry."""
 _LONG_LIFE_SECONDS: Final = 10.0
-"""A warm child that lived this long did not die at its start."""
+"""A prestarted child that lived this long did not die at its start."""
 
 
 class ChildLauncher:
     """Starts the children of one route."""
 
-    def __init__(  # noqa: PLR0913  (what starts them, and who hears of their ends)
+    def __init__(  # noqa: PLR0913  (the parts of every child)
         self,
         route: Route,
         client: Client,
@@ -38,9 +38,9 @@ class ChildLauncher:
         living: set[Child],
         ended: Callable[[str], None],
     ) -> None:
-        """`client` has the bounds of everything that upstreams send; `living` has all children of the process.
+        """`client` has the limits and timeouts; `living` holds all children of the gateway's process.
 
-        `ended` hears how a child ended that nobody asked to end.
+        `ended` is called with the reason when a child ends without being asked to.
         """
         self._ended = ended
         self.where = f"The upstream {route.upstream.name} of route {route.path}"
@@ -50,55 +50,57 @@ class ChildLauncher:
         self._metrics = metrics
         self._tasks = tasks
         self._living = living
-        self._room = asyncio.Semaphore(route.upstream.max_children)
-        self._warm: deque[Child] = deque()
+        self._slots = asyncio.Semaphore(route.upstream.max_children)
+        self._prestarted: deque[Child] = deque()
         self._failures = 0
-        """Children in a row that ended before they had answered `initialize`."""
-        self._why = ""
+        """Children in a row that ended before they answered `initialize`."""
+        self._last_reason = ""
         self._not_before = 0.0
         self._trial: Child | None = None
-        """After a failure: the one child that may be started until it is known whether it works."""
+        """After a failure, one child is started at a time: this one, until it works or fails."""
         self._settled = asyncio.Event()
         self._changed = asyncio.Event()
-        self._warmer = tasks.start(self._keep_warm(), f"warmer of {route.path}") if route.upstream.warm else None
+        self._prestarting: asyncio.Task[None] | None = None
+        if route.upstream.warm:
+            self._prestarting = tasks.start(self._prestart(), f"prestart children of {route.path}")
 
     @property
-    def bounds(self) -> Client:
-        """The limits and timeouts that hold now."""
+    def client(self) -> Client:
+        """The present limits and timeouts."""
         return self._client
 
     async def take(self) -> Child:
-        """A child that nobody has spoken to. Raises Unreachable."""
-        while self._warm:
-            child = self._warm.popleft()
+        """Return a child that has received nothing. Raises Unreachable."""
+        while self._prestarted:
+            child = self._prestarted.popleft()
             self._changed.set()
             if not child.over.done():
                 return child
-        await self._room.acquire()
+        await self._slots.acquire()
         try:
-            await self._may_start()
+            await self._wait_for_start()
             return await self._start()
         except BaseException:
-            self._room.release()
+            self._slots.release()
             raise
 
-    def proved(self, child: Child) -> None:
-        """The child has answered `initialize`: its command works."""
-        child.proven = True
+    def initialized(self, child: Child) -> None:
+        """The child answered `initialize`, so its command works."""
+        child.initialized = True
         self._failures = 0
         self._settle(child)
 
-    def cool(self) -> None:
-        """Keep no child warm any more."""
-        if self._warmer is not None:
-            self._warmer.cancel()
-        while self._warm:
-            self._tasks.spawn(self._warm.popleft().close(), "close session")
+    def stop_prestarting(self) -> None:
+        """End the prestarted children and start no more."""
+        if self._prestarting is not None:
+            self._prestarting.cancel()
+        while self._prestarted:
+            self._tasks.spawn(self._prestarted.popleft().close(), "close session")
 
     # -- starting -----------------------------------------------------------------------------------------------
 
-    async def _may_start(self) -> None:
-        """Wait for leave to start a child: any time, until one dies at once; then one after the other, with pauses."""
+    async def _wait_for_start(self) -> None:
+        """Wait until a child may start: at once, or after failures one at a time, with pauses."""
         while self._failures:
             if self._trial is not None:
                 self._settled.clear()
@@ -107,10 +109,10 @@ class ChildLauncher:
             pause = self._not_before - time.monotonic()
             if pause <= 0:
                 return
-            if pause > _PATIENCE_SECONDS:
+            if pause > _MAX_WAIT_SECONDS:
                 raise Unreachable(
-                    f"{self.where} {self._why} before it answered `initialize`, {self._failures} times in a row; it "
-                    f"is started again in {pause:.0f} s. The gateway's log has its stderr"
+                    f"{self.where} {self._last_reason} before it answered `initialize`, {self._failures} times "
+                    f"in a row; it is started again in {pause:.0f} s. The gateway's log has its stderr"
                 )
             await asyncio.sleep(pause)
 
@@ -133,16 +135,16 @@ class ChildLauncher:
         return child
 
     def _over(self, child: Child) -> None:
-        """Learn from a child that ended before it was of any use."""
+        """Count a child that ended before it was of any use."""
         self._settle(child)
-        if child in self._warm:
-            self._warm.remove(child)
+        if child in self._prestarted:
+            self._prestarted.remove(child)
             self._changed.set()
-        if child.asked or child.proven or time.monotonic() - child.born > _LONG_LIFE_SECONDS:
+        if child.asked or child.initialized or time.monotonic() - child.created > _LONG_LIFE_SECONDS:
             return
         now = time.monotonic()
         self._failures += 1
-        self._why = child.over.result()
+        self._last_reason = child.over.result()
         self._not_before = now + min(_FIRST_PAUSE_SECONDS * 2 ** (self._failures - 1), _LAST_PAUSE_SECONDS)
 
     def _gone(self, child: Child) -> None:
@@ -150,37 +152,37 @@ class ChildLauncher:
         self._metrics.child_ended(self._path, asked=child.asked)
         if not child.asked:
             self._ended(child.over.result())
-        self._room.release()
+        self._slots.release()
         self._changed.set()
 
     def _settle(self, child: Child) -> None:
-        """It is known whether this child works, or will never be."""
+        """This child works or failed, so the next one may start."""
         if self._trial is child:
             self._trial = None
             self._changed.set()
         self._settled.set()
 
-    async def _keep_warm(self) -> None:
-        """Start a child ahead whenever one is missing and there is room."""
+    async def _prestart(self) -> None:
+        """Start a child ahead whenever one is missing and `max_children` allows it."""
         while True:
             self._changed.clear()
-            if len(self._warm) < self._upstream.warm and not self._room.locked() and self._trial is None:
-                await self._warm_one()
+            if len(self._prestarted) < self._upstream.warm and not self._slots.locked() and self._trial is None:
+                await self._prestart_one()
             else:
                 _ = await self._changed.wait()
 
-    async def _warm_one(self) -> None:
+    async def _prestart_one(self) -> None:
         pause = self._not_before - time.monotonic()
         if self._failures and pause > 0:
             await asyncio.sleep(pause)
             return
-        await self._room.acquire()
+        await self._slots.acquire()
         try:
             child = await self._start()
         except Unreachable:
-            self._room.release()
+            self._slots.release()
         except BaseException:
-            self._room.release()
+            self._slots.release()
             raise
         else:
-            self._warm.append(child)
+            self._prestarted.append(child)

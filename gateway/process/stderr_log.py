@@ -1,4 +1,4 @@
-"""What a child says on stderr: to the log, a bounded part of it, and never understood."""
+"""Copies the stderr of a child to the log, within bounds."""
 
 import asyncio
 import time
@@ -18,41 +18,41 @@ _HIDDEN: Final = "[hidden]"
 
 
 class StderrLog(asyncio.Protocol):
-    """One child's stderr. Secrets that it was given in `env` or as arguments are masked, should it repeat them."""
+    """The stderr of one child. The secrets that it was given in `env` or as arguments are masked."""
 
-    def __init__(self, route: str, given: Iterable[str]) -> None:
+    def __init__(self, route: str, secrets: Iterable[str]) -> None:
         self.last: deque[str] = deque(maxlen=_KEPT)
-        """The last lines, for who reports its end."""
+        """The last lines, for the report of its end."""
         self.pid = 0
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._route = route
-        self._given = sorted((value for value in given if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
-        self._begun = b""
+        self._secrets = sorted((value for value in secrets if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
+        self._incomplete = b""
         self._second = 0
-        self._said = 0
+        self._logged = 0
         self._dropped = 0
 
     def data_received(self, data: bytes) -> None:
-        """Log whole lines; of a long one its beginning."""
+        """Log complete lines, and the beginning of long ones."""
         *whole, rest = data.split(b"\n")
         for end in whole:
-            self._say(self._begun + end)
-            self._begun = b""
-        self._begun = (self._begun + rest)[: _LINE_BYTES + 1]
+            self._log(self._incomplete + end)
+            self._incomplete = b""
+        self._incomplete = (self._incomplete + rest)[: _LINE_BYTES + 1]
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        """Log what had no line's end yet."""
-        self._say(self._begun)
-        self._begun = b""
+        """Log the last, incomplete line."""
+        self._log(self._incomplete)
+        self._incomplete = b""
         self._report_dropped()
         if not self.ended.done():
             self.ended.set_result(None)
 
-    def _say(self, line: bytes) -> None:
+    def _log(self, line: bytes) -> None:
         text = line[:_LINE_BYTES].decode(errors="replace").rstrip()
         if not text:
             return
-        for value in self._given:
+        for value in self._secrets:
             text = text.replace(value, _HIDDEN)
         if len(line) > _LINE_BYTES:
             text += "…"
@@ -60,9 +60,9 @@ class StderrLog(asyncio.Protocol):
         second = int(time.monotonic())
         if second != self._second:
             self._report_dropped()
-            self._second, self._said = second, 0
-        self._said += 1
-        if self._said > _LINES_PER_SECOND:
+            self._second, self._logged = second, 0
+        self._logged += 1
+        if self._logged > _LINES_PER_SECOND:
             self._dropped += 1
         else:
             log.info(Event.CHILD_STDERR, route=self._route, pid=self.pid, text=text)

@@ -19,6 +19,7 @@ from gateway.seal.request_state import Sealer
 from gateway.sessions.pool import Pool
 from gateway.telemetry import Metrics
 from gateway.upstream.era_probe import EraProbe
+from gateway.upstream.stream_times import DEFAULT_TIMES, StreamTimes
 
 
 class Endable(Protocol):
@@ -39,6 +40,7 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     epoch: str
     """Another one after every start."""
     witness: Witness
+    stream_times: StreamTimes = DEFAULT_TIMES
 
 
 class LiveUpstream(msgspec.Struct, frozen=True, eq=False):

@@ -12,7 +12,8 @@ from typing import Final
 
 from gateway.config import Config, Contexts, Route, on_route
 from gateway.exchange.machine import Policy
-from gateway.http.client import Client, Endpoint
+from gateway.http.client import Client
+from gateway.http.endpoint import Endpoint
 from gateway.http.forwarded_headers import asks_as_client
 from gateway.process.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.process.launcher import ChildLauncher
@@ -103,7 +104,8 @@ class RouteTable:
         if route.upstream.transport == "sse":
             era.transport_found(speaks_sse=True)
         found = _transport_found(era, health)
-        connect = connector(route.upstream.transport, client, endpoint, tasks, found)
+        times = self.process.stream_times
+        connect = connector(route.upstream.transport, client, endpoint, tasks, found, times)
         return LiveUpstream(client, Pool(config, route, connect, metrics, tasks), era, health, set(), set())
 
     def _pool_of_children(self, config: Config, route: Route, client: Client, health: UpstreamHealth) -> Pool:
@@ -113,7 +115,7 @@ class RouteTable:
         def connect() -> StdioChannel:
             return StdioChannel(launcher, lambda: metrics.upstream_failed(route.path, "malformed"))
 
-        return Pool(config, route, connect, metrics, tasks, launcher.cool)
+        return Pool(config, route, connect, metrics, tasks, launcher.stop_prestarting)
 
     def children(self, path: str) -> int:
         """Count the processes of a route's command, including those from before a reload."""

@@ -38,6 +38,7 @@ from gateway.seal.request_state import Sealer
 from gateway.server.reload import Read, Reload
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.recent_errors import RecentErrors
+from gateway.upstream.stream_times import DEFAULT_TIMES, StreamTimes
 
 log = get_logger()
 
@@ -59,6 +60,7 @@ class Gateway:
         worker: Worker | None = None,
         read: Read | None = None,
         traces: Traces | None = None,
+        stream_times: StreamTimes = DEFAULT_TIMES,
     ) -> None:
         """`worker` when this process is one of several that share `listen`; `read` reads the configuration again.
 
@@ -85,6 +87,7 @@ class Gateway:
         if traces is None and config.traces:
             traces = open_traces(__version__, self.members.own)
         self._traces = traces
+        self._stream_times = stream_times
         self._peers = PeerClient(config, self.members, self._hops, self.metrics)
         self._witness = Witness(self.members, self._peers, self.lot, self.tasks)
         self._epoch = secrets.token_hex(8)
@@ -118,6 +121,7 @@ class Gateway:
             owner=self.members.own,
             epoch=self._epoch,
             witness=self._witness,
+            stream_times=self._stream_times,
         )
         self.routes = RouteTable(config, tls, self._client, scope, self.troubles)
         self._callers = Authenticator(config, self._client, self.tasks)

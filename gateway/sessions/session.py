@@ -25,7 +25,7 @@ from gateway.sessions.call import Call, OwnListener, PoolKey, Watcher
 from gateway.sessions.own_answers import OwnAnswers
 from gateway.sessions.session_sharing import SharedSession
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, bodies, get_logger
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideListener
 
 log = get_logger()
 
@@ -69,7 +69,6 @@ class Session:
         self.shared: SharedSession[Session] = SharedSession(self) if owner is None else owner.shared
         self.idle_since = 0.0
         self.watchers: list[Watcher] = []
-        channel.side_changed = self._side_changed
         self._route = route
         self._metrics = metrics
         self._tasks = tasks
@@ -153,9 +152,8 @@ class Session:
         self._show(Direction.TO_UPSTREAM, message)
         self.channel, result = await self.channel.open(message, headers)
         self._show(Direction.FROM_UPSTREAM, bytes(result))
-        self.channel.side_changed = self._side_changed
         self.shaken = handshake.handshake(result)
-        await self.channel.listen(self.shaken.version, headers, self._hear_side, self._side_lost)
+        await self.channel.listen(self.shaken.version, headers, self._side_listener())
         ready = jsonrpc.notification(mcp.INITIALIZED)
         self._show(Direction.TO_UPSTREAM, ready)
         await self.channel.send(ready, headers)
@@ -173,7 +171,7 @@ class Session:
         self._headers = headers
         self.shaken = shaken
         self.channel.adopt(session_id, shaken.version)
-        await self.channel.listen(shaken.version, headers, self._hear_side, self._side_lost)
+        await self.channel.listen(shaken.version, headers, self._side_listener())
 
     async def set_log_level(self, level: str, headers: Headers, idle_seconds: float) -> None:
         """Set the log level, if it differs and the upstream offers logging; a refusal costs only the logs."""
@@ -443,6 +441,9 @@ class Session:
     async def _answer_now(self, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         if not self.lost:
             await self.answer(id_, body, headers)
+
+    def _side_listener(self) -> SideListener:
+        return SideListener(self._hear_side, self._side_lost, self._side_changed)
 
     def _side_lost(self) -> None:
         """The side stream ended for good, so further messages of the server would be lost."""

@@ -1,4 +1,7 @@
-"""JSON-RPC batches, which 2025-03-26 allowed in replies and on streams, and no other version."""
+"""Unpacks JSON-RPC batches.
+
+Only version 2025-03-26 allows them, in replies and on streams.
+"""
 
 from collections.abc import Sequence
 
@@ -7,7 +10,7 @@ from gateway.upstream.channel import Receive
 
 
 def unpacked(data: bytes) -> Sequence[bytes]:
-    """The messages in `data`: itself, unless it is a batch. What is neither stays as it is: others judge messages."""
+    """Return the messages of a batch, or else `data` itself, even if it is not a message."""
     if data[:1] == b"{" or data.lstrip()[:1] != b"[":
         return (data,)
     try:
@@ -17,7 +20,7 @@ def unpacked(data: bytes) -> Sequence[bytes]:
 
 
 def hand_over(data: bytes, receive: Receive) -> bool:
-    """Hand over every message in `data`; whether one of them was the answer."""
+    """Hand over every message in `data`; return whether one of them was the answer."""
     answered = False
     for message in unpacked(data):
         answered = receive(message) or answered

@@ -1,8 +1,8 @@
-"""Which era the upstream of a route speaks: found by one probe, remembered by this process until it proves wrong.
+"""Detects whether an upstream is modern or legacy.
 
-Requests that come while nothing is known share a probe. What it cannot tell (no answer in time, a refused credential,
-an error page) is not remembered: those requests are served as if the upstream were old, whose handshake then says in
-the client's words what is wrong, and the next request asks again.
+Requests that arrive while the era is unknown share one probe. The process remembers its result until it proves wrong.
+An inconclusive probe (no answer in time, a refused credential, an error page) is not remembered: its requests are
+served as if the upstream were legacy, because the handshake explains the fault, and the next request probes again.
 """
 
 import asyncio
@@ -12,7 +12,8 @@ from typing import Final
 
 import aiohttp
 
-from gateway.http.client import FOREIGN, REDIRECTS, Client, Endpoint
+from gateway.http.client import FOREIGN, REDIRECTS, Client
+from gateway.http.endpoint import Endpoint
 from gateway.protocol import era, mcp
 from gateway.protocol.errors import UpstreamError
 from gateway.runtime.tasks import Tasks
@@ -22,40 +23,40 @@ from gateway.upstream.channel import Headers
 log = get_logger()
 
 PROBE_SECONDS: Final = 3.0
-"""A client that waits ten seconds for its first answer must get one after a probe that did not."""
+"""A client that waits ten seconds for its first answer must still get one after an unanswered probe."""
 _DOUBT_SECONDS: Final = 5.0
-"""A verdict this young is not asked for again, whatever an upstream answers."""
+"""A younger result is not doubted, whatever the upstream answers."""
 _ANSWER_BYTES: Final = 262_144
 
 
-def _nothing() -> None:
-    """For who does not want to know."""
+def _ignore() -> None:
+    """No-op callback."""
 
 
 class _Probe:
-    """One probe under way."""
+    """One probe in flight."""
 
     def __init__(self, headers: Headers) -> None:
         self.headers = headers
         self.task: asyncio.Task[None]
         self.found: bool | None = None
         self.refused = False
-        """Whether it ended at the credentials it was sent with."""
+        """Whether the upstream refused the credentials of the probe."""
 
 
 class EraProbe:
-    """What is known of one upstream."""
+    """The era of one upstream."""
 
-    def __init__(  # noqa: PLR0913  (what it asks with, and who hears of it)
+    def __init__(  # noqa: PLR0913  (the parts of a probe)
         self,
         route: str,
         endpoint: Endpoint,
         client: Client,
         metrics: Metrics,
         tasks: Tasks,
-        answered: Callable[[], None] = _nothing,
+        answered: Callable[[], None] = _ignore,
     ) -> None:
-        """`answered` hears of every probe that the upstream answered as one of either era does."""
+        """`answered` is called after every conclusive probe."""
         self._answered = answered
         self.endpoint = endpoint
         self._route = route
@@ -63,12 +64,12 @@ class EraProbe:
         self._metrics = metrics
         self._tasks = tasks
         self.known: bool | None = None
-        """Whether the upstream is modern; None when that has to be asked."""
+        """Whether the upstream is modern; None if a probe has to find out."""
         self._found = 0.0
         self._probe: _Probe | None = None
 
     async def is_modern(self, headers: Headers) -> bool:
-        """Whether modern requests go to the upstream as they are; `headers` carry the credentials of this one."""
+        """Whether the upstream takes modern requests unchanged; `headers` carry the credentials of the request."""
         known = self.known
         while known is None:
             probe = self._probe
@@ -76,7 +77,7 @@ class EraProbe:
             if probe is None:
                 probe = self._probe = _Probe(headers)
                 probe.task = self._tasks.start(self._ask(probe), "era probe")
-            # Not cancelled with the client that came first: others wait for it too.
+            # The probe outlives the request that started it, because other requests wait for it too.
             _ = await asyncio.wait((probe.task,))
             known = probe.found
             if known is None and (mine or not probe.refused or probe.headers == headers):
@@ -84,11 +85,11 @@ class EraProbe:
         return known
 
     def transport_found(self, speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)
-        """The bridge found HTTP+SSE, which is of the old era only; or that it is not spoken any more."""
+        """A handshake used HTTP+SSE, which only legacy servers speak, or found that the upstream left it."""
         self.known, self._found = False if speaks_sse else None, time.monotonic()
 
     def doubt(self) -> None:
-        """The upstream answered as one of the other era does: ask anew, unless it has just been asked."""
+        """The upstream answered like one of the other era: probe again, unless the result is recent."""
         if time.monotonic() - self._found > _DOUBT_SECONDS:
             self.known = None
 
@@ -97,7 +98,7 @@ class EraProbe:
             async with asyncio.timeout(PROBE_SECONDS):
                 probe.found = await self._answer(probe)
         except (*FOREIGN, UpstreamError):
-            pass  # a request says it better
+            pass  # the handshake of a request explains the fault
         finally:
             self._probe = None
         found = probe.found
@@ -122,7 +123,7 @@ class EraProbe:
 
 
 def discover_headers(headers: Headers) -> dict[str, str]:
-    """Those of the probe, with the credentials of the request that it is for."""
+    """Return the headers of a probe, with the credentials of its request."""
     return {
         **headers,
         "Accept": "application/json, text/event-stream",
@@ -133,7 +134,7 @@ def discover_headers(headers: Headers) -> dict[str, str]:
 
 
 async def _verdict(response: aiohttp.ClientResponse) -> bool | None:
-    """Read as much as the verdict needs: a stream may stay open after the answer."""
+    """Read the response until the era is certain: a stream may stay open after the answer."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk

@@ -1,7 +1,7 @@
-"""What an upstream's refusal means to the caller: of an HTTP request, or of `initialize`.
+"""Translates the HTTP errors of legacy servers.
 
-Rule: what carries the id of the request that was sent is the answer to it (`protocol.lost_session`). Rule: a session
-counts as lost only when a `ping` in it is refused too: a call that is sent again may otherwise run twice.
+Rule 1: a message with the id of the request is the answer to it (`protocol.lost_session`). Rule 2: a session counts as
+lost only if a `ping` in it is refused too. Otherwise a call that is sent again might run twice.
 """
 
 import re
@@ -12,7 +12,8 @@ from typing import Final
 import aiohttp
 from msgspec import Raw
 
-from gateway.http.client import Endpoint, read_at_most
+from gateway.http.client import read_at_most
+from gateway.http.endpoint import Endpoint
 from gateway.http.forwarded_headers import joined
 from gateway.protocol import jsonrpc, lost_session, mcp
 from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, Refused, SessionLost
@@ -20,47 +21,51 @@ from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, Refused
 _SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
 _ERROR_BODY_BYTES: Final = 65_536
 PING_PREFIX: Final = b"gw-ping-"
-"""What the ids of the gateway's own pings begin with."""
+"""The ids of the gateway's own pings begin with this."""
 
 
-class NotSpoken(NoHandshake):
+class WrongTransport(NoHandshake):
     """The upstream does not speak the transport that was tried; it may speak another."""
 
 
-class Doubted(SessionLost):
-    """A refusal that reads like that of a session which is gone."""
+class RetryLater(CallLost):
+    """A GET failed in a way that may pass."""
+
+
+class SuspectedSessionLoss(SessionLost):
+    """An HTTP error that reads as if the server had forgotten the session; a ping confirms it or not."""
 
     def __init__(self, where: str, status: int, error: jsonrpc.Error | None, *, is_answer: bool) -> None:
-        """`is_answer`: the error has the request's own id, and words that no known server uses for such a session."""
+        """`is_answer`: the error has the id of the request, and no known server words a lost session like this."""
         super().__init__(f"{where} does not know its session any more (HTTP {status})")
         self.where = where
         self.status_code = status
         self.error = error
         self.is_answer = is_answer
 
-    async def is_proven(self, pinging: Awaitable[None], *, of_get: bool = False) -> bool:
-        """Whether the session is gone: a ping in it was refused in the same way.
+    async def is_confirmed(self, ping: Awaitable[None], *, of_get: bool = False) -> bool:
+        """Send a ping; return whether the server refuses it in the same way, so that the session is gone.
 
-        `of_get`: it was a GET that was refused. Servers have other words for that, and nothing is sent again.
+        `of_get`: the server refused a GET. Servers word that differently, and a GET is not sent again.
         """
         try:
-            await pinging
-        except Doubted as again:
+            await ping
+        except SuspectedSessionLoss as again:
             return of_get or self._is_like(again)
         except GatewayError:
-            pass  # that proves nothing
+            pass  # this proves nothing
         return False
 
-    def _is_like(self, other: "Doubted") -> bool:
+    def _is_like(self, other: "SuspectedSessionLoss") -> bool:
         if self.status_code != other.status_code or self.is_answer != other.is_answer:
             return False
         mine, others = self.error, other.error
         if mine is None or others is None:
-            return mine is None  # a page of HTML may differ each time
+            return mine is None  # an HTML page may differ each time
         return (mine.code, mine.message) == (others.code, others.message)
 
-    def verdict(self, *, is_gone: bool) -> jsonrpc.Error:
-        """The error that was the answer; raises SessionLost where the message was not taken, and else CallLost."""
+    def conclude(self, *, is_gone: bool) -> jsonrpc.Error:
+        """Return the error as the answer. Raises SessionLost if the message was not accepted, CallLost without one."""
         if is_gone and not self.is_answer:
             raise SessionLost(self.message) from self
         if self.error is not None:
@@ -72,24 +77,25 @@ class Doubted(SessionLost):
 
 
 async def read_response(response: aiohttp.ClientResponse, limit: int, where: str) -> bytes:
-    """The whole body, of `limit` bytes at most; raises CallLost, and one of FOREIGN."""
+    """Return the whole body. Raises CallLost if it is larger than `limit` bytes, or one of FOREIGN."""
     body = await read_at_most(response, limit)
     if body is None:
         raise CallLost(f"{where} sent a body larger than limits.event_bytes; the call may have had effects")
     return body
 
 
-async def refusal(
+async def read_refusal(
     response: aiohttp.ClientResponse, endpoint: Endpoint, sent: bytes | None = None
 ) -> jsonrpc.Error | Raw:
-    """What an HTTP refusal says in JSON-RPC: an error, or even a result; raises what any other refusal means.
+    """Return the JSON-RPC error, or even the result, in a response with an HTTP error status.
 
-    `sent` is the message that it refuses, where that is a request. Raises Doubted when the session may be gone.
+    `sent` is the refused message, if it is a request. Raises SuspectedSessionLoss if the session may be gone, Refused
+    if the credentials are not accepted, and CallLost for any other body.
     """
     status, where = response.status, endpoint.where
     body = await read_response(response, _ERROR_BODY_BYTES, where)
     if status in (401, 403):
-        whose = "the credentials" if endpoint.as_client else "what routes[].credentials has it sent"
+        whose = "the credentials" if endpoint.as_client else "the credentials of routes[].credentials"
         raise Refused(
             f"{where} refused {whose} (HTTP {status})",
             status=status,
@@ -103,7 +109,7 @@ async def refusal(
     error = jsonrpc.error(opened.error) if isinstance(opened.error, Raw) else None
     if status == 404 or (status == 400 and _SESSION_WORDING.search(body)):
         is_answer = is_own and error is not None and not lost_session.is_template(error)
-        raise Doubted(where, status, error, is_answer=is_answer)
+        raise SuspectedSessionLoss(where, status, error, is_answer=is_answer)
     if error is not None and (is_own or status < 500):
         return error
     said = endpoint.quoted(error.message) if error is not None else "no JSON-RPC error"
@@ -111,25 +117,25 @@ async def refusal(
 
 
 def ping_id() -> bytes:
-    """The id of a ping: some servers key streams by it across sessions, so none is used twice."""
+    """Return a new id for a ping. Some servers key streams by it across sessions, so ids are never reused."""
     return b'"%b%b"' % (PING_PREFIX, secrets.token_hex(8).encode())
 
 
-def check_pong(said: jsonrpc.Error | Raw, where: str) -> None:
-    """Let pass what a server says that has no `ping`: it took the message. Raises CallLost for anything else."""
+def check_ping_answer(said: jsonrpc.Error | Raw, where: str) -> None:
+    """Accept "method not found": the server read the ping in its session. Raises CallLost for any other error."""
     if isinstance(said, jsonrpc.Error) and said.code != mcp.METHOD_NOT_FOUND:
         raise CallLost(f"{where} refused a ping: {said.message[:200]}")
 
 
-class Greeting:
-    """Hears the answer to `initialize`, whichever stream or body it comes in."""
+class InitializeAnswer:
+    """Collects the answer to `initialize` from a stream or a body."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._results: list[Raw] = []
 
     def receive(self, data: bytes) -> bool:
-        """Take a message; whether it was the answer. Raises NoHandshake or ValueError."""
+        """Take a message; return whether it was the answer. Raises NoHandshake or ValueError."""
         opened = jsonrpc.message(data)
         if isinstance(opened.error, Raw):
             raise self._refused(jsonrpc.error(opened.error))
@@ -138,7 +144,7 @@ class Greeting:
         return bool(self._results)
 
     def result(self, refusal: jsonrpc.Error | Raw | None) -> Raw:
-        """The answer, when its reply was read; raises NoHandshake for one that was a `refusal`."""
+        """Return the answer once the reply is read. Raises NoHandshake if the `refusal` is an error."""
         if isinstance(refusal, jsonrpc.Error):
             raise self._refused(refusal)
         return refusal if refusal is not None else self._results[0]

@@ -1,161 +1,166 @@
-"""HTTP+SSE of 2024-11-05 towards one legacy server: one stream brings everything, POSTs carry the rest.
+"""HTTP+SSE of 2024-11-05 towards one legacy server.
 
 Source: specification 2024-11-05 basic/transports (HTTP with SSE). GET opens the stream, whose first event `endpoint`
-names where messages are sent; a message is answered 202, and what it brings about comes on the stream. The stream is
-the session: when it ends, so does the session, and nothing can be picked up. Measured: a POST to a session that is
-gone is answered 404 (Python SDK), 400, or never (server-everything); so no POST is waited for without a bound.
+names the address for messages. The server answers a POST with 202 and sends its messages on the stream. The stream is
+the session: when it ends, so does the session, and no call can be resumed. Measured: a POST to a lost session is
+answered with 404 (Python SDK), with 400, or never (server-everything), so every POST has a deadline.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from msgspec import Raw
 from yarl import URL
 
 from gateway.config import redacted_url
-from gateway.http.client import REDIRECTS, Client, Endpoint
+from gateway.http.client import REDIRECTS, Client
+from gateway.http.endpoint import Endpoint
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.batches import unpacked
-from gateway.upstream.channel import Channel, Headers, Receive
-from gateway.upstream.http_errors import PING_PREFIX, Doubted, Greeting, NotSpoken, check_pong, ping_id, refusal
+from gateway.upstream.channel import Channel, Headers, Receive, SideListener
+from gateway.upstream.http_errors import (
+    PING_PREFIX,
+    InitializeAnswer,
+    SuspectedSessionLoss,
+    WrongTransport,
+    check_ping_answer,
+    ping_id,
+    read_refusal,
+)
+from gateway.upstream.stream_times import StreamTimes
 
-ENDPOINT_SECONDS: Final = 4.0
-"""How long the stream may take to name its endpoint; less than half of timeouts.handshake_seconds."""
-_LATE_POST_SECONDS: Final = 1.0
-"""How long the POST of an answered request may still take to be accepted."""
 _ENDPOINT_BYTES: Final = 4096
 _EARLY_KEPT: Final = 16
 _PINGS_KEPT: Final = 64
 _EARLY_BYTES: Final = 65_536
-_TAKEN_ELSEWHERE: Final = (307, 308)
-"""A POST that is answered so was not taken, and is to be sent again as it is."""
+_POST_REDIRECTS: Final = (307, 308)
+"""Redirects after which the same POST is sent again. The first one was not processed."""
 
 
 class _Waiting:
-    """A request whose answer the stream will bring."""
+    """A request whose answer is expected on the stream."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, times: StreamTimes) -> None:
         self.receive = receive
+        self._late_post_seconds = times.late_post_seconds
         self.over: asyncio.Future[GatewayError | ValueError | None] = asyncio.get_running_loop().create_future()
-        """Done when it is answered (None), or will not be."""
+        """Done with None when it is answered, or with the reason why it will not be."""
         self.posting: asyncio.Timeout | None = None
-        """The deadline of its POST, while that is under way."""
+        """The deadline of its POST, while that is in flight."""
 
     def end(self, error: GatewayError | ValueError | None) -> None:
-        """Nothing more will be heard; what its POST is answered is of little interest now, or none."""
+        """Complete the request, and shorten the deadline of its POST, whose response matters little now."""
         if self.over.done():
             return
         self.over.set_result(error)
         if self.posting is not None and not self.posting.expired():
             now = asyncio.get_running_loop().time()
-            self.posting.reschedule(now if error is not None else now + _LATE_POST_SECONDS)
+            self.posting.reschedule(now if error is not None else now + self._late_post_seconds)
 
 
 class HttpSseChannel(Channel):
     """One session over HTTP+SSE."""
 
-    def __init__(self, client: Client, endpoint: Endpoint, tasks: Tasks) -> None:
+    def __init__(self, client: Client, endpoint: Endpoint, tasks: Tasks, times: StreamTimes) -> None:
         self._client = client
+        self._times = times
         self._endpoint = endpoint
         self._tasks = tasks
         self._fixed: dict[str, str] = {"Accept": "application/json", "Content-Type": "application/json"}
         self._opened = False
         """Whether GET was answered with a stream."""
         self._messages: URL | None = None
-        """Where messages are sent, while the stream is open."""
+        """The address for messages, while the stream is open."""
         self._reader: asyncio.Task[None] | None = None
         self._waiting: _Waiting | None = None
-        self._side: Receive | None = None
+        self._side: SideListener | None = None
         self._early: deque[bytes] = deque(maxlen=_EARLY_KEPT)
-        """What was said between the answer to `initialize` and `listen`."""
-        self._lost: Callable[[], None] | None = None
+        """Messages between the answer to `initialize` and `listen`."""
         self._pings: deque[bytes] = deque(maxlen=_PINGS_KEPT)
-        """Ids of pings whose answers the stream will bring; they are for no request."""
+        """Ids of pings whose answers will come on the stream and are dropped there."""
         self._is_ready = False
-        """Whether `initialized` was accepted; some servers die of a ping before it."""
+        """Whether the server accepted `initialized`; some servers crash on a ping before it."""
         self._closed = False
 
     # -- handshake ----------------------------------------------------------------------------------------------
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
-        """Open the stream, wait for its endpoint, send `initialize`; raises NotSpoken too."""
+        """Open the stream, wait for its endpoint, send `initialize`. Also raises WrongTransport."""
         await self.connect(headers)
         where = self._endpoint.where
-        greeting = Greeting(self._endpoint)
+        answer = InitializeAnswer(self._endpoint)
         try:
-            refused = await self.request(message, headers, greeting.receive)
+            refused = await self.request(message, headers, answer.receive)
         except SessionLost as exc:
             raise Unreachable(
-                f"{where} opened a stream, and the address that it named for messages does not know it; several "
-                "replicas of an HTTP+SSE server need a sticky load balancer before them"
+                f"{where} opened a stream, but the address that it named for messages does not know the session; "
+                "several replicas of an HTTP+SSE server need a sticky load balancer"
             ) from exc
-        return greeting.result(refused)
+        return answer.result(refused)
 
     async def connect(self, headers: Headers) -> None:
-        """Open the stream and wait for its endpoint; raises NotSpoken, Unreachable or Refused."""
+        """Open the stream and wait for its endpoint. Raises WrongTransport, Unreachable or Refused."""
+        seconds = self._times.endpoint_seconds
         named: asyncio.Future[URL | UpstreamError] = asyncio.get_running_loop().create_future()
-        self._reader = self._tasks.start(self._read(headers, named), "side stream")
+        self._reader = self._tasks.start(self._run_stream(headers, named), "side stream")
         try:
-            # Not `wait_for`: see StreamableChannel.listen.
-            _ = await asyncio.wait((named,), timeout=ENDPOINT_SECONDS)
+            # Not `wait_for`: see StandaloneStream.open.
+            _ = await asyncio.wait((named,), timeout=seconds)
         finally:
             if not named.done():
                 _ = named.cancel()
         if named.cancelled():
             where = f"{self._endpoint.where} did not"
             if self._opened:
-                raise NotSpoken(f"{where} name an endpoint for messages within {ENDPOINT_SECONDS:g} s: no HTTP+SSE")
-            raise Unreachable(f"{where} answer GET within {ENDPOINT_SECONDS:g} s")
+                raise WrongTransport(f"{where} name an endpoint for messages within {seconds:g} s: it is not HTTP+SSE")
+            raise Unreachable(f"{where} answer GET within {seconds:g} s")
         found = named.result()
         if isinstance(found, UpstreamError):
             raise found
 
-    async def listen(
-        self,
-        version: str,
-        headers: Headers,  # noqa: ARG002 - the stream was opened with those of the handshake
-        receive: Receive,
-        lost: Callable[[], None],
-    ) -> None:
-        """Hear what belongs to no request; the stream for it is open already."""
+    @property
+    def hears_side(self) -> bool:
+        """Whether the stream is open, which is also the side stream."""
+        return self._side is not None and self._messages is not None
+
+    async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:  # noqa: ARG002  (the stream is open)
+        """Hand over messages that belong to no request; their stream is open already."""
         self._fixed[mcp.PROTOCOL_VERSION] = version
-        self._side, self._lost = receive, lost
-        self.hears_side = self._messages is not None
+        self._side = listener
         if not self.hears_side:
-            lost()
+            listener.lost()
         while self._early:
-            _ = receive(self._early.popleft())
+            _ = listener.receive(self._early.popleft())
 
     def adopt(self, session_id: str, version: str) -> None:
-        """Nothing: a session is its stream, and that was another process's."""
+        """Do nothing: the session is a stream of another process, and `resume` fails."""
 
     # -- the stream ---------------------------------------------------------------------------------------------
 
-    async def _read(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> None:
-        """Hear the stream to its end, and tell whoever waits for more."""
+    async def _run_stream(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> None:
+        """Read the stream to its end, then fail the request in flight and report the loss."""
         ended: UpstreamError = CallLost("The gateway closed the stream of the session")
         try:
-            ended = await self._hear(headers, named)
+            ended = await self._read_stream(headers, named)
         except UpstreamError as exc:
             ended = exc
         except sse.EventTooLarge:
             ended = CallLost(f"{self._endpoint.where} sent an event larger than limits.event_bytes")
         finally:
-            self._messages, self.hears_side = None, False
+            self._messages = None
             if not named.done():
                 named.set_result(ended)
             if self._waiting is not None:
                 cause = ended.message.partition(";")[0]
                 self._waiting.end(CallLost(f"{cause} under a call; the call may have had effects"))
-            if self._lost is not None and not self._closed:
-                self._lost()
+            if self._side is not None and not self._closed:
+                self._side.lost()
 
-    async def _hear(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> UpstreamError:
-        """Why there is no stream, or none any more."""
+    async def _read_stream(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> UpstreamError:
+        """Read the stream; return why it could not be opened, or why it ended."""
         endpoint = self._endpoint
         wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
         for _ in range(2):
@@ -164,53 +169,53 @@ class HttpSseChannel(Channel):
                     endpoint.follow(response.headers.get("Location"))
                     continue
                 if response.status in (401, 403) or response.status >= 500:
-                    _ = await refusal(response, endpoint)
+                    _ = await read_refusal(response, endpoint)
                 if response.status != 200 or response.content_type != "text/event-stream":
-                    return NotSpoken(
+                    return WrongTransport(
                         f"{endpoint.where} answered GET with HTTP {response.status} {response.content_type}, which "
-                        "is no event stream"
+                        "is not an event stream"
                     )
                 self._opened = True
                 parser = sse.Parser(self._client.limits.event_bytes)
                 async for chunk in response.content.iter_any():
                     for event in parser.feed(chunk):
                         if self._messages is None:
-                            self._messages = self._named(event)
+                            self._messages = self._named_endpoint(event)
                             if not named.done():
                                 named.set_result(self._messages)
                         elif event.data and event.event == "message":
-                            self._take(event.data)
+                            self._receive(event.data)
                 return CallLost(f"{endpoint.where} ended the stream of its session")
         return Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
-    def _named(self, event: sse.Event) -> URL:
-        """The address that the first event names; raises NotSpoken or Unreachable."""
+    def _named_endpoint(self, event: sse.Event) -> URL:
+        """Return the address that the first event names. Raises WrongTransport or Unreachable."""
         where = self._endpoint.where
         if event.event != "endpoint":
-            raise NotSpoken(f"{where} opened a stream whose first event names no endpoint: it is not HTTP+SSE")
+            raise WrongTransport(f"{where} opened a stream whose first event names no endpoint: it is not HTTP+SSE")
         target = None
         if len(event.data) <= _ENDPOINT_BYTES:
             target = self._endpoint.within(event.data.decode(errors="replace"))
         if target is None:
             raise Unreachable(
-                f"{where} wants messages sent to {_shown(event.data)}, which is not at the origin of upstream.url: "
-                "credentials do not go there; set upstream.url to the address that the server knows itself by, or "
-                "have it name a path"
+                f"{where} wants messages sent to {_without_secrets(event.data)}, which is not at the origin of "
+                "upstream.url: credentials are not sent there; set upstream.url to the server's own address, or have "
+                "the server name a path"
             )
         return target
 
-    def _take(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         for message in unpacked(data):
             self._hand_over(message)
 
     def _hand_over(self, data: bytes) -> None:
-        """Give one message to who waits for it."""
+        """Pass one message to the request in flight, or else to the side listener."""
         if self._pings and PING_PREFIX in data and self._is_pong(data):
             return
         waiting = self._waiting
         if waiting is None:
             if self._side is not None:
-                _ = self._side(data)
+                _ = self._side.receive(data)
             elif len(data) <= _EARLY_BYTES:
                 self._early.append(data)
             return
@@ -221,12 +226,12 @@ class HttpSseChannel(Channel):
             self._waiting = None
             waiting.end(exc)
         if answered and not waiting.over.done():
-            if self._waiting is waiting:  # whoever heard the answer may have sent the next request already
+            if self._waiting is waiting:  # the next request may have been sent while the answer was received
                 self._waiting = None
             waiting.end(None)
 
     def _is_pong(self, data: bytes) -> bool:
-        """Whether a message answers a ping."""
+        """Whether a message answers a ping of the gateway."""
         try:
             opened = jsonrpc.message(data)
         except ValueError:
@@ -239,10 +244,10 @@ class HttpSseChannel(Channel):
     # -- messages -----------------------------------------------------------------------------------------------
 
     async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | Raw | None:
-        """POST a request and wait until the stream has brought its answer."""
+        """POST a request and wait until its answer comes on the stream."""
         if self._messages is None:
             raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
-        waiting = self._waiting = _Waiting(receive)
+        waiting = self._waiting = _Waiting(receive, self._times)
         self.taken = False
         try:
             refused = await self._request(message, headers, waiting)
@@ -257,24 +262,25 @@ class HttpSseChannel(Channel):
                 self._waiting = None
 
     async def _request(self, message: bytes, headers: Headers, waiting: _Waiting) -> jsonrpc.Error | Raw | None:
-        """POST a request; what came with its refusal, unless the stream has answered it."""
+        """POST a request; return the body of an HTTP error, unless the stream brought the answer."""
         try:
             try:
                 refused = await self._post(message, headers, waiting)
-            except Doubted as exc:
+            except SuspectedSessionLoss as exc:
                 if not self._is_ready:
                     raise
-                self.forgotten = await exc.is_proven(self.ping(headers))
-                refused = exc.verdict(is_gone=self.forgotten)
+                self.forgotten = await exc.is_confirmed(self.ping(headers))
+                refused = exc.conclude(is_gone=self.forgotten)
         except UpstreamError as exc:
-            # Whatever became of its POST, the server took what it answers; and with its stream a call may be lost.
+            # Whatever happened to the POST, the server accepted a request that it answered. If the stream ended, the
+            # call may have run, so the loss of the stream is reported and not SessionLost.
             if waiting.over.done() and (waiting.over.result() is None or isinstance(exc, SessionLost)):
                 return None
             raise
         return None if waiting.over.done() else refused
 
     async def resume(self, *_: object) -> None:
-        """Not possible: the call went with the stream."""
+        """Raise CallGone, because a call ends with its stream."""
         raise CallGone(
             f"{self._endpoint.where} speaks HTTP+SSE, where no call can be picked up by another process; the call may "
             "have had effects"
@@ -286,27 +292,27 @@ class HttpSseChannel(Channel):
             raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
         try:
             refused = await self._post(message, headers, None)
-        except Doubted as exc:
+        except SuspectedSessionLoss as exc:
             if not self._is_ready:
                 raise
-            refused = exc.verdict(is_gone=await exc.is_proven(self.ping(headers)))
+            refused = exc.conclude(is_gone=await exc.is_confirmed(self.ping(headers)))
         if refused is not None:
             said = refused.message if isinstance(refused, jsonrpc.Error) else "it answered with a result"
             raise CallLost(f"{self._endpoint.where} refused a message: {self._endpoint.quoted(said)}")
         self._is_ready = True
 
     async def ping(self, headers: Headers) -> None:
-        """POST a `ping`: what the server accepts is proof enough, its answer is dropped."""
+        """POST a `ping`. Its acceptance proves the session, so its answer is dropped."""
         if self._messages is None:
             raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
         id_ = ping_id()
         self._pings.append(id_)
         refused = await self._post(jsonrpc.request(id_, mcp.PING, {}), headers, None)
         if refused is not None:
-            check_pong(refused, self._endpoint.where)
+            check_ping_answer(refused, self._endpoint.where)
 
     async def _post(self, message: bytes, headers: Headers, waiting: _Waiting | None) -> jsonrpc.Error | Raw | None:
-        """Send a message until it is accepted or, being a request, answered."""
+        """Send a message and wait until it is accepted, or until the request is answered."""
         where = self._endpoint.where
         try:
             async with asyncio.timeout(self._client.timeouts.answer_seconds) as deadline:
@@ -315,7 +321,7 @@ class HttpSseChannel(Channel):
                 return await self._deliver(message, headers, waiting)
         except (TimeoutError, CallLost) as exc:
             if waiting is not None and waiting.over.done():
-                return None  # the stream said all there is to say
+                return None  # the stream brought the answer
             if isinstance(exc, CallLost):
                 raise
             raise CallLost(
@@ -333,11 +339,11 @@ class HttpSseChannel(Channel):
                 break
             own = {**headers, **self._fixed}
             async with self._client.exchange("POST", target, own, message, where) as response:
-                if response.status in _TAKEN_ELSEWHERE:
+                if response.status in _POST_REDIRECTS:
                     target = self._endpoint.within(response.headers.get("Location", ""), target)
                     continue
                 if response.status >= 300:
-                    return await refusal(response, self._endpoint, message)
+                    return await read_refusal(response, self._endpoint, message)
                 if self._messages is not None:
                     self._messages = target
                 if waiting is not None and waiting is self._waiting:
@@ -345,14 +351,14 @@ class HttpSseChannel(Channel):
                 return None
         raise Unreachable(f"{where} redirects messages in a circle or to another origin; have it name their address")
 
-    async def close(self, *, end_session: bool) -> None:  # noqa: ARG002 - there is no other way to let go of it
+    async def close(self, *, end_session: bool) -> None:  # noqa: ARG002  (the stream is the session)
         """Close the stream, and the session with it."""
         self._closed = True
         if self._reader is not None:
             _ = self._reader.cancel()
 
 
-def _shown(data: bytes) -> str:
-    """The address without what may be secret in it, such as a session id in its query."""
+def _without_secrets(data: bytes) -> str:
+    """Return the address without secrets, such as a session id in its query."""
     address = data[:200].decode(errors="replace")
     return repr(redacted_url(address) if "://" in address else address.partition("?")[0].partition("#")[0])

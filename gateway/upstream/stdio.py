@@ -1,8 +1,8 @@
-"""MCP over stdio towards one legacy server: a child process is a session.
+"""MCP over stdio towards one legacy server.
 
-Source: specification 2025-11-25 basic/transports (stdio). Nothing on the one stream says which call a nested request
-belongs to, so a child has one call in flight, as every session has. There are no event ids: a call whose child ends is
-lost. Headers have no place here: credentials and forwarded headers choose the child, and are not told to it.
+Source: specification 2025-11-25 basic/transports (stdio). A child process is a session. Nothing on its output says
+which call a nested request belongs to, so a child has one call in flight, as every session has. There are no event
+ids: a call is lost when its child ends. Credentials and forwarded headers select the child, and it does not see them.
 """
 
 import asyncio
@@ -16,33 +16,34 @@ from gateway.process.child import Child  # noqa: TC001  (one import style; it co
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
-from gateway.upstream.channel import Channel, Headers, Receive
+from gateway.upstream.channel import Channel, Headers, Receive, SideListener
 
 _JSONRPC: Final = "2.0"
 _Listening = tuple[Receive, "asyncio.Future[None]"]
-"""Who listens for a request, and the end of that."""
+"""The callback of a request, with the future of its answer."""
 
 
 class StdioChannel(Channel):
-    """One child."""
+    """One session, which is one child."""
 
     taken = True
-    """A child is told no credential."""
+    """A child receives no credential, so it cannot refuse one."""
 
-    def __init__(self, nursery: ChildLauncher, malformed: Callable[[], None]) -> None:
-        """`malformed` hears of every line on stdout that is no JSON-RPC: some servers print there what they do."""
-        self._nursery = nursery
+    def __init__(self, launcher: ChildLauncher, malformed: Callable[[], None]) -> None:
+        """`malformed` is called for every line on stdout that is not JSON-RPC: some servers print logs there."""
+        self._launcher = launcher
         self._malformed = malformed
         self._child: Child
         self._started = False
         self._call: _Listening | None = None
-        self._side: Receive = _nobody
+        self._side: Receive = _ignore
+        self._is_listening = False
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Take a child and send `initialize` to it."""
-        child = self._child = await self._nursery.take()
+        child = self._child = await self._launcher.take()
         self._started = True
-        child.hear = self._hear
+        child.receive_with(self._hear)
         answers: list[Raw] = []
 
         def receive(data: bytes) -> bool:
@@ -60,17 +61,21 @@ class StdioChannel(Channel):
             raise Unreachable(
                 f"{child.where} {why} before it answered `initialize`; the gateway's log has its stderr"
             ) from exc
-        self._nursery.proved(child)
+        self._launcher.initialized(child)
         return answers[0]
 
-    async def listen(self, version: str, headers: Headers, receive: Receive, lost: Callable[[], None]) -> None:
-        """Hear what the child says outside of requests; `lost` is called when it ends unasked."""
-        self._side, self.hears_side = receive, True
+    @property
+    def hears_side(self) -> bool:
+        """Whether the child runs and its messages outside of requests are heard."""
+        return self._is_listening and not self._child.over.done()
+
+    async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
+        """Hand over messages outside of requests; the side stream is lost when the child ends by itself."""
+        self._side, self._is_listening = listener.receive, True
 
         def ended(_: object) -> None:
-            self.hears_side = False
             if not self._child.asked:
-                lost()
+                listener.lost()
 
         self._child.over.add_done_callback(ended)
 
@@ -82,7 +87,7 @@ class StdioChannel(Channel):
         answered = asyncio.get_running_loop().create_future()
         call = self._call = receive, answered
         try:
-            await child.send(message, self._nursery.bounds.timeouts.answer_seconds)
+            await child.send(message, self._launcher.client.timeouts.answer_seconds)
             _ = await asyncio.wait((answered, child.over), return_when=asyncio.FIRST_COMPLETED)
             if not answered.done():
                 raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")
@@ -93,7 +98,7 @@ class StdioChannel(Channel):
         return None
 
     def _forget(self, call: _Listening) -> None:
-        """Nobody listens for this request any more. Another one may have followed its answer at once."""
+        """Remove this request. Another one may have been sent as soon as it was answered."""
         if self._call is call:
             self._call = None
 
@@ -109,23 +114,23 @@ class StdioChannel(Channel):
             if receive(line):
                 self._forget(call)
                 answered.set_result(None)
-        except Exception as exc:  # noqa: BLE001 - it belongs to who waits for the answer, not to the pipe
+        except Exception as exc:  # noqa: BLE001  (the task of the request handles it, not the pipe)
             self._forget(call)
             answered.set_exception(exc)
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """Write an answer or a notification."""
-        await self._child.send(message, self._nursery.bounds.timeouts.answer_seconds)
+        await self._child.send(message, self._launcher.client.timeouts.answer_seconds)
 
     async def ping(self, headers: Headers) -> None:
-        """Nothing: a child is told no credential that it could refuse."""
+        """Do nothing: a child receives no credential that it could refuse."""
 
     def adopt(self, session_id: str, version: str) -> None:
-        """Refuse: nobody can speak to another process's child."""
-        raise CallGone(f"{self._nursery.where} is a process of each gateway; the call may have had effects")
+        """Raise CallGone, because only the process that started a child can speak to it."""
+        raise CallGone(f"{self._launcher.where} is a process of each gateway; the call may have had effects")
 
     async def resume(self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
-        """Refuse, as `adopt`."""
+        """Raise CallGone, as `adopt` does."""
         self.adopt("", "")
 
     async def close(self, *, end_session: bool) -> None:
@@ -135,7 +140,7 @@ class StdioChannel(Channel):
 
 
 def _is_message(line: bytes) -> bool:
-    """Whether a line is JSON-RPC, and no print of the server; many log objects in JSON."""
+    """Whether a line is JSON-RPC. Many servers print log records in JSON."""
     if line.lstrip()[:1] != b"{":
         return False
     try:
@@ -144,5 +149,6 @@ def _is_message(line: bytes) -> bool:
         return False
 
 
-def _nobody(_: bytes) -> bool:
+def _ignore(_: bytes) -> bool:
+    """Drop messages before `listen`."""
     return False

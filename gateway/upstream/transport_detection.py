@@ -1,84 +1,93 @@
-"""Which transport an upstream speaks: as configured, or found out when a session is opened.
+"""Detects which HTTP transport an upstream speaks.
 
-Source: specification 2025-11-25 basic/transports (Backwards Compatibility). Streamable HTTP is tried first; an
-upstream that answers `initialize` with 400, 404 or 405 is asked for the stream of HTTP+SSE. Only a handshake that
-succeeded is remembered, per route and process: it says what to try first next time, and is replaced when it proves
-wrong.
+Source: specification 2025-11-25 basic/transports (Backwards Compatibility). Streamable HTTP is tried first. If the
+upstream answers `initialize` with 400, 404 or 405, HTTP+SSE is tried. A successful handshake is remembered per route
+and process: it decides which transport is tried first next time, until it proves wrong.
 """
 
 from collections.abc import Callable
 
 from msgspec import Raw
 
-from gateway.http.client import Client, Endpoint
+from gateway.http.client import Client
+from gateway.http.endpoint import Endpoint
 from gateway.protocol.errors import NoHandshake
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Channel, Headers
-from gateway.upstream.http_errors import NotSpoken
+from gateway.upstream.http_errors import WrongTransport
 from gateway.upstream.http_sse import HttpSseChannel
+from gateway.upstream.stream_times import DEFAULT_TIMES, StreamTimes
 from gateway.upstream.streamable_http import StreamableChannel
 
 
-def connector(
-    transport: str, client: Client, endpoint: Endpoint, tasks: Tasks, found: Callable[[bool], None]
+def connector(  # noqa: PLR0913  (the parts of every channel)
+    transport: str,
+    client: Client,
+    endpoint: Endpoint,
+    tasks: Tasks,
+    found: Callable[[bool], None],
+    times: StreamTimes = DEFAULT_TIMES,
 ) -> Callable[[], Channel]:
-    """What makes a channel for each session of a route; `transport` is the configured one.
+    """Return the factory of a route's channels, one for each session; `transport` is the configured one.
 
-    `found` hears whether the upstream speaks HTTP+SSE, whenever that is known to have changed.
+    `found` is called when the detected transport changes, with whether the upstream speaks HTTP+SSE.
     """
     if transport == "streamable-http":
-        return lambda: StreamableChannel(client, endpoint, tasks)
+        return lambda: StreamableChannel(client, endpoint, tasks, times)
     if transport == "sse":
-        return lambda: HttpSseChannel(client, endpoint, tasks)
-    finding = TransportDetection(found)
-    return lambda: AutoDetectChannel(client, endpoint, tasks, finding)
+        return lambda: HttpSseChannel(client, endpoint, tasks, times)
+    detection = TransportDetection(found)
+    return lambda: AutoDetectChannel(client, endpoint, tasks, times, detection)
 
 
 class TransportDetection:
-    """What is known of an upstream's transport."""
+    """The transport that the last handshake with an upstream used."""
 
     def __init__(self, found: Callable[[bool], None]) -> None:
         self.speaks_sse = False
         self._found = found
 
     def note(self, *, speaks_sse: bool) -> None:
-        """A handshake succeeded."""
+        """A handshake succeeded over this transport."""
         if speaks_sse != self.speaks_sse:
             self.speaks_sse = speaks_sse
             self._found(speaks_sse)
 
 
 class AutoDetectChannel(StreamableChannel):
-    """Streamable HTTP until `open` finds HTTP+SSE instead; what another process opened was streamable HTTP."""
+    """Streamable HTTP unless `open` detects HTTP+SSE. A session that another process opened is streamable HTTP."""
 
-    def __init__(self, client: Client, endpoint: Endpoint, tasks: Tasks, finding: TransportDetection) -> None:
-        super().__init__(client, endpoint, tasks)
-        self._finding = finding
+    def __init__(
+        self, client: Client, endpoint: Endpoint, tasks: Tasks, times: StreamTimes, detection: TransportDetection
+    ) -> None:
+        super().__init__(client, endpoint, tasks, times)
+        self._tasks = tasks
+        self._detection = detection
 
     async def open(self, message: bytes, headers: Headers) -> tuple[Channel, Raw]:
-        """Open a session over the transport that was found the last time, or over the other one."""
-        if self._finding.speaks_sse:
+        """Open a session over the transport that was detected last, or else over the other one."""
+        if self._detection.speaks_sse:
             try:
                 return await self._over_sse(message, headers)
-            except NotSpoken:
+            except WrongTransport:
                 result = await self.initialize(message, headers)
-                self._finding.note(speaks_sse=False)
+                self._detection.note(speaks_sse=False)
                 return self, result
         try:
             return self, await self.initialize(message, headers)
-        except NotSpoken as streamable:
+        except WrongTransport as streamable:
             try:
                 return await self._over_sse(message, headers)
-            except NotSpoken as sse:
+            except WrongTransport as sse:
                 why = sse.message.removeprefix(f"{self._endpoint.where} ")
                 raise NoHandshake(f"{streamable.message}; nor does it speak HTTP+SSE: it {why}") from sse
 
     async def _over_sse(self, message: bytes, headers: Headers) -> tuple[Channel, Raw]:
-        channel = HttpSseChannel(self._client, self._endpoint, self._tasks)
+        channel = HttpSseChannel(self._client, self._endpoint, self._tasks, self._times)
         try:
             result = await channel.initialize(message, headers)
         except BaseException:
             await channel.close(end_session=True)
             raise
-        self._finding.note(speaks_sse=True)
+        self._detection.note(speaks_sse=True)
         return channel, result

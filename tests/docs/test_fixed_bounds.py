@@ -13,7 +13,8 @@ from gateway.process import child, launcher, stderr_log
 from gateway.protocol import request
 from gateway.seal import peer_messages
 from gateway.sessions import list_cache, own_answers, pool
-from gateway.upstream import era_probe, http_sse, streamable_http
+from gateway.upstream import era_probe, resumption
+from gateway.upstream.stream_times import DEFAULT_TIMES
 from tests.parts.launch import REPOSITORY
 
 ROWS = [
@@ -93,15 +94,15 @@ FIXED = [
     ),
     ("an unknown replica id", [seconds(membership._NAMELESS_SECONDS)]),
     ("a replica that greeted", [seconds(membership._GREETED_SECONDS)]),
-    ("the head of the standalone GET stream", [seconds(streamable_http._SIDE_HEAD_SECONDS)]),
+    ("the head of the standalone GET stream", [seconds(DEFAULT_TIMES.side_head_seconds)]),
     (
         "the standalone GET stream, when it ends",
         [
-            ", ".join(f"{pause:g}" for pause in streamable_http._REOPEN_SECONDS[:-1])
-            + f" and {seconds(streamable_http._REOPEN_SECONDS[-1])}"
+            ", ".join(f"{pause:g}" for pause in DEFAULT_TIMES.reopen_seconds[:-1])
+            + f" and {seconds(DEFAULT_TIMES.reopen_seconds[-1])}"
         ],
     ),
-    ("the stream of HTTP+SSE, until it names its endpoint", [seconds(http_sse.ENDPOINT_SECONDS)]),
+    ("the stream of HTTP+SSE, until it names its endpoint", [seconds(DEFAULT_TIMES.endpoint_seconds)]),
     (
         "a subscription without a session",
         [
@@ -113,8 +114,8 @@ FIXED = [
     ("lists kept by `cache.lists_seconds`", [size(list_cache._MAX_BYTES), size(list_cache._MAX_PAGE_BYTES)]),
     ("tools with a warning in the log", [count(pool._LEFT_OUT_KEPT)]),
     ("looking up whether a lost call's tool may run twice", [seconds(replay._LEARN_SECONDS)]),
-    ("the id of an event", [count(streamable_http._EVENT_ID_CHARACTERS)]),
-    ("the end of an answered stream", [seconds(streamable_http._DRAIN_SECONDS)]),
+    ("the id of an event", [count(resumption.MAX_EVENT_ID_CHARACTERS)]),
+    ("the end of an answered stream", [seconds(DEFAULT_TIMES.drain_seconds)]),
     (
         "the probe for the upstream's era",
         [seconds(era_probe.PROBE_SECONDS), f"every {seconds(era_probe._DOUBT_SECONDS)}"],

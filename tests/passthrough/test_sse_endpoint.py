@@ -10,7 +10,7 @@ import pytest_asyncio
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.http.client import Endpoint
+from gateway.http.endpoint import Endpoint
 from gateway.passthrough.sse_endpoint import PURPOSE, Beginning, EndpointRewriter
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest

@@ -5,15 +5,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.probe.steps import wire_behaviour
-from gateway.upstream import streamable_http
 from tests.support.fake_upstream import FakeUpstream, text
 
 
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no option shortens."""
-    monkeypatch.setattr(streamable_http, "_DRAIN_SECONDS", 0.1)
-    monkeypatch.setattr(streamable_http, "_SIDE_HEAD_SECONDS", 0.1)
     monkeypatch.setattr(wire_behaviour, "_REPLAY_SECONDS", 0.1)
 
 

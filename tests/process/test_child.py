@@ -230,7 +230,7 @@ async def test_a_child_has_the_environment_it_was_given_and_little_else(client: 
 
 
 async def test_stderr_goes_to_the_log_bounded_and_without_what_the_child_was_given(client: Wire, gw: Gateway) -> None:
-    assert (await client.call("mutter")).text == "muttered"
+    assert (await client.call("print_stderr")).text == "printed"
 
     def lines() -> list[dict[str, Any]]:
         return [line for line in gw.log("child.stderr") if line["route"] == "/mcp"]

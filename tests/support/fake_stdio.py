@@ -100,10 +100,10 @@ def call(name: str, given: JSON) -> JSON:
             return text("shut")
         case "deaf":
             return {**text("deaf"), "_meta": {"deaf": True}}
-        case "mutter":
+        case "print_stderr":
             sys.stderr.write(f"my key is {os.environ['API_KEY']}\n" + "x" * 5000 + "\n" + "again\n" * 1000)
             sys.stderr.flush()
-            return text("muttered")
+            return text("printed")
         case _:
             raise AssertionError(name)
 

@@ -10,6 +10,7 @@ from gateway.probe.report.findings import Check, Upstream, report
 from gateway.probe.report.text import lines
 from gateway.probe.runner import run_probe
 from gateway.probe.steps.context import Subject
+from tests.support.workbench import SHORT_TIMES
 
 SECONDS = 2.0
 
@@ -32,7 +33,14 @@ def subject(
     route = structs.replace(route, upstream=upstream)
     config = structs.replace(config, routes=(route,), timeouts=timeouts)
     context = contexts(config).upstreams[route.path]
-    return Subject(route=route, config=config, headers=headers or {}, tls=context, wait_seconds=wait)
+    return Subject(
+        route=route,
+        config=config,
+        headers=headers or {},
+        tls=context,
+        wait_seconds=wait,
+        stream_times=SHORT_TIMES,
+    )
 
 
 async def look(url: str, headers: dict[str, str] | None = None, **options: Any) -> Upstream:

@@ -9,7 +9,8 @@ from msgspec import Raw
 
 from gateway.config import parse
 from gateway.exchange import events as on
-from gateway.http.client import Client, Endpoint
+from gateway.http.client import Client
+from gateway.http.endpoint import Endpoint
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
 from gateway.sessions.call import Call, PoolKey
@@ -17,9 +18,10 @@ from gateway.sessions.pool import Pool
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Headers
+from gateway.upstream.stream_times import StreamTimes
 from gateway.upstream.streamable_http import StreamableChannel
 from tests.support.fake_upstream import DEADLINE
-from tests.support.workbench import ALL, BACKGROUND, configuration, eventually
+from tests.support.workbench import ALL, BACKGROUND, SHORT_TIMES, configuration, eventually
 
 KEY = PoolKey(b"ada", b'{"name":"x","version":"1"}', json.dumps(ALL).encode(), ())
 INFO = Raw(b'{"name":"fake","version":"1"}')
@@ -55,10 +57,11 @@ class Ear:
 class Replica:
     """The upstream side of one process: channels, sessions and their pool, over real HTTP."""
 
-    def __init__(self, url: str, **sections: Any) -> None:
+    def __init__(self, url: str, *, times: StreamTimes = SHORT_TIMES, **sections: Any) -> None:
         self.config = parse(configuration(url, **sections), "test", {})
         self.metrics = Metrics("0", ["/mcp"])
         self.tasks = Tasks(self.metrics)
+        self.times = times
         self.client = Client(self.config.limits, self.config.timeouts)
         self.endpoint = Endpoint("/mcp", url)
         self.pool = Pool(self.config, self.config.routes[0], self.connect, self.metrics, self.tasks)
@@ -68,7 +71,7 @@ class Replica:
         self.ear = Ear()
 
     def connect(self) -> StreamableChannel:
-        return StreamableChannel(self.client, self.endpoint, self.tasks)
+        return StreamableChannel(self.client, self.endpoint, self.tasks, self.times)
 
     async def adopt(
         self, headers: Headers = NO_HEADERS, session_id: str = "s0", version: str = "2025-11-25"

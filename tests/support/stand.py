@@ -11,7 +11,6 @@ from gateway.bridge import subscription
 from gateway.server import process
 from gateway.sessions import pool
 from gateway.telemetry import SessionState
-from gateway.upstream import streamable_http
 from tests.support import workbench
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.logs import Lines, captured
@@ -24,9 +23,6 @@ Start = Callable[..., Awaitable[Stand]]
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no configuration shortens."""
     monkeypatch.setattr(pool, "_SWEEP_SECONDS", 0.02)
-    monkeypatch.setattr(streamable_http, "_DRAIN_SECONDS", 0.1)
-    monkeypatch.setattr(streamable_http, "_SIDE_HEAD_SECONDS", 0.1)
-    monkeypatch.setattr(streamable_http, "_REOPEN_SECONDS", (0.0, 0.01, 0.01, 0.01))
     monkeypatch.setattr(subscription, "_PAUSES", (0.0, 0.01))
     monkeypatch.setattr(process, "_POLL_SECONDS", 0.005)
 

@@ -15,6 +15,7 @@ from gateway.config import parse
 from gateway.protocol import mcp, sse
 from gateway.server.process import Gateway
 from gateway.telemetry import Traces
+from gateway.upstream.stream_times import StreamTimes
 from tests.support.fake_upstream import DEADLINE
 from tests.support.schema import assert_modern_message
 
@@ -25,6 +26,7 @@ DECLINE = {"action": "decline"}
 KEY = base64.urlsafe_b64encode(bytes(range(32))).decode()
 BACKGROUND = ("session sweeper", "side stream", "look for peers")
 """Tasks that run while nothing happens."""
+SHORT_TIMES = StreamTimes(drain_seconds=0.1, side_head_seconds=0.1, reopen_seconds=(0.0, 0.01, 0.01, 0.01))
 
 
 async def eventually(holds: Callable[[], Any], what: str = "") -> None:
@@ -246,8 +248,10 @@ async def start(
     *,
     worker: Worker | None = None,
     traces: Traces | None = None,
+    stream_times: StreamTimes = SHORT_TIMES,
     **sections: Any,
 ) -> Stand:
-    gateway = Gateway(parse(configuration(upstream_url, **sections), "test", {}), worker, traces=traces)
+    config = parse(configuration(upstream_url, **sections), "test", {})
+    gateway = Gateway(config, worker, traces=traces, stream_times=stream_times)
     await gateway.start()
     return Stand(gateway, http)

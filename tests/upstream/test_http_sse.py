@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from msgspec import structs
 
 from gateway.protocol import mcp
-from gateway.upstream import http_sse
 from tests.support.fake_sse import FakeSse, Message, Stream
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
 from tests.support.stand import Start
-from tests.support.workbench import Client, Stand, eventually, jwt
+from tests.support.workbench import SHORT_TIMES, Client, Stand, eventually, jwt
 
 
 @pytest.fixture
@@ -334,17 +334,13 @@ async def test_an_answer_whose_post_is_never_answered_ends_the_call_in_time(old:
     assert "timeouts.answer_seconds" in reply.error["message"]
 
 
-async def test_a_result_that_overtakes_its_post_is_the_result(
-    old: FakeSse, begin: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_sse, "_LATE_POST_SECONDS", 0.05)
-
+async def test_a_result_that_overtakes_its_post_is_the_result(old: FakeSse, begin: Start) -> None:
     async def early(_: FakeSse, stream: Stream, message: Message) -> None:
         stream.say(id=message["id"], result=text("early"))
         await asyncio.get_running_loop().create_future()
 
     old.tool = early
-    stand = await sse(begin, old)
+    stand = await sse(begin, old, stream_times=structs.replace(SHORT_TIMES, late_post_seconds=0.05))
     client = stand.client()
     assert (await client.call()).text == "early"
     assert (await client.call()).text == "early", "the session is free although its POST is not over"
@@ -440,12 +436,10 @@ async def test_what_speaks_neither_says_so(upstream: FakeUpstream, begin: Start)
     assert upstream.words == ["initialize", "GET"] * 2
 
 
-async def test_a_stream_without_an_endpoint_is_no_http_sse(
-    old: FakeSse, begin: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_sse, "ENDPOINT_SECONDS", 0.1)
+async def test_a_stream_without_an_endpoint_is_no_http_sse(old: FakeSse, begin: Start) -> None:
     old.endpoint = None
-    reply = await (await auto(begin, old.url)).client().call()
+    stand = await auto(begin, old.url, stream_times=structs.replace(SHORT_TIMES, endpoint_seconds=0.1))
+    reply = await stand.client().call()
     assert "did not name an endpoint" in reply.error["message"]
     await asyncio.wait_for(old.streams[0].closed.wait(), 5)
 

@@ -10,7 +10,7 @@ from gateway.config import Limits, Timeouts
 from gateway.http.client import Client
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
-from gateway.upstream.channel import NO_HEADERS
+from gateway.upstream.channel import NO_HEADERS, SideListener
 from gateway.upstream.stdio import StdioChannel
 
 DEADLINE = 2.0
@@ -24,29 +24,32 @@ class FakeChild:
     def __init__(self) -> None:
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.sent: list[bytes] = []
-        self.hear: Any = None
+        self._receive: Any = None
         self.asked = False
 
     async def send(self, message: bytes, _seconds: float) -> None:
         self.sent.append(message)
 
+    def receive_with(self, receive: Any) -> None:
+        self._receive = receive
+
     def say(self, id_: int) -> None:
-        self.hear(b'{"jsonrpc":"2.0","id":%d,"result":{"of":%d}}' % (id_, id_))
+        self._receive(b'{"jsonrpc":"2.0","id":%d,"result":{"of":%d}}' % (id_, id_))
 
 
-class FakeNursery:
-    """A FAKE nursery, of one fake child."""
+class FakeLauncher:
+    """A FAKE launcher, of one fake child."""
 
     where = FakeChild.where
 
-    def __init__(self, bounds: Client) -> None:
+    def __init__(self, client: Client) -> None:
         self.child = FakeChild()
-        self.bounds = bounds
+        self.client = client
 
     async def take(self) -> FakeChild:
         return self.child
 
-    def proved(self, _child: FakeChild) -> None:
+    def initialized(self, _child: FakeChild) -> None:
         pass
 
 
@@ -54,10 +57,10 @@ class Bench:
     """A channel whose child has answered `initialize`."""
 
     def __init__(self) -> None:
-        self.bounds = Client(Limits(), Timeouts())
-        self.nursery = FakeNursery(self.bounds)
-        self.child = self.nursery.child
-        self.channel = StdioChannel(self.nursery, lambda: None)  # type: ignore[arg-type]
+        self.client = Client(Limits(), Timeouts())
+        self.launcher = FakeLauncher(self.client)
+        self.child = self.launcher.child
+        self.channel = StdioChannel(self.launcher, lambda: None)  # type: ignore[arg-type]
         self.answers: list[int] = []
         self.aside: list[bytes] = []
         self.after_first: Any = lambda: None
@@ -67,11 +70,12 @@ class Bench:
         await asyncio.sleep(0)
         self.child.say(0)
         assert isinstance(await greeting, Raw)
-        await self.channel.listen("2025-11-25", NO_HEADERS, lambda line: bool(self.aside.append(line)), lambda: None)
+        aside = SideListener(lambda line: bool(self.aside.append(line)), lambda: None, lambda _: None)
+        await self.channel.listen("2025-11-25", NO_HEADERS, aside)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.bounds.close()
+        await self.client.close()
 
     def receive(self, line: bytes) -> bool:
         found = jsonrpc.message(line).id

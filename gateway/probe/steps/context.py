@@ -5,10 +5,12 @@ import ssl
 from msgspec import Struct
 
 from gateway.config import Config, Route, Timeouts
-from gateway.http.client import Client, Endpoint
+from gateway.http.client import Client
+from gateway.http.endpoint import Endpoint
 from gateway.probe.report.findings import Check, Server, State
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Headers
+from gateway.upstream.stream_times import DEFAULT_TIMES, StreamTimes
 
 
 class Subject(Struct, frozen=True, kw_only=True):
@@ -23,6 +25,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     """None: trust the system's authorities."""
     wait_seconds: float = 0.0
     """How long to listen to the idle GET stream."""
+    stream_times: StreamTimes = DEFAULT_TIMES
 
 
 class Stopped(Exception):

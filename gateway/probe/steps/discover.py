@@ -14,7 +14,8 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.config import redacted_url
-from gateway.http.client import FOREIGN, REDIRECTS, Endpoint
+from gateway.http.client import FOREIGN, REDIRECTS
+from gateway.http.endpoint import Endpoint
 from gateway.probe.report.redaction import clean
 from gateway.probe.steps.context import ProbeContext, Stopped
 from gateway.probe.steps.requests import Reply, Request, ask

@@ -18,13 +18,14 @@ from gateway.probe.steps.discover import capability_names, described
 from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
 from gateway.protocol.errors import GatewayError, NoHandshake, Refused
 from gateway.sessions.tool_schemas import read_pages
-from gateway.upstream.channel import Channel
+from gateway.upstream.channel import Channel, SideListener
 
 VERSIONS: Final = tuple(sorted(mcp.LEGACY_VERSIONS, reverse=True))
 _CLIENT: Final = Raw(jsonrpc.encode({"name": "mrtr-gateway", "version": __version__}))
 _CAPABILITIES: Final = Raw(b'{"elicitation":{"form":{},"url":{}},"sampling":{"tools":{}},"roots":{}}')
 """Everything a client can declare: some servers offer a tool only to clients that can answer its questions."""
 _NAMED: Final = 5
+_NOT_HEARD: Final = SideListener(lambda _: False, lambda: None, lambda _: None)
 
 Connect = Callable[[], Channel]
 
@@ -57,7 +58,7 @@ async def session(exam: ProbeContext, connect: Connect, version: str) -> AsyncIt
             channel, result = await channel.open(initialize(version), headers)
         seconds = time.monotonic() - began
         shaken = handshake.handshake(result)
-        await channel.listen(shaken.version, headers, lambda _: False, lambda: None)
+        await channel.listen(shaken.version, headers, _NOT_HEARD)
         await channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)
         yield Session(channel, shaken, seconds)
     finally:

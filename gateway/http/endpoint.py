@@ -1,0 +1,52 @@
+"""The URL of one upstream, updated when the upstream redirects.
+
+Credentials stay within its origin.
+"""
+
+from typing import Final
+
+from yarl import URL
+
+from gateway.config import redacted_url
+from gateway.protocol.errors import Unreachable
+
+_SHORTEST_SECRET: Final = 4
+"""Shorter values in a query are not treated as secrets: hiding them would garble what the upstream says."""
+_QUOTED_CHARACTERS: Final = 200
+
+
+class Endpoint:
+    """The URL of one upstream, shared by all its channels."""
+
+    def __init__(self, route: str, url: str, *, as_client: bool = True) -> None:
+        """`as_client`: requests to this upstream carry the client's own credential."""
+        self.as_client = as_client
+        self.url = URL(url)
+        values = (self.url.raw_query_string, *self.url.query.values())
+        # The longest first, because one value may be part of another.
+        self._secrets = sorted({value for value in values if len(value) >= _SHORTEST_SECRET}, key=len, reverse=True)
+        self.where = f"The upstream {redacted_url(url)} of route {route}"
+
+    def quoted(self, said: str) -> str:
+        """Return what an error may quote of an upstream's message: bounded, and without the secrets of the query."""
+        for secret in self._secrets:
+            said = said.replace(secret, "[hidden]")
+        return said[:_QUOTED_CHARACTERS]
+
+    def follow(self, location: str | None) -> None:
+        """Follow a redirect within the origin (`/mcp` to `/mcp/`). Raises Unreachable for any other."""
+        target = self.within(location) if location else None
+        if target is None:
+            raise Unreachable(f"{self.where} redirects to another origin; set upstream.url to the final address")
+        self.url = target
+
+    def within(self, address: str, base: URL | None = None) -> URL | None:
+        """Return the URL that an upstream names, or None if it is invalid or leaves the origin.
+
+        An upstream must not be able to direct credentials and bodies to another origin.
+        """
+        try:
+            target = (base or self.url).join(URL(address))
+            return target.with_user(None) if target.origin() == self.url.origin() else None
+        except ValueError:
+            return None

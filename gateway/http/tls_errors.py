@@ -1,0 +1,46 @@
+"""Explanations of TLS failures for operators, each with its fix.
+
+A TLS handshake that fails ends before any request is sent.
+"""
+
+from typing import Final
+
+import aiohttp
+
+_CERTIFICATE_CAUSES: Final = {
+    9: "its certificate is not valid yet; check the clocks",
+    10: "its certificate has expired; renew it there",
+    18: "its certificate is self-signed; put it into upstream.tls.ca_file if it is the right one",
+    19: "its certificate is of an unknown authority; give that authority's in upstream.tls.ca_file",
+    20: "its certificate is of an unknown authority; give that authority's in upstream.tls.ca_file, and check that "
+    "the server sends its intermediate certificates",
+    21: "its certificate is of an unknown authority; give that authority's in upstream.tls.ca_file",
+    62: "its certificate is for another name; correct upstream.url, or give the name in upstream.tls.server_name",
+    64: "its certificate is for another address; give the name that it is for in upstream.tls.server_name",
+}
+"""By OpenSSL's X509_V_ERR number."""
+
+
+def tls_cause(exc: BaseException) -> str | None:
+    """Explain a connection that failed in TLS, with the fix. Returns None for any other exception."""
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+        return certificate_cause(exc.certificate_error)
+    if isinstance(exc, aiohttp.ClientConnectorSSLError):
+        return handshake_cause(getattr(exc.os_error, "reason", None) or str(exc.os_error))
+    return None
+
+
+def certificate_cause(failure: Exception) -> str:
+    """Explain why a certificate is not accepted; the fix follows after a semicolon."""
+    code = getattr(failure, "verify_code", 0)
+    said = getattr(failure, "verify_message", "") or "it is not accepted"
+    return _CERTIFICATE_CAUSES.get(code, f"its certificate is refused ({said})")
+
+
+def handshake_cause(reason: str) -> str:
+    """Explain OpenSSL's reason for a failed handshake; the fix follows after a semicolon."""
+    if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER" in reason:
+        return f"it does not speak TLS there ({reason}); check https and the port of upstream.url"
+    if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason or "HANDSHAKE_FAILURE" in reason:
+        return f"it refused the handshake ({reason}); check upstream.tls.cert_file, if it asks for client certificates"
+    return f"the handshake failed ({reason}); check what the server demands"

@@ -1,0 +1,107 @@
+"""Decides from which event a broken stream is resumed, after which pause.
+
+Source: specification 2025-11-25 basic/transports (Resumability and Redelivery). Servers leave gaps between the events
+that they replay and the events that they then send live. A resumed stream that stays silent is therefore opened again
+from the same place, and the events that were handed over already are recognised by their ids.
+
+Rule: no I/O and no clock here. The caller reports what happened and sleeps as long as the answer says.
+"""
+
+from typing import Final
+
+from gateway.upstream.stream_times import StreamTimes
+
+MAX_EVENT_IDS: Final = 4096
+"""Event ids that are remembered for one request."""
+MAX_EVENT_ID_CHARACTERS: Final = 1024
+_MAX_ASKED_SECONDS: Final = 60.0
+"""The longest pause that the `retry` field of a server can request."""
+
+
+def asked_seconds(retry_ms: int | None) -> float:
+    """Return the pause that the `retry` field of an event stream asks for."""
+    return min((retry_ms or 0) / 1000, _MAX_ASKED_SECONDS)
+
+
+class Resumption:
+    """The place of one request in its event stream, with the failures to resume it."""
+
+    def __init__(self, times: StreamTimes) -> None:
+        self.cursor: str | None = None
+        """The last event id: the place after everything that was handed over. None if the stream cannot be resumed."""
+        self.place = ""
+        """The event id that a GET names: the stream continues behind it."""
+        self._times = times
+        self._seen: set[str] = set()
+        """Ids of the events that were handed over since `place`."""
+        self._failures = 0
+        """GETs that failed in a row."""
+        self._pauses = 0
+        """Pauses since the last new message."""
+        self._silences = 0
+        """Streams that were silent or cut since the server accepted an answer."""
+
+    def begin(self, cursor: str | None = None) -> None:
+        """Start with another request, behind `cursor` if another process sent it."""
+        self.cursor = cursor
+        if self._seen:
+            self._seen.clear()
+
+    def start(self, place: str) -> None:
+        """The stream of the request broke: resume it behind this event id."""
+        self.place = place
+        self._failures = self._pauses = self._silences = 0
+
+    def is_repeated(self, event_id: str) -> bool:
+        """Whether this event was handed over before; if not, the cursor moves on to it."""
+        if not 0 < len(event_id) <= MAX_EVENT_ID_CHARACTERS or not event_id.isprintable():
+            self.cursor = None  # the server withdrew it, or it does not fit into a header
+            return False
+        if event_id in self._seen:
+            return True
+        if len(self._seen) >= MAX_EVENT_IDS:
+            self._seen.clear()
+            self.place = event_id
+        self._seen.add(event_id)
+        self.cursor = event_id
+        return False
+
+    # -- what happened to the streams ---------------------------------------------------------------------------
+
+    def connected(self) -> None:
+        """The server answered a GET with a stream."""
+        self._failures = 0
+
+    def heard(self) -> None:
+        """The stream brought a new message."""
+        self._pauses = 0
+
+    def answered(self) -> None:
+        """The server accepted an answer: the result may follow at once, perhaps on a different stream."""
+        self._silences = 0
+
+    def silent(self) -> None:
+        """A stream was silent for `silence_seconds`: it is opened again without a pause."""
+        self._silences += 1
+
+    def cut(self, retry_ms: int | None) -> float:
+        """A stream ended without the result; return the pause before the next GET."""
+        self._silences += 1
+        return self._pause(asked_seconds(retry_ms))
+
+    def failed(self) -> float | None:
+        """A GET failed in a way that may pass; return the pause before the next one, or None to give up."""
+        self._failures += 1
+        return None if self._failures > len(self._times.retry_seconds) else self._pause(0.0)
+
+    @property
+    def silence_seconds(self) -> float:
+        """How long the stream may be silent: longer after each silent stream, short again after an answer."""
+        steps = self._times.silence_seconds
+        return steps[min(self._silences, len(steps) - 1)]
+
+    def _pause(self, at_least: float) -> float:
+        pauses = self._times.retry_seconds
+        seconds = pauses[min(self._pauses, len(pauses) - 1)]
+        self._pauses += 1
+        return max(at_least, seconds)
