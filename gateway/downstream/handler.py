@@ -17,8 +17,9 @@ from gateway.auth.oauth_proxy import OAuthProxy
 from gateway.bridge import subscription
 from gateway.bridge.driver import Driver
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
-from gateway.cluster.peer_client import PeerFailed, Replied
-from gateway.cluster.retry_routing import Inherited, RetryRouting
+from gateway.cluster.peer_errors import PeerFailed
+from gateway.cluster.reply_relay import Replied
+from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.config import Config
 from gateway.exchange import handshake
 from gateway.exchange.events import Leg
@@ -322,8 +323,8 @@ class Downstream:
                 return await self._serve(incoming, wire, driver.live, posted)
             if (envelope.owner, envelope.epoch) == (self._routes.process.owner, self._routes.process.epoch):
                 raise InvalidState("ended")
-            replied = await self._succession.elsewhere(envelope, incoming, wire)
-            if isinstance(replied, Inherited):  # nobody holds it, and to run it again would be to serve the route
+            replied = await self._succession.route(envelope, incoming, wire)
+            if isinstance(replied, TakeOver):  # nobody holds it, and to run it again would be to serve the route
                 raise no_route
         except GatewayError as exc:
             exc.request_id = bytes(request.id)
@@ -462,8 +463,8 @@ class Downstream:
         if driver is None:
             if (envelope.owner, envelope.epoch) == (live.process.owner, live.process.epoch):
                 raise InvalidState("ended")
-            found = await self._succession.elsewhere(envelope, incoming, round_.wire)
-            if not isinstance(found, Inherited):
+            found = await self._succession.route(envelope, incoming, round_.wire)
+            if not isinstance(found, TakeOver):
                 if incoming.hop is None:
                     live.process.metrics.continued(live.route.path, Step.FORWARDED)
                     _note_step(incoming.span, Step.FORWARDED)

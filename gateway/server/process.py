@@ -16,10 +16,13 @@ from gateway.auth.authenticator import Authenticator
 from gateway.auth.host_check import admin_names
 from gateway.auth.oauth_proxy import OAuthProxy
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.cluster.membership import Membership, Worker
-from gateway.cluster.peer_client import PeerClient, PeerListener
+from gateway.cluster.membership import Membership
+from gateway.cluster.peer_client import PeerClient
+from gateway.cluster.peer_connections import PeerConnections
+from gateway.cluster.peer_listener import PeerListener
 from gateway.cluster.retry_routing import RetryRouting
 from gateway.cluster.witness import Witness
+from gateway.cluster.worker import Worker, member_id
 from gateway.config import Config, cautions, contexts, digest
 from gateway.downstream.handler import Downstream
 from gateway.http.client import Client
@@ -81,11 +84,12 @@ class Gateway:
         self._sealer = Sealer(self._keyring, config.limits.state_bytes)
         self._hops = Hops(Keyring(self._keys, "peer"))
         self._named = EndpointRewriter(Keyring(self._keys, sse_endpoint.PURPOSE))
-        self.members = Membership(config.replica, worker, self.tasks)
+        self._peer_connections = PeerConnections(config, member_id(config.replica, worker), self._hops)
+        self.members = Membership(config.replica, worker, self.tasks, self._peer_connections.ask_name)
         if traces is None and config.traces:
             traces = open_traces(__version__, self.members.own)
         self._traces = traces
-        self._peers = PeerClient(config, self.members, self._hops, self.metrics)
+        self._peers = PeerClient(self._peer_connections, self.members, self.metrics)
         self._witness = Witness(self.members, self._peers, self.lot, self.tasks)
         self._epoch = secrets.token_hex(8)
         self._client: Client
@@ -230,8 +234,8 @@ class Gateway:
         self._survives = self._worker is not None or bool(config.state.keys)
         self.lot.hold = config.hold
         self.members.change(config.replica)
-        self._peers.timeouts = config.timeouts
-        self._door.config = config
+        self._peer_connections.change(config.timeouts)
+        self._door.change(config)
         for listener in self._listeners:
             listener.change(config.limits)
         if tls.listener is not None or self._front.is_secure:
@@ -299,7 +303,7 @@ class Gateway:
         await self.routes.end_children()
         await self.tasks.close()
         await self._client.close()
-        await self._peers.close()
+        await self._peer_connections.close()
         if self._traces is not None:
             # In a thread: whoever scrapes or probes meanwhile is not kept waiting by a collector that hangs.
             await asyncio.to_thread(self._traces.close, _FLUSH_SECONDS)

@@ -29,7 +29,7 @@ import uvloop
 
 from gateway import __version__
 from gateway.admin.workers_view import Overview
-from gateway.cluster.membership import Worker
+from gateway.cluster.worker import Worker
 from gateway.config import Config, split_address
 from gateway.http.listener import UNIX, Listener
 from gateway.runtime.tasks import Tasks

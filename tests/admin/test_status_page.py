@@ -16,7 +16,8 @@ from gateway.admin.snapshot import about, known_peers
 from gateway.admin.status_page import HEADERS, every_seconds, page, prefers_json
 from gateway.admin.status_view import duration
 from gateway.auth.host_check import admin_names, check_admin
-from gateway.cluster.membership import Membership, Worker
+from gateway.cluster.membership import Membership
+from gateway.cluster.worker import Worker
 from gateway.config import ConfigError, parse
 from gateway.exchange.events import Expired
 from gateway.protocol import mcp
@@ -460,7 +461,7 @@ async def test_peers_are_told_as_they_were_found_last() -> None:
         "t",
         {},
     )
-    members = Membership(config.replica, Worker(0, 2, "/tmp", b""), None)  # type: ignore[arg-type]
+    members = Membership(config.replica, Worker(0, 2, "/tmp", b""), None, None)  # type: ignore[arg-type]
     members.note("gw-2#1", "answered")
     members.note("gw-2#0", "stalled")
     members.note("gw-3", "dead")

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.admin.snapshot import known_peers
-from gateway.cluster.membership import Address, Worker
+from gateway.cluster.worker import Address, Worker
 from gateway.exchange.events import Expired
 from gateway.exchange.machine import Exchange, State
 from gateway.http.reply import Incoming, ReplyWriter
@@ -139,7 +139,7 @@ async def crash(stand: Stand) -> None:
         await listener.close()
     await gateway.tasks.close()
     await gateway._client.close()
-    await gateway._peers.close()
+    await gateway._peer_connections.close()
 
 
 class Cluster:
@@ -205,7 +205,7 @@ async def drop(stand: Stand) -> None:
 
 
 async def order(stand: Stand, exchange: str) -> list[str]:
-    return await stand.gateway.members.heirs(exchange)
+    return await stand.gateway.members.candidates(exchange)
 
 
 async def exchange_inherited_by(stand: Stand, *first: str) -> str:
@@ -1870,8 +1870,8 @@ async def test_replicas_that_a_name_service_knows_find_one_another(upstream: Fak
     section = {"peers": {}, "peers_dns": "peers.example:8081"}
     for name, listen in names.items():
         stand = await cluster.start(name, listen, replica=section, timeouts={"peer_accept_seconds": 2}, **TWICE)
-        stand.gateway.members._resolve = resolve
-        stand.gateway.members._born = float("-inf")  # it has been here for long
+        stand.gateway.members._discovery._resolve = resolve
+        stand.gateway.members._discovery._born = float("-inf")  # it has been here for long
     one, two, three = cluster.stands.values()
     upstream.tool(ask)
     asked = await one.client().call()
@@ -1893,7 +1893,7 @@ async def test_a_stopped_process_that_a_name_service_knows_may_be_the_owner(
 
     section = {"peers": {}, "peers_dns": "peers.example:8081"}
     one = await cluster.start("gw-1", f"127.0.0.1:{free_port()}", replica=section, **TWICE)
-    one.gateway.members._resolve = resolve
+    one.gateway.members._discovery._resolve = resolve
     upstream.tool(ask)
     asked = await one.client().call()
     state = resealed(asked.state, owner="gw-2", exchange="x", upstream=None)

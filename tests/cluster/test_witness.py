@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.cluster.membership import Address
+from gateway.cluster.worker import Address
 from gateway.config import split_address
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import State

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.auth import jwks, oauth_proxy
 from gateway.bridge import driver, response_queue, subscription
-from gateway.cluster import membership, peer_client
+from gateway.cluster import discovery, membership, peer_connections, peer_listener
 from gateway.downstream import handler
 from gateway.exchange import machine, questions
 from gateway.http import listener
@@ -75,20 +75,20 @@ FIXED = [
         [f"{seconds(child._EOF_SECONDS)} after its input", f"{seconds(child._TERM_SECONDS)} after SIGTERM"],
     ),
     ("a connection to a peer", [f"{seconds(membership._SILENT_SECONDS)} (fixed)"]),
-    ("a request from a peer", [size(peer_client._OVERHEAD_BYTES)]),
-    ("one frame from a peer", [size(peer_client._FRAME_BYTES)]),
+    ("a request from a peer", [size(peer_listener._OVERHEAD_BYTES)]),
+    ("one frame from a peer", [size(peer_connections.FRAME_BYTES)]),
     ("clocks of two replicas", [seconds(peer_messages.SKEW_SECONDS)]),
     ("remembered requests from peers", [count(peer_messages._MAX_REMEMBERED)]),
     (
         "the name service",
         [
-            seconds(membership._RESOLVE_SECONDS),
-            f"asked every {seconds(membership._FRESH_SECONDS)}",
-            f"at most every {seconds(membership._PAUSE_SECONDS)}",
+            seconds(discovery._RESOLVE_SECONDS),
+            f"asked every {seconds(discovery._FRESH_SECONDS)}",
+            f"at most every {seconds(discovery._PAUSE_SECONDS)}",
         ],
     ),
-    ("an unknown replica id", [seconds(membership._NAMELESS_SECONDS)]),
-    ("a replica that greeted", [seconds(membership._GREETED_SECONDS)]),
+    ("an unknown replica id", [seconds(discovery._NAMELESS_SECONDS)]),
+    ("a replica that greeted", [seconds(discovery._GREETED_SECONDS)]),
     ("the head of the standalone GET stream", [seconds(streamable_http._SIDE_HEAD_SECONDS)]),
     (
         "the standalone GET stream, when it ends",

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.cluster.membership import Membership, Worker
+from gateway.cluster.membership import Membership
+from gateway.cluster.worker import Worker
 from gateway.config import Config, ConfigError, Replica, decode_key, parse
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
@@ -323,19 +324,18 @@ async def test_a_name_is_not_looked_up_in_the_old_service() -> None:
 
     tasks = Tasks(Metrics("0"))
     replica = Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="old:1")
-    members = Membership(replica, None, tasks, resolve)
 
-    async def name(address: str) -> str:
+    async def name(address: str, _: str) -> str:
         return address.partition(":")[0]
 
-    members.ask_name = members.greet = name
-    first = asyncio.get_running_loop().create_task(members.heirs("x"))
+    members = Membership(replica, None, tasks, name, resolve)
+    first = asyncio.get_running_loop().create_task(members.candidates("x"))
     await eventually(lambda: asked == ["old"])
     members.change(msgspec.structs.replace(replica, peers_dns="new:1"))
     gate.set()
     assert await first == ["gw-1"]
-    members._looked = float("-inf")
-    assert sorted(await members.heirs("x")) == ["gw-1", "new"]
+    members._discovery._looked = float("-inf")
+    assert sorted(await members.candidates("x")) == ["gw-1", "new"]
     await tasks.close()
 
 

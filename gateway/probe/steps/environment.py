@@ -9,7 +9,7 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from gateway.cluster.membership import resolve
+from gateway.cluster.discovery import resolve
 from gateway.config import Config, cautions, digest, jwks_context, redacted_url, split_address
 from gateway.http.client import FOREIGN, Client, mapped
 from gateway.probe.report.redaction import clean
