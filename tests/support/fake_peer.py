@@ -1,6 +1,6 @@
 """A FAKE replica: a process at a peer's address that does on command what no real one does; and a wire that breaks.
 
-It knows the state key and may speak as a replica does, or badly, or not at all. Real replicas are in `test_peers`.
+It knows the state key and may speak as a replica does, or badly, or not at all. `replicas.py` has real ones.
 """
 
 import asyncio
