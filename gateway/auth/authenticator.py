@@ -1,4 +1,4 @@
-"""Who is calling, by configuration: a token as it is, a trusted proxy's header, or a verified token."""
+"""Tells the principal of a request: from its token as it is, a trusted proxy's header, or a verified token."""
 
 import ipaddress
 
@@ -12,28 +12,28 @@ from gateway.runtime.tasks import Tasks
 
 
 class Authenticator:
-    """The principals of one listener's requests."""
+    """Tells the principals of one listener's requests."""
 
     def __init__(self, config: Config, client: Client, tasks: Tasks) -> None:
-        """Raises ConfigError where the issuer's files cannot be used."""
+        """Raises ConfigError if the issuer's files cannot be used."""
         self._client = client
         self._tasks = tasks
-        self._issuer: JwksVerifier | None = None
-        self._made_of: object = None
+        self._verifier: JwksVerifier | None = None
+        self._verifier_settings: object = None
         self.change(config)
 
     def change(self, config: Config) -> None:
-        """Tell new requests' callers by this configuration; raises ConfigError, with nothing changed."""
+        """Use this configuration for new requests; raises ConfigError, with nothing changed."""
         principal = config.principal
-        # A reload of something else must not forget keys and tokens.
-        made_of = (principal, [digest for key, digest in contents(config).items() if key.startswith("principal.")])
-        if made_of != self._made_of:
-            self._issuer = self._new_issuer(config) if principal.source == "jwt" else None
-        self._made_of = made_of
+        # A reload that leaves these settings alone must keep the fetched keys and the verified tokens.
+        settings = (principal, [digest for key, digest in contents(config).items() if key.startswith("principal.")])
+        if settings != self._verifier_settings:
+            self._verifier = self._new_verifier(config) if principal.source == "jwt" else None
+        self._verifier_settings = settings
         self._config = principal
         self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
 
-    def _new_issuer(self, config: Config) -> JwksVerifier:
+    def _new_verifier(self, config: Config) -> JwksVerifier:
         client = self._client.sibling(config.limits, config.timeouts)
         client.change(config.limits, config.timeouts, jwks_context(config.principal))
         try:
@@ -43,26 +43,26 @@ class Authenticator:
 
     @property
     def verifies(self) -> bool:
-        """Whether a caller is turned away here, by its headers alone."""
-        return self._issuer is not None
+        """Whether callers are authenticated here, by their headers alone."""
+        return self._verifier is not None
 
     async def principal(self, incoming: Incoming, *, is_checked: bool) -> bytes:
-        """The caller of one request; `is_checked`: the upstream sees and checks its credential.
+        """The principal of one request; `is_checked` if the upstream gets and checks its credential.
 
-        Raises Unauthorized or NoKeys where callers must be verified, and InvalidRequest for a repeated header.
+        Raises Unauthorized or NoKeys if callers are verified here, and InvalidRequest for a repeated header.
         """
         config = self._config
         check_once((AUTHORIZATION, config.header), incoming.headers)
         authorization = incoming.headers.get(AUTHORIZATION)
-        if self._issuer is not None:
-            return await self._issuer.caller(authorization)
+        if self._verifier is not None:
+            return await self._verifier.principal(authorization)
         if config.source == "header" and config.header is not None:
-            is_believed = self.disbelieved(incoming) is None
-            return principals.of_header(incoming.headers.get(config.header) if is_believed else None)
+            is_trusted = self.disbelieved(incoming) is None
+            return principals.of_header(incoming.headers.get(config.header) if is_trusted else None)
         return principals.of_authorization(authorization, is_checked=is_checked)
 
     def disbelieved(self, incoming: Incoming) -> str | None:
-        """The header that names the principal, where this request does not come from a proxy that may name it."""
+        """The header that names the principal, if this request does not come from a trusted proxy; else None."""
         if self._config.source != "header" or principals.is_trusted(incoming.remote, self._networks):
             return None
         return self._config.header

@@ -119,7 +119,7 @@ async def test_with_several_upstreams_the_path_of_the_route_decides(begin: Any, 
 
         for path in (oauth_metadata.SERVER, oauth_metadata.RESOURCE, oauth_metadata.SERVER + "/c"):
             status, said = await browser.refusal(path)
-            assert (status, "write the path of a route behind" in said) == (404, True)
+            assert (status, "append the path of a route to" in said) == (404, True)
         assert issuer.seen == []
     finally:
         await other.close()

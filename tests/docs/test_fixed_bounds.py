@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.auth import jwks, oauth_proxy
+from gateway.auth import jwks, oauth_proxy, oauth_upstream
 from gateway.bridge import driver, response_queue, subscription
 from gateway.cluster import discovery, membership, peer_connections, peer_listener
 from gateway.downstream import handler
@@ -47,7 +47,7 @@ FIXED = [
     ("content of a change beside its URI", [size(subscription._MAX_PARAMS_BYTES)]),
     (
         "OAuth's paths",
-        [count(oauth_proxy._AT_ONCE), size(oauth_proxy._BODY_BYTES), size(oauth_proxy._ANSWER_BYTES)],
+        [count(oauth_proxy._AT_ONCE), size(oauth_proxy._BODY_BYTES), size(oauth_upstream.ANSWER_BYTES)],
     ),
     ("a TLS handshake of a client", [seconds(listener._HANDSHAKE_SECONDS)]),
     (
