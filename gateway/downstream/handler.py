@@ -27,7 +27,9 @@ from gateway.http import request_id as ids
 from gateway.http.forwarded_headers import asks_as_client, for_call, joined, own_headers
 from gateway.http.reply import REQUEST_ID, HttpReply, Incoming, ReplyWriter, read_body
 from gateway.identity import principal as principals
-from gateway.passthrough.forwarder import Passthrough, id_of, not_allowed, probe_headers
+from gateway.passthrough.forwarder import Passthrough
+from gateway.passthrough.header_rules import probe_headers
+from gateway.passthrough.rejections import id_of, not_allowed
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol import request as modern
@@ -165,7 +167,7 @@ class Downstream:
     @property
     def busy(self) -> int:
         """Requests that a drain waits for."""
-        return self.in_flight - self._passthrough.lasting
+        return self.in_flight - self._passthrough.long_lived
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """One HTTP request; never raises but for cancellation."""
@@ -276,7 +278,7 @@ class Downstream:
             return None
         await self._verify(incoming, live)  # before the probe, which carries this request's headers upstream
         with _naming_the_request(incoming, live):
-            headers = self._passthrough.headers(http, live)
+            headers = self._passthrough.headers.upstream(http, live)
         if not (era.known or await era.is_modern(probe_headers(headers))):
             return None
         return await self._passthrough.modern(http, live, incoming)
