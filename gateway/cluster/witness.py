@@ -24,24 +24,24 @@ _MOST_INQUIRIES: Final = 16
 """Expired calls that other replicas are asked about at the same time."""
 
 
-class Held(Protocol):
-    """An exchange that this replica holds."""
+class HeldExchange(Protocol):
+    """One exchange that this replica holds."""
 
     def has_taken_over(self, round_: int) -> bool:
         """Whether this replica continued the exchange after that round, in the same upstream call."""
 
 
-class Holds(Protocol):
-    """The parking lot."""
+class HeldExchanges(Protocol):
+    """The exchanges that this replica holds."""
 
-    def find(self, exchange_id: str) -> Held | None:
+    def find(self, exchange_id: str) -> HeldExchange | None:
         """The exchange of that id."""
 
 
 class Witness:
     """Asks the other replicas questions, and answers theirs."""
 
-    def __init__(self, membership: Membership, peers: PeerClient, lot: Holds, tasks: Tasks) -> None:
+    def __init__(self, membership: Membership, peers: PeerClient, lot: HeldExchanges, tasks: Tasks) -> None:
         self._membership = membership
         self._peers = peers
         self._lot = lot
