@@ -1,9 +1,10 @@
 """Who is calling, by configuration: a token as it is, a trusted proxy's header, or a verified token."""
 
 import ipaddress
+from collections.abc import Callable
 
 from gateway.auth.jwks import JwksVerifier
-from gateway.config import Config, ConfigError, contents, jwks_context
+from gateway.config import Config, ConfigError, InForce, contents, jwks_context
 from gateway.http.client import Client
 from gateway.http.forwarded_headers import AUTHORIZATION, check_once
 from gateway.http.reply import Incoming
@@ -14,24 +15,29 @@ from gateway.runtime.tasks import Tasks
 class Authenticator:
     """The principals of one listener's requests."""
 
-    def __init__(self, config: Config, client: Client, tasks: Tasks) -> None:
-        """Raises ConfigError where the issuer's files cannot be used."""
+    def __init__(self, in_force: InForce[Config], client: Client, tasks: Tasks) -> None:
+        """Raises ConfigError if a file of the issuer cannot be used, as a later replacement of the value does."""
         self._client = client
         self._tasks = tasks
         self._issuer: JwksVerifier | None = None
         self._made_of: object = None
-        self.change(config)
+        self._prepare(in_force.value)()
+        in_force.before_replace(self._prepare)
 
-    def change(self, config: Config) -> None:
-        """Tell new requests' callers by this configuration; raises ConfigError, with nothing changed."""
+    def _prepare(self, config: Config) -> Callable[[], None]:
+        """Read the issuer's files; return the function that takes the configuration over."""
         principal = config.principal
         # A reload of something else must not forget keys and tokens.
         made_of = (principal, [digest for key, digest in contents(config).items() if key.startswith("principal.")])
+        issuer = self._issuer
         if made_of != self._made_of:
-            self._issuer = self._new_issuer(config) if principal.source == "jwt" else None
-        self._made_of = made_of
-        self._config = principal
-        self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
+            issuer = self._new_issuer(config) if principal.source == "jwt" else None
+
+        def take_over() -> None:
+            self._issuer, self._made_of, self._config = issuer, made_of, principal
+            self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
+
+        return take_over
 
     def _new_issuer(self, config: Config) -> JwksVerifier:
         client = self._client.sibling(config.limits, config.timeouts)

@@ -20,7 +20,7 @@ from aiohttp import ClientResponse, web
 from multidict import MultiMapping
 from yarl import URL
 
-from gateway.config import Config, Route
+from gateway.config import Config, InForce, Route
 from gateway.http.client import FOREIGN, REDIRECTS, Client, mapped, read_at_most
 from gateway.http.forwarded_headers import AUTHORIZATION, check_once, joined
 from gateway.http.reply import read_body
@@ -73,15 +73,16 @@ class _Kept(NamedTuple):
 class OAuthProxy:
     """OAuth's paths on the listener of the routes."""
 
-    def __init__(self, config: Config, client_for: Callable[[str], Client | None]) -> None:
+    def __init__(self, in_force: InForce[Config], client_for: Callable[[str], Client | None]) -> None:
         """`client_for` returns the client of the route at a path, which trusts the authorities of that route."""
         self._client_for = client_for
         self._kept: dict[tuple[str, str], _Kept] = {}
         """By URL and path: all of them come from the configuration or from an upstream's own metadata."""
         self._at_once = 0
-        self.change(config)
+        self._use(in_force.value)
+        in_force.after_replace(self._use)
 
-    def change(self, config: Config) -> None:
+    def _use(self, config: Config) -> None:
         """Serve new requests by this configuration."""
         self._config = config
         self._routes = {route.path.rstrip("/"): route for route in config.routes if route.upstream.url is not None}

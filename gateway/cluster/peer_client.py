@@ -22,7 +22,7 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.cluster.membership import Address, Membership, State
-from gateway.config import Config, split_address
+from gateway.config import Config, InForce, Timeouts, split_address
 from gateway.http.reply import Incoming, ReplyWriter, leave_open, read_body, send
 from gateway.protocol.errors import GatewayError, InvalidState, OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as hops
@@ -97,19 +97,23 @@ class Stuck(OwnerStalled):
 class PeerClient:
     """The way to the other replicas."""
 
-    def __init__(self, config: Config, members: Membership, hops: Hops, metrics: Metrics) -> None:
-        self.timeouts = config.timeouts
-        """They may change; what goes over after that has the new ones."""
+    def __init__(self, in_force: InForce[Config], members: Membership, hops: Hops, metrics: Metrics) -> None:
+        self._in_force = in_force
         self._members = members
         self._hops = hops
         self._metrics = metrics
         self._clients: dict[tuple[Address, bool], aiohttp.ClientSession] = {}
-        listen = config.replica.listen
+        listen = in_force.value.replica.listen
         host = split_address(listen)[0] if listen is not None else ""
         self._source = (host, 0) if _is_one(host) else None
         """Others find this process where its requests come from."""
         members.ask_name = self._ask_name
         members.greet = self._greet
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """Those of the next request to another replica."""
+        return self._in_force.value.timeouts
 
     async def forward(self, kind: hops.Kind, member: str, incoming: Incoming, wire: ReplyWriter) -> Replied:
         """Have `member` serve the request, and write its reply to `wire`.
@@ -515,9 +519,9 @@ class PeerListener:
     """The peer listener: opens what other replicas send, and lets it be served."""
 
     def __init__(  # noqa: PLR0913  (what a listener needs)
-        self, config: Config, members: Membership, hops: Hops, serve: Serve, tell: Tell, metrics: Metrics
+        self, in_force: InForce[Config], members: Membership, hops: Hops, serve: Serve, tell: Tell, metrics: Metrics
     ) -> None:
-        self.config = config
+        self._in_force = in_force
         self._members = members
         self._hops = hops
         self._serve = serve
@@ -537,7 +541,8 @@ class PeerListener:
         """Who cannot seal gets a refusal that says nothing."""
         if http.method != "POST" or http.path != PATH:
             return web.Response(status=404)
-        limits = self.config.limits
+        config = self._in_force.value
+        limits = config.limits
         try:
             sealed = await read_body(http, limits.body_bytes + _OVERHEAD_BYTES, limits.receive_seconds)
             hop = self._hops.open(sealed, time.time())
@@ -549,7 +554,7 @@ class PeerListener:
             return web.Response(status=403)
         except GatewayError as exc:
             return web.Response(status=exc.status)
-        wire = PeerReply(http, Frames(self._hops.keyring, hop.nonce, _FRAME_BYTES), self.config.timeouts.send_seconds)
+        wire = PeerReply(http, Frames(self._hops.keyring, hop.nonce, _FRAME_BYTES), config.timeouts.send_seconds)
         await wire.open()
         if hop.kind in ("who", "reach", "holds"):
             await wire.frame(await self._answer(hop, http.remote, is_local=is_local))

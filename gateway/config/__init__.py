@@ -3,6 +3,7 @@
 from gateway.config.advisories import cautions
 from gateway.config.diff import changes, refused
 from gateway.config.files import contents
+from gateway.config.in_force import InForce
 from gateway.config.load import digest, for_command, for_upstream, load, parse, with_log_level
 from gateway.config.model import (
     Cache,
@@ -41,6 +42,7 @@ __all__ = [
     "Credentials",
     "Debug",
     "Hold",
+    "InForce",
     "Legs",
     "Level",
     "Limits",

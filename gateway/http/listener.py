@@ -21,7 +21,7 @@ from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_runner import BaseSite
 
-from gateway.config import Limits, split_address
+from gateway.config import InForce, Limits, split_address
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -138,17 +138,18 @@ class _Request(web.BaseRequest):
 class _BoundedServer(web.Server):
     """Refuses connections past limits.connections."""
 
-    def __init__(self, handler: Handler, limits: Limits, **kwargs: Any) -> None:
+    def __init__(self, handler: Handler, limits: InForce[Limits], **kwargs: Any) -> None:
         super().__init__(handler, request_factory=self._request, **kwargs)
-        self.limits = limits
+        self._limits = limits
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         return _Request(message, payload, protocol, writer, task, self._loop)
 
     def __call__(self) -> RequestHandler:
-        if len(self.connections) >= self.limits.connections:
+        limits = self._limits.value
+        if len(self.connections) >= limits.connections:
             return _Refuser(self)
-        return _BoundedHandler(self, self.limits.receive_seconds, loop=self._loop, **self._kwargs)
+        return _BoundedHandler(self, limits.receive_seconds, loop=self._loop, **self._kwargs)
 
 
 class _Refuser(RequestHandler):
@@ -203,7 +204,7 @@ class Listener:
         self,
         handler: Handler,
         address: str,
-        limits: Limits,
+        limits: InForce[Limits],
         *,
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
@@ -229,10 +230,6 @@ class Listener:
     def is_writing(self) -> bool:
         """Whether replies are on their way to the kernel. Over TLS a single no may be wrong: ask again a bit later."""
         return any(each.is_writing for each in self._server.connections if isinstance(each, _BoundedHandler))
-
-    def change(self, limits: Limits) -> None:
-        """Other bounds for the connections that are opened from now on."""
-        self._server.limits = limits
 
     async def start(self) -> str:
         """Listen; the address that was really taken. Raises OSError."""

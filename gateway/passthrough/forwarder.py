@@ -16,7 +16,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.config import Config, Timeouts
+from gateway.config import Config, InForce, Timeouts
 from gateway.http import request_id
 from gateway.http.client import FOREIGN, REDIRECTS, Endpoint, mapped
 from gateway.http.forwarded_headers import for_passing, joined, passed_back
@@ -77,7 +77,7 @@ class Passthrough:
     """Forwards the requests of one listener."""
 
     def __init__(
-        self, config: Config, challenge: Challenge, named: EndpointRewriter, metrics: Metrics, epoch: str
+        self, in_force: InForce[Config], challenge: Challenge, named: EndpointRewriter, metrics: Metrics, epoch: str
     ) -> None:
         """`epoch` names this process, in the Via header that RFC 9110 (7.6.3) asks of proxies."""
         self.stopping = False
@@ -87,9 +87,10 @@ class Passthrough:
         self._named = named
         self._metrics = metrics
         self._via = f"1.1 mrtr-{epoch}"
-        self.change(config)
+        self._use(in_force.value)
+        in_force.after_replace(self._use)
 
-    def change(self, config: Config) -> None:
+    def _use(self, config: Config) -> None:
         """Forward new requests by this configuration."""
         self._config = config
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]

@@ -7,7 +7,7 @@ results (exchanges that are over, but whose last reply may have got lost) make r
 from collections.abc import Iterator, ValuesView
 from typing import Generic, Protocol, TypeVar
 
-from gateway.config import Hold
+from gateway.config import Hold, InForce
 from gateway.protocol.errors import Busy
 
 _RETRY_AFTER_SECONDS = 5
@@ -29,9 +29,9 @@ P = TypeVar("P", bound=Parked)
 class Lot(Generic[P]):
     """Exchanges by id."""
 
-    def __init__(self, hold: Hold) -> None:
-        self.hold = hold
-        """Its caps may change; what is in stays in."""
+    def __init__(self, hold: InForce[Hold]) -> None:
+        """`hold` has the caps; a reload that lowers them ends no parked call."""
+        self._hold = hold
         self._waiting: dict[str, P] = {}
         self._kept: dict[str, P] = {}
         self._per_principal: dict[bytes, int] = {}
@@ -58,7 +58,7 @@ class Lot(Generic[P]):
 
     def check(self, principal: bytes) -> None:
         """Raise Busy when no further call of this principal could be parked."""
-        hold = self.hold
+        hold = self._hold.value
         if self._per_principal.get(principal, 0) >= hold.max_calls_per_principal:
             raise Busy(
                 "You have as many unanswered calls as one caller may have (hold.max_calls_per_principal); answer or "
@@ -95,7 +95,7 @@ class Lot(Generic[P]):
         """The exchange is over: keep it findable, as long as there is room."""
         if not self._leave(parked):
             return
-        while len(self._kept) >= self.hold.max_calls:
+        while len(self._kept) >= self._hold.value.max_calls:
             oldest = next(iter(self._kept))
             self._kept.pop(oldest).forget()
         self._kept[parked.id] = parked

@@ -43,9 +43,9 @@ class RouteTable:
         self._children: set[Child] = set()
         """Those of all upstreams, including upstreams that a reload removed."""
         self._deadlines: dict[tuple[float, ...], Deadlines] = {}
-        self.change(config, tls)
+        self.rebuild(config, tls)
 
-    def change(self, config: Config, tls: Contexts) -> None:
+    def rebuild(self, config: Config, tls: Contexts) -> None:
         """Serve the routes of this configuration from now on."""
         endpoints = {route.path: _endpoint(route) for route in config.routes}
         configs = {route.path: on_route(config, route) for route in config.routes}

@@ -30,11 +30,11 @@ import uvloop
 from gateway import __version__
 from gateway.admin.workers_view import Overview
 from gateway.cluster.membership import Worker
-from gateway.config import Config, split_address
+from gateway.config import Config, InForce, split_address
 from gateway.http.listener import UNIX, Listener
 from gateway.runtime.tasks import Tasks
-from gateway.server import process
 from gateway.server.reload import Read, Reload
+from gateway.server.serve import serve
 from gateway.telemetry import Event, Metrics, configure_logging, get_logger
 
 if TYPE_CHECKING:
@@ -70,18 +70,23 @@ class Supervisor:
     """The workers' parent."""
 
     def __init__(self, config: Config, directory: str, key: bytes, read: Read | None) -> None:
-        self._config = config
-        """What a worker starts with; the newest that could be taken over."""
+        self._in_force = InForce(config)
+        """A worker starts with the newest configuration that was valid."""
         self._read = read
         self._directory = directory
         self._key = key
         self._metrics = Metrics(__version__)
         self._tasks = Tasks(self._metrics)
-        self._overview = Overview(self._metrics, config)
+        self._overview = Overview(self._metrics, self._in_force)
         self._lives: dict[int, _Life] = {}
         # The workers are told when it is done: one that started meanwhile with the old configuration reads it too.
         self._reload = Reload(
-            read, config, self._change, self._tasks, lambda _: self._send(signal.SIGHUP), process="supervisor"
+            read,
+            config,
+            self._in_force.replace,
+            self._tasks,
+            lambda _: self._send(signal.SIGHUP),
+            process="supervisor",
         )
         self._listener: Listener | None = None
         self._stopping = asyncio.Event()
@@ -91,12 +96,13 @@ class Supervisor:
 
     async def run(self) -> int:
         """Work until all workers have ended; 0 if each was asked to and ended well."""
-        loop = asyncio.get_running_loop()
-        for address in filter(None, (self._config.listen, self._config.replica.listen)):
+        loop, config = asyncio.get_running_loop(), self._in_force.value
+        for address in filter(None, (config.listen, config.replica.listen)):
             await _claim(address)
         address = ""
-        if self._config.admin is not None:
-            self._listener = Listener(self._overview.handle, self._config.admin, self._config.limits)
+        if config.admin is not None:
+            limits = self._in_force.part(lambda config: config.limits)
+            self._listener = Listener(self._overview.handle, config.admin, limits)
             address = await self._listener.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
@@ -104,21 +110,21 @@ class Supervisor:
         log.info(
             Event.SUPERVISOR_STARTED,
             version=__version__,
-            listen=self._config.listen,
+            listen=config.listen,
             admin=address,
-            workers=self._config.workers,
+            workers=config.workers,
         )
         # It lifts the block of signals when it starts, which must not be while a worker does.
         resource_tracker.ensure_running()
-        keepers = [self._tasks.start(self._keep(number), "worker") for number in range(self._config.workers)]
+        restarters = [self._tasks.start(self._keep(number), "worker") for number in range(config.workers)]
         self._reload.begin()
         try:
-            _ = await asyncio.gather(*keepers)
+            _ = await asyncio.gather(*restarters)
         finally:
             # After a bug only there is something left to kill.
             self._stopping.set()
             self._kill_all()
-            _ = await asyncio.gather(*keepers, return_exceptions=True)
+            _ = await asyncio.gather(*restarters, return_exceptions=True)
             if self._kill is not None:
                 self._kill.cancel()
             await self._tasks.close()
@@ -158,8 +164,9 @@ class Supervisor:
             pause = min(2 * pause, _LAST_PAUSE_SECONDS)
 
     def _start(self, number: int) -> "_Life":
-        worker = Worker(number, self._config.workers, self._directory, self._key, self._read)
-        life = self._lives[number] = _Life(self._config, worker)
+        config = self._in_force.value
+        worker = Worker(number, config.workers, self._directory, self._key, self._read)
+        life = self._lives[number] = _Life(config, worker)
         self._overview.born(number, worker.socket("admin"))
         log.info(Event.WORKER_STARTED, worker=number, pid=life.pid)
         if number not in self._overview.proven:
@@ -178,15 +185,10 @@ class Supervisor:
             log.error(Event.WORKER_ENDED, worker=number, exit_code=code, note="it ended before it was ready")
         self._stop(signal.SIGINT)
 
-    def _change(self, config: Config) -> None:
-        """Start workers with another configuration from now on."""
-        self._config = self._overview.config = config
-        if self._listener is not None:
-            self._listener.change(config.limits)
-
     def _stop(self, number: signal.Signals) -> None:
         """Hand a signal on; the workers know what a second one means."""
-        hold, spare = self._config.hold, self._config.timeouts.cancel_seconds + _SPARE_SECONDS
+        config = self._in_force.value
+        hold, spare = config.hold, config.timeouts.cancel_seconds + _SPARE_SECONDS
         patience = spare if self._stopping.is_set() else hold.drain_delay_seconds + hold.drain_seconds + spare
         self._stopping.set()
         self._reload.closed = True
@@ -291,7 +293,7 @@ def _die_with_supervisor() -> None:
 
 async def _serve(config: Config, worker: Worker) -> None:
     loop = asyncio.get_running_loop()
-    serving = loop.create_task(process.serve(config, worker, worker.read))
+    serving = loop.create_task(serve(config, worker, worker.read))
     # `serve` sets its handlers before it first waits for something: in its first step, which comes before this one.
     loop.call_soon(signal.pthread_sigmask, signal.SIG_UNBLOCK, _SIGNALS)
     await serving

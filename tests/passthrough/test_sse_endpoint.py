@@ -10,6 +10,7 @@ import pytest_asyncio
 from multidict import CIMultiDict
 from yarl import URL
 
+from gateway.config import InForce
 from gateway.http.client import Endpoint
 from gateway.passthrough.sse_endpoint import PURPOSE, Beginning, EndpointRewriter
 from gateway.protocol import mcp
@@ -45,7 +46,7 @@ def address(event: bytes) -> str:
 
 @pytest.fixture
 def named() -> EndpointRewriter:
-    return EndpointRewriter(Keyring((OLD,), PURPOSE))
+    return EndpointRewriter(InForce(Keyring((OLD,), PURPOSE)))
 
 
 def test_the_servers_address_is_sealed_into_the_routes_own(named: EndpointRewriter) -> None:
@@ -104,7 +105,7 @@ def test_a_stream_of_streamable_http_is_not_looked_at(named: EndpointRewriter, h
 
 def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(named: EndpointRewriter) -> None:
     told = address(beginning(named).feed(EVENT))
-    stranger = address(beginning(EndpointRewriter(Keyring((NEW,), PURPOSE))).feed(EVENT))
+    stranger = address(beginning(EndpointRewriter(InForce(Keyring((NEW,), PURPOSE)))).feed(EVENT))
     state = Keyring((OLD,), "state").seal(b"/mcp\nhttp://10.0.0.1:9000/admin")
     for url in (
         told.replace("/mcp?", "/other?"),
@@ -122,9 +123,11 @@ def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(named: Endp
     assert named.target(asked("/mcp?other=1", "POST"), UPSTREAM) is None
 
 
-def test_an_address_outlives_a_rotation_of_keys(named: EndpointRewriter) -> None:
+def test_an_address_outlives_a_rotation_of_keys() -> None:
+    keyring = InForce(Keyring((OLD,), PURPOSE))
+    named = EndpointRewriter(keyring)
     told = address(beginning(named).feed(EVENT))
-    named.keyring = Keyring((NEW, OLD), PURPOSE)
+    keyring.replace(Keyring((NEW, OLD), PURPOSE))
     assert named.target(asked(told, "POST"), UPSTREAM) is not None
 
 

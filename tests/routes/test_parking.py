@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.config import Hold
+from gateway.config import Hold, InForce
 from gateway.protocol.errors import Busy
 from gateway.routes.parking import Lot
 
@@ -17,7 +17,7 @@ class Car:
 
 
 def test_the_lot_is_bounded_per_principal_and_in_all() -> None:
-    lot: Lot[Car] = Lot(Hold(max_calls=3, max_calls_per_principal=2))
+    lot: Lot[Car] = Lot(InForce(Hold(max_calls=3, max_calls_per_principal=2)))
     one, two = Car("1"), Car("2")
     lot.park(one)
     lot.park(two)
@@ -40,7 +40,7 @@ def test_the_lot_is_bounded_per_principal_and_in_all() -> None:
 
 
 def test_kept_results_make_room_and_take_none() -> None:
-    lot: Lot[Car] = Lot(Hold(max_calls=2, max_calls_per_principal=2))
+    lot: Lot[Car] = Lot(InForce(Hold(max_calls=2, max_calls_per_principal=2)))
     cars = [Car(str(number)) for number in range(5)]
     for car in cars:
         lot.park(car)
@@ -56,7 +56,7 @@ def test_kept_results_make_room_and_take_none() -> None:
 
 
 def test_a_lot_that_is_empty_again_remembers_nobody() -> None:
-    lot: Lot[Car] = Lot(Hold())
+    lot: Lot[Car] = Lot(InForce(Hold()))
     for number in range(100):
         car = Car(str(number), b"%d" % number)
         lot.park(car)
