@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from gateway.auth.jwks import JwksVerifier
 from gateway.config import Config, ConfigError, InForce, contents, jwks_context
-from gateway.http.client import Client
+from gateway.http.client import Bounds, Client
 from gateway.http.forwarded_headers import AUTHORIZATION, check_once
 from gateway.http.reply import Incoming
 from gateway.identity import principal as principals
@@ -40,8 +40,7 @@ class Authenticator:
         return take_over
 
     def _new_issuer(self, config: Config) -> JwksVerifier:
-        client = self._client.sibling(config.limits, config.timeouts)
-        client.change(config.limits, config.timeouts, jwks_context(config.principal))
+        client = self._client.sibling(InForce(Bounds(config.limits, config.timeouts, jwks_context(config.principal))))
         try:
             return JwksVerifier(config.principal, client, self._tasks)
         except (OSError, ValueError) as exc:

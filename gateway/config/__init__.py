@@ -29,7 +29,7 @@ from gateway.config.model import (
 from gateway.config.parsing.formats import HOP_BY_HOP, redacted_url, sendable_header, split_address
 from gateway.config.parsing.keys import decode_key
 from gateway.config.parsing.problems import ConfigError
-from gateway.config.route_overrides import on_route
+from gateway.config.route_overrides import RouteSettings, on_route
 from gateway.config.schema import json_schema
 from gateway.config.tls import Contexts, contexts, jwks_context
 
@@ -50,6 +50,7 @@ __all__ = [
     "Principal",
     "Replica",
     "Route",
+    "RouteSettings",
     "Security",
     "Sessions",
     "State",

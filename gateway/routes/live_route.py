@@ -9,9 +9,9 @@ from typing import Protocol
 import msgspec
 
 from gateway.cluster.witness import Witness
-from gateway.config import Config, Route
+from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange.machine import Policy
-from gateway.http.client import Client
+from gateway.http.client import Bounds, Client
 from gateway.routes.deadlines import Deadlines
 from gateway.routes.upstream_health import UpstreamHealth
 from gateway.runtime.tasks import Tasks
@@ -44,6 +44,8 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
 class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
     """What lives as long as the upstream of a route, across reloads that do not concern it."""
 
+    settings: InForce[RouteSettings]
+    bounds: InForce[Bounds]
     client: Client
     pool: Pool
     era: EraProbe | None

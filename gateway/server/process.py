@@ -24,7 +24,7 @@ from gateway.cluster.retry_routing import RetryRouting
 from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce, cautions, contexts, digest
 from gateway.downstream.handler import Downstream
-from gateway.http.client import Client
+from gateway.http.client import Bounds, Client
 from gateway.http.listener import Handler, Listener
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
@@ -115,7 +115,7 @@ class Gateway:
     async def start(self) -> None:
         """Open the listeners; raises OSError when an address is taken."""
         config, tls = self.config, contexts(self.config)
-        self._client = Client(config.limits, config.timeouts)
+        self._client = Client(self._in_force.part(lambda config: Bounds(config.limits, config.timeouts)))
         self.routes = RouteTable(config, tls, self._client, self._scope(), self.recent_errors)
         self._authenticator = Authenticator(self._in_force, self._client, self.tasks)
         self.downstream = self._new_downstream()
@@ -232,7 +232,6 @@ class Gateway:
         """
         tls = contexts(config)
         self._in_force.replace(config)
-        self._client.change(config.limits, config.timeouts)
         self.routes.rebuild(config, tls)
         if tls.listener is not None or self._front.is_secure:
             self.tasks.spawn(self._front.secure(tls.listener), "change the certificate")
