@@ -1,8 +1,8 @@
 """The routes of a process: built from the configuration at start, rebuilt by every reload.
 
-A call keeps the route it began with. So a reload builds routes and changes none: calls that run or wait end under the
-settings that they began with, and a replaced route goes with its last call. `LiveUpstream` is handed on as long as
-everything that shapes its sessions stays the same.
+A call keeps the route that it began with. So a reload builds new routes and changes none, and a replaced route is
+freed with its last call. The new route gets the `LiveUpstream` of the replaced one as long as everything that shapes
+its sessions stays the same.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class RouteTable:
         self._client = client
         self._errors = errors
         self._children: set[Child] = set()
-        """Those of all upstreams, including upstreams that a reload removed."""
+        """The children of all upstreams, including upstreams that a reload removed."""
         self._deadlines: dict[tuple[float, ...], Deadlines] = {}
         self.rebuild(config, tls)
 
@@ -67,13 +67,12 @@ class RouteTable:
         kept = {id(upstream) for upstream in upstreams.values()}
         for live in before.values():
             if id(live.upstream) not in kept:
-                # A subscription would live on with an upstream that its path no longer leads to: end it, so that its
-                # client subscribes anew.
+                # Its path no longer leads to this upstream: end its streams, so that the clients subscribe anew.
                 live.upstream.pool.retire()
                 live.upstream.end_streams()
 
     def _route(self, config: Config, route: Route, upstream: LiveUpstream) -> LiveRoute:
-        """Make the route of one configuration, which is as it holds on this route."""
+        """Make the route of one configuration; `config` is already as it holds on the route."""
         self.process.metrics.show_zeroes(route.path)
         return LiveRoute(
             config=config,
@@ -115,7 +114,7 @@ class RouteTable:
         return sum(child.route == path for child in self._children)
 
     async def end_children(self) -> None:
-        """Kill the children that are left; when it returns, none of their processes is left."""
+        """Kill the remaining children, and wait until their processes have ended."""
         left = list(self._children)
         for child in left:
             child.kill()
@@ -138,7 +137,7 @@ def _kept(before: LiveRoute | None, settings: RouteSettings, bounds: Bounds) -> 
 
 
 def _transport_found(era: EraProbe, health: UpstreamHealth) -> Callable[[bool], None]:
-    """Return the callback that hears whether an upstream speaks HTTP+SSE."""
+    """Return the callback for the transport that the upstream was found to speak."""
 
     def found(speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)
         era.transport_found(speaks_sse)
