@@ -1,10 +1,11 @@
 """Tells the principal of a request: from its token as it is, a trusted proxy's header, or a verified token."""
 
 import ipaddress
+from collections.abc import Callable
 
 from gateway.auth.jwks import JwksVerifier
-from gateway.config import Config, ConfigError, contents, jwks_context
-from gateway.http.client import Client
+from gateway.config import Config, ConfigError, InForce, contents, jwks_context
+from gateway.http.client import Bounds, Client
 from gateway.http.forwarded_headers import AUTHORIZATION, check_once
 from gateway.http.reply import Incoming
 from gateway.identity import principal as principals
@@ -14,28 +15,32 @@ from gateway.runtime.tasks import Tasks
 class Authenticator:
     """Tells the principals of one listener's requests."""
 
-    def __init__(self, config: Config, client: Client, tasks: Tasks) -> None:
-        """Raises ConfigError if the issuer's files cannot be used."""
+    def __init__(self, in_force: InForce[Config], client: Client, tasks: Tasks) -> None:
+        """Raises ConfigError if a file of the issuer cannot be used, as a later replacement of the value does."""
         self._client = client
         self._tasks = tasks
         self._verifier: JwksVerifier | None = None
         self._verifier_settings: object = None
-        self.change(config)
+        self._prepare(in_force.value)()
+        in_force.before_replace(self._prepare)
 
-    def change(self, config: Config) -> None:
-        """Use this configuration for new requests; raises ConfigError, with nothing changed."""
+    def _prepare(self, config: Config) -> Callable[[], None]:
+        """Read the issuer's files; return the function that takes the configuration over."""
         principal = config.principal
         # A reload that leaves these settings alone must keep the fetched keys and the verified tokens.
         settings = (principal, [digest for key, digest in contents(config).items() if key.startswith("principal.")])
+        verifier = self._verifier
         if settings != self._verifier_settings:
-            self._verifier = self._new_verifier(config) if principal.source == "jwt" else None
-        self._verifier_settings = settings
-        self._config = principal
-        self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
+            verifier = self._new_verifier(config) if principal.source == "jwt" else None
+
+        def take_over() -> None:
+            self._verifier, self._verifier_settings, self._config = verifier, settings, principal
+            self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
+
+        return take_over
 
     def _new_verifier(self, config: Config) -> JwksVerifier:
-        client = self._client.sibling(config.limits, config.timeouts)
-        client.change(config.limits, config.timeouts, jwks_context(config.principal))
+        client = self._client.sibling(InForce(Bounds(config.limits, config.timeouts, jwks_context(config.principal))))
         try:
             return JwksVerifier(config.principal, client, self._tasks)
         except (OSError, ValueError) as exc:

@@ -19,7 +19,7 @@ from multidict import MultiMapping
 from yarl import URL
 
 from gateway.auth.oauth_upstream import OAuthUpstream, Published, body_of, where
-from gateway.config import Config, Route
+from gateway.config import Config, InForce, Route
 from gateway.http.client import REDIRECTS, Client
 from gateway.http.forwarded_headers import AUTHORIZATION, check_once, joined
 from gateway.http.reply import read_body
@@ -55,13 +55,14 @@ class _Target(NamedTuple):
 class OAuthProxy:
     """The OAuth paths on the listener of the routes."""
 
-    def __init__(self, config: Config, client_for: Callable[[str], Client | None]) -> None:
+    def __init__(self, in_force: InForce[Config], client_for: Callable[[str], Client | None]) -> None:
         """`client_for` returns the client of the route at a path, which trusts the authorities of that route."""
         self._upstream = OAuthUpstream(client_for)
         self._at_once = 0
-        self.change(config)
+        self._use(in_force.value)
+        in_force.after_replace(self._use)
 
-    def change(self, config: Config) -> None:
+    def _use(self, config: Config) -> None:
         """Use this configuration for new requests."""
         self._config = config
         self._routes = {route.path.rstrip("/"): route for route in config.routes if route.upstream.url is not None}

@@ -21,7 +21,7 @@ import aiohttp
 
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerStuck, ReplyBroken, StaleConnection
 from gateway.cluster.worker import Address
-from gateway.config import Config, Timeouts, split_address
+from gateway.config import InForce, Timeouts, split_address
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import Frames, Hop, Hops
@@ -42,20 +42,20 @@ _REMOTE_CAUSES: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, e
 class PeerConnections:
     """The HTTP connections to other replicas."""
 
-    def __init__(self, config: Config, own: str, hops: Hops) -> None:
-        """`own` is the id of this process, for the texts of errors."""
-        self.timeouts = config.timeouts
+    def __init__(self, timeouts: InForce[Timeouts], listen: Address | None, own: str, hops: Hops) -> None:
+        """`listen` is `replica.listen`; `own` is the id of this process, for the texts of errors."""
+        self._timeouts = timeouts
         self._own = own
         self._hops = hops
         self._clients: dict[tuple[Address, bool], aiohttp.ClientSession] = {}
-        listen = config.replica.listen
         host = split_address(listen)[0] if listen is not None else ""
         # The peers see this address as the source of requests, and take it for this process's address.
         self._source = (host, 0) if _is_one_interface(host) else None
 
-    def change(self, timeouts: Timeouts) -> None:
-        """Use other timeouts for new requests."""
-        self.timeouts = timeouts
+    @property
+    def timeouts(self) -> Timeouts:
+        """The timeouts in force."""
+        return self._timeouts.value
 
     async def close(self) -> None:
         """Close all connections."""

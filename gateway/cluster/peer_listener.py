@@ -10,7 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_connections import CONTENT_TYPE, FRAME_BYTES, PATH
 from gateway.cluster.peer_errors import PeerFailed, PeerReplaced
-from gateway.config import Config
+from gateway.config import Config, InForce
 from gateway.http.reply import Incoming, ReplyWriter, leave_open, read_body, send
 from gateway.protocol.errors import GatewayError, InvalidState
 from gateway.seal import peer_messages as messages
@@ -39,19 +39,15 @@ class PeerListener:
     """Opens the requests of other replicas, and hands them to `serve` and `tell`."""
 
     def __init__(  # noqa: PLR0913  (what a listener needs)
-        self, config: Config, membership: Membership, hops: Hops, serve: Serve, tell: Tell, metrics: Metrics
+        self, in_force: InForce[Config], membership: Membership, hops: Hops, serve: Serve, tell: Tell, metrics: Metrics
     ) -> None:
+        self._in_force = in_force
         self._membership = membership
         self._hops = hops
         self._serve = serve
         self._tell = tell
         self._metrics = metrics
         self._logged = float("-inf")
-        self.change(config)
-
-    def change(self, config: Config) -> None:
-        """Use other limits and timeouts for new requests."""
-        self._config = config
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """One request from the network."""
@@ -65,7 +61,7 @@ class PeerListener:
         """A request that is not sealed with a state key gets a refusal without a reason."""
         if http.method != "POST" or http.path != PATH:
             return web.Response(status=404)
-        config = self._config
+        config = self._in_force.value
         try:
             sealed = await read_body(http, config.limits.body_bytes + _OVERHEAD_BYTES, config.limits.receive_seconds)
             hop = self._hops.open(sealed, time.time())
@@ -75,7 +71,7 @@ class PeerListener:
         except GatewayError as exc:
             return web.Response(status=exc.status)
         frames = Frames(self._hops.keyring, hop.nonce, FRAME_BYTES)
-        reply = PeerReply(http, frames, self._config.timeouts.send_seconds)
+        reply = PeerReply(http, frames, config.timeouts.send_seconds)
         await reply.open()
         if hop.kind in ("who", "reach", "holds"):
             await reply.frame(await self._answer(hop, http.remote, is_local=is_local))

@@ -20,7 +20,7 @@ from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
-from gateway.config import Config
+from gateway.config import Config, InForce
 from gateway.exchange import handshake
 from gateway.exchange.events import Leg
 from gateway.http import request_id as ids
@@ -125,7 +125,7 @@ class Downstream:
 
     def __init__(  # noqa: PLR0913  (what serves a listener)
         self,
-        config: Config,
+        in_force: InForce[Config],
         routes: RouteTable,
         lot: Lot[Driver],
         callers: Authenticator,
@@ -144,7 +144,8 @@ class Downstream:
         self._metrics = metrics
         self._traces = traces
         self._ids = ids.numbered(secrets.token_hex(6))
-        self.change(config)
+        self._use(in_force.value)
+        in_force.after_replace(self._use)
         self.stopping = False
         self.in_flight = 0
         """Requests that have not got their final message yet."""
@@ -153,11 +154,9 @@ class Downstream:
         self.relayed: set[Driver] = set()
         """Exchanges that have a leg waiting at another replica."""
 
-    def change(self, config: Config) -> None:
+    def _use(self, config: Config) -> None:
         """Serve new requests by this configuration."""
         self._guard = HostCheck(config.security, config.listen)
-        self._wellknown.change(config)
-        self._passthrough.change(config)
         self._config = config
 
     def stop(self) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from gateway.config import Config
+from gateway.config import Config, InForce
 from gateway.http.client import Endpoint
 from gateway.http.reply import Challenge, Incoming, leave_open, send
 from gateway.passthrough.header_rules import HeaderRules, probe_headers
@@ -40,18 +40,19 @@ class Passthrough:
     """Forwards the requests of one listener."""
 
     def __init__(
-        self, config: Config, challenge: Challenge, endpoints: EndpointRewriter, metrics: Metrics, epoch: str
+        self,
+        in_force: InForce[Config],
+        challenge: Challenge,
+        endpoints: EndpointRewriter,
+        metrics: Metrics,
+        epoch: str,
     ) -> None:
         self.stopping = False
         self.long_lived = 0
         """Open streams that a drain does not wait for."""
-        self.headers = HeaderRules(config, challenge, epoch)
+        self.headers = HeaderRules(in_force, challenge, epoch)
         self._endpoints = endpoints
         self._metrics = metrics
-
-    def change(self, config: Config) -> None:
-        """Use this configuration for new requests."""
-        self.headers.change(config)
 
     async def legacy(self, http: web.BaseRequest, live: LiveRoute, incoming: Incoming) -> web.StreamResponse:
         """The upstream's reply to a legacy request; raises GatewayError if there is none."""

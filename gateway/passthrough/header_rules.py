@@ -10,7 +10,7 @@ import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway.config import Config
+from gateway.config import Config, InForce
 from gateway.http import request_id
 from gateway.http.forwarded_headers import for_passing, joined, passed_back
 from gateway.http.reply import REQUEST_ID, Challenge
@@ -29,13 +29,14 @@ _SET_BY_PROXIES: Final = ("forwarded", "x-real-ip", "x-forwarded-")
 class HeaderRules:
     """The headers of one listener's requests and replies that pass through."""
 
-    def __init__(self, config: Config, challenge: Challenge, epoch: str) -> None:
+    def __init__(self, in_force: InForce[Config], challenge: Challenge, epoch: str) -> None:
         """`epoch` names this process in the Via header that RFC 9110 (7.6.3) requires of proxies."""
         self._challenge = challenge
         self._via = f"1.1 mrtr-{epoch}"
-        self.change(config)
+        self._use(in_force.value)
+        in_force.after_replace(self._use)
 
-    def change(self, config: Config) -> None:
+    def _use(self, config: Config) -> None:
         """Use this configuration for new requests."""
         self._principal_header = (config.principal.header or "").lower()
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]

@@ -12,6 +12,7 @@ from typing import Final
 from aiohttp import web
 from yarl import URL
 
+from gateway.config import InForce
 from gateway.http.client import Endpoint
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import InvalidRequest, InvalidState
@@ -28,9 +29,8 @@ _FIRST_EVENT_BYTES: Final = 16_384
 class EndpointRewriter:
     """Seals the URLs that servers name for messages, and opens them again."""
 
-    def __init__(self, keyring: Keyring) -> None:
-        self.keyring = keyring
-        """May be replaced by a reload."""
+    def __init__(self, keyring: InForce[Keyring]) -> None:
+        self._keyring = keyring
 
     def target(self, http: web.BaseRequest, endpoint: Endpoint) -> URL | None:
         """The server's URL for a message to a sealed address; None for any other address. Raises InvalidRequest."""
@@ -38,7 +38,7 @@ class EndpointRewriter:
         if token is None:
             return None
         try:
-            path, _, address = self.keyring.open(token).decode().partition("\n")
+            path, _, address = self._keyring.value.open(token).decode().partition("\n")
         except InvalidState:
             path = address = ""
         target = endpoint.within(address) if path == http.path else None
@@ -54,7 +54,7 @@ class EndpointRewriter:
         """A rewriter for the reply to a request that may open such a stream; None if the request cannot."""
         if http.method != "GET" or mcp.SESSION_ID in http.headers or mcp.LAST_EVENT_ID in http.headers:
             return None
-        return FirstEventRewriter(self.keyring, http.path, http.rel_url.raw_path, endpoint)
+        return FirstEventRewriter(self._keyring.value, http.path, http.rel_url.raw_path, endpoint)
 
 
 class FirstEventRewriter:

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.config import Config, Route
+from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange import handshake as negotiate
 from gateway.exchange.handshake import Handshake
 from gateway.http.forwarded_headers import credentials_in
@@ -163,19 +163,17 @@ class _Herald:
 class Pool:
     """All sessions of one route."""
 
-    def __init__(  # noqa: PLR0913  (what a pool is made of)
+    def __init__(
         self,
-        config: Config,
-        route: Route,
+        settings: InForce[RouteSettings],
         connect: Callable[[], Channel],
         metrics: Metrics,
         tasks: Tasks,
         retired: Callable[[], None] = _nothing,
     ) -> None:
         """`retired` hears when the pool keeps no session any more, so that nobody makes any ready for it."""
-        self.route = route
-        self._affine = route.sessions.affinity == "principal"
-        self._config = config
+        self._settings = settings
+        self._affine = self.route.sessions.affinity == "principal"
         self._connect = connect
         self._retired = retired
         self._metrics = metrics
@@ -190,11 +188,20 @@ class Pool:
         self.closed = False
         self._served = float("-inf")
         """When the upstream last served a session of a group that is forgotten."""
-        self._sweeper = tasks.start(self._sweep(), f"session sweeper of {route.path}")
+        self._sweeper = tasks.start(self._sweep(), f"session sweeper of {self.route.path}")
+        settings.after_replace(self._use)
 
-    def change(self, config: Config, route: Route) -> None:
-        """Go on under other caps and deadlines; of the route nothing that shapes a session may differ."""
-        self._config, self.route = config, route
+    @property
+    def route(self) -> Route:
+        """The route as it is now; nothing that shapes a session ever differs."""
+        return self._settings.value.route
+
+    @property
+    def _config(self) -> Config:
+        return self._settings.value.config
+
+    def _use(self, _: RouteSettings) -> None:
+        """Go on with other caps."""
         self.lists.clear()
         for key, group in self._groups.items():
             while self._serve_first(key.principal, group, None):  # there may be room now

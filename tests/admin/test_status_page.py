@@ -246,7 +246,7 @@ async def test_a_server_that_fails_while_nobody_waits_is_told(upstream: FakeUpst
     upstream.tool(ask_and_break)
     asked = await stand.client().call()
     await upstream.close()
-    await eventually(stand.gateway.troubles.told)
+    await eventually(stand.gateway.recent_errors.told)
     status = await told(stand)
     assert [(error.kind, error.count) for error in status.errors] == [("call_lost", 1)]
     assert status.routes[0].health == "failing"
@@ -328,26 +328,26 @@ async def test_a_url_is_told_without_its_secrets(begin: Start) -> None:
 
 
 def test_errors_that_differ_in_numbers_are_one_and_there_are_never_many() -> None:
-    troubles = RecentErrors()
+    errors = RecentErrors()
     for number in range(5):
-        _ = troubles.note(Unreachable(f"is started again in {number} s"), "/mcp")
-    (error,) = troubles.told()
+        _ = errors.note(Unreachable(f"is started again in {number} s"), "/mcp")
+    (error,) = errors.told()
     assert (error.count, error.text) == (5, "is started again in 4 s")
     same = Unreachable("the same one")
-    assert (troubles.note(same), troubles.note(same)) == ("upstream_unreachable", None)
-    assert troubles.told()[0].count == 1
+    assert (errors.note(same), errors.note(same)) == ("upstream_unreachable", None)
+    assert errors.told()[0].count == 1
     for letter in range(3 * MOST_ERRORS):
-        _ = troubles.note(Unreachable("x" * (letter + 1)))
-    assert len(troubles.told()) == MOST_ERRORS
-    assert troubles.told()[0].text == "x" * 3 * MOST_ERRORS
-    assert all(error.text != "the same one" for error in troubles.told()), "the oldest has gone"
+        _ = errors.note(Unreachable("x" * (letter + 1)))
+    assert len(errors.told()) == MOST_ERRORS
+    assert errors.told()[0].text == "x" * 3 * MOST_ERRORS
+    assert all(error.text != "the same one" for error in errors.told()), "the oldest has gone"
 
 
 def test_what_only_its_client_can_mend_is_no_trouble() -> None:
-    troubles, mended = RecentErrors(), (InvalidParams("x"), InvalidState("expired"), Unauthorized("x", has_token=True))
-    assert [troubles.note(error) for error in mended] == [None] * 3
-    assert troubles.note(InvalidState("unknown_key")) == "unknown_key"
-    assert "state.keys" in troubles.told()[0].fix
+    errors, mended = RecentErrors(), (InvalidParams("x"), InvalidState("expired"), Unauthorized("x", has_token=True))
+    assert [errors.note(error) for error in mended] == [None] * 3
+    assert errors.note(InvalidState("unknown_key")) == "unknown_key"
+    assert "state.keys" in errors.told()[0].fix
 
 
 def test_a_lost_owner_is_not_the_upstreams_failure() -> None:

@@ -91,7 +91,7 @@ async def stand(endpoint: Endpoint, upstream: FakeUpstream, begin: Start) -> Sta
 
 
 def keys_of(stand: Stand) -> jwks_module.JwksVerifier:
-    found = stand.gateway._callers._verifier
+    found = stand.gateway._authenticator._verifier
     assert found is not None
     return found
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway.config import InForce
 from gateway.seal import peer_messages as hops
 from gateway.seal.cipher import Keyring
 from gateway.seal.peer_messages import Data, End, Gone, Head, Hop, Hops, Me
@@ -19,7 +20,7 @@ from tests.support.workbench import Stand
 
 def sealed(ring: Keyring | None = None, **changes: Any) -> bytes:
     hop = Hop(kind="owner", to="gw-1", issued=time.time(), nonce=hops.nonce(), path="/mcp", body=b"{}")
-    return Hops(ring or Keyring((KEY,), "peer")).seal(replace(hop, **changes))
+    return Hops(InForce(ring or Keyring((KEY,), "peer"))).seal(replace(hop, **changes))
 
 
 def refused(stand: Stand) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 
 from gateway.cluster.worker import Worker
+from gateway.config import InForce
 from gateway.seal.cipher import Keyring
 from gateway.seal.peer_messages import End, Frames, Gone, Hops
 from tests.parts.launch import free_port
@@ -69,7 +70,10 @@ async def test_a_worker_passes_on_what_came_from_another_host_but_not_from_its_o
     connector = aiohttp.UnixConnector(str(tmp_path / "peer-1.sock"))
     async with aiohttp.ClientSession(connector=connector) as http:
         ring = Keyring((KEY,), "peer")
-        async with asyncio.timeout(DEADLINE), http.post("http://peer/peer", data=Hops(ring).seal(hop)) as response:
+        async with (
+            asyncio.timeout(DEADLINE),
+            http.post("http://peer/peer", data=Hops(InForce(ring)).seal(hop)) as response,
+        ):
             found = Frames(ring, hop.nonce, 1 << 20).feed(await response.read())
     assert found == [Gone("gw-2")]
     assert [asked_peers(each) for each in own] == [{}, {}]

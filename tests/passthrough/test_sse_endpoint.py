@@ -10,6 +10,7 @@ import pytest_asyncio
 from multidict import CIMultiDict
 from yarl import URL
 
+from gateway.config import InForce
 from gateway.http.client import Endpoint
 from gateway.passthrough.sse_endpoint import PURPOSE, EndpointRewriter, FirstEventRewriter
 from gateway.protocol import mcp
@@ -45,7 +46,7 @@ def address(event: bytes) -> str:
 
 @pytest.fixture
 def rewriter() -> EndpointRewriter:
-    return EndpointRewriter(Keyring((OLD,), PURPOSE))
+    return EndpointRewriter(InForce(Keyring((OLD,), PURPOSE)))
 
 
 def test_the_servers_address_is_sealed_into_the_routes_own(rewriter: EndpointRewriter) -> None:
@@ -104,7 +105,7 @@ def test_a_stream_of_streamable_http_is_not_looked_at(rewriter: EndpointRewriter
 
 def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(rewriter: EndpointRewriter) -> None:
     told = address(first_event(rewriter).feed(EVENT))
-    stranger = address(first_event(EndpointRewriter(Keyring((NEW,), PURPOSE))).feed(EVENT))
+    stranger = address(first_event(EndpointRewriter(InForce(Keyring((NEW,), PURPOSE)))).feed(EVENT))
     state = Keyring((OLD,), "state").seal(b"/mcp\nhttp://10.0.0.1:9000/admin")
     for url in (
         told.replace("/mcp?", "/other?"),
@@ -122,9 +123,11 @@ def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(rewriter: E
     assert rewriter.target(asked("/mcp?other=1", "POST"), UPSTREAM) is None
 
 
-def test_an_address_outlives_a_rotation_of_keys(rewriter: EndpointRewriter) -> None:
+def test_an_address_outlives_a_rotation_of_keys() -> None:
+    keyring = InForce(Keyring((OLD,), PURPOSE))
+    rewriter = EndpointRewriter(keyring)
     told = address(first_event(rewriter).feed(EVENT))
-    rewriter.keyring = Keyring((NEW, OLD), PURPOSE)
+    keyring.replace(Keyring((NEW, OLD), PURPOSE))
     assert rewriter.target(asked(told, "POST"), UPSTREAM) is not None
 
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.cluster.worker import Address, Worker
+from gateway.config import InForce
 from gateway.exchange.events import Expired
 from gateway.protocol import mcp
 from gateway.seal import peer_messages as hops
@@ -204,7 +205,7 @@ async def frames_of(cluster: Cluster, name: str, hop: Hop, *, close: bool = Fals
     ring = Keyring((KEY,), "peer")
     url = f"http://{cluster.peers[name]}/peer"
     headers = {"Connection": "close"} if close else {}
-    sealed_hop = Hops(ring).seal(hop)
+    sealed_hop = Hops(InForce(ring)).seal(hop)
     async with asyncio.timeout(DEADLINE), cluster.http.post(url, data=sealed_hop, headers=headers) as response:
         assert response.status == 200
         return Frames(ring, hop.nonce, 1 << 24).feed(await response.read())

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from gateway.bridge import subscription
-from gateway.server import process
+from gateway.server import drain
 from gateway.sessions import pool
 from gateway.telemetry import SessionState
 from gateway.upstream import streamable_http
@@ -28,7 +28,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamable_http, "_SIDE_HEAD_SECONDS", 0.1)
     monkeypatch.setattr(streamable_http, "_REOPEN_SECONDS", (0.0, 0.01, 0.01, 0.01))
     monkeypatch.setattr(subscription, "_PAUSES", (0.0, 0.01))
-    monkeypatch.setattr(process, "_POLL_SECONDS", 0.005)
+    monkeypatch.setattr(drain, "_POLL_SECONDS", 0.005)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any, Self
 import pytest
 from msgspec import Raw
 
-from gateway.config import Limits, Timeouts
-from gateway.http.client import Client
+from gateway.config import InForce, Limits, Timeouts
+from gateway.http.client import Bounds, Client
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
 from gateway.upstream.channel import NO_HEADERS
@@ -54,7 +54,7 @@ class Bench:
     """A channel whose child has answered `initialize`."""
 
     def __init__(self) -> None:
-        self.bounds = Client(Limits(), Timeouts())
+        self.bounds = Client(InForce(Bounds(Limits(), Timeouts())))
         self.nursery = FakeNursery(self.bounds)
         self.child = self.nursery.child
         self.channel = StdioChannel(self.nursery, lambda: None)  # type: ignore[arg-type]
