@@ -73,10 +73,10 @@ class Gateway:
         self.began = time.monotonic()
         self.lot: Lot[Driver] = Lot(in_force.part(lambda config: config.hold))
         self._keyrings = Keyrings(in_force, worker.key if worker is not None else None)
-        self._hops = Hops(self._keyrings.peer)
+        self._peer_sealer = Hops(self._keyrings.peer)
         timeouts = in_force.part(lambda config: config.timeouts)
         own = member_id(config.replica, worker)
-        self._peer_connections = PeerConnections(timeouts, config.replica.listen, own, self._hops)
+        self._peer_connections = PeerConnections(timeouts, config.replica.listen, own, self._peer_sealer)
         self.members = Membership(config.replica, worker, self.tasks, self._peer_connections.ask_name)
         in_force.after_replace(lambda config: self.members.change(config.replica))
         if traces is None and config.traces:
@@ -90,7 +90,7 @@ class Gateway:
         self.downstream: Downstream
         self._authenticator: Authenticator
         self._peer_listener: PeerListener
-        self._front: Listener
+        self._client_listener: Listener
         """The listener of the clients."""
         self._listeners: list[Listener] = []
         self.listen = ""
@@ -128,7 +128,7 @@ class Gateway:
         await self._open_peer_listener()
         await self.members.begin()
         self.listen = await self._open(self.downstream.handle, config.listen, shared=True, tls=tls.listener)
-        self._front = self._listeners[-1]
+        self._client_listener = self._listeners[-1]
         await self._open_admin()
         self.ready = True
         log.info(
@@ -179,7 +179,7 @@ class Gateway:
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""
         serve, tell = self.downstream.handle_hop, self._witness.tell
-        listener = PeerListener(self._in_force, self.members, self._hops, serve, tell, self.metrics)
+        listener = PeerListener(self._in_force, self.members, self._peer_sealer, serve, tell, self.metrics)
         self._peer_listener = listener
         if self.config.replica.listen is not None:
             _ = await self._open(listener.handle, self.config.replica.listen, shared=True)
@@ -210,7 +210,7 @@ class Gateway:
             began=self.began,
             key_ids=self.key_ids,
             in_flight=self.downstream.in_flight,
-            connections=self._front.connections,
+            connections=self._client_listener.connections,
             bugs=self.tasks.failures,
             rejected=self.reload.rejected,
             lot=self.lot,
@@ -239,8 +239,8 @@ class Gateway:
         tls = contexts(config)
         self._in_force.replace(config)
         self.routes.rebuild(config, tls)
-        if tls.listener is not None or self._front.is_secure:
-            self.tasks.spawn(self._front.secure(tls.listener), "change the certificate")
+        if tls.listener is not None or self._client_listener.is_secure:
+            self.tasks.spawn(self._client_listener.secure(tls.listener), "change the certificate")
         _log_cautions(config)
 
     def _show_settings(self, config: Config) -> None:

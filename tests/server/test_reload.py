@@ -271,7 +271,7 @@ async def test_a_replica_with_new_keys_speaks_to_one_that_began_with_them(
     async with two(begin) as (one, other, again):
         again(1, upstream.url, state={"keys": [OTHER_KEY]})
         fresh = Hops(InForce(Keyring((decode_key(OTHER_KEY),), "peer")))
-        assert one.gateway._hops.keyring.key_ids == fresh.keyring.key_ids
+        assert one.gateway._peer_sealer.keyring.key_ids == fresh.keyring.key_ids
         asked = await one.client().call()
         again(2, upstream.url, state={"keys": [OTHER_KEY]})
         other.gateway._keyrings.peer.replace(fresh.keyring)
