@@ -19,7 +19,8 @@ from gateway.config import Config, ConfigError, Level, cautions, for_command, fo
 from gateway.demo import run as demo
 from gateway.probe import command as probe
 from gateway.process.child import not_here
-from gateway.server import process, supervisor
+from gateway.server import supervisor
+from gateway.server.serve import serve
 from gateway.telemetry import TracesUnavailable, check_traces, configure_logging
 
 _KEY_BYTES = 32
@@ -107,7 +108,7 @@ def _serve(options: argparse.Namespace) -> int:
     try:
         if config.workers > 1:
             return uvloop.run(supervisor.supervise(config, read))
-        uvloop.run(process.serve(config, read=read))
+        uvloop.run(serve(config, read=read))
     except OSError as exc:
         print(f"cannot listen: {exc}; check that no other process uses the address", file=sys.stderr)
         return 1

@@ -73,13 +73,13 @@ class Admin(Probes):
         self,
         metrics: Metrics,
         is_ready: Callable[[], bool],
-        survey: Callable[[], Status],
+        snapshot: Callable[[], Status],
         names: Callable[[], frozenset[str] | None],
     ) -> None:
-        """`survey` takes the snapshot for /status; `names` are the host names under which it is served."""
+        """`snapshot` returns what /status shows; `names` are the host names under which it is served."""
         self._metrics = metrics
         self._is_ready = is_ready
-        self._survey = survey
+        self._snapshot = snapshot
         self._names = names
 
     async def unready(self) -> str | None:
@@ -92,7 +92,7 @@ class Admin(Probes):
 
     async def status(self) -> Status:
         """See `Probes`."""
-        return self._survey()
+        return self._snapshot()
 
     async def exposition(self) -> tuple[bytes, str]:
         """See `Probes`."""

@@ -46,8 +46,8 @@ _REJECTIONS: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Process:
-    """What a snapshot is taken of."""
+class SnapshotSource:
+    """The parts of one process that a snapshot reads."""
 
     config: Config
     is_ready: bool
@@ -65,7 +65,7 @@ class Process:
     routes: RouteTable
     members: Membership
     metrics: Metrics
-    troubles: RecentErrors
+    recent_errors: RecentErrors
 
     @property
     def state(self) -> ProcessState:
@@ -78,15 +78,15 @@ class Process:
         return self.key_ids[: len(self.config.state.keys) or 1]
 
 
-def take_snapshot(process: Process, salt: bytes) -> Status:
+def take_snapshot(source: SnapshotSource, salt: bytes) -> Status:
     """Return the status of one process; `salt` makes it impossible to find a caller by its tag."""
-    held = Counter(driver.live.route.path for driver in process.lot.waiting())
+    held = Counter(driver.live.route.path for driver in source.lot.waiting())
     routes = [
-        _route(live, held[path], process.metrics.sessions(path), process.routes.children(path))
-        for path, live in process.routes.live.items()
+        _route(live, held[path], source.metrics.sessions(path), source.routes.children(path))
+        for path, live in source.routes.live.items()
     ]
-    peers = known_peers(process.members)
-    own = _process(process)
+    peers = known_peers(source.members)
+    own = _process(source)
     status = Status(
         version=__version__,
         replica=own.id,
@@ -94,20 +94,19 @@ def take_snapshot(process: Process, salt: bytes) -> Status:
         time=now(),
         uptime_seconds=own.uptime_seconds,
         configuration=own.configuration,
-        notices=tuple(_notices(process)),
+        notices=tuple(_notices(source)),
         processes=(own,),
         routes=tuple(failing_first(routes)),
         routes_total=len(routes),
-        held=tuple(_held(process, salt)),
+        held=tuple(_held(source, salt)),
         held_total=own.held,
         peers=tuple(peers[:MOST_PEERS]),
         peers_total=len(peers),
         keys=tuple(
-            KeyStatus(key, "only opens" if place else "seals and opens")
-            for place, key in enumerate(process.shown_keys)
+            KeyStatus(key, "only opens" if place else "seals and opens") for place, key in enumerate(source.shown_keys)
         ),
-        key_phase=_key_phase(process),
-        errors=process.troubles.told(),
+        key_phase=_key_phase(source),
+        errors=source.recent_errors.told(),
     )
     return cut(status)
 
@@ -160,28 +159,28 @@ def _era(live: LiveRoute) -> Literal["old", "modern", "unknown"]:
     return "unknown" if live.upstream.era.known is None else "modern" if live.upstream.era.known else "old"
 
 
-def _held(process: Process, salt: bytes) -> Iterator[HeldStatus]:
+def _held(source: SnapshotSource, salt: bytes) -> Iterator[HeldStatus]:
     """Yield the calls that were parked first."""
-    moment, owner = time.monotonic(), process.members.own
-    for driver in islice(process.lot.waiting(), MOST_HELD):
+    moment, owner = time.monotonic(), source.members.own
+    for driver in islice(source.lot.waiting(), MOST_HELD):
         caller = hashlib.blake2b(driver.principal, digest_size=_CALLER_BYTES, key=salt).hexdigest()
         yield replace(driver.glance(moment), owner=owner, caller=caller)
 
 
-def _process(process: Process) -> ProcessStatus:
-    config, lot = process.config, process.lot
+def _process(source: SnapshotSource) -> ProcessStatus:
+    config, lot = source.config, source.lot
     return ProcessStatus(
-        id=process.members.own,
-        state=process.state,
+        id=source.members.own,
+        state=source.state,
         configuration=digest(config),
         pid=os.getpid(),
-        uptime_seconds=time.monotonic() - process.began,
-        in_flight=process.in_flight,
+        uptime_seconds=time.monotonic() - source.began,
+        in_flight=source.in_flight,
         held=len(lot),
         held_limit=config.hold.max_calls,
         held_of_one_caller=lot.most_of_one,
         held_of_one_caller_limit=config.hold.max_calls_per_principal,
-        connections=process.connections,
+        connections=source.connections,
         connections_limit=config.limits.connections,
         open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
         open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -206,9 +205,9 @@ def known_peers(members: Membership) -> list[PeerStatus]:
     return found
 
 
-def _key_phase(process: Process) -> str:
+def _key_phase(source: SnapshotSource) -> str:
     """Say how far a key rotation is; the ring does not tell which of two keys is the newer one."""
-    state, (first, *others) = process.config.state, process.shown_keys
+    state, (first, *others) = source.config.state, source.shown_keys
     if not state.keys:
         return (
             "state.keys is empty: this key was made at start and is lost when the process ends, together with every "
@@ -223,20 +222,20 @@ def _key_phase(process: Process) -> str:
     )
 
 
-def _notices(process: Process) -> Iterator[Notice]:
-    if process.bugs:
+def _notices(source: SnapshotSource) -> Iterator[Notice]:
+    if source.bugs:
         yield Notice(
-            f"{process.bugs} unexpected errors inside the gateway since its start",
+            f"{source.bugs} unexpected errors inside the gateway since its start",
             "Each is a bug: please report it with the traceback in the log (`task.failed`)",
         )
-    if (rejected := process.rejected) is not None:
+    if (rejected := source.rejected) is not None:
         more = f"; and {len(rejected) - _REJECTIONS} more" if len(rejected) > _REJECTIONS else ""
         text = "; ".join(presentable(problem) for problem in rejected[:_REJECTIONS])
         yield Notice(
             f"The configuration file was rejected, and the previous configuration stays in use: {text}{more}",
             "Correct the file (`mrtr-gateway check --config FILE`) and send SIGHUP",
         )
-    for sentence in cautions(process.config):
+    for sentence in cautions(source.config):
         yield Notice(sentence, is_bad=False)
 
 

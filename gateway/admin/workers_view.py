@@ -19,7 +19,7 @@ from gateway.admin import merge_metrics
 from gateway.admin.probes import Probes
 from gateway.admin.snapshot import about
 from gateway.auth.host_check import admin_names
-from gateway.config import Config
+from gateway.config import Config, InForce
 from gateway.http.listener import UNIX
 from gateway.telemetry import Metrics
 from gateway.telemetry.status import Status, together
@@ -53,14 +53,14 @@ class _Process:
 class Overview(Probes):
     """Answers for all workers; the supervisor reports each start and end of a process."""
 
-    def __init__(self, metrics: Metrics, config: Config) -> None:
+    def __init__(self, metrics: Metrics, in_force: InForce[Config]) -> None:
         self.draining = False
         self.proven: set[int] = set()
         """Workers that have been ready once."""
         self._metrics = metrics
-        self.config = config
-        """Of the last reload; a reload cannot change the number of workers."""
-        self._count = config.workers
+        self._in_force = in_force
+        self._count = in_force.value.workers
+        """A reload cannot change it."""
         self._began = time.monotonic()
         self._processes: dict[int, _Process] = {}
         self._ended: merge_metrics.Families = {}
@@ -93,14 +93,15 @@ class Overview(Probes):
 
     def names(self) -> frozenset[str] | None:
         """See `Probes`."""
-        return admin_names(self.config)
+        return admin_names(self._in_force.value)
 
     async def status(self) -> Status:
         """See `Probes`: the merged status of all workers."""
         texts = await asyncio.gather(*(process.get("/status.json") for process in list(self._processes.values())))
         parts = [part for text in texts if text is not None and (part := _read(text)) is not None]
-        host = self.config.replica.id or socket.gethostname()
-        return together(about(self.config, host, self._began, is_draining=self.draining), parts)
+        config = self._in_force.value
+        host = config.replica.id or socket.gethostname()
+        return together(about(config, host, self._began, is_draining=self.draining), parts)
 
     async def exposition(self) -> tuple[bytes, str]:
         """See `Probes`: the sum over all workers and the supervisor itself."""

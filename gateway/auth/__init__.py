@@ -1,1 +1,1 @@
-"""The callers of the gateway: who they are, and which of them are let in."""
+"""Authentication of callers, the Host check, OAuth of the upstreams."""

@@ -1,10 +1,11 @@
-"""Who is calling, by configuration: a token as it is, a trusted proxy's header, or a verified token."""
+"""Tells the principal of a request: from its token as it is, a trusted proxy's header, or a verified token."""
 
 import ipaddress
+from collections.abc import Callable
 
 from gateway.auth.jwks import JwksVerifier
-from gateway.config import Config, ConfigError, contents, jwks_context
-from gateway.http.client import Client
+from gateway.config import Config, ConfigError, InForce, contents, jwks_context
+from gateway.http.client import Bounds, Client
 from gateway.http.forwarded_headers import AUTHORIZATION, check_once
 from gateway.http.incoming import Incoming
 from gateway.identity import principal as principals
@@ -12,30 +13,34 @@ from gateway.runtime.tasks import Tasks
 
 
 class Authenticator:
-    """The principals of one listener's requests."""
+    """Tells the principals of one listener's requests."""
 
-    def __init__(self, config: Config, client: Client, tasks: Tasks) -> None:
-        """Raises ConfigError where the issuer's files cannot be used."""
+    def __init__(self, in_force: InForce[Config], client: Client, tasks: Tasks) -> None:
+        """Raises ConfigError if a file of the issuer cannot be used, as a later replacement of the value does."""
         self._client = client
         self._tasks = tasks
-        self._issuer: JwksVerifier | None = None
-        self._made_of: object = None
-        self.change(config)
+        self._verifier: JwksVerifier | None = None
+        self._verifier_settings: object = None
+        self._prepare(in_force.value)()
+        in_force.before_replace(self._prepare)
 
-    def change(self, config: Config) -> None:
-        """Tell new requests' callers by this configuration; raises ConfigError, with nothing changed."""
+    def _prepare(self, config: Config) -> Callable[[], None]:
+        """Read the issuer's files; return the function that takes the configuration over."""
         principal = config.principal
-        # A reload of something else must not forget keys and tokens.
-        made_of = (principal, [digest for key, digest in contents(config).items() if key.startswith("principal.")])
-        if made_of != self._made_of:
-            self._issuer = self._new_issuer(config) if principal.source == "jwt" else None
-        self._made_of = made_of
-        self._config = principal
-        self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
+        # A reload that leaves these settings alone must keep the fetched keys and the verified tokens.
+        settings = (principal, [digest for key, digest in contents(config).items() if key.startswith("principal.")])
+        verifier = self._verifier
+        if settings != self._verifier_settings:
+            verifier = self._new_verifier(config) if principal.source == "jwt" else None
 
-    def _new_issuer(self, config: Config) -> JwksVerifier:
-        client = self._client.sibling(config.limits, config.timeouts)
-        client.change(config.limits, config.timeouts, jwks_context(config.principal))
+        def take_over() -> None:
+            self._verifier, self._verifier_settings, self._config = verifier, settings, principal
+            self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
+
+        return take_over
+
+    def _new_verifier(self, config: Config) -> JwksVerifier:
+        client = self._client.sibling(InForce(Bounds(config.limits, config.timeouts, jwks_context(config.principal))))
         try:
             return JwksVerifier(config.principal, client, self._tasks)
         except (OSError, ValueError) as exc:
@@ -43,8 +48,8 @@ class Authenticator:
 
     @property
     def verifies(self) -> bool:
-        """Whether a caller is turned away here, by its headers alone."""
-        return self._issuer is not None
+        """Whether callers are authenticated here, by their headers alone."""
+        return self._verifier is not None
 
     async def principal(self, incoming: Incoming, *, is_checked: bool) -> bytes:
         """Return the caller of a request, determined at the first call only.
@@ -60,15 +65,15 @@ class Authenticator:
         config = self._config
         check_once((AUTHORIZATION, config.header), incoming.headers)
         authorization = incoming.headers.get(AUTHORIZATION)
-        if self._issuer is not None:
-            return await self._issuer.caller(authorization)
+        if self._verifier is not None:
+            return await self._verifier.principal(authorization)
         if config.source == "header" and config.header is not None:
-            is_believed = self.disbelieved(incoming) is None
-            return principals.of_header(incoming.headers.get(config.header) if is_believed else None)
+            is_trusted = self.disbelieved(incoming) is None
+            return principals.of_header(incoming.headers.get(config.header) if is_trusted else None)
         return principals.of_authorization(authorization, is_checked=is_checked)
 
     def disbelieved(self, incoming: Incoming) -> str | None:
-        """Return the header that names the principal, unless this request came from a proxy that may set it."""
+        """The header that names the principal, if this request does not come from a trusted proxy; else None."""
         if self._config.source != "header" or principals.is_trusted(incoming.remote, self._networks):
             return None
         return self._config.header

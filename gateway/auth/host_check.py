@@ -1,4 +1,4 @@
-"""Host and Origin: who a browser may be made to talk to (DNS rebinding); pure.
+"""Checks Host and Origin, against DNS rebinding and foreign web pages.
 
 Source: specification 2026-07-28 basic/transports/streamable-http, Security & Endpoint.
 """
@@ -26,12 +26,10 @@ class HostCheck:
         self._local = local
 
     def check(self, host: str | None, origin: str | None) -> None:
-        """Raise Forbidden when either names somebody else."""
+        """Raise Forbidden if Host is not a name of this gateway, or Origin is a foreign site."""
         name = _name(host)
         if self._hosts is not None and name not in self._hosts and (host or "").lower() not in self._hosts:
-            raise Forbidden(
-                f"Host {(host or '')[:80]!r} is not served here; reach the gateway by a name in security.allowed_hosts"
-            )
+            raise Forbidden(f"Host {(host or '')[:80]!r} is not served here; use a name in security.allowed_hosts")
         if origin is None or origin in self._origins:
             return
         origin_name = _origin_name(origin)
@@ -41,22 +39,22 @@ class HostCheck:
 
 
 def admin_names(config: Config) -> frozenset[str]:
-    """By which names the admin listener may be asked for what a foreign page must not read, beside any address."""
+    """The host names under which browsers may read the status; an IP address is always allowed."""
     host, _ = split_address(config.admin or "")
     return _LOOPBACK | {host.lower(), *(name.lower() for name in config.security.allowed_hosts)}
 
 
 def check_admin(host: str | None, names: frozenset[str]) -> None:
-    """Raise Forbidden where a name was rebound to this listener.
+    """Raise Forbidden if a foreign name may have been rebound to this listener.
 
-    Nobody can rebind an address: so who comes to one means it. Scrapers and probes are not asked, only the status is
-    told to people's browsers.
+    An IP address cannot be rebound. Only /status is checked, because people open it in browsers; scrapers and probes
+    are not.
     """
     name = _name(host)
     if name is None or not (name in names or (host or "").lower() in names or _is_address(name)):
         raise Forbidden(
-            f"Host {(host or '')[:80]!r} is not served here; reach /status by an address or by localhost, or list the "
-            "name in security.allowed_hosts"
+            f"Host {(host or '')[:80]!r} is not served here; open /status by an IP address or by localhost, or list "
+            "the name in security.allowed_hosts"
         )
 
 

@@ -1,8 +1,8 @@
-"""Verified callers: the keys of the tokens' issuer, fetched and kept, and the tokens that they have verified.
+"""Verifies bearer tokens with the cached keys of their issuer (JWKS).
 
-Rule 1: a request waits for keys only where none are there, or where its token names one that is not; and never longer
-than one fetch may take. There is one fetch at a time, and a pause after each, whatever tokens come.
-Rule 2: keys that could not be fetched anew are used for principal.jwks_stale_seconds, and not a second longer.
+Rule 1: a request waits for keys only if there are none, or if its token names an unknown key; and never longer than
+one fetch may take. There is one fetch at a time, and a pause after each, whatever tokens arrive.
+Rule 2: keys that cannot be refreshed are used for principal.jwks_stale_seconds, and not a second longer.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from gateway.telemetry import Event, get_logger
 log = get_logger()
 
 _FRESH_SECONDS: Final = 300.0
-"""Keys of this age are fetched anew, beside the requests that they still serve."""
+"""Keys of this age are refreshed in the background, while they still serve requests."""
 _PAUSE_SECONDS: Final = 10.0
 _FETCH_SECONDS: Final = 5.0
 _MAX_BYTES: Final = 262_144
@@ -33,10 +33,10 @@ _TOKENS_KEPT: Final = 10_000
 
 
 class JwksVerifier:
-    """One issuer of tokens under one configuration."""
+    """Verifies the tokens of one issuer under one configuration."""
 
     def __init__(self, principal: Principal, client: Client, tasks: Tasks) -> None:
-        """Raises ValueError where `jwks_file` has no keys, OSError where it cannot be read."""
+        """Raises ValueError if `jwks_file` has no keys, OSError if it cannot be read."""
         self._principal = principal
         self._client = client
         self._tasks = tasks
@@ -44,19 +44,19 @@ class JwksVerifier:
         self._fetched = self._tried = float("-inf")
         self._fetching: asyncio.Task[None] | None = None
         self._verified: OrderedDict[bytes, Verified] = OrderedDict()
-        """By the token's digest; those that were used last are at the end."""
+        """By the token's digest, the least recently used first."""
         if principal.jwks_file is not None:
             self._keys = read_keys(Path(principal.jwks_file).read_bytes())
         else:
             self._fetch_soon()
 
-    async def caller(self, authorization: str | None) -> bytes:
+    async def principal(self, authorization: str | None) -> bytes:
         """The principal of an `Authorization` header value; raises Unauthorized or NoKeys."""
         scheme, _, token = (authorization or "").strip().partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
-            raise Unauthorized("A bearer token is needed here", has_token=False)
-        await self._have_keys()
+            raise Unauthorized("This gateway requires a bearer token; send one in Authorization", has_token=False)
+        await self._ensure_keys()
         digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
         known = self._verified.get(digest)
         if known is not None and time.time() < known.expires + LEEWAY_SECONDS:
@@ -73,19 +73,19 @@ class JwksVerifier:
 
     async def _verify(self, token: str) -> Verified:
         try:
-            return self._with_keys(token)
+            return self._verify_now(token)
         except UnknownKey:
             if not await self._fetch():
                 raise
-        return self._with_keys(token)
+        return self._verify_now(token)
 
-    def _with_keys(self, token: str) -> Verified:
+    def _verify_now(self, token: str) -> Verified:
         principal = self._principal
         assert principal.issuer is not None, "a rule of the configuration"
         return verify(token, self._keys, principal.algorithms, principal.issuer, principal.audience)
 
-    async def _have_keys(self) -> None:
-        """See to it that there are keys that may be used; raises NoKeys."""
+    async def _ensure_keys(self) -> None:
+        """Fetch keys if none may be used; raises NoKeys."""
         if self._principal.jwks_file is not None:
             return
         age = time.monotonic() - self._fetched
@@ -95,29 +95,29 @@ class JwksVerifier:
             self._fetch_soon()
             return
         if not await self._fetch() and time.monotonic() - self._fetched >= _FRESH_SECONDS:
-            raise NoKeys("The keys of the tokens' issuer cannot be had, so nobody can be known; call again later")
+            raise NoKeys("The issuer's signing keys cannot be fetched, so no token can be verified; call again later")
 
     def _fetch_soon(self) -> None:
-        """Begin a fetch, unless one is under way or was a short while ago."""
+        """Begin a fetch, unless one is under way or the pause after the last one is not over."""
         now = time.monotonic()
         if self._fetching is None and now - self._tried >= _PAUSE_SECONDS:
             self._tried = now
-            self._fetching = self._tasks.start(self._renew(), "fetch keys")
+            self._fetching = self._tasks.start(self._refresh(), "fetch keys")
 
     async def _fetch(self) -> bool:
-        """Wait for a fetch, if one is under way or may begin; whether it brought keys."""
+        """Wait for a fetch, if one is under way or may begin; return whether it brought keys."""
         if self._principal.jwks_file is not None:
             return False
         self._fetch_soon()
         if self._fetching is None:
             return False
         before = self._fetched
-        # `wait` leaves the fetch alone when a client that waits for it leaves.
+        # A client that disconnects while it waits does not cancel the fetch.
         _ = await asyncio.wait((self._fetching,))
         return self._fetched > before
 
-    async def _renew(self) -> None:
-        """Fetch once; whatever comes of it, it is over in `_FETCH_SECONDS`."""
+    async def _refresh(self) -> None:
+        """Fetch once, in at most `_FETCH_SECONDS`; a failure is logged."""
         url = self._principal.jwks_url
         assert url is not None, "a rule of the configuration"
         try:
@@ -128,11 +128,14 @@ class JwksVerifier:
             is_ours = isinstance(exc, ValueError) and not isinstance(exc, FOREIGN)
             cause = tls_cause(exc) or (str(exc) if is_ours else type(exc).__name__)
             log.warning(
-                Event.KEYS_FAILED, url=redacted_url(url), cause=cause, note=f"{len(self._keys)} old ones stay in use"
+                Event.KEYS_FAILED,
+                url=redacted_url(url),
+                cause=cause,
+                note=f"keys fetched before that stay in use: {len(self._keys)}",
             )
         else:
             if keys != self._keys:
-                # A key that is gone must not speak for a token any more.
+                # A withdrawn key must not vouch for cached tokens.
                 self._keys = keys
                 self._verified.clear()
             self._fetched = time.monotonic()
@@ -140,7 +143,7 @@ class JwksVerifier:
             self._fetching = None
 
     async def _get(self, url: URL) -> bytes:
-        """The body at that address; raises one of FOREIGN, or ValueError."""
+        """The body at a URL; raises one of FOREIGN, or ValueError."""
         response = await self._client.open("GET", url, {"Accept": "application/json"}, None)
         try:
             if response.status != 200:

@@ -1,1 +1,1 @@
-"""The other replicas: who they are, how to speak to them, which of them serves a retry."""
+"""The other replicas: membership, messages between replicas, routing of retries."""

@@ -3,6 +3,7 @@
 from gateway.config.advisories import cautions
 from gateway.config.diff import changes, refused
 from gateway.config.files import contents
+from gateway.config.in_force import InForce
 from gateway.config.load import digest, for_command, for_upstream, load, parse, with_log_level
 from gateway.config.model import (
     Cache,
@@ -28,7 +29,7 @@ from gateway.config.model import (
 from gateway.config.parsing.formats import HOP_BY_HOP, redacted_url, sendable_header, split_address
 from gateway.config.parsing.keys import decode_key
 from gateway.config.parsing.problems import ConfigError
-from gateway.config.route_overrides import on_route
+from gateway.config.route_overrides import RouteSettings, on_route
 from gateway.config.schema import json_schema
 from gateway.config.tls import Contexts, contexts, jwks_context
 
@@ -41,6 +42,7 @@ __all__ = [
     "Credentials",
     "Debug",
     "Hold",
+    "InForce",
     "Legs",
     "Level",
     "Limits",
@@ -48,6 +50,7 @@ __all__ = [
     "Principal",
     "Replica",
     "Route",
+    "RouteSettings",
     "Security",
     "Sessions",
     "State",

@@ -1,6 +1,6 @@
 """What holds on one route: the sections in common with what the route has for itself laid over them; pure."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct, structs
 
@@ -17,6 +17,13 @@ OWN_SECTIONS: Final[dict[str, type[Struct]]] = {
 
 What is not in them belongs to the process, the listener or the replicas: it has no route yet, or all of them.
 """
+
+
+class RouteSettings(NamedTuple):
+    """A route, and the configuration as it holds on it."""
+
+    config: Config
+    route: Route
 
 
 def on_route(config: Config, route: Route) -> Config:

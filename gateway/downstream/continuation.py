@@ -12,8 +12,8 @@ from aiohttp import web
 
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver
-from gateway.cluster.peer_client import Replied
-from gateway.cluster.retry_routing import Inherited, RetryRouting
+from gateway.cluster.reply_relay import Replied
+from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import no_route
 from gateway.downstream.round import Round
@@ -58,7 +58,7 @@ class Continuation:
         if driver is not None:
             return await self._resume(round_, envelope, driver)
         found = await self._elsewhere(envelope, incoming, round_.reply)
-        if isinstance(found, Inherited):
+        if isinstance(found, TakeOver):
             return await self._take_over(round_, envelope, is_proven=found.proven)
         if incoming.hop is None:
             round_.continued(Step.FORWARDED)
@@ -84,7 +84,7 @@ class Continuation:
         if driver is not None:
             return driver.live
         found = await self._elsewhere(envelope, incoming, reply)
-        if isinstance(found, Inherited):
+        if isinstance(found, TakeOver):
             raise no_route(incoming.path)
         response, ending = found
         if incoming.hop is None:
@@ -121,11 +121,11 @@ class Continuation:
         principal = await self._authenticator.principal(incoming, is_checked=False)
         return self.open(incoming, request, principal, None)
 
-    async def _elsewhere(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Replied | Inherited:
+    async def _elsewhere(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
         """Have another replica serve a retry whose call is not here, or learn that this one may take the call over."""
         if (envelope.owner, envelope.epoch) == (self._process.owner, self._process.epoch):
             raise InvalidState("ended")
-        return await self._retry_routing.elsewhere(envelope, incoming, reply)
+        return await self._retry_routing.route(envelope, incoming, reply)
 
     async def _resume(self, round_: Round, envelope: Envelope, driver: Driver) -> Replied:
         """Continue a call that this replica holds."""

@@ -8,7 +8,7 @@ from aiohttp import web
 from gateway.bridge import subscription
 from gateway.bridge.driver import Driver
 from gateway.bridge.response_queue import ending_of
-from gateway.cluster.peer_client import Replied
+from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.legs import Legs
 from gateway.downstream.round import LEFT, Round

@@ -10,7 +10,9 @@ from gateway.auth.authenticator import Authenticator
 from gateway.downstream.continuation import Continuation
 from gateway.http.forwarded_headers import asks_as_client
 from gateway.http.incoming import Incoming
-from gateway.passthrough.forwarder import Passthrough, id_of, not_allowed, probe_headers
+from gateway.passthrough.forwarder import Passthrough
+from gateway.passthrough.header_rules import probe_headers
+from gateway.passthrough.rejections import id_of, not_allowed
 from gateway.protocol import era as eras
 from gateway.protocol import mcp
 from gateway.protocol.errors import DownstreamError, GatewayError
@@ -56,7 +58,7 @@ class EraRouting:
             return None
         await self._authenticate(incoming, live)  # before the probe, which carries this request's headers upstream
         with _error_has_request_id(incoming, live):
-            headers = self._passthrough.headers(http, live)
+            headers = self._passthrough.headers.upstream(http, live)
         if not (era.known or await era.is_modern(probe_headers(headers))):
             return None
         return await self._passthrough.modern(http, live, incoming)

@@ -11,9 +11,9 @@ from gateway.auth.authenticator import Authenticator
 from gateway.auth.host_check import HostCheck
 from gateway.auth.oauth_proxy import OAuthProxy
 from gateway.bridge.driver import Driver
-from gateway.cluster.peer_client import PeerFailed
+from gateway.cluster.peer_errors import PeerFailed
 from gateway.cluster.retry_routing import RetryRouting
-from gateway.config import Config
+from gateway.config import Config, InForce
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
@@ -40,7 +40,7 @@ class RequestHandler:
 
     def __init__(  # noqa: PLR0913  (the parts of a listener)
         self,
-        config: Config,
+        in_force: InForce[Config],
         routes: RouteTable,
         lot: Lot[Driver],
         authenticator: Authenticator,
@@ -50,8 +50,8 @@ class RequestHandler:
         metrics: Metrics,
         traces: Traces | None = None,
     ) -> None:
-        self._config = config
-        self._host_check = HostCheck(config.security, config.listen)
+        self._use(in_force.value)
+        in_force.after_replace(self._use)
         self._routes = routes
         self._authenticator = authenticator
         self._passthrough = passthrough
@@ -67,12 +67,10 @@ class RequestHandler:
         """Requests whose final message has not been written yet."""
         self.running, self.relayed = legs.running, legs.relayed
 
-    def change(self, config: Config) -> None:
+    def _use(self, config: Config) -> None:
         """Serve new requests by this configuration."""
-        self._host_check = HostCheck(config.security, config.listen)
-        self._oauth_proxy.change(config)
-        self._passthrough.change(config)
         self._config = config
+        self._host_check = HostCheck(config.security, config.listen)
 
     def stop(self) -> None:
         """Accept no new calls and no new streams."""
@@ -86,7 +84,7 @@ class RequestHandler:
     @property
     def busy(self) -> int:
         """Requests that a drain waits for."""
-        return self.in_flight - self._passthrough.lasting
+        return self.in_flight - self._passthrough.long_lived
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""

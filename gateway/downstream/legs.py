@@ -2,7 +2,7 @@
 
 from gateway.bridge.driver import Driver
 from gateway.bridge.response_queue import ResponseQueue
-from gateway.cluster.peer_client import Replied
+from gateway.cluster.reply_relay import Replied
 from gateway.downstream.round import Round
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
-from gateway.cluster.peer_client import Replied
+from gateway.cluster.reply_relay import Replied
 from gateway.exchange.events import Leg
 from gateway.http.forwarded_headers import for_call, joined, own_headers
 from gateway.http.incoming import Incoming

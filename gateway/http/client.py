@@ -9,13 +9,13 @@ import ssl
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 
 import aiohttp
 from aiohttp.client import _RequestContextManager  # what `request` returns: to be awaited or entered
 from yarl import URL
 
-from gateway.config import Limits, Timeouts
+from gateway.config import InForce, Limits, Timeouts
 from gateway.http.tls_errors import tls_cause
 from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
 
@@ -29,28 +29,38 @@ REDIRECTS: Final = (301, 302, 303, 307, 308)
 """Statuses whose Location header names another address of the same resource."""
 
 
+class Bounds(NamedTuple):
+    """The bounds of a client's requests."""
+
+    limits: Limits
+    timeouts: Timeouts
+    tls: ssl.SSLContext | None = None
+    """If None, the authorities of the system are trusted."""
+    server_name: str | None = None
+    """The name that the certificate must have, if it is not that of the URL."""
+
+
 class Client:
     """An HTTP client towards upstreams, with the limits and timeouts of its requests."""
 
-    def __init__(self, limits: Limits, timeouts: Timeouts, http: aiohttp.ClientSession | None = None) -> None:
+    def __init__(self, bounds: InForce[Bounds], http: aiohttp.ClientSession | None = None) -> None:
         """Use the connections of `http` if given; the client that made them closes them."""
-        self.change(limits, timeouts)
+        self._bounds = bounds
         self._http = http or _session()
 
-    def sibling(self, limits: Limits, timeouts: Timeouts) -> "Client":
-        """Make a client with other limits that shares the connections of this one. This one closes them."""
-        return Client(limits, timeouts, self._http)
+    def sibling(self, bounds: InForce[Bounds]) -> "Client":
+        """Make a client of other bounds that shares the connections of this one. This one closes them."""
+        return Client(bounds, self._http)
 
-    def change(
-        self, limits: Limits, timeouts: Timeouts, tls: ssl.SSLContext | None = None, server_name: str | None = None
-    ) -> None:
-        """Use these limits for new requests. Without `tls`, the authorities of the system are trusted."""
-        self.limits = limits
-        self.timeouts = timeouts
-        # A stream stays open while a person thinks, so there is no total timeout: every wait has its own deadline.
-        self._wait = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds, sock_read=None)
-        self._tls: ssl.SSLContext | bool = True if tls is None else tls
-        self._server_name = server_name
+    @property
+    def limits(self) -> Limits:
+        """The limits of new requests."""
+        return self._bounds.value.limits
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """The timeouts of new requests."""
+        return self._bounds.value.timeouts
 
     def exchange(self, method: str, url: URL, headers: dict[str, str], body: bytes | None, where: str) -> "Exchange":
         """Make one HTTP request, a context manager that yields the response."""
@@ -65,15 +75,18 @@ class Client:
     def _request(
         self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None
     ) -> _RequestContextManager:
+        bounds = self._bounds.value
+        # A stream stays open while a person thinks, so there is no total timeout: every wait has its own deadline.
+        wait = aiohttp.ClientTimeout(total=None, sock_connect=bounds.timeouts.connect_seconds, sock_read=None)
         return self._http.request(
             method,
             url,
             data=body,
             headers=headers,
             allow_redirects=False,
-            timeout=self._wait,
-            ssl=self._tls,
-            server_hostname=self._server_name,
+            timeout=wait,
+            ssl=True if bounds.tls is None else bounds.tls,
+            server_hostname=bounds.server_name,
         )
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Which headers of a client go upstream on a route: its credentials, lists and constants; pure.
+"""Selects the headers of a client that go upstream on a route: credentials, configured lists, constants.
 
-A call that is translated (`for_call`) takes along what is listed and nothing else; traffic of the old era that is
-passed through (`for_passing`) takes along everything but what is listed.
+A bridged call (`for_call`) forwards only the listed headers. Traffic that passes through (`for_passing`) forwards all
+headers except the listed ones.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,18 +15,18 @@ from gateway.protocol.errors import InvalidRequest
 
 AUTHORIZATION: Final = "Authorization"
 _NEVER: Final = HOP_BY_HOP | {"host", "expect", "content-length"}
-"""The HTTP client towards the upstream writes its own."""
+"""The HTTP client that connects to the upstream writes these itself."""
 
 
 def asks_as_client(route: Route) -> bool:
-    """Whether the upstream sees, and so checks, the client's own credential."""
+    """Whether the upstream gets, and so checks, the client's own credential."""
     return route.credentials.mode == "forward"
 
 
 def check_once(names: Iterable[str | None], headers: MultiMapping[str]) -> None:
-    """Refuse a request in which one of these comes several times; raises InvalidRequest.
+    """Reject a request that repeats one of these headers, which identify the caller; raises InvalidRequest.
 
-    They tell who is calling. With a proxy that appends its own, the caller would choose which of them counts.
+    If a proxy in front appends its own value, the caller could otherwise choose which of the values counts.
     """
     for name in names:
         if name is not None and (times := len(headers.getall(name, ()))) > 1:
@@ -37,10 +37,10 @@ def check_once(names: Iterable[str | None], headers: MultiMapping[str]) -> None:
 
 
 def joined(headers: MultiMapping[str], name: str) -> str | None:
-    """The value of a header; that of a repeated one is its values in their order (RFC 9110 section 5.3).
+    """The value of a header; the values of a repeated header are joined in order (RFC 9110 section 5.3).
 
-    One line means the same as several, so headers of a call can be a plain mapping. Cookies are joined by semicolons
-    (RFC 9113 section 8.2.3).
+    One line is equivalent to several, so the headers of a call can be a plain mapping. Cookies are joined by
+    semicolons (RFC 9113 section 8.2.3).
     """
     values = headers.getall(name, ())
     if len(values) < 2:
@@ -49,7 +49,7 @@ def joined(headers: MultiMapping[str], name: str) -> str | None:
 
 
 def for_call(route: Route, headers: MultiMapping[str]) -> dict[str, str]:
-    """Return what goes upstream with one call. Raises InvalidRequest for what cannot."""
+    """The headers that go upstream with one call; raises InvalidRequest for a header that cannot be sent."""
     check_once((AUTHORIZATION, *route.bound_headers), headers)
     sent: dict[str, str] = {}
     for name in (AUTHORIZATION, *route.forward_headers) if asks_as_client(route) else route.forward_headers:
@@ -61,7 +61,7 @@ def for_call(route: Route, headers: MultiMapping[str]) -> dict[str, str]:
 
 
 def credentials_in(route: Route, headers: Mapping[str, str]) -> bool:
-    """Whether what goes upstream has a credential of the client's, which the upstream checks."""
+    """Whether the headers that go upstream contain a credential of the client, which the upstream checks."""
     if asks_as_client(route) and AUTHORIZATION in headers:
         return True
     return any(name in headers for name in route.bound_headers)
@@ -70,14 +70,14 @@ def credentials_in(route: Route, headers: Mapping[str, str]) -> bool:
 def for_passing(
     route: Route, headers: CIMultiDictProxy[str], dropped: AbstractSet[str] = frozenset()
 ) -> CIMultiDict[str]:
-    """Return what goes upstream with a request that is passed through, repeated headers and order as they came.
+    """The headers that go upstream with a request that passes through, repeated headers and order unchanged.
 
-    Without those of the connection, `Host`, `Expect`, `Content-Length` and `dropped` (lower case). Raises
+    Hop-by-hop headers, `Host`, `Expect`, `Content-Length` and `dropped` (lower case) are left out. Raises
     InvalidRequest.
     """
     check_once((AUTHORIZATION, *route.bound_headers), headers)
     own = own_headers(route)
-    out = _NEVER | _named(headers.getall("Connection", ())) | dropped
+    out = _NEVER | _connection_headers(headers.getall("Connection", ())) | dropped
     out |= set(route.drop_headers) | {name.lower() for name in own}
     if not asks_as_client(route):
         out |= {AUTHORIZATION.lower()}
@@ -87,13 +87,13 @@ def for_passing(
 
 
 def passed_back(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """Return what of a reply's headers goes to the client: all but those of one connection."""
-    out = HOP_BY_HOP | _named(headers.getall("Connection", ()))
+    """The headers of a reply that go to the client: all except the hop-by-hop headers."""
+    out = HOP_BY_HOP | _connection_headers(headers.getall("Connection", ()))
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in out and _encodes(value))
 
 
 def own_headers(route: Route) -> dict[str, str]:
-    """What the gateway says on its own account; no header of a client or a trace takes its place."""
+    """The headers that the route sets; they replace those of the client and of the trace."""
     credentials = route.credentials
     own = dict(route.set_headers)
     if credentials.mode == "replace" and credentials.token is not None:
@@ -104,7 +104,7 @@ def own_headers(route: Route) -> dict[str, str]:
     return own
 
 
-def _named(values: Iterable[str]) -> set[str]:
+def _connection_headers(values: Iterable[str]) -> set[str]:
     """The headers that `Connection` makes hop-by-hop (RFC 9110 section 7.6.1)."""
     return {name.strip().lower() for value in values for name in value.split(",")}
 
@@ -116,7 +116,7 @@ def _sendable(name: str, value: str) -> str:
 
 
 def _encodes(value: str) -> bool:
-    """Whether a header value can be sent: bytes that are no UTF-8 came in as surrogates."""
+    """Whether a header value can be sent: bytes that are not UTF-8 came in as surrogates."""
     try:
         _ = value.encode()
     except UnicodeEncodeError:

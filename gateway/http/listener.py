@@ -1,7 +1,7 @@
 """The HTTP listener: aiohttp's server with the bounds it lacks.
 
-aiohttp keeps a connection open for ever that sends half a request head, takes any number of connections, and does not
-tell whether the replies that it was given have been sent.
+aiohttp never closes a connection that sends half a request head, accepts any number of connections, and does not tell
+whether a reply has been sent completely.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_runner import BaseSite
 
-from gateway.config import Limits, split_address
+from gateway.config import InForce, Limits, split_address
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 UNIX: Final = "unix:"
-"""What the address of a unix socket begins with; its path follows."""
+"""The prefix of a unix socket's address; its path follows."""
 _KEEP_ALIVE_SECONDS = 75.0
 _BACKLOG: Final = 1024
 _HANDSHAKE_SECONDS: Final = 10.0
@@ -47,7 +47,7 @@ class _BoundedHandler(RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        # aiohttp forgets the transport when it closes it, which is before all is sent.
+        # aiohttp drops its reference when it closes the transport, which is before everything is sent.
         self._out = cast("asyncio.Transport", transport)
         if transport.get_extra_info("sslcontext") is not None:
             self._tls_socket = transport.get_extra_info("socket")
@@ -55,9 +55,9 @@ class _BoundedHandler(RequestHandler):
 
     @property
     def is_writing(self) -> bool:
-        """Whether a reply was given to aiohttp that is not with the kernel yet.
+        """Whether a part of a reply has not reached the kernel yet.
 
-        The transport below TLS has a buffer that nobody can look into. While that is not empty, the kernel's is full.
+        The buffer of the transport below TLS cannot be read. While it is not empty, the kernel's buffer is full.
         """
         if self._finishing or self._out.get_write_buffer_size():
             return True
@@ -66,7 +66,7 @@ class _BoundedHandler(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Write what is left of a reply when its handler is done; for most replies that is all of it."""
+        """Write the rest of a reply when its handler is done; for most replies that is the whole reply."""
         self._finishing = True
         try:
             return await super().finish_response(request, resp, start_time)
@@ -75,7 +75,7 @@ class _BoundedHandler(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        # No request is being served and none is complete: what came is part of a head.
+        # No request is in flight and none is complete, so this is part of a head.
         if self._current_request is None and not self._messages:
             self._watch_head()
         elif self._head_timer is not None:
@@ -91,8 +91,8 @@ class _BoundedHandler(RequestHandler):
     ) -> web.StreamResponse:
         """Answer with the status alone: aiohttp would quote the request, or show the traceback of a debug run.
 
-        A malformed request is not logged either, because aiohttp's message quotes the header at fault. A client that
-        is gone cannot be answered.
+        A malformed request is not logged, because aiohttp's message quotes its header. A client that has disconnected
+        gets no answer.
         """
         if isinstance(exc, ConnectionError):
             raise exc
@@ -120,10 +120,10 @@ class _BoundedHandler(RequestHandler):
 
 
 def _kernel_queue(of: socket.socket) -> int:
-    """How many bytes the other side has not acknowledged; 0 where the system does not say."""
+    """Return the number of bytes that the peer has not acknowledged; 0 if the system does not know."""
     try:
         return int.from_bytes(fcntl.ioctl(of.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    except (OSError, ValueError):  # closed, or no socket that could be asked
+    except (OSError, ValueError):  # closed, or not a TCP socket
         return 0
 
 
@@ -138,27 +138,28 @@ class _Request(web.BaseRequest):
 class _BoundedServer(web.Server):
     """Refuses connections past limits.connections."""
 
-    def __init__(self, handler: Handler, limits: Limits, **kwargs: Any) -> None:
+    def __init__(self, handler: Handler, limits: InForce[Limits], **kwargs: Any) -> None:
         super().__init__(handler, request_factory=self._request, **kwargs)
-        self.limits = limits
+        self._limits = limits
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         return _Request(message, payload, protocol, writer, task, self._loop)
 
     def __call__(self) -> RequestHandler:
-        if len(self.connections) >= self.limits.connections:
+        limits = self._limits.value
+        if len(self.connections) >= limits.connections:
             return _Refuser(self)
-        return _BoundedHandler(self, self.limits.receive_seconds, loop=self._loop, **self._kwargs)
+        return _BoundedHandler(self, limits.receive_seconds, loop=self._loop, **self._kwargs)
 
 
 class _Refuser(RequestHandler):
-    """A connection over the limit: closed at once, so that the ones that are open stay well."""
+    """A connection over the limit, which is closed at once."""
 
     def __init__(self, manager: web.Server) -> None:
         super().__init__(manager, loop=asyncio.get_running_loop())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no asyncio.Transport.
+        # uvloop's transports do not inherit from asyncio.Transport.
         cast("asyncio.Transport", transport).abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -166,14 +167,14 @@ class _Refuser(RequestHandler):
 
 
 class _Site(BaseSite):
-    """What one listener accepts connections at: an address, or a socket that listens already."""
+    """The address at which a listener accepts connections, or a socket that already listens."""
 
     __slots__ = ("_options",)
 
     def __init__(self, runner: web.ServerRunner, tls: ssl.SSLContext | None, **options: Any) -> None:
         super().__init__(runner, ssl_context=tls, backlog=_BACKLOG)
         if tls is not None:
-            # Who does not finish a handshake is no connection yet, and must not stay for ever either.
+            # The deadline of a request head begins only after the handshake.
             options["ssl_handshake_timeout"] = _HANDSHAKE_SECONDS
         self._options = options
 
@@ -194,16 +195,16 @@ class _Site(BaseSite):
 
 
 class Listener:
-    """One address that is served: `host:port`, or `unix:` and the path of a socket that only this user may open.
+    """Serves one address: `host:port`, or `unix:` and the path of a socket that only this user can open.
 
-    With `reuse_port` other processes may listen at the same port, and the kernel spreads the connections.
+    With `reuse_port`, other processes can listen at the same port, and the kernel distributes the connections.
     """
 
     def __init__(
         self,
         handler: Handler,
         address: str,
-        limits: Limits,
+        limits: InForce[Limits],
         *,
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
@@ -222,20 +223,16 @@ class Listener:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._server.connections)
 
     @property
     def is_writing(self) -> bool:
-        """Whether replies are on their way to the kernel. Over TLS a single no may be wrong: ask again a bit later."""
+        """Whether a reply has not reached the kernel yet. Over TLS a single False may be wrong: ask a second time."""
         return any(each.is_writing for each in self._server.connections if isinstance(each, _BoundedHandler))
 
-    def change(self, limits: Limits) -> None:
-        """Other bounds for the connections that are opened from now on."""
-        self._server.limits = limits
-
     async def start(self) -> str:
-        """Listen; the address that was really taken. Raises OSError."""
+        """Listen and return the address with its actual port. Raises OSError."""
         await self._runner.setup()
         if self._path is not None:
             return await self._start_unix(self._path)
@@ -248,14 +245,14 @@ class Listener:
 
     @property
     def is_secure(self) -> bool:
-        """Whether it speaks TLS."""
+        """Whether it serves TLS."""
         return self._tls is not None
 
     async def secure(self, tls: ssl.SSLContext | None) -> None:
-        """Serve the connections that come from now on with these certificates, or in the clear; the others stay.
+        """Serve new connections with these certificates, or without TLS; open connections stay as they are.
 
-        A context cannot be changed as a whole, nor can that of a server. So a second server accepts from the same
-        socket before the first one stops, and no connection finds the door closed.
+        The context of a running server cannot be replaced. So a second server accepts from the same socket before
+        the first one stops, and no connection is refused.
         """
         async with self._securing:
             before = self._sites
@@ -270,12 +267,12 @@ class Listener:
                 await site.stop()
 
     async def _start_unix(self, path: Path) -> str:
-        # The event loop removes a socket that is there, be it stale or somebody's who still listens.
+        # The event loop would remove an existing socket file, even if another process still listens there.
         if await _answers(path):
-            raise OSError(errno.EADDRINUSE, f"somebody listens at {path}")
+            raise OSError(errno.EADDRINUSE, f"another process listens at {path}")
         await web.UnixSite(self._runner, path, backlog=_BACKLOG).start()
         self._made = path
-        # Until here the folder's mode has to keep others out, as that of a worker's folder does.
+        # Until now only the mode of the folder kept other users out, as that of a worker's folder does.
         path.chmod(0o600)  # noqa: ASYNC240 - it takes microseconds
         return self._address
 
@@ -291,7 +288,7 @@ async def _answers(path: Path) -> bool:
         _, writer = await asyncio.open_unix_connection(path)
     except (ConnectionRefusedError, FileNotFoundError):
         return False
-    except OSError:  # a queue that is full has an owner
+    except OSError:  # its queue is full, so a process listens
         return True
     writer.close()
     return True

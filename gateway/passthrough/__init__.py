@@ -1,1 +1,1 @@
-"""Requests that are forwarded as they came."""
+"""Requests that pass through unchanged."""

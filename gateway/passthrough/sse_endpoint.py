@@ -1,7 +1,7 @@
-"""Old clients of an HTTP+SSE server: its stream names where messages go, and that must be a place of the gateway's.
+"""Rewrites the `endpoint` event of an HTTP+SSE server, so that its legacy clients send messages to the gateway.
 
-A client that reads the server's `endpoint` event through the gateway is told the route's own path instead, with the
-server's address sealed in the query. So nothing is remembered, any replica opens it, and no client makes one up.
+The event names the URL for messages. Instead of the server's URL the client gets the route's own path, with the
+server's URL sealed in the query. So nothing is remembered, any replica can open it, and no client can forge one.
 
 Source: specification 2024-11-05 basic/transports (HTTP with SSE).
 """
@@ -12,6 +12,7 @@ from typing import Final
 from aiohttp import web
 from yarl import URL
 
+from gateway.config import InForce
 from gateway.http.endpoint import Endpoint
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import InvalidRequest, InvalidState
@@ -20,43 +21,44 @@ from gateway.seal.cipher import Keyring
 PURPOSE: Final = "endpoint"
 _PARAMETER: Final = "mrtr-endpoint"
 _BLOCK_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|(?<!\n)\r|\r(?=[^\n]))")
-"""Two line ends of any kind. A CR after an LF may still become a CRLF, so it waits for the byte after it."""
-_BEGINNING_BYTES: Final = 16_384
-"""A stream whose first event is larger does not begin with an endpoint."""
+"""Two line ends of any kind. A CR after an LF may be the first byte of a CRLF, so the match needs the next byte."""
+_FIRST_EVENT_BYTES: Final = 16_384
+"""A larger first event is not an `endpoint` event."""
 
 
 class EndpointRewriter:
-    """The addresses that servers name, as clients get to see them."""
+    """Seals the URLs that servers name for messages, and opens them again."""
 
-    def __init__(self, keyring: Keyring) -> None:
-        self.keyring = keyring
-        """May be replaced by a reload."""
+    def __init__(self, keyring: InForce[Keyring]) -> None:
+        self._keyring = keyring
 
     def target(self, http: web.BaseRequest, endpoint: Endpoint) -> URL | None:
-        """Where a message goes that a client sent to a sealed address; None for all others. Raises InvalidRequest."""
+        """The server's URL for a message to a sealed address; None for any other address. Raises InvalidRequest."""
         token = http.rel_url.query.get(_PARAMETER)
         if token is None:
             return None
         try:
-            path, _, address = self.keyring.open(token).decode().partition("\n")
+            path, _, address = self._keyring.value.open(token).decode().partition("\n")
         except InvalidState:
             path = address = ""
         target = endpoint.within(address) if path == http.path else None
         if target is None:
-            error = InvalidRequest("No session of the server has this address: open its event stream again")
+            error = InvalidRequest(
+                "This address does not belong to a session of the server: open the event stream again"
+            )
             error.status = 404
             raise error
         return target
 
-    def beginning(self, http: web.BaseRequest, endpoint: Endpoint) -> "Beginning | None":
-        """For the reply to a request that may open such a stream; None where it cannot be one."""
+    def first_event(self, http: web.BaseRequest, endpoint: Endpoint) -> "FirstEventRewriter | None":
+        """A rewriter for the reply to a request that may open such a stream; None if the request cannot."""
         if http.method != "GET" or mcp.SESSION_ID in http.headers or mcp.LAST_EVENT_ID in http.headers:
             return None
-        return Beginning(self.keyring, http.path, http.rel_url.raw_path, endpoint)
+        return FirstEventRewriter(self._keyring.value, http.path, http.rel_url.raw_path, endpoint)
 
 
-class Beginning:
-    """An event stream up to its first event."""
+class FirstEventRewriter:
+    """Rewrites an event stream up to its first event, and passes the rest unchanged."""
 
     def __init__(self, keyring: Keyring, path: str, raw_path: str, endpoint: Endpoint) -> None:
         self._keyring = keyring
@@ -64,35 +66,35 @@ class Beginning:
         self._raw_path = raw_path
         self._endpoint = endpoint
         self._held = bytearray()
-        self._is_over = False
+        self._is_done = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """What of the stream may go on, now that this much more of it is here."""
-        if self._is_over:
+        """The bytes of the stream that may be sent on after this chunk."""
+        if self._is_done:
             return chunk
         self._held += chunk
         passed = b""
-        while not self._is_over and (end := _BLOCK_END.search(self._held)) is not None:
+        while not self._is_done and (end := _BLOCK_END.search(self._held)) is not None:
             block = bytes(self._held[: end.end()])
             del self._held[: end.end()]
             events = sse.Parser(len(block) + 1).feed(block)
-            self._is_over = bool(events)
-            passed += self._renamed(events[0], block) if events else block
-        if len(self._held) > _BEGINNING_BYTES:
-            self._is_over = True
-        return passed + self.rest() if self._is_over else passed
+            self._is_done = bool(events)
+            passed += self._rewritten(events[0], block) if events else block
+        if len(self._held) > _FIRST_EVENT_BYTES:
+            self._is_done = True
+        return passed + self.rest() if self._is_done else passed
 
     def rest(self) -> bytes:
-        """What is left when the stream ends."""
+        """The bytes that are still held when the stream ends."""
         held = bytes(self._held)
         self._held.clear()
         return held
 
-    def _renamed(self, event: sse.Event, block: bytes) -> bytes:
+    def _rewritten(self, event: sse.Event, block: bytes) -> bytes:
         if event.event != "endpoint":
             return block
         target = self._endpoint.within(event.data.decode(errors="replace"))
         if target is None:
-            return block  # elsewhere: the client goes there by itself, as it would without a gateway
+            return block  # another origin: the client goes there directly, as it would without a gateway
         sealed = self._keyring.seal(f"{self._path}\n{target}".encode())
         return f"event: endpoint\ndata: {self._raw_path}?{_PARAMETER}={sealed}\n\n".encode()

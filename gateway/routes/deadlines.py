@@ -7,15 +7,15 @@ from gateway.runtime.tasks import Tasks
 
 
 def wait_seconds(config: Config) -> float:
-    """How long a client may take between two rounds: a call whose state no longer opens is not held either."""
+    """Return the longest time between two rounds: a call is not held longer than its state is valid."""
     return min(config.hold.ttl_seconds, config.state.ttl_seconds)
 
 
 class Deadlines:
-    """The deadlines that all exchanges of a process share; QUIET and GRACE are short and have timers of their own.
+    """The deadlines that exchanges share; QUIET and GRACE are short and have their own timers.
 
-    An alarm has one length for its life. Routes of other lengths have alarms of their own; where a reload brings
-    others, new bridges get new alarms, and the old ones tick until the last exchange has left them.
+    A coarse timer has one length. Routes of equal lengths share their timers. After a reload with other lengths new
+    exchanges use new timers, and the previous ones tick until their last exchange has ended.
     """
 
     def __init__(self, config: Config, tasks: Tasks) -> None:
@@ -30,7 +30,7 @@ class Deadlines:
 
 
 def lengths(config: Config) -> tuple[float, float, float, float, float]:
-    """What the alarms of two configurations must have in common to be the same: seconds."""
+    """Return the lengths in seconds; configurations with equal lengths share their timers."""
     timeouts = config.timeouts
     return (
         timeouts.idle_seconds,

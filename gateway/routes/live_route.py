@@ -1,7 +1,7 @@
 """The three lifetimes of a route at work: its process, its upstream, its present configuration.
 
-A reload makes a new `LiveRoute` and leaves the old one to the calls that began with it. It hands the `LiveUpstream` on
-as long as everything that shapes a session stays the same. There is one `ProcessScope` in a process.
+A reload makes a new `LiveRoute`; calls in flight keep the one that they began with. The new one has the same
+`LiveUpstream` as long as everything that shapes a session stays the same. A process has one `ProcessScope`.
 """
 
 from typing import Protocol
@@ -9,9 +9,9 @@ from typing import Protocol
 import msgspec
 
 from gateway.cluster.witness import Witness
-from gateway.config import Config, Route
+from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange.machine import Policy
-from gateway.http.client import Client
+from gateway.http.client import Bounds, Client
 from gateway.routes.deadlines import Deadlines
 from gateway.routes.upstream_health import UpstreamHealth
 from gateway.runtime.tasks import Tasks
@@ -38,7 +38,7 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     owner: str
     """The id of this replica, as states name it."""
     epoch: str
-    """Another one after every start."""
+    """A random id of this start of the process."""
     witness: Witness
     stream_times: StreamTimes = DEFAULT_TIMES
 
@@ -46,14 +46,16 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
 class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
     """What lives as long as the upstream of a route, across reloads that do not concern it."""
 
+    settings: InForce[RouteSettings]
+    bounds: InForce[Bounds]
     client: Client
     pool: Pool
     era: EraProbe | None
-    """None if the upstream is a child process: nothing can be passed through to it."""
+    """None if the upstream is a child process, which has no passthrough."""
     health: UpstreamHealth
     subscriptions: set[Endable]
     streams: set[Endable]
-    """Those of legacy clients, and of a modern upstream's subscriptions."""
+    """Streams of legacy clients, and subscriptions that are passed through to a modern upstream."""
 
     def end_streams(self) -> None:
         """End every stream that would otherwise stay open until its client leaves."""

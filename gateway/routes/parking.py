@@ -1,20 +1,20 @@
-"""The parking lot: exchanges that a later round may want, bounded in all and per principal.
+"""The parking lot: holds exchanges for a later round, with a cap for all of them, another one for each principal.
 
-It is the only place that finds an exchange by its id; whatever lets other replicas join in goes behind it. Kept
-results (exchanges that are over, but whose last reply may have got lost) make room for calls that wait.
+Only the lot finds an exchange by its id. It also keeps exchanges that have ended, because their last reply may have
+been lost; those do not count against the caps.
 """
 
 from collections.abc import Iterator, ValuesView
 from typing import Generic, Protocol, TypeVar
 
-from gateway.config import Hold
+from gateway.config import Hold, InForce
 from gateway.protocol.errors import Busy
 
 _RETRY_AFTER_SECONDS = 5
 
 
 class Parked(Protocol):
-    """What the lot needs of an exchange."""
+    """The part of an exchange that the lot needs."""
 
     id: str
     principal: bytes
@@ -29,36 +29,36 @@ P = TypeVar("P", bound=Parked)
 class Lot(Generic[P]):
     """Exchanges by id."""
 
-    def __init__(self, hold: Hold) -> None:
-        self.hold = hold
-        """Its caps may change; what is in stays in."""
+    def __init__(self, hold: InForce[Hold]) -> None:
+        """`hold` has the caps; a reload that lowers them ends no parked call."""
+        self._hold = hold
         self._waiting: dict[str, P] = {}
         self._kept: dict[str, P] = {}
         self._per_principal: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        """The calls that are parked; kept results do not count."""
+        """Return the number of parked calls, without kept results."""
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[P]:
         return iter([*self._waiting.values(), *self._kept.values()])
 
     def waiting(self) -> ValuesView[P]:
-        """The parked calls as they are, those first that were parked first."""
+        """Return the parked calls, the oldest first."""
         return self._waiting.values()
 
     @property
     def most_of_one(self) -> int:
-        """How many calls are parked of the principal that has most."""
+        """The number of parked calls of the principal that has the most."""
         return max(self._per_principal.values(), default=0)
 
     def find(self, exchange_id: str) -> P | None:
-        """The exchange of that id, if this replica has it."""
+        """Return the exchange with this id, if this replica has it."""
         return self._waiting.get(exchange_id) or self._kept.get(exchange_id)
 
     def check(self, principal: bytes) -> None:
-        """Raise Busy when no further call of this principal could be parked."""
-        hold = self.hold
+        """Raise Busy if another call of this principal could not be parked."""
+        hold = self._hold.value
         if self._per_principal.get(principal, 0) >= hold.max_calls_per_principal:
             raise Busy(
                 "You have as many unanswered calls as one caller may have (hold.max_calls_per_principal); answer or "
@@ -74,7 +74,7 @@ class Lot(Generic[P]):
             )
 
     def has_place(self, parked: P) -> bool:
-        """Whether this exchange is in, or could be parked."""
+        """Return whether this exchange is parked, or could be."""
         if parked.id in self._waiting:
             return True
         try:
@@ -84,7 +84,7 @@ class Lot(Generic[P]):
         return True
 
     def park(self, parked: P) -> None:
-        """Take an exchange in; raises Busy. An exchange that is in already stays in."""
+        """Park an exchange; raises Busy, unless it is parked already."""
         if parked.id in self._waiting:
             return
         self.check(parked.principal)
@@ -92,16 +92,16 @@ class Lot(Generic[P]):
         self._per_principal[parked.principal] = self._per_principal.get(parked.principal, 0) + 1
 
     def keep(self, parked: P) -> None:
-        """The exchange is over: keep it findable, as long as there is room."""
+        """Keep an exchange that has ended, so that `find` finds it; the oldest kept ones make room."""
         if not self._leave(parked):
             return
-        while len(self._kept) >= self.hold.max_calls:
+        while len(self._kept) >= self._hold.value.max_calls:
             oldest = next(iter(self._kept))
             self._kept.pop(oldest).forget()
         self._kept[parked.id] = parked
 
     def remove(self, parked: P) -> None:
-        """Forget an exchange; nothing happens when it is not here."""
+        """Forget an exchange, if it is here."""
         _ = self._leave(parked)
         self._kept.pop(parked.id, None)
 

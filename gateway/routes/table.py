@@ -1,8 +1,8 @@
 """The routes of a process: built from the configuration at start, rebuilt by every reload.
 
-A call keeps the route it began with. So a reload builds routes and changes none: calls that run or wait end under the
-settings that they began with, and a replaced route goes with its last call. `LiveUpstream` is handed on as long as
-everything that shapes its sessions stays the same.
+A call keeps the route that it began with. So a reload builds new routes and changes none, and a replaced route is
+freed with its last call. The new route gets the `LiveUpstream` of the replaced one as long as everything that shapes
+its sessions stays the same.
 """
 
 import asyncio
@@ -10,9 +10,9 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from gateway.config import Config, Contexts, Route, on_route
+from gateway.config import Config, Contexts, InForce, Route, RouteSettings, on_route
 from gateway.exchange.machine import Policy
-from gateway.http.client import Client
+from gateway.http.client import Bounds, Client
 from gateway.http.endpoint import Endpoint
 from gateway.http.forwarded_headers import asks_as_client
 from gateway.process.child import Child  # noqa: TC001  (one import style; it costs nothing here)
@@ -42,11 +42,11 @@ class RouteTable:
         self._client = client
         self._errors = errors
         self._children: set[Child] = set()
-        """Those of all upstreams, including upstreams that a reload removed."""
+        """The children of all upstreams, including upstreams that a reload removed."""
         self._deadlines: dict[tuple[float, ...], Deadlines] = {}
-        self.change(config, tls)
+        self.rebuild(config, tls)
 
-    def change(self, config: Config, tls: Contexts) -> None:
+    def rebuild(self, config: Config, tls: Contexts) -> None:
         """Serve the routes of this configuration from now on."""
         endpoints = {route.path: _endpoint(route) for route in config.routes}
         configs = {route.path: on_route(config, route) for route in config.routes}
@@ -55,27 +55,26 @@ class RouteTable:
             lengths(each): self._deadlines.get(lengths(each)) or Deadlines(each, tasks) for each in configs.values()
         }
         before = self.live
-        upstreams = {
-            route.path: self._kept(before.get(route.path), configs[route.path], route)
-            or self._new_upstream(configs[route.path], route, endpoints[route.path])
-            for route in config.routes
-        }
+        upstreams = {}
+        for route in config.routes:
+            settings = RouteSettings(configs[route.path], route)
+            bounds = _bounds(settings, tls.upstreams[route.path])
+            upstreams[route.path] = _kept(before.get(route.path), settings, bounds) or self._new_upstream(
+                settings, bounds, endpoints[route.path]
+            )
         self.live = {
-            route.path: self._route(configs[route.path], route, upstreams[route.path], tls.upstreams[route.path])
-            for route in config.routes
+            route.path: self._route(configs[route.path], route, upstreams[route.path]) for route in config.routes
         }
         kept = {id(upstream) for upstream in upstreams.values()}
         for live in before.values():
             if id(live.upstream) not in kept:
-                # A subscription would live on with an upstream that its path no longer leads to: end it, so that its
-                # client subscribes anew.
+                # Its path no longer leads to this upstream: end its streams, so that the clients subscribe anew.
                 live.upstream.pool.retire()
                 live.upstream.end_streams()
 
-    def _route(self, config: Config, route: Route, upstream: LiveUpstream, tls: ssl.SSLContext | None) -> LiveRoute:
-        """Make the route of one configuration, which is as it holds on this route."""
+    def _route(self, config: Config, route: Route, upstream: LiveUpstream) -> LiveRoute:
+        """Make the route of one configuration; `config` is already as it holds on the route."""
         self.process.metrics.show_zeroes(route.path)
-        upstream.client.change(config.limits, config.timeouts, tls, route.upstream.tls.server_name)
         return LiveRoute(
             config=config,
             route=route,
@@ -85,44 +84,38 @@ class RouteTable:
             process=self.process,
         )
 
-    def _kept(self, before: LiveRoute | None, config: Config, route: Route) -> LiveUpstream | None:
-        """The upstream that this path had, if its sessions serve the new configuration as well."""
-        if before is None or _shape(before.route) != _shape(route):
-            return None
-        before.upstream.pool.change(config, route)
-        return before.upstream
-
-    def _new_upstream(self, config: Config, route: Route, endpoint: Endpoint | None) -> LiveUpstream:
+    def _new_upstream(self, first: RouteSettings, bound: Bounds, endpoint: Endpoint | None) -> LiveUpstream:
         """Make an upstream; without an `endpoint` it is a child process."""
-        metrics, tasks = self.process.metrics, self.process.tasks
-        client = self._client.sibling(config.limits, config.timeouts)
+        metrics, tasks, route = self.process.metrics, self.process.tasks, first.route
+        settings, bounds = InForce(first), InForce(bound)
+        client = self._client.sibling(bounds)
         health = UpstreamHealth(route.path, self._errors, is_command=route.upstream.command is not None)
         if endpoint is None:
-            pool = self._pool_of_children(config, route, client, health)
-            return LiveUpstream(client, pool, None, health, set(), set())
+            pool = self._pool_of_children(settings, client, health)
+            return LiveUpstream(settings, bounds, client, pool, None, health, set(), set())
         era = EraProbe(route.path, endpoint, client, metrics, tasks, health.ok)
         if route.upstream.transport == "sse":
             era.transport_found(speaks_sse=True)
         found = _transport_found(era, health)
-        times = self.process.stream_times
-        connect = connector(route.upstream.transport, client, endpoint, tasks, found, times)
-        return LiveUpstream(client, Pool(config, route, connect, metrics, tasks), era, health, set(), set())
+        connect = connector(route.upstream.transport, client, endpoint, tasks, found, self.process.stream_times)
+        pool = Pool(settings, connect, metrics, tasks)
+        return LiveUpstream(settings, bounds, client, pool, era, health, set(), set())
 
-    def _pool_of_children(self, config: Config, route: Route, client: Client, health: UpstreamHealth) -> Pool:
-        metrics, tasks = self.process.metrics, self.process.tasks
+    def _pool_of_children(self, settings: InForce[RouteSettings], client: Client, health: UpstreamHealth) -> Pool:
+        metrics, tasks, route = self.process.metrics, self.process.tasks, settings.value.route
         launcher = ChildLauncher(route, client, metrics, tasks, self._children, health.child_ended)
 
         def connect() -> StdioChannel:
             return StdioChannel(launcher, lambda: metrics.upstream_failed(route.path, "malformed"))
 
-        return Pool(config, route, connect, metrics, tasks, launcher.stop_prestarting)
+        return Pool(settings, connect, metrics, tasks, launcher.stop_prestarting)
 
     def children(self, path: str) -> int:
         """Count the processes of a route's command, including those from before a reload."""
         return sum(child.route == path for child in self._children)
 
     async def end_children(self) -> None:
-        """Kill the children that are left; when it returns, none of their processes is left."""
+        """Kill the remaining children, and wait until their processes have ended."""
         left = list(self._children)
         for child in left:
             child.kill()
@@ -130,8 +123,22 @@ class RouteTable:
             _ = await asyncio.wait([child.gone for child in left], timeout=_KILL_SECONDS)
 
 
+def _bounds(settings: RouteSettings, tls: ssl.SSLContext | None) -> Bounds:
+    config, route = settings
+    return Bounds(config.limits, config.timeouts, tls, route.upstream.tls.server_name)
+
+
+def _kept(before: LiveRoute | None, settings: RouteSettings, bounds: Bounds) -> LiveUpstream | None:
+    """Return the upstream that this path had, if its sessions serve the new configuration as well."""
+    if before is None or _shape(before.route) != _shape(settings.route):
+        return None
+    before.upstream.bounds.replace(bounds)
+    before.upstream.settings.replace(settings)
+    return before.upstream
+
+
 def _transport_found(era: EraProbe, health: UpstreamHealth) -> Callable[[bool], None]:
-    """Return the callback that hears whether an upstream speaks HTTP+SSE."""
+    """Return the callback for the transport that the upstream was found to speak."""
 
     def found(speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)
         era.transport_found(speaks_sse)

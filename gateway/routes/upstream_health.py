@@ -1,4 +1,4 @@
-"""What the traffic of one route shows of its upstream."""
+"""Judges the health of an upstream by the traffic of its route."""
 
 import time
 from typing import Final
@@ -18,11 +18,11 @@ _CHILD_FIX: Final = "look in the gateway's log for the last lines of its stderr 
 
 
 class UpstreamHealth:
-    """What the traffic of one route shows of its upstream."""
+    """The health of one route's upstream."""
 
     def __init__(self, route: str, errors: RecentErrors, *, is_command: bool) -> None:
         self.answered = float("-inf")
-        """When the upstream last answered what did not go through a session: a probe, or what is passed through."""
+        """Monotonic time of the last answer outside a session: to a probe, or to a request that was passed through."""
         self.speaks_sse = False
         self._route = route
         self._is_command = is_command
@@ -35,7 +35,7 @@ class UpstreamHealth:
         self.answered = time.monotonic()
 
     def note(self, error: GatewayError) -> None:
-        """Take in an error of a request of this route, whosoever it is; the same one may come several times."""
+        """Record an error of a request of this route; the same error may be given several times."""
         fix = _COMMAND_FIX if isinstance(error, Unreachable) and self._is_command else ""
         kind = self._errors.note(error, self._route, fix=fix)
         if kind in _FAILURES:
@@ -43,12 +43,12 @@ class UpstreamHealth:
             self._fix = sentence(fix or fix_for(kind, error))
 
     def child_ended(self, how: str) -> None:
-        """A child ended that nobody asked to."""
+        """Record that a child ended unexpectedly."""
         self._errors.say("child_ended", f"A child of route {self._route} {how}", _CHILD_FIX, self._route)
 
     @property
     def failure(self) -> Failure | None:
-        """The last one, however long ago."""
+        """The last failure, however long ago."""
         if not self._kind:
             return None
         ago = time.monotonic() - self._failed

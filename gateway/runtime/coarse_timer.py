@@ -1,8 +1,8 @@
 """A timer for waits that nearly always end early: one tick for all of them instead of one timer each.
 
-A plain call has three deadlines (its leg, the upstream's silence, the client's keep-alive) and reaches none. A
-coarse timer of one fixed length is an ordered dict: arming and disarming cost a dict operation, and the tick looks
-only at the oldest entries.
+A plain call has three deadlines (its leg, the upstream's silence, the client's keep-alive) and normally reaches none.
+A coarse timer has one fixed length, so a dict keeps its keys in the order of their deadlines: arming and disarming
+cost one dict operation, and a tick looks only at the oldest entries.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Final
 from gateway.runtime.tasks import Tasks
 
 TICK_SECONDS: Final = 0.1
-"""How late an alarm may be."""
+"""A callback is at most this late."""
 
 
 class CoarseTimer:
@@ -32,7 +32,7 @@ class CoarseTimer:
         return len(self._waiting)
 
     def arm(self, key: object, callback: Callable[[], None]) -> None:
-        """Start, or start anew, the alarm of `key`."""
+        """Start or restart the time of `key`."""
         if key in self._waiting:
             del self._waiting[key]  # the dict must stay in the order of the deadlines
         self._waiting[key] = (time.monotonic() + self._seconds, callback)
@@ -40,7 +40,7 @@ class CoarseTimer:
             self._timer = asyncio.get_running_loop().call_later(self._tick, self._guarded)
 
     def disarm(self, key: object) -> None:
-        """Stop the alarm of `key`; nothing happens when it does not run."""
+        """Stop the time of `key`, if it runs."""
         self._waiting.pop(key, None)
 
     def _ring(self) -> None:
@@ -53,7 +53,7 @@ class CoarseTimer:
                 break
             due.append((key, callback))
         for key, callback in due:
-            # One that was disarmed, or armed anew, by a callback before it does not ring.
+            # An earlier callback may have disarmed or restarted it.
             entry = self._waiting.get(key)
             if entry is not None and entry[0] <= now:
                 del self._waiting[key]

@@ -1,4 +1,4 @@
-"""The one place that starts background tasks: each is referenced, and what it raises is reported."""
+"""Starts background tasks: keeps a reference to each, reports its exceptions."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -25,7 +25,7 @@ class Tasks:
         return len(self._running)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Start `work` and forget it; its exceptions are logged and counted here."""
+        """Start `work` in the background; its exceptions are logged and counted."""
         _ = self.start(work, name)
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -43,7 +43,7 @@ class Tasks:
             log.error(Event.TASK_FAILED, task=task.get_name(), exc_info=task.exception())
 
     def guard(self, callback: Callable[[], None], name: str) -> Callable[[], None]:
-        """A timer's callback whose bug is logged and counted rather than lost in the event loop's handler."""
+        """Return a timer's callback whose exceptions are logged and counted, not lost in the event loop."""
 
         def guarded() -> None:
             try:
@@ -56,10 +56,10 @@ class Tasks:
         return guarded
 
     async def settle(self, seconds: float) -> None:
-        """Give what was just started (cancellations, ends of sessions) this long to finish."""
+        """Give short tasks (cancellations, ends of sessions) this long to finish."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        # One may start another: a subscription's end that of its session.
+        # One may start another: the end of a subscription ends its session.
         while short := [task for task in self._running if task.get_name() in _SHORT]:
             left = deadline - loop.time()
             if left <= 0:
@@ -67,7 +67,7 @@ class Tasks:
             _ = await asyncio.wait(short, timeout=left)
 
     async def close(self) -> None:
-        """Cancel what still runs and wait for it."""
+        """Cancel the tasks that still run, and wait for them."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)

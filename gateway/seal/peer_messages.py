@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
 from gateway.seal.cipher import Keyring
 
@@ -100,9 +101,14 @@ _decode_frame = msgspec.msgpack.Decoder(Frame).decode
 class Hops:
     """Seals and opens what goes between replicas."""
 
-    def __init__(self, keyring: Keyring) -> None:
-        self.keyring = keyring
+    def __init__(self, keyring: InForce[Keyring]) -> None:
+        self._keyring = keyring
         self._seen: OrderedDict[bytes, float] = OrderedDict()
+
+    @property
+    def keyring(self) -> Keyring:
+        """The ring of the next request; a reply keeps the ring of its request."""
+        return self._keyring.value
 
     def seal(self, hop: Hop) -> bytes:
         """A request, sealed."""

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.config import InForce
 from gateway.exchange.questions import Recorded
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidParams, InvalidState
@@ -156,23 +157,23 @@ def digest_answers(answers: dict[str, msgspec.Raw]) -> bytes:
 class Sealer:
     """Envelopes to `requestState` and back."""
 
-    def __init__(self, keyring: Keyring, max_bytes: int) -> None:
-        self.keyring = keyring
-        self._max = self._most = max_bytes
+    def __init__(self, keyring: InForce[Keyring], max_bytes: InForce[int]) -> None:
+        self._keyring = keyring
+        self._max = max_bytes
+        self._most = max_bytes.value
+        """The largest limit so far: a state that was issued under a larger one still opens."""
+        max_bytes.after_replace(self._raise_most)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(Envelope).decode
 
-    def change(self, keyring: Keyring, max_bytes: int) -> None:
-        """Seal with other keys and another size from now on; a state that went out before is not too large to open."""
-        self.keyring = keyring
-        self._max = max_bytes
+    def _raise_most(self, max_bytes: int) -> None:
         self._most = max(self._most, max_bytes)
 
     def seal(self, envelope: Envelope) -> str:
         """The state; raises ValueError when it would pass `limits.state_bytes`."""
-        state = self.keyring.seal(self._encode(envelope))
-        if len(state) > self._max:
-            raise ValueError(f"the state has {len(state)} bytes, more than limits.state_bytes ({self._max})")
+        state = self._keyring.value.seal(self._encode(envelope))
+        if len(state) > (most := self._max.value):
+            raise ValueError(f"the state has {len(state)} bytes, more than limits.state_bytes ({most})")
         return state
 
     def open(self, state: str, binding: Binding, now: float, digest: Digest = _no_headers) -> Envelope:
@@ -183,7 +184,7 @@ class Sealer:
         if len(state) > self._most:
             raise InvalidState("too_large")
         try:
-            envelope = self._decode(self.keyring.open(state))
+            envelope = self._decode(self._keyring.value.open(state))
         except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
             raise InvalidState("version") from exc
         if envelope.version != VERSION:

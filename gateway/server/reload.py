@@ -1,4 +1,4 @@
-"""SIGHUP: the configuration file is read again, and taken over whole or not at all."""
+"""Reloads the configuration file on SIGHUP, completely or not at all."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Read = Callable[[], Config]
 
 
 class Reload:
-    """The reloads of one process, one after the other."""
+    """The reloads of one process, one at a time."""
 
     def __init__(
         self,
@@ -25,11 +25,11 @@ class Reload:
         count: Callable[[bool], None],
         **name: str,
     ) -> None:
-        """`read` is None where the configuration is no file; `count` hears of each one's end, `name` is logged."""
+        """Give `read` None if the process has no file; `count` is called with each outcome, and `name` is logged."""
         self.closed = False
-        """Set when the process drains: then its settings stay."""
+        """Set when the process drains: its settings do not change any more."""
         self.rejected: tuple[str, ...] | None = None
-        """What was wrong with the file, if it was not taken over the last time."""
+        """The problems of the file, if the last reload rejected it."""
         self._read = read
         self._config = config
         self._contents = contents(config)
@@ -41,13 +41,13 @@ class Reload:
         self._wanted = 0
 
     def begin(self) -> None:
-        """The process has started: what came before may be done now."""
+        """The process has started: run the reload that was asked for meanwhile."""
         self._begun = True
         if self._wanted:
             self._tasks.spawn(self._work(), "reload")
 
     def ask(self) -> None:
-        """SIGHUP came: read, when those that came before are done."""
+        """Reload, after the reloads that were asked for before."""
         if self.closed:
             note = "a reload in mid-drain is ignored: the process is ending"
             log.warning(Event.CONFIG_REJECTED, note=note, **self._name)
@@ -69,13 +69,13 @@ class Reload:
             self._wanted -= 1
 
     async def _once(self) -> bool | None:
-        """Read and take over; whether it was, None when the process ends."""
+        """Read and apply the file; return whether it was applied, or None if the process is ending."""
         if self._read is None:
             note = "SIGHUP reads the configuration file again, and --upstream has none: nothing changes"
             log.warning(Event.CONFIG_REJECTED, note=note, **self._name)
             return False
         try:
-            # In a thread: a long file must not keep calls waiting.
+            # In a thread, because a long file would delay calls.
             new = await asyncio.to_thread(self._read)
             files = await asyncio.to_thread(contents, new)
         except ConfigError as exc:
@@ -87,7 +87,7 @@ class Reload:
             return self._reject([f"{', '.join(stuck)}: cannot change while the process runs; restart to change"])
         try:
             self._apply(new)
-        except ConfigError as exc:  # a file was taken away since it was read
+        except ConfigError as exc:  # a file was removed since it was read
             return self._reject(exc.problems)
         changed = [change.text for change in found]
         changed += [

@@ -1,15 +1,14 @@
-"""The supervisor: keeps several processes of this host at work that share `listen` and are replicas of one another.
+"""The supervisor: runs several worker processes on this host that share `listen` as replicas of one another.
 
-It serves no client itself. It starts the workers, starts those again that end unasked, hands on the signals, and
+It serves no clients. It starts the workers, restarts workers that end unexpectedly, forwards signals to them, and
 answers the operator for all of them.
 
-Rule 1: the first start is all or nothing. A worker that ends before it was ever ready ends the program; later it is
-started again, ever more slowly.
-Rule 2: no worker outlives its supervisor. The kernel kills it (PR_SET_PDEATHSIG), so that it does not matter what the
-worker's event loop is doing at that time, or whether it runs at all.
-Rule 3: a worker hears signals from its supervisor only, and none before it can handle them. It has a session of its
-own, so that a terminal's Ctrl-C does not reach it a second time, which would mean "end now"; and it is born with the
-signals blocked, which it lifts when its handlers stand.
+Rule 1: the first start is all or nothing. A worker that ends before it was ever ready ends the program. After that,
+a worker that ends is restarted with growing delays.
+Rule 2: no worker outlives its supervisor. The kernel kills it (PR_SET_PDEATHSIG), even if its event loop hangs.
+Rule 3: a worker gets signals from its supervisor only, and none before it can handle them. It has its own session, so
+a terminal's Ctrl-C does not reach it twice, which would mean "end now". It starts with the signals blocked, and
+unblocks them when its handlers are set.
 """
 
 import asyncio
@@ -29,12 +28,12 @@ import uvloop
 
 from gateway import __version__
 from gateway.admin.workers_view import Overview
-from gateway.cluster.membership import Worker
-from gateway.config import Config, split_address
+from gateway.cluster.worker import Worker
+from gateway.config import Config, InForce, split_address
 from gateway.http.listener import UNIX, Listener
 from gateway.runtime.tasks import Tasks
-from gateway.server import process
 from gateway.server.reload import Read, Reload
+from gateway.server.serve import serve
 from gateway.telemetry import Event, Metrics, configure_logging, get_logger
 
 if TYPE_CHECKING:
@@ -48,40 +47,45 @@ _KEY_BYTES: Final = 32
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LAST_PAUSE_SECONDS: Final = 5.0
 _LONG_LIFE_SECONDS: Final = 10.0
-"""Who lived this long is started again without delay."""
+"""A worker that ran this long is restarted with the shortest delay."""
 _POLL_SECONDS: Final = 0.05
 _SPARE_SECONDS: Final = 5.0
-"""For what a worker does after its drain, beside telling upstreams (timeouts.cancel_seconds)."""
+"""For the work of a worker after its drain, besides timeouts.cancel_seconds."""
 _PATH_BYTES: Final = 107
-"""Of a unix socket's address (unix(7)), without the zero at its end."""
+"""The longest address of a unix socket (unix(7)), without its final zero."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
 async def supervise(config: Config, read: Read | None = None) -> int:
-    """Run config.workers processes until SIGTERM or SIGINT; the exit code. Raises OSError when an address is taken.
+    """Run config.workers processes until SIGTERM or SIGINT and return the exit code.
 
-    `read` reads the configuration file again; every worker calls it for itself.
+    Raises OSError when an address is taken. `read` reads the configuration file again; each worker calls it too.
     """
     with _private_directory(config.workers) as directory:
         return await Supervisor(config, directory, _key(config), read).run()
 
 
 class Supervisor:
-    """The workers' parent."""
+    """The parent process of the workers."""
 
     def __init__(self, config: Config, directory: str, key: bytes, read: Read | None) -> None:
-        self._config = config
-        """What a worker starts with; the newest that could be taken over."""
+        self._in_force = InForce(config)
+        """A worker starts with the newest configuration that was valid."""
         self._read = read
         self._directory = directory
         self._key = key
         self._metrics = Metrics(__version__)
         self._tasks = Tasks(self._metrics)
-        self._overview = Overview(self._metrics, config)
+        self._overview = Overview(self._metrics, self._in_force)
         self._lives: dict[int, _Life] = {}
-        # The workers are told when it is done: one that started meanwhile with the old configuration reads it too.
+        # The workers get the signal when the reload is done, so a worker that started meanwhile reloads too.
         self._reload = Reload(
-            read, config, self._change, self._tasks, lambda _: self._send(signal.SIGHUP), process="supervisor"
+            read,
+            config,
+            self._in_force.replace,
+            self._tasks,
+            lambda _: self._send(signal.SIGHUP),
+            process="supervisor",
         )
         self._listener: Listener | None = None
         self._stopping = asyncio.Event()
@@ -90,13 +94,14 @@ class Supervisor:
         self._kill: asyncio.TimerHandle | None = None
 
     async def run(self) -> int:
-        """Work until all workers have ended; 0 if each was asked to and ended well."""
-        loop = asyncio.get_running_loop()
-        for address in filter(None, (self._config.listen, self._config.replica.listen)):
+        """Run until all workers have ended; return 0 if each was asked to end and ended without an error."""
+        loop, config = asyncio.get_running_loop(), self._in_force.value
+        for address in filter(None, (config.listen, config.replica.listen)):
             await _claim(address)
         address = ""
-        if self._config.admin is not None:
-            self._listener = Listener(self._overview.handle, self._config.admin, self._config.limits)
+        if config.admin is not None:
+            limits = self._in_force.part(lambda config: config.limits)
+            self._listener = Listener(self._overview.handle, config.admin, limits)
             address = await self._listener.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
@@ -104,21 +109,21 @@ class Supervisor:
         log.info(
             Event.SUPERVISOR_STARTED,
             version=__version__,
-            listen=self._config.listen,
+            listen=config.listen,
             admin=address,
-            workers=self._config.workers,
+            workers=config.workers,
         )
-        # It lifts the block of signals when it starts, which must not be while a worker does.
+        # When the tracker starts it unblocks the signals, which must not happen while a worker starts.
         resource_tracker.ensure_running()
-        keepers = [self._tasks.start(self._keep(number), "worker") for number in range(self._config.workers)]
+        restarters = [self._tasks.start(self._run_worker(number), "worker") for number in range(config.workers)]
         self._reload.begin()
         try:
-            _ = await asyncio.gather(*keepers)
+            _ = await asyncio.gather(*restarters)
         finally:
-            # After a bug only there is something left to kill.
+            # Only after a bug is a worker left here.
             self._stopping.set()
             self._kill_all()
-            _ = await asyncio.gather(*keepers, return_exceptions=True)
+            _ = await asyncio.gather(*restarters, return_exceptions=True)
             if self._kill is not None:
                 self._kill.cancel()
             await self._tasks.close()
@@ -128,8 +133,8 @@ class Supervisor:
             raise self._error
         return int(self._failed)
 
-    async def _keep(self, number: int) -> None:
-        """Keep one worker at work."""
+    async def _run_worker(self, number: int) -> None:
+        """Run one worker, and restart it until the supervisor stops."""
         loop = asyncio.get_running_loop()
         pause = _FIRST_PAUSE_SECONDS
         while not self._stopping.is_set():
@@ -158,8 +163,9 @@ class Supervisor:
             pause = min(2 * pause, _LAST_PAUSE_SECONDS)
 
     def _start(self, number: int) -> "_Life":
-        worker = Worker(number, self._config.workers, self._directory, self._key, self._read)
-        life = self._lives[number] = _Life(self._config, worker)
+        config = self._in_force.value
+        worker = Worker(number, config.workers, self._directory, self._key, self._read)
+        life = self._lives[number] = _Life(config, worker)
         self._overview.born(number, worker.socket("admin"))
         log.info(Event.WORKER_STARTED, worker=number, pid=life.pid)
         if number not in self._overview.proven:
@@ -171,30 +177,25 @@ class Supervisor:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _give_up(self, number: int, code: int, error: OSError | None) -> None:
-        """End the program: what keeps a worker from its first start keeps it from the next."""
+        """End the program: the cause of a failed first start would make the next one fail too."""
         self._failed = True
         self._error = self._error or error
         if error is None:
             log.error(Event.WORKER_ENDED, worker=number, exit_code=code, note="it ended before it was ready")
         self._stop(signal.SIGINT)
 
-    def _change(self, config: Config) -> None:
-        """Start workers with another configuration from now on."""
-        self._config = self._overview.config = config
-        if self._listener is not None:
-            self._listener.change(config.limits)
-
     def _stop(self, number: signal.Signals) -> None:
-        """Hand a signal on; the workers know what a second one means."""
-        hold, spare = self._config.hold, self._config.timeouts.cancel_seconds + _SPARE_SECONDS
-        patience = spare if self._stopping.is_set() else hold.drain_delay_seconds + hold.drain_seconds + spare
+        """Forward a signal; a second one makes the workers end at once."""
+        config = self._in_force.value
+        hold, spare = config.hold, config.timeouts.cancel_seconds + _SPARE_SECONDS
+        grace = spare if self._stopping.is_set() else hold.drain_delay_seconds + hold.drain_seconds + spare
         self._stopping.set()
         self._reload.closed = True
         self._overview.draining = True
         self._send(number)
         if self._kill is not None:
             self._kill.cancel()
-        self._kill = asyncio.get_running_loop().call_later(patience, self._kill_all)
+        self._kill = asyncio.get_running_loop().call_later(grace, self._kill_all)
 
     def _send(self, number: signal.Signals) -> None:
         for life in self._lives.values():
@@ -211,7 +212,7 @@ class _Life:
 
     def __init__(self, config: Config, worker: Worker) -> None:
         self._error, error = _SPAWN.Pipe(duplex=False)
-        # A daemon: should the supervisor fall to a bug, multiprocessing ends it and does not wait for it.
+        # A daemon, so that multiprocessing ends it if a bug ends the supervisor.
         self._process = _SPAWN.Process(target=_work, args=(config, worker, error), daemon=True)
         with _blocked_signals():
             self._process.start()
@@ -223,25 +224,25 @@ class _Life:
         return self._process.pid
 
     def send(self, number: signal.Signals) -> None:
-        """Signal the process, unless it has ended: its number may be another's by then."""
+        """Signal the process, unless it has ended: another process may have its pid by then."""
         if self._process.is_alive():
             os.kill(self.pid, number)
 
     async def ended(self) -> int:
-        """Wait for its end; the exit code, or minus the signal that ended it."""
+        """Wait for its end; return the exit code, or minus the signal that ended it."""
         loop, gone = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._process.sentinel, gone.set)
         try:
             _ = await gone.wait()
         finally:
             loop.remove_reader(self._process.sentinel)
-        # The kernel has closed its files and is about to make it a zombie: this waits for microseconds.
+        # The kernel has closed its files, so this waits for microseconds.
         self._process.join()
         assert self._process.exitcode is not None
         return self._process.exitcode
 
     def close(self) -> OSError | None:
-        """Give back what an ended process took; what kept it from listening."""
+        """Release the resources of an ended process; return the error that kept it from listening."""
         error: OSError | None = None
         with suppress(EOFError):
             error = OSError(*self._error.recv())
@@ -251,7 +252,7 @@ class _Life:
 
 
 async def _claim(address: str) -> None:
-    """Raise OSError if somebody listens there: with SO_REUSEPORT the workers would share it with him unawares."""
+    """Raise OSError if the address is taken: with SO_REUSEPORT the workers would share it with that process."""
     host, port = split_address(address)
     server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
     server.close()
@@ -260,7 +261,7 @@ async def _claim(address: str) -> None:
 
 @contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """What is started in here has its signals wait until it unblocks them."""
+    """Start a process in here with its signals blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
@@ -269,7 +270,7 @@ def _blocked_signals() -> Iterator[None]:
 
 
 def _work(config: Config, worker: Worker, error: "Connection[Any, Any]") -> None:
-    """Be a worker: the whole life of its process."""
+    """Run a worker in its own process."""
     _die_with_supervisor()
     os.setsid()
     configure_logging(config.log.level, config.log.format)
@@ -285,14 +286,14 @@ def _die_with_supervisor() -> None:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     parent = multiprocessing.parent_process()
-    if parent is None or not parent.is_alive():  # it died before it could be watched
+    if parent is None or not parent.is_alive():  # it died before prctl
         sys.exit(1)
 
 
 async def _serve(config: Config, worker: Worker) -> None:
     loop = asyncio.get_running_loop()
-    serving = loop.create_task(process.serve(config, worker, worker.read))
-    # `serve` sets its handlers before it first waits for something: in its first step, which comes before this one.
+    serving = loop.create_task(serve(config, worker, worker.read))
+    # `serve` sets its handlers in its first step, which runs before this callback.
     loop.call_soon(signal.pthread_sigmask, signal.SIG_UNBLOCK, _SIGNALS)
     await serving
 
@@ -308,9 +309,9 @@ def _key(config: Config) -> bytes:
 
 
 def _private_directory(workers: int) -> tempfile.TemporaryDirectory[str]:
-    """Make the folder of the workers' sockets, where their paths are short enough; raises OSError."""
+    """Make the folder of the workers' sockets where their paths are short enough; raises OSError."""
     longest = len(Worker(number=workers - 1, count=workers, directory="", key=b"").socket("admin")) - len(UNIX)
-    # A container with a read-only file system has /dev/shm at least.
+    # A container with a read-only file system has at least /dev/shm.
     for base in (None, "/tmp", "/dev/shm"):  # noqa: S108 - mkdtemp makes a new folder, for this user only
         with suppress(OSError):
             made = tempfile.TemporaryDirectory(prefix="mrtr-", dir=base)

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.config import Config, Route
+from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange import handshake as negotiate
 from gateway.exchange.handshake import Handshake
 from gateway.http.forwarded_headers import credentials_in
@@ -52,38 +52,45 @@ def _no_op() -> None:
 class Pool:
     """All sessions of one route."""
 
-    def __init__(  # noqa: PLR0913  (what a pool is made of)
+    def __init__(
         self,
-        config: Config,
-        route: Route,
+        settings: InForce[RouteSettings],
         connect: Callable[[], Channel],
         metrics: Metrics,
         tasks: Tasks,
         retired: Callable[[], None] = _no_op,
     ) -> None:
         """`retired` is called once the pool keeps sessions no longer, so that none need be prepared for it."""
-        self.route = route
-        self._config = config
+        self._settings = settings
         self._connect = connect
         self._retired = retired
         self._metrics = metrics
         self._tasks = tasks
-        self._groups = Groups(is_affine=route.sessions.affinity == "principal")
+        self._groups = Groups(is_affine=self.route.sessions.affinity == "principal")
         self._capacity: Capacity[Session] = Capacity(self._limits)
         self._listeners = ChangeListeners()
         self.lists = ListCache()
         self._left_out: set[LeftOut] = set()
         self.closed = False
-        self._sweeper = tasks.start(self._sweep(), f"session sweeper of {route.path}")
+        self._sweeper = tasks.start(self._sweep(), f"session sweeper of {self.route.path}")
+        settings.after_replace(self._use)
+
+    @property
+    def route(self) -> Route:
+        """The route as it is now; nothing that shapes a session ever differs."""
+        return self._settings.value.route
+
+    @property
+    def _config(self) -> Config:
+        return self._settings.value.config
 
     @property
     def _limits(self) -> Limits:
         starting = float("inf") if self.route.upstream.command is None else _STARTS
         return Limits(self.most, self._config.sessions.max_per_principal, starting)
 
-    def change(self, config: Config, route: Route) -> None:
-        """Go on under other limits and deadlines; of the route nothing that shapes a session may differ."""
-        self._config, self.route = config, route
+    def _use(self, _: RouteSettings) -> None:
+        """Go on under other limits."""
         self.lists.clear()
         self._capacity.limits = self._limits
         for group in tuple(self._groups.values()):

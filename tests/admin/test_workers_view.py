@@ -17,7 +17,7 @@ from gateway.admin import workers_view
 from gateway.admin.probes import Admin, Probes
 from gateway.admin.snapshot import about
 from gateway.admin.workers_view import Overview
-from gateway.config import Limits, parse
+from gateway.config import InForce, Limits, parse
 from gateway.http.listener import Listener
 from gateway.telemetry import Metrics
 from gateway.telemetry.status import ProcessState, ProcessStatus, Status
@@ -43,7 +43,7 @@ class FakeWorker:
         self.free.set()
         self.asked = asyncio.Event()
         self._admin = Admin(self.metrics, lambda: self.ready, self._survey, lambda: None)
-        self._listener = Listener(self._handle, self.address, Limits())
+        self._listener = Listener(self._handle, self.address, InForce(Limits()))
 
     def _survey(self) -> Status:
         name = Path(self.address).stem.rpartition("-")[2]
@@ -76,7 +76,7 @@ class Host:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.own = Metrics("1")
-        self.overview = Overview(self.own, CONFIG)
+        self.overview = Overview(self.own, InForce(CONFIG))
         self.workers: list[FakeWorker] = []
 
     async def start(self, number: int) -> FakeWorker:
@@ -221,7 +221,7 @@ async def test_a_worker_that_speaks_of_other_things_is_silent(host: Host) -> Non
 
 @asynccontextmanager
 async def served(probes: Probes) -> AsyncIterator[str]:
-    listener = Listener(probes.handle, "127.0.0.1:0", Limits())
+    listener = Listener(probes.handle, "127.0.0.1:0", InForce(Limits()))
     yield f"http://{await listener.start()}"
     await listener.close()
 

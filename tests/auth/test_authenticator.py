@@ -92,7 +92,7 @@ async def stand(endpoint: Endpoint, upstream: FakeUpstream, begin: Start) -> Sta
 
 
 def keys_of(stand: Stand) -> jwks_module.JwksVerifier:
-    found = stand.gateway._callers._issuer
+    found = stand.gateway._authenticator._verifier
     assert found is not None
     return found
 
@@ -264,7 +264,7 @@ async def test_keys_that_cannot_be_used_change_nothing(
     monkeypatch.setattr(jwks_module, "log", log := Mock())
     assert (await stand.client(by_next()).call()).outcome == UNAUTHORIZED
     assert (await stand.client(bearer()).call()).text == "done"
-    assert log.warning.call_args.kwargs["note"] == "1 old ones stay in use"
+    assert log.warning.call_args.kwargs["note"] == "keys fetched before that stay in use: 1"
 
 
 async def test_a_secret_in_the_url_of_the_keys_is_not_logged(

@@ -119,7 +119,7 @@ async def test_with_several_upstreams_the_path_of_the_route_decides(begin: Any, 
 
         for path in (oauth_metadata.SERVER, oauth_metadata.RESOURCE, oauth_metadata.SERVER + "/c"):
             status, said = await browser.refusal(path)
-            assert (status, "write the path of a route behind" in said) == (404, True)
+            assert (status, "append the path of a route to" in said) == (404, True)
         assert issuer.seen == []
     finally:
         await other.close()
@@ -252,7 +252,7 @@ async def test_bytes_that_are_no_text_go_nowhere(begin: Any, issuer: FakeIssuer)
     issuer.answers("/sso/authorize", status=302, headers={"Location": "http://[", "Retry-After": "\udcff"})
     assert await status(b"GET /authorize/mcp?state=x HTTP/1.1") == b"302"
     issuer.says(oauth_metadata.SERVER, issuer=issuer.origin, authorization_endpoint=f"{issuer.origin}/a HTTP/1.1 b")
-    browser.stand.gateway.downstream.change(browser.stand.gateway.config)
+    browser.stand.gateway.change(browser.stand.gateway.config)
     assert await status(b"GET /authorize/mcp HTTP/1.1") == b"502"
 
 
@@ -332,7 +332,7 @@ async def test_what_was_published_is_asked_for_again_after_a_reload_only(begin: 
     for _ in range(3):
         _ = await browser.document(oauth_metadata.RESOURCE + "/mcp")
     assert issuer.paths.count(oauth_metadata.RESOURCE + "/mcp") == 1
-    stand.gateway.downstream.change(stand.gateway.config)
+    stand.gateway.change(stand.gateway.config)
     _ = await browser.document(oauth_metadata.RESOURCE + "/mcp")
     assert issuer.paths.count(oauth_metadata.RESOURCE + "/mcp") == 2
 

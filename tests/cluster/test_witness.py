@@ -14,19 +14,22 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.cluster.membership import Address
+from gateway.cluster.worker import Address
 from gateway.config import split_address
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.seal.peer_messages import Gone, Hop, Told
-from tests.cluster.test_retry_routing import (
+from tests.parts.launch import free_port
+from tests.support.black_hole import black_hole
+from tests.support.fake_peer import Asked, FakePeer
+from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, text
+from tests.support.replicas import (
     TWICE,
     Cluster,
     ask,
     asked_peers,
-    cluster,
-    exchange_inherited_by,
+    exchange_failing_over_to,
     frames_of,
     hop_for,
     in_time,
@@ -34,13 +37,7 @@ from tests.cluster.test_retry_routing import (
     resealed,
     steps,
 )
-from tests.parts.launch import free_port
-from tests.support.black_hole import black_hole
-from tests.support.fake_peer import Asked, FakePeer
-from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, text
 from tests.support.workbench import ACCEPT, Stand, eventually
-
-__all__ = ["cluster"]  # the fixture of test_peers
 
 TIMES = {"peer_connect_seconds": 0.2, "peer_accept_seconds": 0.5}
 STALLED = (503, -32603, "owner_stalled")
@@ -55,7 +52,7 @@ def hole() -> Iterator[Address]:
 
 
 class Store:
-    """A FAKE tool of a server with an event store: whoever reads its stream gets all events, from the first or from a
+    """A FAKE tool of a server with an event store: each reader of its stream gets all events, from the first or from a
     cursor on, and two may read at once."""
 
     def __init__(self, upstream: FakeUpstream, *titles: str) -> None:
@@ -221,10 +218,10 @@ async def test_a_silent_owners_call_that_cannot_be_resumed_is_given_back_unharme
         assert (await one.client().answer(asked)).text == "done"
 
 
-async def test_behind_a_silent_heir_a_call_that_it_may_have_resumed_is_not_cancelled(
+async def test_behind_a_silent_candidate_a_call_that_it_may_have_resumed_is_not_cancelled(
     upstream: FakeUpstream, cluster: Cluster, hole: Address
 ) -> None:
-    """The owner is proven dead, but the first heir may have taken the call over before it fell silent."""
+    """The owner is proven dead, but the first candidate may have taken the call over before it fell silent."""
     one, two = await cluster.begin("gw-1", "gw-2", fakes={"gw-3": hole}, timeouts=TIMES)
 
     async def refuse(turn: Turn) -> None:
@@ -233,7 +230,7 @@ async def test_behind_a_silent_heir_a_call_that_it_may_have_resumed_is_not_cance
     async with stored(upstream, "q") as store:
         upstream.on("resume", refuse)
         asked = await one.client().call()
-        exchange = await exchange_inherited_by(two, "gw-3", "gw-2")
+        exchange = await exchange_failing_over_to(two, "gw-3", "gw-2")
         state = resealed(asked.state, exchange=exchange)
         await cluster.crash(one)
         reply = await two.client().call(state=state, answers=dict.fromkeys(asked.questions, ACCEPT))
@@ -384,7 +381,7 @@ async def test_a_replica_that_cannot_tell_is_no_witness(
     assert len(peer.asked) == 1
 
 
-async def test_an_older_heir_is_passed_over_for_a_silent_owners_call(
+async def test_an_older_candidate_is_skipped_for_a_silent_owners_call(
     upstream: FakeUpstream, cluster: Cluster, hole: Address
 ) -> None:
     """It does not know that it must not harm the call."""
@@ -471,7 +468,7 @@ async def test_a_replica_says_whether_it_went_on_with_an_exchange(upstream: Fake
         return await frames_of(cluster, "gw-1", replaced(hop_for("gw-1", "holds"), about, b"%d" % round_))
 
     assert await told(exchange, 0) == [Told("yes")]
-    assert await told(exchange, 1) == [Told("no")], "it is in that round itself: who asks has it too"
+    assert await told(exchange, 1) == [Told("no")], "it is in that round itself, as the asking replica is"
     assert await told("other", 0) == [Told("no")]
     assert json.loads((await one.client().answer(asked)).text) == ACCEPT
 

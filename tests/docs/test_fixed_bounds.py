@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.auth import jwks, oauth_proxy
+from gateway.auth import jwks, oauth_proxy, oauth_upstream
 from gateway.bridge import outgoing, replay, response_queue, subscription
-from gateway.cluster import membership, peer_client
+from gateway.cluster import discovery, membership, peer_connections, peer_listener
 from gateway.downstream import handler
 from gateway.exchange import machine, questions
 from gateway.http import listener
@@ -52,7 +52,7 @@ FIXED = [
     ("content of a change beside its URI", [size(subscription._MAX_PARAMS_BYTES)]),
     (
         "OAuth's paths",
-        [count(oauth_proxy._AT_ONCE), size(oauth_proxy._BODY_BYTES), size(oauth_proxy._ANSWER_BYTES)],
+        [count(oauth_proxy._AT_ONCE), size(oauth_proxy._BODY_BYTES), size(oauth_upstream.ANSWER_BYTES)],
     ),
     ("a TLS handshake of a client", [seconds(listener._HANDSHAKE_SECONDS)]),
     (
@@ -80,20 +80,20 @@ FIXED = [
         [f"{seconds(child._EOF_SECONDS)} after its input", f"{seconds(child._TERM_SECONDS)} after SIGTERM"],
     ),
     ("a connection to a peer", [f"{seconds(membership._SILENT_SECONDS)} (fixed)"]),
-    ("a request from a peer", [size(peer_client._OVERHEAD_BYTES)]),
-    ("one frame from a peer", [size(peer_client._FRAME_BYTES)]),
+    ("a request from a peer", [size(peer_listener._OVERHEAD_BYTES)]),
+    ("one frame from a peer", [size(peer_connections.FRAME_BYTES)]),
     ("clocks of two replicas", [seconds(peer_messages.SKEW_SECONDS)]),
     ("remembered requests from peers", [count(peer_messages._MAX_REMEMBERED)]),
     (
         "the name service",
         [
-            seconds(membership._RESOLVE_SECONDS),
-            f"asked every {seconds(membership._FRESH_SECONDS)}",
-            f"at most every {seconds(membership._PAUSE_SECONDS)}",
+            seconds(discovery._RESOLVE_SECONDS),
+            f"asked every {seconds(discovery._FRESH_SECONDS)}",
+            f"at most every {seconds(discovery._PAUSE_SECONDS)}",
         ],
     ),
-    ("an unknown replica id", [seconds(membership._NAMELESS_SECONDS)]),
-    ("a replica that greeted", [seconds(membership._GREETED_SECONDS)]),
+    ("an unknown replica id", [seconds(discovery._NAMELESS_SECONDS)]),
+    ("a replica that greeted", [seconds(discovery._GREETED_SECONDS)]),
     ("the head of the standalone GET stream", [seconds(DEFAULT_TIMES.side_head_seconds)]),
     (
         "the standalone GET stream, when it ends",

@@ -1,4 +1,4 @@
-"""Old clients of an HTTP+SSE server: the address that its stream names is the gateway's, and nobody makes one up."""
+"""A legacy client of an HTTP+SSE server is told an address of the gateway, which no client can forge."""
 
 import json
 from collections.abc import AsyncIterator
@@ -10,8 +10,9 @@ import pytest_asyncio
 from multidict import CIMultiDict
 from yarl import URL
 
+from gateway.config import InForce
 from gateway.http.endpoint import Endpoint
-from gateway.passthrough.sse_endpoint import PURPOSE, Beginning, EndpointRewriter
+from gateway.passthrough.sse_endpoint import PURPOSE, EndpointRewriter, FirstEventRewriter
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
 from gateway.seal.cipher import Keyring
@@ -24,13 +25,13 @@ EVENT = b"event: endpoint\r\ndata: /messages/?session_id=1f\r\n\r\n"
 
 
 def asked(url: str, method: str = "GET", **headers: str) -> Any:
-    """What `Named` looks at of a request."""
+    """The parts of a request that `EndpointRewriter` reads."""
     target = URL(url)
     return SimpleNamespace(method=method, path=target.path, rel_url=target, headers=CIMultiDict(headers))
 
 
-def beginning(named: EndpointRewriter, path: str = "/mcp") -> Beginning:
-    found = named.beginning(asked(path), UPSTREAM)
+def first_event(rewriter: EndpointRewriter, path: str = "/mcp") -> FirstEventRewriter:
+    found = rewriter.first_event(asked(path), UPSTREAM)
     assert found is not None
     return found
 
@@ -44,23 +45,23 @@ def address(event: bytes) -> str:
 
 
 @pytest.fixture
-def named() -> EndpointRewriter:
-    return EndpointRewriter(Keyring((OLD,), PURPOSE))
+def rewriter() -> EndpointRewriter:
+    return EndpointRewriter(InForce(Keyring((OLD,), PURPOSE)))
 
 
-def test_the_servers_address_is_sealed_into_the_routes_own(named: EndpointRewriter) -> None:
-    told = address(beginning(named).feed(EVENT))
+def test_the_servers_address_is_sealed_into_the_routes_own(rewriter: EndpointRewriter) -> None:
+    told = address(first_event(rewriter).feed(EVENT))
     assert told.startswith("/mcp?")
     assert "messages" not in told
-    assert str(named.target(asked(told, "POST"), UPSTREAM)) == "http://10.0.0.1:9000/messages/?session_id=1f"
+    assert str(rewriter.target(asked(told, "POST"), UPSTREAM)) == "http://10.0.0.1:9000/messages/?session_id=1f"
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 @pytest.mark.parametrize("end", [b"\r\n", b"\n", b"\r"])
-def test_a_stream_in_pieces_is_the_same_stream(named: EndpointRewriter, size: int, end: bytes) -> None:
+def test_a_stream_in_pieces_is_the_same_stream(rewriter: EndpointRewriter, size: int, end: bytes) -> None:
     event, after = EVENT.replace(b"\r\n", end), b"data: {}" + 2 * end
     stream = b": welcome" + 2 * end + event + after
-    begun = beginning(named)
+    begun = first_event(rewriter)
     passed = b"".join(begun.feed(stream[place : place + size]) for place in range(0, len(stream), size))
     before, _, rest = passed.partition(b"event: ")
     assert before == b": welcome" + 2 * end
@@ -69,9 +70,9 @@ def test_a_stream_in_pieces_is_the_same_stream(named: EndpointRewriter, size: in
 
 
 @pytest.mark.parametrize("ends", [b"\n\r\n", b"\r\n\n", b"\r\r\n"])
-def test_an_event_may_end_in_lines_that_end_differently(named: EndpointRewriter, ends: bytes) -> None:
-    told = beginning(named).feed(EVENT.replace(b"\r\n\r\n", ends))
-    assert named.target(asked(address(told.rstrip() + b"\n\n"), "POST"), UPSTREAM) is not None
+def test_an_event_may_end_in_lines_that_end_differently(rewriter: EndpointRewriter, ends: bytes) -> None:
+    told = first_event(rewriter).feed(EVENT.replace(b"\r\n\r\n", ends))
+    assert rewriter.target(asked(address(told.rstrip() + b"\n\n"), "POST"), UPSTREAM) is not None
 
 
 @pytest.mark.parametrize(
@@ -82,29 +83,29 @@ def test_an_event_may_end_in_lines_that_end_differently(named: EndpointRewriter,
         b"event: message\ndata: /messages\n\n",
     ],
 )
-def test_what_names_no_place_of_the_server_is_passed_as_it_is(named: EndpointRewriter, stream: bytes) -> None:
-    assert beginning(named).feed(stream) == stream
+def test_what_names_no_place_of_the_server_is_passed_as_it_is(rewriter: EndpointRewriter, stream: bytes) -> None:
+    assert first_event(rewriter).feed(stream) == stream
 
 
-def test_a_beginning_without_an_end_is_not_held_back(named: EndpointRewriter) -> None:
-    begun = beginning(named)
+def test_a_first_event_without_an_end_is_not_held_back(rewriter: EndpointRewriter) -> None:
+    begun = first_event(rewriter)
     assert begun.feed(b"x" * 20_000) == b"x" * 20_000
     assert begun.feed(b"\n\n" + EVENT) == b"\n\n" + EVENT
 
 
-def test_a_stream_that_ends_early_loses_nothing(named: EndpointRewriter) -> None:
-    begun = beginning(named)
+def test_a_stream_that_ends_early_loses_nothing(rewriter: EndpointRewriter) -> None:
+    begun = first_event(rewriter)
     assert begun.feed(b"event: endp") + begun.rest() == b"event: endp"
 
 
 @pytest.mark.parametrize("header", [mcp.SESSION_ID, mcp.LAST_EVENT_ID])
-def test_a_stream_of_streamable_http_is_not_looked_at(named: EndpointRewriter, header: str) -> None:
-    assert named.beginning(asked("/mcp", **{header: "x"}), UPSTREAM) is None
+def test_a_stream_of_streamable_http_is_not_looked_at(rewriter: EndpointRewriter, header: str) -> None:
+    assert rewriter.first_event(asked("/mcp", **{header: "x"}), UPSTREAM) is None
 
 
-def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(named: EndpointRewriter) -> None:
-    told = address(beginning(named).feed(EVENT))
-    stranger = address(beginning(EndpointRewriter(Keyring((NEW,), PURPOSE))).feed(EVENT))
+def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(rewriter: EndpointRewriter) -> None:
+    told = address(first_event(rewriter).feed(EVENT))
+    stranger = address(first_event(EndpointRewriter(InForce(Keyring((NEW,), PURPOSE)))).feed(EVENT))
     state = Keyring((OLD,), "state").seal(b"/mcp\nhttp://10.0.0.1:9000/admin")
     for url in (
         told.replace("/mcp?", "/other?"),
@@ -114,18 +115,20 @@ def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(named: Endp
         f"{told.partition('=')[0]}={state}",
     ):
         with pytest.raises(InvalidRequest) as caught:
-            _ = named.target(asked(url, "POST"), UPSTREAM)
+            _ = rewriter.target(asked(url, "POST"), UPSTREAM)
         assert caught.value.status == 404
     elsewhere = Endpoint("/mcp", "http://10.0.0.2:9000/sse")
     with pytest.raises(InvalidRequest):
-        _ = named.target(asked(told, "POST"), elsewhere)
-    assert named.target(asked("/mcp?other=1", "POST"), UPSTREAM) is None
+        _ = rewriter.target(asked(told, "POST"), elsewhere)
+    assert rewriter.target(asked("/mcp?other=1", "POST"), UPSTREAM) is None
 
 
-def test_an_address_outlives_a_rotation_of_keys(named: EndpointRewriter) -> None:
-    told = address(beginning(named).feed(EVENT))
-    named.keyring = Keyring((NEW, OLD), PURPOSE)
-    assert named.target(asked(told, "POST"), UPSTREAM) is not None
+def test_an_address_outlives_a_rotation_of_keys() -> None:
+    keyring = InForce(Keyring((OLD,), PURPOSE))
+    rewriter = EndpointRewriter(keyring)
+    told = address(first_event(rewriter).feed(EVENT))
+    keyring.replace(Keyring((NEW, OLD), PURPOSE))
+    assert rewriter.target(asked(told, "POST"), UPSTREAM) is not None
 
 
 # -- a whole one ------------------------------------------------------------------------------------------------------

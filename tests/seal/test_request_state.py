@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway.config import InForce
 from gateway.exchange.machine import MAX_RECORD_BYTES
 from gateway.exchange.questions import Recorded
 from gateway.protocol.capabilities import Capabilities
@@ -77,7 +78,7 @@ ENVELOPE = Envelope(
 
 
 def sealer(max_bytes: int = 8192) -> Sealer:
-    return Sealer(Keyring((KEY,), "state"), max_bytes)
+    return Sealer(InForce(Keyring((KEY,), "state")), InForce(max_bytes))
 
 
 def reason(state: str, binding: Binding = BINDING, now: float = NOW, by: Sealer | None = None) -> str:

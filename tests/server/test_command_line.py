@@ -8,7 +8,6 @@ import pytest
 
 from gateway import __main__ as command
 from gateway.config import Config, ConfigError, load
-from gateway.server import process
 from gateway.server.reload import Read
 
 UPSTREAM = "http://127.0.0.1:9/mcp"
@@ -28,7 +27,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Read | None]]:
     async def serve(config: Config, worker: None = None, read: Read | None = None) -> None:
         found.append((config, read))
 
-    monkeypatch.setattr(process, "serve", serve)
+    monkeypatch.setattr(command, "serve", serve)
     monkeypatch.setattr(command, "configure_logging", lambda level, _: levels.append(level))
     levels.clear()
     return found

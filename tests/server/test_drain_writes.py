@@ -113,7 +113,7 @@ async def test_a_drain_waits_for_what_lies_below_tls(upstream: FakeUpstream, tmp
     async with slow(stand.gateway.listen, ssl.create_default_context(cafile=ca.file)) as client:
         await client.send(*stand.client().build("tools/call", CALL))
         _ = await client.reader.readuntil(b"\r\n\r\n")
-        (connection,) = stand.gateway._front._server.connections
+        (connection,) = stand.gateway._client_listener._server.connections
         transport = connection.transport
         assert transport is not None
         read = 0

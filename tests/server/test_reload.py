@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.cluster.membership import Membership, Worker
-from gateway.config import Config, ConfigError, Replica, decode_key, parse
+from gateway.cluster.membership import Membership
+from gateway.cluster.worker import Worker
+from gateway.config import Config, ConfigError, InForce, Replica, decode_key, parse
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
 from gateway.seal.cipher import Keyring
@@ -193,20 +194,20 @@ async def test_an_ephemeral_key_outlives_every_reload(upstream: FakeUpstream, be
         stand.gateway.change(reconfigured(upstream.url, state={"keys": keys}))
         assert (await client.answer(asked.pop())).text
         assert (await client.answer(await client.call())).text
-        assert len(stand.gateway._keyring.key_ids) == len(keys) + 1
+        assert len(stand.gateway.key_ids) == len(keys) + 1
 
 
 async def test_a_worker_opens_what_its_siblings_sealed_without_keys(upstream: FakeUpstream, tmp_path: Path) -> None:
     worker = Worker(0, 2, str(tmp_path), b"w" * 32)
     without = Gateway(reconfigured(upstream.url, state={"keys": []}), worker)
     started_later = Gateway(reconfigured(upstream.url), worker)
-    assert set(without._keyring.key_ids) < set(started_later._keyring.key_ids)
+    assert set(without.key_ids) < set(started_later.key_ids)
 
 
 async def test_the_same_keys_are_the_same_ring(upstream: FakeUpstream, stand: Stand) -> None:
-    before = stand.gateway._keyring
+    before = stand.gateway._keyrings.state.value
     stand.gateway.change(reconfigured(upstream.url, limits={"body_bytes": 1000}))
-    assert stand.gateway._keyring is before, "the subkeys of others stay derived"
+    assert stand.gateway._keyrings.state.value is before, "the subkeys of others stay derived"
 
 
 # Replicas.
@@ -269,11 +270,11 @@ async def test_a_replica_with_new_keys_speaks_to_one_that_began_with_them(
     upstream.tool(ask)
     async with two(begin) as (one, other, again):
         again(1, upstream.url, state={"keys": [OTHER_KEY]})
-        fresh = Hops(Keyring((decode_key(OTHER_KEY),), "peer"))
-        assert one.gateway._hops.keyring.key_ids == fresh.keyring.key_ids
+        fresh = Hops(InForce(Keyring((decode_key(OTHER_KEY),), "peer")))
+        assert one.gateway._peer_sealer.keyring.key_ids == fresh.keyring.key_ids
         asked = await one.client().call()
         again(2, upstream.url, state={"keys": [OTHER_KEY]})
-        other.gateway._hops.keyring = fresh.keyring
+        other.gateway._keyrings.peer.replace(fresh.keyring)
         assert (await other.client().answer(asked)).text
         assert other.metric(CONTINUED, step="forwarded") == 1
 
@@ -323,19 +324,18 @@ async def test_a_name_is_not_looked_up_in_the_old_service() -> None:
 
     tasks = Tasks(Metrics("0"))
     replica = Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="old:1")
-    members = Membership(replica, None, tasks, resolve)
 
-    async def name(address: str) -> str:
+    async def name(address: str, _: str) -> str:
         return address.partition(":")[0]
 
-    members.ask_name = members.greet = name
-    first = asyncio.get_running_loop().create_task(members.heirs("x"))
+    members = Membership(replica, None, tasks, name, resolve)
+    first = asyncio.get_running_loop().create_task(members.candidates("x"))
     await eventually(lambda: asked == ["old"])
     members.change(msgspec.structs.replace(replica, peers_dns="new:1"))
     gate.set()
     assert await first == ["gw-1"]
-    members._looked = float("-inf")
-    assert sorted(await members.heirs("x")) == ["gw-1", "new"]
+    members._discovery._looked = float("-inf")
+    assert sorted(await members.candidates("x")) == ["gw-1", "new"]
     await tasks.close()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cluster.membership import Worker
+from gateway.cluster.worker import Worker
 from gateway.config import Config, Hold, Route, State, Timeouts, Upstream
 from gateway.server import supervisor
 from gateway.telemetry import configure_logging

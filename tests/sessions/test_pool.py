@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.config import parse
+from gateway.config import InForce, RouteSettings, parse
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
@@ -194,7 +194,7 @@ class Bench:
         config = parse(configuration("http://127.0.0.1:9/mcp", **sections), "test", {})
         metrics = Metrics("0", ["/mcp"])
         self.tasks = Tasks(metrics)
-        self.pool = Pool(config, config.routes[0], SilentChannel, metrics, self.tasks)
+        self.pool = Pool(InForce(RouteSettings(config, config.routes[0])), SilentChannel, metrics, self.tasks)
 
     def acquire(self, key: PoolKey) -> "asyncio.Task[Session]":
         return asyncio.get_running_loop().create_task(self.pool.acquire(key, NO_HEADERS))

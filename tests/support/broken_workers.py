@@ -5,7 +5,7 @@ import os
 import time
 from typing import Any, NoReturn
 
-from gateway.cluster.membership import Worker
+from gateway.cluster.worker import Worker
 from gateway.config import Config
 from gateway.server import supervisor
 

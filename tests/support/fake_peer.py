@@ -1,12 +1,13 @@
 """A FAKE replica: a process at a peer's address that does on command what no real one does; and a wire that breaks.
 
-It knows the state key and may speak as a replica does, or badly, or not at all. Real replicas are in `test_peers`.
+It knows the state key and may speak as a replica does, or badly, or not at all. `replicas.py` has real ones.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
+from gateway.config import InForce
 from gateway.seal.cipher import Keyring
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, Hop, Hops
 from tests.support.fake_upstream import DEADLINE
@@ -79,7 +80,7 @@ class Asked:
         await self._reader.readexactly(2)
         ring = Keyring((KEY,), "peer")
         # The forwarder's clock is this process's.
-        self.hop = Hops(ring).open(bytes(body), time.time())
+        self.hop = Hops(InForce(ring)).open(bytes(body), time.time())
         self.frames = Frames(ring, self.hop.nonce, _MAX_BYTES)
         return self.hop
 

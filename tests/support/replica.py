@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec import Raw
 
-from gateway.config import parse
+from gateway.config import InForce, RouteSettings, parse
 from gateway.exchange import events as on
-from gateway.http.client import Client
+from gateway.http.client import Bounds, Client
 from gateway.http.endpoint import Endpoint
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
@@ -62,9 +62,11 @@ class Replica:
         self.metrics = Metrics("0", ["/mcp"])
         self.tasks = Tasks(self.metrics)
         self.times = times
-        self.client = Client(self.config.limits, self.config.timeouts)
+        self.client = Client(InForce(Bounds(self.config.limits, self.config.timeouts)))
         self.endpoint = Endpoint("/mcp", url)
-        self.pool = Pool(self.config, self.config.routes[0], self.connect, self.metrics, self.tasks)
+        self.pool = Pool(
+            InForce(RouteSettings(self.config, self.config.routes[0])), self.connect, self.metrics, self.tasks
+        )
         self.attached = asyncio.Event()
         self.attachments = 0
         self.deadline = DEADLINE

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from gateway.bridge import subscription
-from gateway.server import process
+from gateway.server import drain
 from gateway.sessions import pool
 from gateway.telemetry import SessionState
 from tests.support import workbench
@@ -24,7 +24,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no configuration shortens."""
     monkeypatch.setattr(pool, "_SWEEP_SECONDS", 0.02)
     monkeypatch.setattr(subscription, "_PAUSES", (0.0, 0.01))
-    monkeypatch.setattr(process, "_POLL_SECONDS", 0.005)
+    monkeypatch.setattr(drain, "_POLL_SECONDS", 0.005)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from gateway.cluster.membership import Worker
+from gateway.cluster.worker import Worker
 from gateway.config import parse
 from gateway.protocol import mcp, sse
 from gateway.server.process import Gateway

@@ -1,19 +1,210 @@
-"""What the metrics say of real requests: how each kind of end is counted, and what an operation is."""
+"""The metrics: names, labels, a bounded number of series; what they count of real requests."""
 
 import json
+import re
 from typing import Any
 
+import prometheus_client
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.protocol import mcp
-from gateway.telemetry import Metrics
+from gateway.telemetry import (
+    COMPLETE,
+    Ending,
+    Metrics,
+    NestedOutcome,
+    Outcome,
+    Passed,
+    PeerOutcome,
+    PeerReason,
+    Rejection,
+    SessionState,
+    StateReason,
+    Step,
+    TrafficEra,
+    UpstreamEra,
+    UpstreamFailure,
+)
 from tests.parts.launch import free_port
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, eventually
 
+CANARY = "c4nary-7f3a9"
+
+
+def exercised() -> Metrics:
+    """Return metrics on which every verb was used."""
+    metrics = Metrics("1.2.3", ["/mcp"])
+    metrics.operation_finished("/mcp", "tools/call", "2026-07-28", COMPLETE, 0.03)
+    metrics.downstream_rejected(Rejection.HEADERS)
+    metrics.passed("/mcp", TrafficEra.LEGACY, Passed.CUT, 0.2)
+    metrics.passed("/mcp", TrafficEra.LEGACY, Passed.LEFT, None)
+    metrics.era_probed("/mcp", UpstreamEra.MODERN)
+    metrics.nested_request("/mcp", "elicitation/create", NestedOutcome.ASKED)
+    metrics.notification("/mcp", "notifications/progress", forwarded=True)
+    metrics.notification("/mcp", "notifications/odd", forwarded=False)
+    metrics.call_parked("/mcp")
+    metrics.call_parked("/mcp")
+    metrics.call_released("/mcp", 20)
+    metrics.set_held_limit(10_000)
+    metrics.exchange_finished("/mcp", 3)
+    metrics.continued("/mcp", Step.HELD)
+    metrics.state_rejected(StateReason.EXPIRED)
+    metrics.sealed()
+    metrics.session_opened("/mcp")
+    metrics.session_lost("/mcp")
+    metrics.subscribed("/mcp", 1)
+    metrics.tool_left_out("/mcp")
+    metrics.list_answered("/mcp", from_memory=True)
+    metrics.subscription_lost("/mcp", opened_again=True)
+    metrics.session_moved("/mcp", None, SessionState.BUSY)
+    metrics.session_moved("/mcp", SessionState.BUSY, SessionState.IDLE)
+    metrics.child_started("/mcp")
+    metrics.child_ended("/mcp", asked=False)
+    metrics.upstream_failed("/mcp", UpstreamFailure.CALL_LOST)
+    metrics.config_reloaded(applied=False)
+    metrics.peer_asked(PeerOutcome.STALLED)
+    metrics.peer_rejected(PeerReason.REPLAYED)
+    metrics.worker_restarted()
+    metrics.task_failed()
+    return metrics
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    text, _ = metrics.render()
+    return {
+        f"{sample.name}{sorted(sample.labels.items())}" if sample.labels else sample.name: sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    return samples(metrics)[f"{name}{sorted(labels.items())}" if labels else name]
+
+
+def test_every_verb_is_counted_under_its_name_and_labels() -> None:
+    metrics = exercised()
+    operation = {
+        "route": "/mcp",
+        "method": "tools/call",
+        "protocol_version": "2026-07-28",
+        "outcome": "complete",
+        "error_type": "",
+    }
+    expected = [
+        ("mcp_gateway_passed_through_total", {"route": "/mcp", "era": "legacy", "outcome": "cut"}, 1),
+        ("mcp_gateway_passed_through_duration_seconds_count", {"route": "/mcp", "era": "legacy"}, 1),
+        ("mcp_gateway_passed_through_total", {"route": "/mcp", "era": "legacy", "outcome": "left"}, 1),
+        ("mcp_gateway_era_probes_total", {"route": "/mcp", "era": "modern"}, 1),
+        ("mcp_server_operation_duration_seconds_count", operation, 1),
+        ("mcp_server_operation_duration_seconds_bucket", {**operation, "le": "0.02"}, 0),
+        ("mcp_server_operation_duration_seconds_bucket", {**operation, "le": "0.05"}, 1),
+        ("mcp_gateway_downstream_rejected_total", {"reason": "header_mismatch"}, 1),
+        (
+            "mcp_gateway_nested_requests_total",
+            {"route": "/mcp", "method": "elicitation/create", "outcome": "asked"},
+            1,
+        ),
+        ("mcp_gateway_notifications_total", {"route": "/mcp", "kind": "progress", "outcome": "forwarded"}, 1),
+        ("mcp_gateway_notifications_total", {"route": "/mcp", "kind": "other", "outcome": "dropped"}, 1),
+        ("mcp_gateway_held_calls", {"route": "/mcp"}, 1),
+        ("mcp_gateway_held_calls_limit", {}, 10_000),
+        ("mcp_gateway_hold_duration_seconds_sum", {"route": "/mcp"}, 20),
+        ("mcp_gateway_rounds_per_exchange_sum", {"route": "/mcp"}, 3),
+        ("mcp_gateway_continuations_total", {"route": "/mcp", "step": "held"}, 1),
+        ("mcp_gateway_continuations_total", {"route": "/mcp", "step": "lost"}, 0),
+        ("mcp_gateway_state_rejected_total", {"reason": "expired"}, 1),
+        ("mcp_gateway_seals_total", {}, 1),
+        ("mcp_gateway_sessions_opened_total", {"route": "/mcp"}, 1),
+        ("mcp_gateway_sessions_lost_total", {"route": "/mcp"}, 1),
+        ("mcp_gateway_sessions", {"route": "/mcp", "state": "busy"}, 0),
+        ("mcp_gateway_sessions", {"route": "/mcp", "state": "idle"}, 1),
+        ("mcp_gateway_sessions", {"route": "/mcp", "state": "quarantined"}, 0),
+        ("mcp_gateway_upstream_errors_total", {"route": "/mcp", "kind": "call_lost"}, 1),
+        ("mcp_gateway_config_reloads_total", {"outcome": "rejected"}, 1),
+        ("mcp_gateway_peer_requests_total", {"outcome": "stalled"}, 1),
+        ("mcp_gateway_peer_rejected_total", {"reason": "replayed"}, 1),
+        ("mcp_gateway_worker_restarts_total", {}, 1),
+        ("mcp_gateway_task_failures_total", {}, 1),
+        ("mcp_gateway_build_info", {"version": "1.2.3"}, 1),
+    ]
+    for name, labels, expected_value in expected:
+        assert value(metrics, name, **labels) == expected_value, name
+
+
+def test_the_duration_buckets_are_those_of_the_semantic_conventions() -> None:
+    text = exercised().render()[0].decode()
+    found = re.findall(r'mcp_server_operation_duration_seconds_bucket\{error_type="",le="([^"]+)"', text)
+    assert [float(bound) for bound in found] == [
+        *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300),
+        float("inf"),
+    ]
+
+
+def test_ten_thousand_odd_names_from_outside_make_a_bounded_number_of_series() -> None:
+    metrics = exercised()
+    before = len(samples(metrics))
+    for odd in (f"{CANARY}/{number}" for number in range(10_000)):
+        metrics.operation_finished("/mcp", odd, odd, Ending(Outcome.REJECTED, odd), 0)
+        metrics.nested_request("/mcp", odd, NestedOutcome.UNSOLICITED)
+        metrics.notification("/mcp", odd, forwarded=False)
+        metrics.state_rejected(odd)
+        metrics.peer_rejected(odd)
+        metrics.downstream_rejected(odd)
+        metrics.upstream_failed("/mcp", odd)
+    assert len(samples(metrics)) - before <= 24
+    assert CANARY not in metrics.render()[0].decode()
+
+
+def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
+    text, kind = exercised().render()
+    assert kind.startswith("text/plain")
+    families = [
+        family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
+    ]
+    assert len(families) == 30
+    for family in families:
+        assert re.fullmatch(r"mcp_(gateway|server)(_[a-z]+)+", family.name)
+        assert family.documentation.endswith(".")
+        assert not family.name.endswith("_created")
+        if family.type == "counter":
+            assert all(sample.name.endswith("_total") for sample in family.samples)
+        if "duration" in family.name:
+            assert family.name.endswith("_seconds")
+        assert not re.search(r"_(ms|millis|kb|mb|msec|count)$", family.name)
+        assert family.type in {"counter", "gauge", "histogram"}
+        for sample in family.samples:
+            assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", label) for label in sample.labels)
+            assert family.type == "histogram" or not {"le", "quantile"} & sample.labels.keys()
+            # A gauge that ends as a counter does is summed up by whoever goes by names.
+            assert sample.name.endswith("_total") == (family.type == "counter")
+
+
+def test_two_registries_know_nothing_of_each_other_and_the_process_is_watched() -> None:
+    one, other = exercised(), Metrics("1.2.3")
+    assert value(other, "mcp_gateway_seals_total") == 0
+    assert value(one, "mcp_gateway_seals_total") == 1
+    assert "process_open_fds" in samples(one)
+
+
+def test_a_child_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = exercised()
+    monkeypatch.setattr(prometheus_client.Counter, "labels", None)
+    monkeypatch.setattr(prometheus_client.Histogram, "labels", None)
+    metrics.continued("/mcp", Step.HELD)
+    metrics.operation_finished("/mcp", "tools/call", "2026-07-28", COMPLETE, 0.03)
+    assert value(metrics, "mcp_gateway_continuations_total", route="/mcp", step="held") == 2
+
+
 COUNT = "mcp_server_operation_duration_seconds_count"
+
+
 OLD = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+
+
 FAILED: dict[str, Any] = {**text("no such city"), "isError": True}
 
 

@@ -6,8 +6,8 @@ from typing import Any, Self
 import pytest
 from msgspec import Raw
 
-from gateway.config import Limits, Timeouts
-from gateway.http.client import Client
+from gateway.config import InForce, Limits, Timeouts
+from gateway.http.client import Bounds, Client
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
 from gateway.upstream.channel import NO_HEADERS, SideListener
@@ -57,7 +57,7 @@ class Bench:
     """A channel whose child has answered `initialize`."""
 
     def __init__(self) -> None:
-        self.client = Client(Limits(), Timeouts())
+        self.client = Client(InForce(Bounds(Limits(), Timeouts())))
         self.launcher = FakeLauncher(self.client)
         self.child = self.launcher.child
         self.channel = StdioChannel(self.launcher, lambda: None)  # type: ignore[arg-type]

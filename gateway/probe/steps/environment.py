@@ -9,9 +9,9 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from gateway.cluster.membership import resolve
-from gateway.config import Config, cautions, digest, jwks_context, redacted_url, split_address
-from gateway.http.client import FOREIGN, Client, mapped
+from gateway.cluster.discovery import resolve
+from gateway.config import Config, InForce, cautions, digest, jwks_context, redacted_url, split_address
+from gateway.http.client import FOREIGN, Bounds, Client, mapped
 from gateway.probe.report.redaction import clean
 from gateway.probe.steps.context import Notes
 from gateway.probe.steps.requests import Request, ask
@@ -30,7 +30,7 @@ async def look_around(config: Config) -> Notes:
         key, _, why = caution.partition(" is ")
         exam.warn("caution", key, f"It is {why}." if why else caution, "See docs/configuration.md.")
     _look_at_keys(exam, config)
-    client = Client(config.limits, config.timeouts)
+    client = Client(InForce(Bounds(config.limits, config.timeouts)))
     try:
         await _look_at_listeners(exam, config, client)
         await _look_at_peers(exam, config)
@@ -157,7 +157,7 @@ async def _look_at_issuer(exam: Notes, config: Config, client: Client) -> None:
     principal = config.principal
     if principal.source != "jwt" or principal.jwks_url is None:
         return
-    client.change(config.limits, config.timeouts, jwks_context(principal))
+    client = client.sibling(InForce(Bounds(config.limits, config.timeouts, jwks_context(principal))))
     why = "Without the issuer's keys no token can be verified: every call gets HTTP 503."
     fix = "Check principal.jwks_url and principal.jwks_ca_file, and that this machine can reach the issuer."
     try:

@@ -1,0 +1,124 @@
+"""Sends OAuth requests to the upstream of a route; caches the metadata that the upstream publishes."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
+
+from aiohttp import ClientResponse
+from yarl import URL
+
+from gateway.config import Route
+from gateway.http.client import FOREIGN, Client, mapped, read_at_most
+from gateway.identity import oauth_metadata
+from gateway.identity.oauth_metadata import Document, Place
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import MethodNotFound, Unreachable
+
+ANSWER_BYTES: Final = 1_048_576
+_CACHED_SECONDS: Final = 10.0
+_CACHED_DOCUMENTS: Final = 1024
+
+
+class Published(NamedTuple):
+    """The metadata that an upstream publishes."""
+
+    resource: Document | None
+    server: Document | None
+
+
+class _Cached(NamedTuple):
+    """One document of an upstream, or its absence, cached for some seconds."""
+
+    document: Document | None
+    until: float
+
+
+class OAuthUpstream:
+    """The upstreams of all routes, as OAuth resources and authorization servers."""
+
+    def __init__(self, client_for: Callable[[str], Client | None]) -> None:
+        """`client_for` returns the client of the route at a path, which trusts the authorities of that route."""
+        self._client_for = client_for
+        self._cache: dict[tuple[str, str], _Cached] = {}
+        """By URL and path, which come from the configuration and from the upstream's own metadata."""
+
+    def clear(self) -> None:
+        """Forget the cached metadata."""
+        self._cache.clear()
+
+    async def published(self, route: Route, place: Place) -> Published:
+        """The metadata that the upstream publishes; raises UpstreamError if its answer is inconclusive."""
+        path = URL(route.upstream.url or "").raw_path.rstrip("/")
+        resource = await self._document(route, (oauth_metadata.RESOURCE + path, oauth_metadata.RESOURCE))
+        issuer = oauth_metadata.own_server(resource, place)
+        server = await self._document(
+            route, (oauth_metadata.SERVER + issuer, oauth_metadata.OPENID + issuer, issuer + oauth_metadata.OPENID)
+        )
+        return Published(resource, server)
+
+    async def _document(self, route: Route, paths: tuple[str, ...]) -> Document | None:
+        """The first of these documents that exists, from the cache or from the upstream."""
+        key = route.upstream.url or "", paths[0]
+        cached = self._cache.get(key)
+        if cached is None or cached.until < time.monotonic():
+            document = await self._fetch(route, paths)
+            if len(self._cache) >= _CACHED_DOCUMENTS:
+                self._cache.clear()
+            cached = self._cache[key] = _Cached(document, time.monotonic() + _CACHED_SECONDS)
+        return cached.document
+
+    async def _fetch(self, route: Route, paths: tuple[str, ...]) -> Document | None:
+        for path in dict.fromkeys(paths):
+            async with self.request("GET", route, path, {"Accept": "application/json"}, None) as response:
+                if response.status == 200:
+                    return _parsed(await body_of(response, route), f"{where(route)} ({path})")
+                if response.status >= 500 or response.status == 429:
+                    # A 404 would make the client sign in another way.
+                    raise Unreachable(f"{where(route)} answered {path} with HTTP {response.status}")
+        return None
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, route: Route, target: str, headers: Mapping[str, str], body: bytes | None
+    ) -> AsyncIterator[ClientResponse]:
+        """Send a request to the upstream's origin without following redirects; raises UpstreamError."""
+        url = URL(f"{oauth_metadata.origin(route.upstream.url)}{target}", encoded=True)
+        try:
+            response = await self._client(route).open(method, url, dict(headers), body)
+            try:
+                yield response
+            finally:
+                response.release()
+        except FOREIGN as exc:
+            raise mapped(exc, where(route)) from exc
+
+    def _client(self, route: Route) -> Client:
+        """The client of a route, which a reload may have removed meanwhile."""
+        client = self._client_for(route.path)
+        if client is None:
+            raise MethodNotFound(f"The route {route.path} was removed from the configuration")
+        return client
+
+
+async def body_of(response: ClientResponse, route: Route) -> bytes:
+    """The body of a reply; raises Unreachable if it is too large."""
+    body = await read_at_most(response, ANSWER_BYTES)
+    if body is None:
+        raise Unreachable(f"{where(route)} answered an OAuth request with more than {ANSWER_BYTES} bytes")
+    return body
+
+
+def _parsed(body: bytes, source: str) -> Document:
+    try:
+        found = jsonrpc.value(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Unreachable(f"{source} answered with something that is not a JSON object")
+    return found
+
+
+def where(route: Route) -> str:
+    """The upstream of a route, as errors name it."""
+    return f"The upstream {oauth_metadata.origin(route.upstream.url)} of route {route.path}"

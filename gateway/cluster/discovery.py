@@ -1,0 +1,197 @@
+"""Finds the replicas behind the DNS name `replica.peers_dns`.
+
+A lookup returns addresses, and each address is asked for the id of its replica. The question also introduces the
+asking replica, because a process can start before the name service lists it. An introduction is a hint: its sender's
+address is asked for its id before it is believed, so an address never comes from a message (threat 17).
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from gateway.cluster.worker import Address
+from gateway.config import split_address
+from gateway.runtime.tasks import Tasks
+
+Resolve = Callable[[str, int], Awaitable[list[Address]]]
+AskName = Callable[[Address, str], Awaitable[str | None]]
+"""Asks the process at an address for its host's id, and introduces the host of the second argument (none if empty).
+
+Returns None if no process is there. Raises TimeoutError if the process does not answer.
+"""
+
+_FRESH_SECONDS: Final = 5.0
+"""How long the result of a lookup is used, unless it lacks the id that is needed."""
+_PAUSE_SECONDS: Final = 0.5
+"""The shortest time between two lookups."""
+_RESOLVE_SECONDS: Final = 1.0
+_GREETED_SECONDS: Final = 60.0
+"""How long an introduction stands in for a record that the name service does not have yet."""
+_NAMELESS_SECONDS: Final = 10.0
+"""How long after its own start a process takes an unknown id for a replica too new to have a record."""
+MAX_REMEMBERED: Final = 1000
+"""Replicas that are remembered; in a long-lived process the ids of former replicas pile up."""
+
+
+async def resolve(host: str, port: int) -> list[Address]:
+    """The A and AAAA records of a name; raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(f"[{to[0]}]:{port}" if ":" in str(to[0]) else f"{to[0]}:{port}" for *_, to in found))
+
+
+class Discovery:
+    """The other hosts of one DNS name, as far as this process has found them."""
+
+    def __init__(  # noqa: PLR0913  (the name, and what a lookup needs)
+        self,
+        host: str,
+        name: str | None,
+        tasks: Tasks,
+        ask_name: AskName,
+        resolve: Resolve,
+        on_answer: Callable[[str], None],
+    ) -> None:
+        """`host` is this host's id, `name` is `replica.peers_dns`; `on_answer` gets each host that told its id."""
+        self._host = host
+        self._name = name
+        self._tasks = tasks
+        self._ask_name = ask_name
+        self._resolve = resolve
+        self._on_answer = on_answer
+        self._found: dict[str, Address] = {}
+        self._greeted: dict[str, tuple[Address, float]] = {}
+        """Replicas that introduced themselves, and until when that counts."""
+        self._last: dict[str, Address] = {}
+        """The last address of each host, including those that the name service has dropped: they may live there."""
+        self._born = time.monotonic()
+        self._looked = float("-inf")
+        self._lookup: asyncio.Task[None] | None = None
+        self._is_repeating = False
+        self.is_unsure = False
+        """Whether a replica may be missing: the last lookup failed, or an address did not tell its id."""
+
+    def change(self, name: str | None) -> None:
+        """Use another DNS name from now on; what was found under the former one is forgotten."""
+        if name == self._name:
+            return
+        self._name = name
+        self._looked = float("-inf")
+        self._found = {}
+        self._greeted.clear()
+        self._last.clear()
+
+    async def begin(self) -> None:
+        """Look the peers up now and periodically: of two replicas that start together, the later lookup finds both."""
+        if self._name is not None and not self._is_repeating:
+            self._is_repeating = True
+            await self.look()
+            self._tasks.spawn(self._repeat(), "look for peers")
+
+    async def _repeat(self) -> None:
+        try:
+            while self._name is not None:
+                await asyncio.sleep(_FRESH_SECONDS)
+                await self.look()
+        finally:
+            self._is_repeating = False
+
+    def address(self, host: str) -> Address | None:
+        """The address of a host that the last lookup found, or that introduced itself recently."""
+        address, until = self._greeted.get(host, ("", 0.0))
+        return self._found.get(host) or (address if time.monotonic() < until else None)
+
+    def last_address(self, host: str) -> Address | None:
+        """The last known address of a host, however old."""
+        return self._last.get(host)
+
+    def may_be_new(self, host: str) -> bool:
+        """Whether an unknown host may be too new for the name service; only a young process has to assume so."""
+        return host not in self._last and time.monotonic() - self._born < _NAMELESS_SECONDS
+
+    @property
+    def found(self) -> dict[str, Address]:
+        """The hosts that the last lookup found."""
+        return self._found
+
+    def known(self) -> dict[str, Address]:
+        """The hosts that the last lookup found, and those that introduced themselves recently."""
+        greeted = {host: address for host, (address, until) in self._greeted.items() if time.monotonic() < until}
+        return {**greeted, **self._found}
+
+    def forget(self, host: str) -> None:
+        """Look a host up again before its address is used: by then the address may belong to another replica."""
+        _ = self._found.pop(host, None), self._greeted.pop(host, None)
+
+    # -- introductions ------------------------------------------------------------------------------------------
+
+    def greeted(self, host: str, remote: str | None) -> None:
+        """Verify the introduction of a process at the address `remote` that claims to be `host`."""
+        if self._name is None or remote is None or host == self._host:
+            return
+        _, port = split_address(self._name)
+        address = f"[{remote}]:{port}" if ":" in remote else f"{remote}:{port}"
+        if self._found.get(host) != address:
+            self._tasks.spawn(self._verify(host, address), "verify a greeting")
+
+    async def _verify(self, host: str, address: Address) -> None:
+        try:
+            name = await self._ask_name(address, "")
+        except TimeoutError:
+            return
+        if name == host:
+            self._greeted[host] = (address, time.monotonic() + _GREETED_SECONDS)
+            self._remember(host, address)
+
+    def _remember(self, host: str, address: Address) -> None:
+        self._last.pop(host, None)
+        self._last[host] = address
+        if len(self._last) > MAX_REMEMBERED:
+            del self._last[next(iter(self._last))]
+
+    # -- lookups ------------------------------------------------------------------------------------------------
+
+    async def look_if_stale(self) -> None:
+        """Look the peers up, unless the last lookup is still fresh."""
+        if self._name is not None and time.monotonic() - self._looked > _FRESH_SECONDS:
+            await self.look()
+
+    async def look(self) -> None:
+        """Look the peers up; concurrent calls share one lookup, and a pause separates two of them."""
+        if self._lookup is None:
+            pause = self._looked + _PAUSE_SECONDS - time.monotonic()
+            self._lookup = self._tasks.start(self._look_up(pause), "resolve peers")
+        _ = await asyncio.wait((self._lookup,))  # a caller that is cancelled does not cancel the lookup
+
+    async def _look_up(self, pause: float) -> None:
+        try:
+            await asyncio.sleep(max(pause, 0))
+            asked = self._name
+            host, port = split_address(asked or "")
+            try:
+                async with asyncio.timeout(_RESOLVE_SECONDS):
+                    addresses = await self._resolve(host, port)
+            except (OSError, TimeoutError):
+                self.is_unsure = True
+                return  # the hosts found before stay known
+            names = await asyncio.gather(
+                *(self._ask_name(each, self._host) for each in addresses), return_exceptions=True
+            )
+            if asked == self._name:  # else a reload changed it meanwhile
+                self._take(addresses, names)
+        finally:
+            self._looked = time.monotonic()
+            self._lookup = None
+
+    def _take(self, addresses: list[Address], names: list[str | BaseException | None]) -> None:
+        """Replace the hosts found before by those of a lookup."""
+        self.is_unsure = any(isinstance(name, BaseException) for name in names)
+        self._found = {
+            name: address
+            for name, address in zip(names, addresses, strict=True)
+            if isinstance(name, str) and name != self._host
+        }
+        for name, address in self._found.items():
+            self._remember(name, address)
+            self._on_answer(name)

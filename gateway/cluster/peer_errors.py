@@ -1,0 +1,27 @@
+"""The ways in which another replica fails to serve a request."""
+
+from gateway.protocol.errors import OwnerStalled
+
+
+class PeerFailed(Exception):
+    """Another replica did not serve a request; the reply may have begun."""
+
+
+class PeerDead(PeerFailed):
+    """The peer's address refuses connections, or the process does not exist: nothing was sent."""
+
+
+class PeerReplaced(PeerFailed):
+    """Another process answers in the peer's name, so the process that held the call is dead: nothing was run."""
+
+
+class StaleConnection(PeerFailed):
+    """The connection broke before anything was sent on it."""
+
+
+class ReplyBroken(PeerFailed):
+    """The peer took the request, and the connection broke before the reply was complete."""
+
+
+class PeerStuck(OwnerStalled):
+    """The peer took the request and fell silent: unlike other stalled peers, it may be working on the request."""

@@ -1,0 +1,158 @@
+"""Serves the requests of other replicas."""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.cluster.membership import Membership
+from gateway.cluster.peer_connections import CONTENT_TYPE, FRAME_BYTES, PATH
+from gateway.cluster.peer_errors import PeerFailed, PeerReplaced
+from gateway.config import Config, InForce
+from gateway.http.incoming import Incoming, read_body
+from gateway.http.reply import ReplyWriter, leave_open, send
+from gateway.protocol.errors import GatewayError, InvalidState
+from gateway.seal import peer_messages as messages
+from gateway.seal.peer_messages import Frames, Hop, Hops
+from gateway.telemetry import Ending, Event, Metrics, get_logger
+
+log = get_logger()
+
+_OVERHEAD_BYTES: Final = 262_144
+"""The most that a request's headers and its seal may add to its body."""
+_PIECE_BYTES: Final = 65_536
+_LOG_SECONDS: Final = 1.0
+"""The shortest time between two log lines about rejected requests; the metrics count each."""
+_REJECTED_FIX: Final = (
+    "if it is a replica, give it the same state.keys and compare the clocks; else let only replicas reach "
+    "replica.listen"
+)
+
+Serve = Callable[[Incoming, ReplyWriter], Awaitable[object]]
+"""Serves a client's request that came from another replica; raises PeerFailed."""
+Tell = Callable[[Hop, bool], Awaitable[str]]
+"""Answers a question of another replica; the flag tells whether the question comes from a process of this host."""
+
+
+class PeerListener:
+    """Opens the requests of other replicas, and hands them to `serve` and `tell`."""
+
+    def __init__(  # noqa: PLR0913  (what a listener needs)
+        self, in_force: InForce[Config], membership: Membership, hops: Hops, serve: Serve, tell: Tell, metrics: Metrics
+    ) -> None:
+        self._in_force = in_force
+        self._membership = membership
+        self._hops = hops
+        self._serve = serve
+        self._tell = tell
+        self._metrics = metrics
+        self._logged = float("-inf")
+
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        """One request from the network."""
+        return await self._handle(http, is_local=False)
+
+    async def handle_local(self, http: web.BaseRequest) -> web.StreamResponse:
+        """One request from another process of this host."""
+        return await self._handle(http, is_local=True)
+
+    async def _handle(self, http: web.BaseRequest, *, is_local: bool) -> web.StreamResponse:
+        """A request that is not sealed with a state key gets a refusal without a reason."""
+        if http.method != "POST" or http.path != PATH:
+            return web.Response(status=404)
+        config = self._in_force.value
+        try:
+            sealed = await read_body(http, config.limits.body_bytes + _OVERHEAD_BYTES, config.limits.receive_seconds)
+            hop = self._hops.open(sealed, time.time())
+        except InvalidState as exc:
+            self._reject(exc.reason, http.remote)
+            return web.Response(status=403)
+        except GatewayError as exc:
+            return web.Response(status=exc.status)
+        frames = Frames(self._hops.keyring, hop.nonce, FRAME_BYTES)
+        reply = PeerReply(http, frames, config.timeouts.send_seconds)
+        await reply.open()
+        if hop.kind in ("who", "reach", "holds"):
+            await reply.frame(await self._answer(hop, http.remote, is_local=is_local))
+        else:
+            await self._serve_hop(hop, reply, http, is_local=is_local)
+        return await reply.close()
+
+    def _reject(self, reason: str, remote: str | None) -> None:
+        self._metrics.peer_rejected(reason)
+        if time.monotonic() - self._logged > _LOG_SECONDS:
+            self._logged = time.monotonic()
+            log.warning(Event.PEER_REJECTED, reason=reason, remote=remote, fix=_REJECTED_FIX)
+
+    async def _answer(self, hop: Hop, remote: str | None, *, is_local: bool) -> messages.Frame:
+        """The answer to a question."""
+        if hop.kind != "who":
+            return messages.Told(await self._tell(hop, is_local))
+        if hop.path:
+            self._membership.greeted(hop.path, remote)
+        return messages.Me(self._membership.host)
+
+    async def _serve_hop(self, hop: Hop, reply: "PeerReply", http: web.BaseRequest, *, is_local: bool) -> None:
+        """Have a client's request served."""
+        headers = CIMultiDictProxy(CIMultiDict((_text(name), _text(value)) for name, value in hop.headers))
+        incoming = Incoming(hop.path, headers, hop.remote, hop.body, hop, is_local, hop.request_id)
+        try:
+            _ = await self._serve(incoming, reply)
+        except PeerReplaced:
+            await reply.frame(messages.Gone(self._membership.host))
+        except PeerFailed as exc:
+            log.warning(Event.PEER_FAILED, cause=str(exc), request_id=hop.request_id)
+            if http.transport is not None:
+                http.transport.abort()  # the other replica must see that the reply is incomplete
+
+
+class PeerReply(ReplyWriter):
+    """Sends a sealed reply to the replica that forwarded the request."""
+
+    def __init__(self, http: web.BaseRequest, frames: Frames, send_seconds: float) -> None:
+        self._http = http
+        self._frames = frames
+        self._send_seconds = send_seconds
+        self._stream = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
+
+    async def open(self) -> None:
+        """Tell the other replica that its request was accepted."""
+        leave_open(self._http, self._stream)
+        await self._stream.prepare(self._http)
+
+    async def frame(self, *frames: messages.Frame) -> None:
+        """Send frames together."""
+        data = b"".join([self._frames.seal(frame) for frame in frames])
+        await send(self._http, self._stream, data, self._send_seconds)
+
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
+        """Send a whole reply."""
+        pieces = [messages.Data(body[start : start + _PIECE_BYTES]) for start in range(0, len(body), _PIECE_BYTES)]
+        head = messages.Head(status, tuple(headers.items()), streamed=False)
+        await self.frame(head, *pieces, messages.End(*ending))
+        return self._stream
+
+    async def start(self) -> None:
+        """Send the head of a stream."""
+        await self.frame(messages.Head(200, (), streamed=True))
+        self.started = True
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of a stream."""
+        await self.frame(messages.Data(data))
+
+    async def end(self, ending: Ending) -> web.StreamResponse:
+        """Send the end of a stream."""
+        await self.frame(messages.End(*ending))
+        return self._stream
+
+    async def close(self) -> web.StreamResponse:
+        """End the HTTP body, so that the connection can be reused."""
+        await self._stream.write_eof()
+        return self._stream
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")

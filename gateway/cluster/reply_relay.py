@@ -1,0 +1,90 @@
+"""Relays the reply of another replica to the client, frame by frame."""
+
+import asyncio
+
+import aiohttp
+from aiohttp import web
+
+from gateway.cluster.peer_connections import PeerConnections
+from gateway.cluster.peer_errors import PeerReplaced, PeerStuck, ReplyBroken
+from gateway.http.reply import ReplyWriter
+from gateway.protocol.errors import InvalidState, OwnerSilent
+from gateway.seal import peer_messages as messages
+from gateway.seal.peer_messages import Frames
+from gateway.telemetry import Ending, Outcome
+
+Replied = tuple[web.StreamResponse, Ending]
+
+
+class ReplyRelay:
+    """One reply of the replica `member`, on its way to `wire`."""
+
+    def __init__(self, wire: ReplyWriter, member: str, connections: PeerConnections) -> None:
+        self._wire = wire
+        self._member = member
+        self._connections = connections
+        self._head: messages.Head | None = None
+        self._body = bytearray()
+
+    async def run(self, response: aiohttp.ClientResponse, frames: Frames) -> Replied:
+        """Relay the whole reply; raises PeerReplaced, ReplyBroken, PeerStuck, or OwnerSilent."""
+        try:
+            while True:
+                chunk = await self._next(response)
+                for frame in frames.feed(chunk):
+                    replied = await self._take(frame)
+                    if replied is not None:
+                        return replied
+        except InvalidState as exc:
+            raise ReplyBroken(f"{self._member}: {exc.reason}") from exc
+
+    async def _next(self, response: aiohttp.ClientResponse) -> bytes:
+        timeouts = self._connections.timeouts
+        # The peer sends the keep-alives of the client's stream, so it is never silent for longer than this.
+        silence_seconds = 2 * timeouts.keepalive_seconds + timeouts.peer_accept_seconds
+        try:
+            async with asyncio.timeout(silence_seconds):
+                chunk = await response.content.readany()
+        except TimeoutError as exc:
+            raise PeerStuck(self._member) from exc
+        except (aiohttp.ClientError, ConnectionError) as exc:
+            raise ReplyBroken(f"{self._member}: {type(exc).__name__}") from exc
+        if not chunk:
+            raise ReplyBroken(f"{self._member} ended its reply half-way")
+        return chunk
+
+    async def _take(self, frame: messages.Frame) -> Replied | None:
+        """Relay one frame; return the reply if it was the last frame."""
+        wire, head = self._wire, self._head
+        match frame:
+            case messages.Gone(id=id_):
+                raise self._replaced_by(id_)
+            case messages.Head():
+                self._head = frame
+                if frame.streamed and not wire.started:
+                    await wire.start()
+            case messages.Data(data=data) if head is not None and head.streamed:
+                await wire.write(data)
+            case messages.Data(data=data):
+                self._body += data
+            case messages.End() if head is not None:
+                ending = _ending(frame)
+                if head.streamed:
+                    return await wire.end(ending), ending
+                return await wire.whole(bytes(self._body), head.status, dict(head.headers), ending), ending
+            case _:
+                raise ReplyBroken(f"{self._member} sent a frame that does not belong into a reply")
+        return None
+
+    def _replaced_by(self, host: str) -> PeerReplaced | OwnerSilent:
+        """The error for a reply from another process than the one asked."""
+        if not host or host == self._member.partition("#")[0]:
+            return PeerReplaced(self._member)
+        why = f"cannot be reached (the replica {host} answers at its address; correct replica.peers)"
+        return OwnerSilent(self._member, why, is_local=True)
+
+
+def _ending(frame: messages.End) -> Ending:
+    """Labels for the metrics; an outcome that only a newer replica knows counts as an error, its reply is complete."""
+    outcome = next((outcome for outcome in Outcome if outcome == frame.outcome), Outcome.ERROR)
+    return Ending(outcome, frame.error_type)

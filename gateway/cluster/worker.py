@@ -1,0 +1,49 @@
+"""One process of the cluster: its id, its unix sockets, the secret that it shares with its siblings."""
+
+import hashlib
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.config import Config, Replica
+
+Address = str
+"""host:port, or unix:/path of a worker of this host."""
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """One of several processes that share `listen`, as its supervisor describes it.
+
+    `directory` (mode 0700) holds the unix sockets `peer-<number>.sock` and `admin-<number>.sock`; `key` seals states
+    if the configuration has no keys. `read` reads the configuration file again, for SIGHUP.
+    """
+
+    number: int
+    count: int
+    directory: str
+    key: bytes
+    read: Callable[[], Config] | None = None
+
+    @property
+    def mark(self) -> bytes:
+        """A salt that all workers share, so that each of them shows a caller under the same pseudonym.
+
+        It is derived from the key, but cannot open anything.
+        """
+        return hashlib.sha256(b"mrtr-gateway/status/" + self.key).digest()
+
+    def socket(self, purpose: str, number: int | None = None) -> Address:
+        """The unix socket of worker `number`, by default of this one."""
+        return f"unix:{self.directory}/{purpose}-{self.number if number is None else number}.sock"
+
+
+def host_id(replica: Replica) -> str:
+    """The id of this host: the configured one, else the host's name."""
+    return replica.id or socket.gethostname()
+
+
+def member_id(replica: Replica, worker: Worker | None) -> str:
+    """The id of this process: `gw-1`, or `gw-1#0` for the first of several workers."""
+    host = host_id(replica)
+    return host if worker is None else f"{host}#{worker.number}"

@@ -1,0 +1,53 @@
+"""The errors for requests that cannot be passed through."""
+
+from aiohttp import web
+
+from gateway.http.incoming import Incoming
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import DownstreamError, GatewayError, InvalidRequest, UnsupportedVersion
+from gateway.routes.live_route import LiveRoute
+
+
+def id_of(incoming: Incoming, max_depth: int) -> bytes | None:
+    """The JSON-RPC id of a request; None if the body is not a request."""
+    try:
+        id_ = incoming.posted(max_depth).id
+    except DownstreamError:
+        return None
+    return bytes(id_) if id_ is not None else None
+
+
+def not_allowed(method: str, allowed: str) -> GatewayError:
+    """The error for an HTTP method that is not served."""
+    error = InvalidRequest(f"HTTP {method[:20]} is not served here: a modern endpoint takes POST only")
+    error.status = 405
+    error.headers["Allow"] = allowed
+    return error
+
+
+def forwarding_loop(path: str) -> GatewayError:
+    """The error for a request that this process has forwarded before."""
+    error = InvalidRequest(
+        f"The request returned to the gateway that had forwarded it: upstream.url of route {path} leads back here"
+    )
+    error.status = 508
+    return error
+
+
+def not_passable(http: web.BaseRequest, live: LiveRoute, incoming: Incoming) -> GatewayError:
+    """The error for a legacy client whose bytes the upstream's transport cannot carry."""
+    if http.method != "POST":
+        return not_allowed(http.method, "POST")
+    try:
+        posted = incoming.posted(live.config.limits.json_depth)
+    except DownstreamError as exc:
+        return exc
+    requested = jsonrpc.text(posted.params.get("protocolVersion")) or http.headers.get(mcp.PROTOCOL_VERSION)
+    error = UnsupportedVersion(requested or "none")
+    error.request_id = bytes(posted.id) if posted.id is not None else None
+    error.message += (
+        f"; this is a legacy request (it begins with initialize), and the server of route {live.route.path} does not "
+        "speak streamable HTTP, so the request cannot be passed through: use a client of 2026-07-28, or connect to "
+        "the server directly"
+    )
+    return error

@@ -1,0 +1,224 @@
+"""The snapshot of a process for /status: it has no contents of calls."""
+
+import asyncio
+from html import unescape
+from typing import Any
+
+import pytest
+
+from gateway.admin.snapshot import known_peers
+from gateway.cluster.membership import Membership
+from gateway.cluster.worker import Worker
+from gateway.config import ConfigError, parse
+from tests.support.fake_upstream import FakeUpstream, Turn
+from tests.support.stand import Start
+from tests.support.status import SECRET, ask, drop, fetch, told
+from tests.support.workbench import KEY, Stand, configuration, eventually, jwt
+
+
+async def test_a_held_call_is_told_without_contents(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin()
+    upstream.tool(ask)
+    token = f"Bearer {SECRET}-token-of-ada"
+    answer = {"action": "accept", "content": {"name": f"{SECRET}-answer"}}
+    arguments = {"passport": f"{SECRET}-argument"}
+    asked = await stand.client(token).call("book_flight", arguments)
+    answers = dict.fromkeys(asked.questions, answer)
+    assert (
+        SECRET in (await stand.client(token).call("book_flight", arguments, state=asked.state, answers=answers)).text
+    )
+    asked = await stand.client(token).call("book_flight", {"passport": f"{SECRET}-argument"})
+    _, body, _ = await fetch(stand)
+    _, html, _ = await fetch(stand, "/status")
+    for shown in (body, unescape(html)):
+        assert SECRET not in shown
+        assert asked.state not in shown
+        assert "Name?" not in shown, "what the server asked is between it and its user"
+        assert KEY not in shown
+    status = await told(stand)
+    (call,) = status.held
+    assert (call.route, call.method, call.name) == ("/mcp", "tools/call", "book_flight")
+    assert (call.state, call.round, call.asked) == ("parked", 1, ("elicitation",))
+    assert (call.owner, status.held_total) == ("gw-1", 1)
+    assert call.expires_in_seconds is not None
+    assert 590 < call.expires_in_seconds <= 600
+    assert 0 < call.age_seconds < 60
+    assert not any(f'"{session}"' in body for session in upstream.known)
+    assert status.routes[0].held == 1
+    assert status.routes[0].sessions["busy"] == 1
+    assert sum(status.routes[0].sessions.values()) == len(upstream.known)
+    assert status.processes[0].held == status.processes[0].held_of_one_caller == 1
+    await drop(stand)
+    assert (await told(stand)).held == ()
+
+
+async def test_the_uri_of_a_resource_is_not_told(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin()
+    upstream.on("resources/read", ask)
+    _ = await stand.client().post("resources/read", {"uri": f"file:///home/ada/{SECRET}"})
+    _, body, _ = await fetch(stand)
+    assert SECRET not in body
+    assert (await told(stand)).held[0].method == "resources/read"
+    await drop(stand)
+
+
+async def test_callers_are_told_apart_and_not_told(upstream: FakeUpstream, begin: Start) -> None:
+    one, other = await begin(), await begin()
+    upstream.tool(ask)
+    for stand in (one, other):
+        for caller in ("ada", "ada", "bob"):
+            _ = await stand.client(jwt(iss="https://id.example", sub=caller)).call()
+    marks = [[call.caller for call in (await told(stand)).held] for stand in (one, other)]
+    for first, second, third in marks:
+        assert first == second != third
+    assert not set(marks[0]) & set(marks[1]), "a mark means nothing to another process"
+    await drop(one)
+    await drop(other)
+
+
+def test_workers_mark_a_caller_the_same() -> None:
+    key = bytes(range(32))
+    one, two = (Worker(number, 2, "/tmp", key) for number in range(2))
+    assert one.mark == two.mark != key
+    assert one.mark not in key
+
+
+async def test_of_many_parked_calls_the_first_are_listed(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.admin.snapshot.MOST_HELD", 2)
+    stand = await begin()
+    upstream.tool(ask)
+    for name in ("first", "second", "third"):
+        _ = await stand.client().call(name)
+    status = await told(stand)
+    assert [call.name for call in status.held] == ["first", "second"]
+    assert (status.held_total, status.routes[0].held, status.processes[0].held) == (3, 3, 3)
+    await drop(stand)
+
+
+async def test_what_a_server_says_of_a_call_is_not_repeated(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin()
+
+    async def fail(turn: Turn) -> None:
+        error = {"code": -32000, "message": f"cannot pay with card {SECRET}"}
+        turn.reply(500, {"jsonrpc": "2.0", "id": None, "error": error})
+
+    upstream.tool(fail)
+    assert SECRET in (await stand.client().call()).error["message"], "its client gets to know"
+    status = await told(stand)
+    assert status.errors[0].text.endswith("answered HTTP 500; the call may have had effects")
+    assert status.routes[0].last_failure is not None
+    assert SECRET not in (await fetch(stand))[1]
+
+
+async def test_a_url_is_told_without_its_secrets(begin: Start) -> None:
+    stand = await begin(url=f"http://127.0.0.1:9/mcp?key={SECRET}")
+    _ = await stand.client().call()
+    status = await told(stand)
+    assert status.routes[0].upstream == "http://127.0.0.1:9/mcp"
+    assert "127.0.0.1:9/mcp of route" in status.errors[0].text
+    assert SECRET not in (await fetch(stand))[1]
+
+
+async def test_a_bug_is_told(stand: Stand) -> None:
+    async def fail() -> None:
+        raise RuntimeError(SECRET)
+
+    stand.gateway.tasks.spawn(fail(), "test")
+    await eventually(lambda: stand.gateway.tasks.failures)
+    stand.planted_bugs = 1
+    (notice,) = (await told(stand)).notices
+    assert notice.text.startswith("1 unexpected error")
+    assert SECRET not in (await fetch(stand))[1]
+
+
+async def test_a_file_that_was_rejected_is_told_until_one_is_taken_over(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin()
+    found: list[ConfigError | str] = [ConfigError(["routes[0].upstream.url: is no URL"]), configuration(upstream.url)]
+
+    def read() -> Any:
+        next_ = found.pop(0)
+        if isinstance(next_, ConfigError):
+            raise next_
+        return parse(next_, "test", {})
+
+    reload = stand.gateway.reload
+    reload._read = read
+    reload.ask()
+    await eventually(lambda: reload.rejected)
+    (notice,) = (await told(stand)).notices
+    assert "routes[0].upstream.url: is no URL" in notice.text
+    assert "mrtr-gateway check" in notice.fix
+    reload.ask()
+    await eventually(lambda: reload.rejected is None)
+    assert (await told(stand)).notices == ()
+
+
+async def test_keys_are_told_by_id_and_use(begin: Start) -> None:
+    first, second = "aa" * 32, "bb" * 32
+    stand = await begin(state={"keys": [first, second]})
+    status = await told(stand)
+    assert [key.role for key in status.keys] == ["seals and opens", "only opens"]
+    assert status.keys[0].id == stand.gateway.key_ids[0]
+    assert "a rotation is under way" in status.key_phase
+    assert first not in (await fetch(stand))[1]
+    assert (await told(await begin())).key_phase == "One key: no rotation is under way."
+    assert "lost when the process ends" in (await told(await begin(state={"keys": []}))).key_phase
+
+
+async def test_limits_are_told_with_what_is_used_of_them(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(hold={"max_calls": 5, "max_calls_per_principal": 4}, limits={"connections": 50})
+    upstream.tool(ask)
+    for _ in range(4):
+        _ = await stand.client().call()
+    status = await told(stand)
+    (process,) = status.processes
+    assert (process.held, process.held_limit) == (4, 5)
+    assert (process.held_of_one_caller, process.held_of_one_caller_limit) == (4, 4)
+    assert 1 <= process.connections <= process.connections_limit == 50
+    assert 10 < process.open_files < process.open_files_limit
+    assert process.memory_bytes > 10_000_000
+    html = (await fetch(stand, "/status"))[1]
+    assert "Held calls: 4 of 5 (hold.max_calls)" in html
+    assert "Held calls of one caller: 4 of 4 (hold.max_calls_per_principal)" in html
+    assert (await stand.client().call()).status == 429
+    assert [error.kind for error in (await told(stand)).errors] == ["busy"]
+    await drop(stand)
+
+
+async def test_a_draining_gateway_says_so(begin: Start) -> None:
+    stand = await begin()
+    drain = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=60))
+    await eventually(lambda: not stand.gateway.ready)
+    status = await told(stand)
+    assert (status.state, status.processes[0].state) == ("draining", "draining")
+    drain.cancel()
+    _ = await asyncio.gather(drain, return_exceptions=True)
+
+
+async def test_peers_are_told_as_they_were_found_last() -> None:
+    peers = {f"gw-{number}": f"10.0.0.{number}:8081" for number in range(1, 5)}
+    config = parse(
+        configuration("http://127.0.0.1:1/mcp", replica={"id": "gw-1", "listen": "10.0.0.1:8081", "peers": peers}),
+        "t",
+        {},
+    )
+    members = Membership(config.replica, Worker(0, 2, "/tmp", b""), None, None)  # type: ignore[arg-type]
+    members.note("gw-2#1", "answered")
+    members.note("gw-2#0", "stalled")
+    members.note("gw-3", "dead")
+    members.note("gw-1#1", "answered")
+    members.note("gone", "answered")
+    found = {
+        peer.id: (peer.address, peer.state, peer.last_answer_seconds_ago is None) for peer in known_peers(members)
+    }
+    assert found == {
+        "gw-2": ("10.0.0.2:8081", "stalled", False),
+        "gw-3": ("10.0.0.3:8081", "dead", True),
+        "gw-4": ("10.0.0.4:8081", "not asked", True),
+        "gw-1#1": ("this host", "answered", False),
+    }
+    for number in range(3000):
+        members.note(f"pod-{number}", "dead")
+    assert len(members.seen) == 1000

@@ -1,0 +1,90 @@
+"""The queue between an exchange and its client: order, the one final message, what a slow client loses."""
+
+import asyncio
+
+import pytest
+from msgspec import Raw
+
+from gateway.bridge import response_queue
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue
+from gateway.exchange.events import Leg
+from gateway.protocol.errors import Busy, CallLost, InvalidParams, LocalProtocolError
+from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Ending, Metrics, Outcome
+
+
+def box(silence_seconds: float = 5, behind_bytes: int = 1000) -> ResponseQueue:
+    return ResponseQueue(Leg(Raw(b"1")), CoarseTimer(silence_seconds, Tasks(Metrics("0")), "silence"), behind_bytes)
+
+
+async def test_messages_come_out_in_order_and_the_last_one_last() -> None:
+    out = box()
+    for number in range(3):
+        out.send(b"%d" % number)
+    out.finish(FinalMessage(b"end"))
+    assert [await out.take() for _ in range(3)] == [b"0", b"1", b"2"]
+    assert await out.take() == FinalMessage(b"end")
+    assert await out.take() == FinalMessage(b"end")
+
+
+async def test_there_is_one_final_message_and_nothing_after_it() -> None:
+    out = box()
+    out.finish(FinalMessage(b"end"))
+    with pytest.raises(LocalProtocolError):
+        out.finish(FinalMessage(b"again"))
+    with pytest.raises(LocalProtocolError):
+        out.send(b"late")
+
+
+async def test_silence_is_told_as_none_and_a_message_wakes() -> None:
+    assert await box(0.01).take() is None
+    out = box()
+    waiting = asyncio.get_running_loop().create_task(out.take())
+    await asyncio.sleep(0)
+    out.send(b"x")
+    assert await asyncio.wait_for(waiting, 1) == b"x"
+
+
+async def test_a_taker_that_is_cancelled_loses_no_message() -> None:
+    out = box()
+    waiting = asyncio.get_running_loop().create_task(out.take())
+    await asyncio.sleep(0)
+    out.send(b"x")
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert await out.take() == b"x"
+
+
+async def test_a_client_too_far_behind_loses_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_queue, "_MAX_BEHIND", 2)
+    out = box()
+    for number in range(5):
+        out.send(b"%d" % number)
+    assert out.dropped == 3
+    assert [await out.take(), await out.take()] == [b"3", b"4"]
+
+
+async def test_a_client_that_does_not_read_costs_no_more_than_its_bytes() -> None:
+    out = box(behind_bytes=10)
+    for message in (b"aaaa", b"bbbb", b"cccc"):
+        out.send(message)
+    assert out.dropped == 1
+    assert [await out.take(), await out.take()] == [b"bbbb", b"cccc"]
+    out.send(b"d" * 100)  # larger than all that may wait: a client that reads gets it all the same
+    assert await out.take() == b"d" * 100
+    for message in (b"e" * 100, b"f" * 7, b"g" * 3):
+        out.send(message)
+    assert out.dropped == 2
+    assert [await out.take(), await out.take()] == [b"f" * 7, b"g" * 3]
+
+
+def test_an_exception_becomes_its_response() -> None:
+    last = FinalMessage.of_error(InvalidParams("no", data={"a": 1}), b'"x"', "r1")
+    error = b'{"code":-32602,"message":"no","data":{"a":1,"requestId":"r1"}}'
+    assert last.body == b'{"jsonrpc":"2.0","id":"x","error":%b}' % error
+    assert (last.status, last.ending) == (400, Ending(Outcome.REJECTED, "-32602"))
+    assert FinalMessage.of_error(CallLost("gone"), b"1", "r2").ending == Ending(Outcome.ERROR, "-32603")
+    busy = FinalMessage.of_error(Busy("full", status=503, retry_after_seconds=5), None, "r3")
+    assert b'"id"' not in busy.body
+    assert (busy.status, busy.headers["Retry-After"]) == (503, "5")

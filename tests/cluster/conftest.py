@@ -1,0 +1,69 @@
+"""The replicas of one cluster, which may leave nothing behind; a membership with a fake name service."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from gateway.cluster import discovery, membership
+from gateway.cluster.membership import Membership
+from gateway.config import Replica
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Metrics
+from tests.support.fake_name_service import FakeClock, FakeNameService
+from tests.support.fake_upstream import FakeUpstream
+from tests.support.replicas import Cluster
+from tests.support.stand import _at_rest
+from tests.support.workbench import eventually
+
+
+@pytest.fixture
+async def cluster(upstream: FakeUpstream) -> AsyncIterator[Cluster]:
+    """Starts replicas; afterwards those that live must come to rest and leave nothing behind."""
+    before = asyncio.all_tasks()
+    http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+    found = Cluster(upstream, http)
+    yield found
+    try:
+        for stand in found.stands.values():
+            await _at_rest(stand)
+    finally:
+        for server in found.servers:
+            await server.close()
+        for stand in found.stands.values():
+            await stand.gateway.close()
+        await http.close()
+        await upstream.close()
+    known = {*before, asyncio.current_task()}
+    await eventually(lambda: not asyncio.all_tasks() - known, "no task is left")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    found = FakeClock()
+    monkeypatch.setattr(discovery, "time", found)
+    monkeypatch.setattr(membership, "time", found)
+    return found
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[Tasks]:
+    metrics = Metrics("0")
+    found = Tasks(metrics)
+    yield found
+    await found.close()
+    assert metrics._registry.get_sample_value("mcp_gateway_task_failures_total") == 0
+
+
+@pytest.fixture
+def world() -> FakeNameService:
+    return FakeNameService()
+
+
+@pytest.fixture
+def dns(world: FakeNameService, tasks: Tasks) -> Membership:
+    replica = Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="peers.example:8081")
+    found = Membership(replica, None, tasks, world.ask_name, world.resolve)
+    found._discovery._born = float("-inf")  # it has been here for long
+    return found

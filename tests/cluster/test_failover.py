@@ -1,0 +1,452 @@
+"""A dead owner's call is resumed, run again or lost, on the one replica that every retry fails over to."""
+
+import asyncio
+import json
+
+import pytest
+
+from gateway.protocol import mcp
+from gateway.seal.peer_messages import Data, End, Gone, Head
+from tests.parts.launch import free_port
+from tests.support.black_hole import black_hole
+from tests.support.fake_peer import Asked, FakePeer, Silent
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, event, text
+from tests.support.replicas import (
+    TOKEN,
+    TWICE,
+    Cluster,
+    Gate,
+    ask,
+    asked_peers,
+    dies_after_the_body,
+    drop,
+    exchange_failing_over_to,
+    in_time,
+    later,
+    opened,
+    order,
+    orphan,
+    progress,
+    resealed,
+    steps,
+)
+from tests.support.workbench import ACCEPT, Stand, eventually, jwt
+
+
+async def test_a_call_that_is_taken_over_stays_bound_to_its_credentials(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    async def twice(turn: Turn) -> None:
+        _ = await turn.elicit("q")
+        await turn.result(text(json.dumps(await turn.elicit("r"))))
+
+    upstream.tool(twice)
+    one, other = await cluster.begin("gw-1", "gw-2", route={"forward_headers": ["x-api-key"], "ephemeral": ["*"]})
+    asked = await one.client(headers={"X-Api-Key": "mine"}).call()
+    await cluster.crash(one)
+    refused = (400, -32602, "invalid_request_state")
+    assert (await other.client(headers={"X-Api-Key": "another"}).answer(asked)).outcome == refused
+    again = await other.client(headers={"X-Api-Key": "mine"}).answer(asked)
+    assert (await other.client().answer(again)).outcome == refused
+    assert (await other.client(headers={"X-Api-Key": "mine"}).answer(again)).text
+
+
+async def test_a_dead_owners_call_is_lost_where_it_may_not_run_twice(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(ask)
+    asked = await one.client().call()
+    await cluster.crash(one)
+    reply = await two.client().answer(asked)
+    assert reply.outcome == (200, -32603, "owner_lost")
+    assert "gw-1" in reply.error["message"]
+    (cancelled,) = await upstream.saw(mcp.CANCELLED)
+    assert cancelled.body["params"]["requestId"] == upstream.of("tools/call")[0].body["id"]
+    assert len(upstream.of("tools/call")) == 1
+    assert "answer" not in upstream.words
+    assert steps(two) == {"lost": 1}
+    again = await two.client().answer(asked)
+    assert again.outcome == reply.outcome, "and so it stays"
+    assert len(upstream.of("tools/call")) == 1
+
+
+async def test_a_dead_owners_call_runs_again_where_it_may(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **TWICE)
+    upstream.tool(ask)
+    asked = await one.client().call()
+    await cluster.crash(one)
+    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert len(upstream.of("tools/call")) == 2
+    assert steps(two) == {"replayed": 1}
+
+
+@pytest.mark.parametrize("slower", ["stream", "answer"])
+async def test_a_call_taken_over_runs_again_once_though_its_stream_and_its_answer_both_find_it_lost(
+    upstream: FakeUpstream, cluster: Cluster, slower: str
+) -> None:
+    """Both then look up whether the tool may run twice. The slower of them must not send the call once more."""
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+
+    async def asks(turn: Turn) -> None:
+        params = {**FORM, "requestedSchema": {**FORM["requestedSchema"], "title": "q"}}
+        await turn.say({"id": "q", "method": mcp.ELICIT, "params": params}, "e1")
+        await turn.for_ever()
+
+    async def gone(turn: Turn) -> None:
+        turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
+
+    async def slow(turn: Turn) -> None:
+        await upstream.saw("tools/call", 2)
+        await turn.result({"tools": upstream.tools})
+
+    async def until_answered(turn: Turn) -> None:
+        await turn.raw(b":\n\n")
+        await upstream.saw("answer")
+
+    async def after_the_stream(turn: Turn) -> None:
+        await upstream.saw("tools/list", 2)
+        await gone(turn)
+
+    upstream.tool(asks)
+    asked = await one.client().call()
+    await cluster.crash(one)
+    gate = Gate(upstream)
+    upstream.on("resume", gone)
+    upstream.once("resume", until_answered)
+    upstream.once("answer", after_the_stream if slower == "stream" else gone)
+    upstream.once("tools/list", slow)
+    reply = later(two.client().answer(asked))
+    await eventually(gate.answered.is_set)
+    await eventually(lambda: len(calls_of(two)) == 1, "every leg of the lost call has ended")
+    gate.go.set()
+    assert (await in_time(reply)).text == "done"
+    assert len(upstream.of("tools/call")) == 2
+    assert steps(two) == {"resumed": 1, "replayed": 1}
+
+
+def calls_of(stand: Stand) -> list[str]:
+    return [task.get_name() for task in stand.gateway.tasks._running if task.get_name() == "call"]
+
+
+async def test_concurrent_retries_at_two_replicas_meet_at_one_candidate(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", **TWICE)
+    gate = Gate(upstream)
+    asked = await one.client().call()
+    (driver,) = one.gateway.lot
+    candidates = [name for name in await order(two, driver.id) if name != "gw-1"]
+    assert candidates == [name for name in await order(three, driver.id) if name != "gw-1"]
+    await cluster.crash(one)
+    upstream.tool(gate.tool)
+    replies = [later(stand.client().answer(asked)) for stand in (two, three, two, three)]
+    first = cluster.stands[candidates[0]]
+    await eventually(
+        lambda: [len(each._exchange.legs) for each in first.gateway.lot] == [4], "all wait at the first candidate"
+    )
+    await eventually(gate.answered.is_set)
+    gate.go.set()
+    assert [reply.text for reply in await in_time(asyncio.gather(*replies))] == ["done"] * 4
+    assert len(upstream.of("tools/call")) == 2, "once by the dead owner, once by the first candidate"
+    assert steps(first).get("replayed") == 1
+
+
+async def test_the_next_round_of_a_call_taken_over_is_reached_through_other_replicas(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", **TWICE)
+
+    async def tool(turn: Turn) -> None:
+        first = await turn.elicit("first")
+        second = await turn.elicit("second")
+        await turn.result(text(json.dumps([first, second])))
+
+    upstream.tool(tool)
+    asked = await one.client().call()
+    await cluster.crash(one)
+    asked = await two.client().answer(asked)
+    assert list(asked.questions) == ["second"]
+    owner = opened(asked.state).owner
+    assert owner in ("gw-2", "gw-3")
+    reply = await (three if owner == "gw-2" else two).client().answer(asked, {"action": "decline"})
+    assert json.loads(reply.text) == [ACCEPT, {"action": "decline"}]
+    assert len(upstream.of("tools/call")) == 2
+
+
+async def test_an_owner_that_restarted_no_longer_holds_its_calls(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **TWICE)
+    upstream.tool(ask)
+    asked = await one.client().call()
+    await cluster.crash(one)
+    again = await cluster.start("gw-1", cluster.peers["gw-1"], **TWICE)
+    reply = await two.client().answer(asked)
+    assert json.loads(reply.text) == ACCEPT
+    found = asked_peers(two)
+    assert found.pop("gone") == 1
+    assert found in ({}, {"served": 1}), "then the first candidate runs it again"
+    assert len(upstream.of("tools/call")) == 2
+    assert steps(again).get("replayed", 0) + steps(two).get("replayed", 0) == 1
+
+
+async def test_a_restarted_owner_that_is_asked_itself_runs_it_again_too(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    (one,) = await cluster.begin("gw-1", **TWICE)
+    upstream.tool(ask)
+    asked = await one.client().call()
+    await cluster.crash(one)
+    again = await cluster.start("gw-1", cluster.peers["gw-1"], **TWICE)
+    assert json.loads((await again.client().answer(asked)).text) == ACCEPT
+    assert asked_peers(again) == {}
+
+
+@pytest.mark.parametrize("twice", [True, False])
+async def test_a_stream_whose_owner_dies_ends_with_one_final_message(
+    upstream: FakeUpstream, cluster: Cluster, *, twice: bool
+) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        await asked.begin()
+        await asked.say(Head(200, (), streamed=True), Data(event(progress(1))), Data(b":\n\n"))
+        asked.die()
+
+    peer = await cluster.fake(FakePeer(script, mortal=True))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **(TWICE if twice else {}))
+
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("q")
+        token = turn.body["params"]["_meta"]["progressToken"]
+        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 2})
+        await turn.result(text("done"))
+
+    upstream.tool(tool)
+    asked = await one.client().call(meta=TOKEN)
+    exchange = await exchange_failing_over_to(one, "gw-1")
+    state = resealed(asked.state, owner="gw-2", exchange=exchange, upstream=None)
+    await drop(one)
+    reply = await one.client().call(state=state, answers=dict.fromkeys(asked.questions, ACCEPT), meta=TOKEN)
+    assert reply.is_stream
+    numbers = [each["params"]["progress"] for each in reply.notifications]
+    if twice:
+        assert reply.text == "done"
+        assert numbers == [1, 2]
+    else:
+        assert reply.error["data"]["reason"] == "owner_lost"
+        assert numbers == [1]
+    assert reply.data.count(b"text/event-stream") == 0
+
+
+async def test_a_stream_that_began_here_goes_on_with_the_candidates_whole_reply(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    """The owner streamed, the candidate sends one body: the client reads it as the last event."""
+
+    async def owner(asked: Asked) -> None:
+        await asked.take()
+        await asked.begin()
+        await asked.say(Head(200, (), streamed=True), Data(event(progress(1))))
+        asked.die()
+
+    body = json.dumps({"jsonrpc": "2.0", "id": "c2", "result": {**text("whole"), "resultType": "complete"}}).encode()
+
+    async def candidate(asked: Asked) -> None:
+        await asked.take()
+        await asked.reply(body)
+
+    first, second = await cluster.fake(FakePeer(owner, mortal=True)), await cluster.fake(FakePeer(candidate))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": first.address, "gw-3": second.address})
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2", "gw-3"))
+    assert reply.is_stream
+    assert len(reply.notifications) == 1
+    assert reply.text == "whole"
+    assert (first.kinds, second.kinds) == (["owner"], ["heir"])
+    assert second.asked[0].hop.to == "gw-3"
+
+
+async def test_a_stream_that_began_here_goes_on_with_the_candidates_stream(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    async def owner(asked: Asked) -> None:
+        await asked.take()
+        await asked.begin()
+        await asked.say(Head(200, (), streamed=True), Data(event(progress(1))))
+        asked.die()
+
+    final = {"jsonrpc": "2.0", "id": "c2", "result": {**text("heir"), "resultType": "complete"}}
+
+    async def candidate(asked: Asked) -> None:
+        await asked.take()
+        await asked.begin()
+        await asked.say(Head(200, (), streamed=True), Data(event(progress(2))), Data(event(final)), End("complete"))
+        await asked.end()
+
+    first, second = await cluster.fake(FakePeer(owner, mortal=True)), await cluster.fake(FakePeer(candidate))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": first.address, "gw-3": second.address})
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2", "gw-3"))
+    assert [each["params"]["progress"] for each in reply.notifications] == [1, 2]
+    assert reply.text == "heir"
+    assert b"HTTP/1.1" not in reply.data, "one head, although two replicas wrote the stream"
+
+
+async def test_an_owner_that_restarted_takes_its_former_call_over_in_its_turn(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    async def script(asked: Asked) -> None:
+        hop = await asked.take()
+        if hop.kind == "owner":
+            await asked.begin()
+            await asked.say(Gone())
+            await asked.end()
+        else:
+            await asked.reply(b'{"jsonrpc":"2.0","id":"c2","error":{"code":-32603,"message":"heir"}}')
+
+    peer = await cluster.fake(FakePeer(script, mortal=True))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2", "gw-2"))
+    assert reply.error["message"] == "heir"
+    assert peer.kinds == ["owner", "heir"], "the process that has its name now is the first candidate"
+    assert peer.connections == 1, "one connection serves both"
+
+
+async def served_as_candidate(asked: Asked) -> None:
+    hop = await asked.take()
+    await asked.reply(b'{"jsonrpc":"2.0","id":"c2","error":{"code":-32603,"message":"heir"}}')
+    assert hop.kind == "heir"
+
+
+async def test_a_dead_candidate_is_skipped_and_asked_again_at_once(upstream: FakeUpstream, cluster: Cluster) -> None:
+    """It may be back, and have taken the call from another replica."""
+    port = free_port()
+    (one,) = await cluster.begin(
+        "gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}", "gw-3": f"127.0.0.1:{port}"}, **TWICE
+    )
+    upstream.tool(ask)
+    first = await orphan(one, "gw-2", "gw-3", "gw-2", "gw-1")
+    second = await orphan(one, "gw-2", "gw-3", "gw-1")
+    assert json.loads((await one.client().answer(first)).text) == ACCEPT
+    assert asked_peers(one) == {"dead": 3}
+    await cluster.fake(FakePeer(served_as_candidate), port)
+    assert (await one.client().answer(second)).error["message"] == "heir"
+
+
+async def test_a_silent_candidate_is_skipped_and_not_asked_again_at_once(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    """Else every retry would wait for it."""
+    port = free_port()
+    (one,) = await cluster.begin(
+        "gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}", "gw-3": f"127.0.0.1:{port}"}, **TWICE
+    )
+    upstream.tool(ask)
+    first = await orphan(one, "gw-2", "gw-3", "gw-1")
+    second = await orphan(one, "gw-2", "gw-3", "gw-2", "gw-1")
+    with black_hole(f"127.0.0.1:{port}"):
+        assert json.loads((await one.client().answer(first)).text) == ACCEPT
+    peer = await cluster.fake(FakePeer(served_as_candidate), port)
+    assert json.loads((await one.client().answer(second)).text) == ACCEPT
+    assert not peer.asked
+    assert asked_peers(one) == {"dead": 3, "silent": 2}
+
+
+async def test_a_stalled_candidate_is_skipped(upstream: FakeUpstream, cluster: Cluster) -> None:
+    silent = await cluster.fake(Silent())
+    refusing = f"127.0.0.1:{free_port()}"
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": refusing, "gw-3": silent.address}, **TWICE)
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2", "gw-3", "gw-1")
+    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
+    assert asked_peers(one) == {"dead": 1, "stalled": 1}
+    assert bytes(silent.received[0]).endswith(b"\r\n\r\n"), "it was given nothing"
+
+
+async def test_a_candidate_that_took_the_request_and_fell_silent_is_waited_for(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    """It may be working on the request, so no other replica may."""
+
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        if times.pop():
+            await asked.begin()
+            await asked.say(Head(200, (), streamed=False))
+        await asked.silence()
+
+    times = [False, True]
+    peer = await cluster.fake(FakePeer(script))
+    fakes = {"gw-2": f"127.0.0.1:{free_port()}", "gw-3": peer.address}
+    (one,) = await cluster.begin("gw-1", fakes=fakes, timeouts={"keepalive_seconds": 0.1}, **TWICE)
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2", "gw-3", "gw-1")
+    while times:
+        assert (await one.client().answer(asked)).outcome == (503, -32603, "owner_stalled")
+    assert peer.kinds == ["heir", "heir"]
+    assert len(upstream.of("tools/call")) == 1
+
+
+async def test_a_call_that_kills_a_candidate_fails_over_to_the_next_one(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    refusing = f"127.0.0.1:{free_port()}"
+    peer = await cluster.fake(FakePeer(dies_after_the_body, mortal=True))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": refusing, "gw-3": peer.address}, **TWICE)
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2", "gw-3", "gw-1")
+    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
+    assert asked_peers(one) == {"dead": 2, "broke": 1}
+
+
+async def test_a_takeover_with_wrong_answers_leaves_nothing_behind(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **TWICE)
+    upstream.tool(ask)
+    asked = await one.client().call()
+    await cluster.crash(one)
+    before = len(upstream.seen)
+    for wrong in ({"action": "shrug"}, "text", None):
+        reply = await two.client().call(state=asked.state, answers={"q": wrong})
+        assert (reply.status, reply.error["code"]) == (400, -32602)
+        assert len(two.gateway.lot) == two.held == 0
+        assert not list(two.gateway.lot)
+    assert len(upstream.seen) == before, "nothing went upstream"
+    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+
+
+async def test_a_takeover_that_asks_again_holds_the_call_until_it_is_answered(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **TWICE)
+    upstream.tool(ask)
+    asked = await one.client().call()
+    await cluster.crash(one)
+    again = await two.client().call(state=asked.state, answers={})
+    assert again.questions == asked.questions
+    assert two.held == len(two.gateway.lot) == 1
+    wrong = await two.client().answer(again, {"action": "shrug"})
+    assert (wrong.status, wrong.error["code"]) == (400, -32602)
+    assert two.held == len(two.gateway.lot) == 1, "a wrong answer harms no call that waits"
+    assert json.loads((await two.client().answer(again)).text) == ACCEPT
+
+
+async def test_a_full_replica_takes_nothing_over(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", hold={"max_calls": 1}, **TWICE)
+    upstream.tool(ask)
+    asked = await one.client().call()
+    await cluster.crash(one)
+    own = await two.client().call()
+    full = await two.client().answer(asked)
+    assert full.status == 503
+    assert full.headers["Retry-After"]
+    assert json.loads((await two.client().answer(own)).text) == ACCEPT
+    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+
+
+async def test_a_stranger_cannot_take_a_call_over(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **TWICE)
+    upstream.tool(ask)
+    asked = await one.client(jwt(iss="i", sub="ada")).call()
+    await cluster.crash(one)
+    reply = await two.client(jwt(iss="i", sub="eve")).answer(asked)
+    assert reply.outcome == (400, -32602, "invalid_request_state")
+    assert asked_peers(two) == {}, "no peer is asked for a state that does not open"

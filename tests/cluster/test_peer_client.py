@@ -1,0 +1,296 @@
+"""Requests to other replicas arrive unchanged and once, whatever the peer or the connection does."""
+
+import asyncio
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.http.incoming import Incoming
+from gateway.http.reply import ReplyWriter
+from tests.parts.launch import free_port
+from tests.support.fake_peer import Asked, FakePeer, Proxy, Silent
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
+from tests.support.replicas import (
+    TWICE,
+    Cluster,
+    ask,
+    asked_peers,
+    dies_at_once,
+    in_time,
+    later,
+    orphan,
+    retry_params,
+    speaks_no_http,
+    steps,
+)
+from tests.support.workbench import ACCEPT, Reply, eventually
+
+
+async def test_the_owners_refusal_comes_back_as_it_is(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(ask)
+    asked = await one.client().call()
+    challenge = 'Bearer resource_metadata="https://as.example/é"'
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(401, {"error": "expired"}, {"WWW-Authenticate": challenge})
+
+    upstream.once("answer", refuse)
+    refused = await two.client().answer(asked)
+    assert refused.status == 401
+    assert refused.headers["WWW-Authenticate"] == challenge
+    assert refused.error["data"]["reason"] == "upstream_refused"
+    wrong = await two.client().answer(asked, {"action": "shrug"})
+    assert (wrong.status, wrong.error["code"]) == (400, -32602)
+    assert one.held == 1, "the call is unharmed"
+    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert len(upstream.of("tools/call")) == 1
+
+
+async def test_a_retry_through_another_replica_is_judged_by_its_credentials_all_the_same(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    upstream.tool(ask)
+    one, other = await cluster.begin("gw-1", "gw-2", route={"forward_headers": ["x-api-key"]})
+    asked = await one.client(headers={"X-Api-Key": "mine"}).call()
+    for headers in ({}, {"X-Api-Key": "another"}):
+        assert (await other.client(headers=headers).answer(asked)).outcome == (400, -32602, "invalid_request_state")
+    sent, body = other.client().build("tools/call", retry_params(asked))
+    twice = CIMultiDict(sent)
+    twice.extend([("X-Api-Key", "another"), ("x-api-key", "mine")])
+    incoming = Incoming("/mcp", CIMultiDictProxy(twice), "127.0.0.1", body, request_id="r")
+    asked_of = one.gateway.members.own
+    wire = Recorder()
+    _ = await other.gateway._peers.forward("owner", asked_of, incoming, wire)
+    assert (wire.status, json.loads(wire.body)["error"]["code"]) == (400, -32600), "the owner looks for itself"
+    assert (await other.client(headers={"X-Api-Key": "mine"}).answer(asked)).text
+
+
+class Recorder(ReplyWriter):
+    """Keeps a whole reply."""
+
+    async def only(self, body: bytes, status: int, headers: Any, ending: Any) -> web.StreamResponse:
+        self.body, self.status = body, status
+        return web.Response()
+
+    async def start(self) -> None:
+        raise AssertionError
+
+    async def write(self, data: bytes) -> None:
+        raise AssertionError
+
+    async def end(self, ending: Any) -> web.StreamResponse:
+        raise AssertionError
+
+
+async def test_every_header_and_the_clients_address_reach_the_other_replica_as_they_came(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        await asked.reply(b"{}")
+
+    peer = await cluster.fake(FakePeer(script))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2")
+    headers, body = one.client().build("tools/call", retry_params(asked))
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    odd = [(b"X-Odd", b"\xff\xfe\xc3\xa9"), (b"x-twice", b"1"), (b"X-Twice", b"2"), (b"X-Empty", b"")]
+    raw += [(b"Host", one.gateway.listen.encode()), (b"Content-Length", b"%d" % len(body)), *odd]
+    host, _, port = one.gateway.listen.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /mcp HTTP/1.1\r\n" + b"".join(b"%b: %b\r\n" % each for each in raw) + b"\r\n" + body)
+    assert (await in_time(reader.readuntil(b"\r\n\r\n"))).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+    await writer.wait_closed()
+    hop = peer.asked[0].hop
+    assert list(hop.headers) == raw
+    assert (hop.remote, hop.body) == ("127.0.0.1", body)
+    assert b"odd" not in peer.asked[0].head.lower(), "nothing of it can be read on the way"
+
+
+@pytest.mark.parametrize("limit", [100_000, 4_194_304])
+async def test_a_body_up_to_the_limit_goes_over_and_no_larger_one(
+    upstream: FakeUpstream, cluster: Cluster, limit: int
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", limits={"body_bytes": limit})
+    upstream.tool(ask)
+    asked = await one.client().call()
+    client = two.client()
+    pad = {f"X-Pad-{number}": "p" * 8000 for number in range(3)}
+    headers, body = client.build("tools/call", retry_params(asked), headers=pad)
+    async with client.http.post(client.url, headers=headers, data=io.BytesIO(body.ljust(limit + 1))) as response:
+        assert response.status == 413
+    assert asked_peers(two) == {}
+    async with asyncio.timeout(DEADLINE):
+        async with client.http.post(client.url, headers=headers, data=io.BytesIO(body.ljust(limit))) as response:
+            reply = Reply(response, await response.read(), "tools/call")
+    assert json.loads(reply.text) == ACCEPT
+    assert asked_peers(two) == {"served": 1}
+
+
+async def test_no_address_ever_comes_out_of_a_state(upstream: FakeUpstream, cluster: Cluster) -> None:
+    """Threat 17: an owner that is not a member is not asked, whatever its id looks like; it may be a newer member."""
+
+    async def never(asked: Asked) -> None:
+        raise AssertionError("it was asked")
+
+    canary = await cluster.fake(FakePeer(never))
+    (one,) = await cluster.begin("gw-1")
+    upstream.tool(ask)
+    for owner in (canary.address, f"{canary.address}#0", f"http://{canary.address}", "unix:/tmp/x", "gw-9"):
+        reply = await one.client().answer(await orphan(one, owner))
+        assert reply.outcome == (503, -32603, "owner_stalled"), owner
+    assert steps(one) == {}
+    reply = await one.client().answer(await orphan(one, "gw-1#0"))
+    assert reply.outcome == (200, -32603, "owner_lost"), "this process has the name of its host: there is no worker"
+    assert canary.connections == 0
+    assert steps(one) == {"lost": 1}
+
+
+async def test_a_silent_owner_receives_nothing_and_keeps_its_calls(upstream: FakeUpstream, cluster: Cluster) -> None:
+    silent = await cluster.fake(Silent())
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": silent.address}, **TWICE)
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2")
+    for count in (1, 2):
+        reply = await one.client().answer(asked)
+        assert reply.outcome == (503, -32603, "owner_stalled")
+        assert reply.headers["Retry-After"] == "1"
+        assert silent.connections == count
+    for received in silent.received:
+        head, end, body = bytes(received).partition(b"\r\n\r\n")
+        assert end
+        assert body == b"", "a process that wakes up later has nothing to run"
+        assert b"100-continue" in head.lower()
+    assert len(upstream.of("tools/call")) == 1, "and it is run nowhere else"
+    assert asked_peers(one) == {"stalled": 2}
+    assert len(one.gateway.lot) == 0
+
+
+async def test_an_owner_that_stops_after_it_took_the_request_is_stalled_too(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        await asked.silence()
+
+    peer = await cluster.fake(FakePeer(script))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2"))
+    assert reply.outcome == (503, -32603, "owner_stalled")
+    assert peer.kinds == ["owner"], "sent once"
+
+
+@pytest.mark.parametrize("status", [403, 404, 413, 500, 503])
+async def test_an_owner_that_refuses_the_request_lives(upstream: FakeUpstream, cluster: Cluster, status: int) -> None:
+    """Clocks or keys that disagree: its calls are not taken over, and the operator reads why."""
+
+    async def script(asked: Asked) -> None:
+        await asked.refuse(status)
+        await asked.silence()
+
+    peer = await cluster.fake(FakePeer(script))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2")
+    for _ in range(2):
+        reply = await one.client().answer(asked)
+        assert reply.outcome == (503, -32603, "owner_stalled")
+        assert f"HTTP {status}" in reply.error["message"]
+    assert asked_peers(one) == {"stalled": 2}
+    assert len(upstream.of("tools/call")) == 1
+
+
+@pytest.mark.parametrize("script", [dies_at_once, speaks_no_http])
+async def test_a_peer_that_closes_and_then_refuses_connections_is_dead(
+    upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
+) -> None:
+    peer = await cluster.fake(FakePeer(script, mortal=True))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2", "gw-1")
+    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
+    assert asked_peers(one) == {"dead": 1}
+    assert peer.kinds == []
+
+
+@pytest.mark.parametrize("script", [dies_at_once, speaks_no_http])
+async def test_a_peer_that_accepts_and_closes_connections_is_alive(
+    upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
+) -> None:
+    """As a replica does that has all the connections it may have."""
+    peer = await cluster.fake(FakePeer(script))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2", "gw-1"))
+    assert reply.outcome == (503, -32603, "owner_stalled")
+    assert "limits.connections" in reply.error["message"]
+    assert (peer.kinds, len(peer.asked)) == ([], 2)
+
+
+async def test_a_kept_connection_is_used_again(upstream: FakeUpstream, cluster: Cluster) -> None:
+    ports = free_port()
+    proxy = await cluster.fake(Proxy(f"127.0.0.1:{ports}"))
+    cluster.peers = {"gw-1": f"127.0.0.1:{ports}", "gw-2": f"127.0.0.1:{free_port()}"}
+    one = await cluster.start("gw-1", cluster.peers["gw-1"])
+    two = await cluster.start(
+        "gw-2", cluster.peers["gw-2"], replica={"peers": cluster.peers | {"gw-1": proxy.address}}
+    )
+    upstream.tool(ask)
+    for _ in range(4):
+        assert json.loads((await two.client().answer(await one.client().call())).text) == ACCEPT
+    assert proxy.connections == 1
+
+
+async def test_a_kept_connection_that_is_stale_costs_one_more_and_the_request_runs_once(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    ports = free_port()
+    proxy = await cluster.fake(Proxy(f"127.0.0.1:{ports}"))
+    cluster.peers = {"gw-1": f"127.0.0.1:{ports}", "gw-2": f"127.0.0.1:{free_port()}"}
+    one = await cluster.start("gw-1", cluster.peers["gw-1"], **TWICE)
+    through = {"peers": cluster.peers | {"gw-1": proxy.address}}
+    two = await cluster.start("gw-2", cluster.peers["gw-2"], replica=through, **TWICE)
+    upstream.tool(ask)
+    assert json.loads((await two.client().answer(await one.client().call())).text) == ACCEPT
+    asked = await one.client().call()
+    proxy.break_kept()
+    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert (proxy.connections, proxy.broken) == (2, 1)
+    assert asked_peers(two) == {"served": 2}
+    assert steps(one) == {"held": 2}
+    assert len(upstream.of("answer")) == len(upstream.of("tools/call")) == 2
+
+
+async def test_a_client_that_leaves_closes_the_way_to_the_owner_and_the_next_takes_a_new_one(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    async def script(asked: Asked) -> None:
+        hop = await asked.take()
+        if b"last" in hop.body:
+            await asked.reply(b'{"jsonrpc":"2.0","id":"c3","result":{"resultType":"complete","content":[]}}')
+        else:
+            await asked.begin()
+            await asked.silence()
+            left.set()
+
+    left = asyncio.Event()
+    peer = await cluster.fake(FakePeer(script))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2")
+    waiting = later(one.client().answer(asked))
+    await eventually(lambda: peer.kinds)
+    waiting.cancel()
+    await in_time(left.wait())
+    params = {**retry_params(asked), "inputResponses": {"q": {"action": "accept", "content": {"name": "last"}}}}
+    assert (await one.client().post("tools/call", params)).status == 200
+    assert peer.connections == 2

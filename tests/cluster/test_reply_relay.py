@@ -1,0 +1,287 @@
+"""A reply of another replica reaches the client whole, or the client learns that it broke off."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.protocol import mcp
+from gateway.seal.cipher import Keyring
+from gateway.seal.peer_messages import Data, End, Frames, Head, Me
+from tests.support.fake_peer import KEY, Asked, FakePeer
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, event, text
+from tests.support.replicas import (
+    TOKEN,
+    TWICE,
+    Cluster,
+    Gate,
+    ask,
+    asked_peers,
+    dies_after_the_body,
+    operations,
+    orphan,
+    progress,
+    retry_params,
+    steps,
+)
+from tests.support.workbench import ACCEPT, Reply
+
+
+async def test_a_stream_goes_over_while_it_runs(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("q")
+        token = turn.body["params"]["_meta"]["progressToken"]
+        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+        await go.wait()
+        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 2})
+        await turn.result(text("done"))
+
+    upstream.tool(tool)
+    asked = await one.client().call(meta=TOKEN)
+    params = {
+        "name": "tool",
+        "arguments": {},
+        "requestState": asked.state,
+        "inputResponses": dict.fromkeys(asked.questions, ACCEPT),
+    }
+    async with asyncio.timeout(DEADLINE), two.client().open("tools/call", params, meta=TOKEN) as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"] == "text/event-stream"
+        assert response.headers["X-Accel-Buffering"] == "no"
+        first = await response.content.readuntil(b"\n\n")
+        assert b'"progress":1' in first.replace(b" ", b"")
+        assert not go.is_set(), "it came before the tool went on"
+        go.set()
+        rest = await response.read()
+    reply = Reply(response, first + rest, "tools/call")
+    assert [each["params"]["progress"] for each in reply.notifications] == [1, 2]
+    assert reply.text == "done"
+    assert (await asyncio.wait_for(upstream.saw("tools/call"), DEADLINE))[0].cut.is_set() is False
+
+
+async def test_keep_alives_of_a_silent_call_come_through(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", timeouts={"keepalive_seconds": 0.05})
+    gate = Gate(upstream)
+    asked = await one.client().call()
+    params = {
+        "name": "tool",
+        "arguments": {},
+        "requestState": asked.state,
+        "inputResponses": dict.fromkeys(asked.questions, ACCEPT),
+    }
+    async with asyncio.timeout(DEADLINE), two.client().open("tools/call", params) as response:
+        for _ in range(3):
+            assert await response.content.readuntil(b"\n\n") == b":\n\n"
+        gate.go.set()
+        assert b"done" in await response.read()
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"), [(429, {"Retry-After": "7"}), (401, {"WWW-Authenticate": "X"}), (200, {})]
+)
+async def test_whatever_a_replica_answers_is_passed_on(
+    upstream: FakeUpstream, cluster: Cluster, status: int, headers: dict[str, str]
+) -> None:
+    result = {"resultType": "complete", **text("é")}
+    body = json.dumps({"jsonrpc": "2.0", "id": "c2", "result": result}, ensure_ascii=False).encode()
+
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        await asked.reply(body, status, headers)
+
+    peer = await cluster.fake(FakePeer(script))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2")
+    client = one.client()
+    sent, retry = client.build("tools/call", retry_params(asked))
+    async with asyncio.timeout(DEADLINE), client.http.post(client.url, headers=sent, data=retry) as response:
+        assert (response.status, await response.read()) == (status, body)
+        for name, value in headers.items():
+            assert response.headers.getall(name) == [value]
+    (taken,) = peer.asked
+    assert (taken.hop.kind, taken.hop.to, taken.hop.path, taken.hop.body) == ("owner", "gw-2", "/mcp", retry)
+
+
+async def test_a_large_result_comes_over_whole(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+    large = "x" * 3_000_000 + "é"
+
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("q")
+        token = turn.body["params"].get("_meta", {}).get("progressToken")
+        if token is not None:
+            await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+        await turn.result(text(large))
+
+    upstream.tool(tool)
+    for meta in ({}, TOKEN):
+        asked = await one.client().call(meta=meta)
+        reply = await two.client().answer(asked, meta=meta)
+        assert reply.text == large
+        assert reply.is_stream == bool(meta)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_an_owner_that_stops_in_its_reply_is_stalled_and_the_stream_ends_well(
+    upstream: FakeUpstream, cluster: Cluster, *, streamed: bool
+) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        await asked.begin()
+        await asked.say(Head(200, (), streamed=streamed))
+        if streamed:
+            await asked.say(Data(event(progress(1))))
+        await asked.silence()
+
+    peer = await cluster.fake(FakePeer(script))
+    times = {"keepalive_seconds": 0.1}
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, timeouts=times, **TWICE)
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2"))
+    assert reply.status == (200 if streamed else 503)
+    assert reply.is_stream is streamed
+    assert reply.error["data"]["reason"] == "owner_stalled"
+    assert len(reply.notifications) == streamed
+    assert peer.kinds == ["owner"]
+
+
+async def dies_after_continue(asked: Asked) -> None:
+    await asked.raw(b"HTTP/1.1 100 Continue\r\n\r\n")
+    asked.die()
+
+
+async def dies_after_the_head(asked: Asked) -> None:
+    await asked.take()
+    await asked.begin()
+    asked.die()
+
+
+async def dies_within_a_frame(asked: Asked) -> None:
+    await asked.take()
+    await asked.begin()
+    await asked.send(asked.frames.seal(Head(200, (), streamed=False))[:-1])
+    asked.die()
+
+
+async def ends_too_early(asked: Asked) -> None:
+    await asked.take()
+    await asked.begin()
+    await asked.say(Head(200, (), streamed=False), Data(b"{}"))
+    await asked.end()
+
+
+async def says_garbage(asked: Asked) -> None:
+    await asked.take()
+    await asked.begin()
+    await asked.send(b"\0\0\0\x50" + b"garbage " * 10)
+    await asked.silence()
+
+
+async def says_too_much(asked: Asked) -> None:
+    await asked.take()
+    await asked.begin()
+    await asked.send(b"\xff" * 100)
+    await asked.silence()
+
+
+async def says_it_in_the_clear(asked: Asked) -> None:
+    await asked.take()
+    await asked.raw(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+    await asked.silence()
+
+
+async def repeats_a_frame(asked: Asked) -> None:
+    await asked.take()
+    await asked.begin()
+    head = asked.frames.seal(Head(200, (), streamed=False))
+    await asked.send(head + head)
+    await asked.silence()
+
+
+async def answers_another_request(asked: Asked) -> None:
+    await asked.take()
+    asked.frames = Frames(Keyring((KEY,), "peer"), bytes(16), 1 << 20)
+    await asked.reply(b"{}")
+    await asked.silence()
+
+
+async def answers_who_it_is(asked: Asked) -> None:
+    await asked.take()
+    await asked.begin()
+    await asked.say(Me("gw-2"))
+    await asked.silence()
+
+
+async def ends_without_a_head(asked: Asked) -> None:
+    await asked.take()
+    await asked.begin()
+    await asked.say(Data(b"{}"), End("complete"))
+    await asked.silence()
+
+
+BROKEN = [
+    dies_after_continue,
+    dies_after_the_body,
+    dies_after_the_head,
+    dies_within_a_frame,
+    ends_too_early,
+    says_garbage,
+    says_too_much,
+    says_it_in_the_clear,
+    repeats_a_frame,
+    answers_another_request,
+    answers_who_it_is,
+    ends_without_a_head,
+]
+
+
+@pytest.mark.parametrize("script", BROKEN)
+async def test_the_call_of_an_owner_that_breaks_off_and_dies_fails_over(
+    upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
+) -> None:
+    peer = await cluster.fake(FakePeer(script, mortal=True))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2", "gw-1")
+    reply = await one.client().answer(asked)
+    assert json.loads(reply.text) == ACCEPT
+    assert (reply.status, reply.is_stream) == (200, False)
+    assert asked_peers(one) == {"broke": 1, "dead": 1}
+    assert steps(one) == {"replayed": 1}
+    assert len(peer.asked) == 1, "it was sent once"
+
+
+@pytest.mark.parametrize("script", BROKEN)
+async def test_an_owner_that_breaks_off_and_lives_keeps_its_call(
+    upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
+) -> None:
+    """It is asked once more, in case only the connection died; then the client is told to come again."""
+    peer = await cluster.fake(FakePeer(script))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2", "gw-1"))
+    assert reply.outcome == (503, -32603, "owner_stalled")
+    assert steps(one) == {}
+    assert len(peer.asked) == 2
+
+
+async def test_a_reply_that_ends_in_another_versions_word_is_whole(upstream: FakeUpstream, cluster: Cluster) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        await asked.begin()
+        body = b'{"jsonrpc":"2.0","id":"c2","error":{"code":-32603,"message":"no"}}'
+        await asked.say(Head(503, (), streamed=False), Data(body[:20]), Data(body[20:]), End("splendid"))
+        await asked.end()
+
+    peer = await cluster.fake(FakePeer(script))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2"))
+    assert (reply.status, reply.error["message"]) == (503, "no")
+    assert operations(one, "error") == 1

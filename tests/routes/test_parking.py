@@ -1,0 +1,65 @@
+"""The parking lot: its caps, and the results that it keeps."""
+
+import pytest
+
+from gateway.config import Hold, InForce
+from gateway.protocol.errors import Busy
+from gateway.routes.parking import Lot
+
+
+class Car:
+    def __init__(self, id_: str, principal: bytes = b"p") -> None:
+        self.id, self.principal = id_, principal
+        self.forgotten = False
+
+    def forget(self) -> None:
+        self.forgotten = True
+
+
+def test_the_lot_is_bounded_per_principal_and_in_all() -> None:
+    lot: Lot[Car] = Lot(InForce(Hold(max_calls=3, max_calls_per_principal=2)))
+    one, two = Car("1"), Car("2")
+    lot.park(one)
+    lot.park(two)
+    lot.park(one)
+    assert len(lot) == 2, "parking twice is parking once"
+    with pytest.raises(Busy) as caught:
+        lot.park(Car("3"))
+    assert caught.value.status == 429
+    lot.park(Car("4", b"q"))
+    with pytest.raises(Busy) as caught:
+        lot.check(b"r")
+    assert caught.value.status == 503
+    assert caught.value.headers["Retry-After"]
+    lot.remove(one)
+    lot.remove(one)
+    lot.check(b"p")
+    lot.park(Car("3"))
+    assert lot.find("3") is not None
+    assert lot.find("1") is None
+
+
+def test_kept_results_make_room_and_take_none() -> None:
+    lot: Lot[Car] = Lot(InForce(Hold(max_calls=2, max_calls_per_principal=2)))
+    cars = [Car(str(number)) for number in range(5)]
+    for car in cars:
+        lot.park(car)
+        lot.keep(car)
+    assert len(lot) == 0
+    assert [car.forgotten for car in cars] == [True, True, True, False, False]
+    assert [lot.find(car.id) is car for car in cars] == [False, False, False, True, True]
+    assert set(lot) == set(cars[3:])
+    lot.keep(Car("never parked"))
+    assert lot.find("never parked") is None
+    lot.remove(cars[4])
+    assert set(lot) == {cars[3]}
+
+
+def test_a_lot_that_is_empty_again_remembers_nobody() -> None:
+    lot: Lot[Car] = Lot(InForce(Hold()))
+    for number in range(100):
+        car = Car(str(number), b"%d" % number)
+        lot.park(car)
+        lot.remove(car)
+    assert not lot._per_principal
+    assert not list(lot)

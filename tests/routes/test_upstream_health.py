@@ -1,0 +1,128 @@
+"""The health of an upstream follows the traffic of its route."""
+
+import asyncio
+
+from gateway.protocol import mcp
+from gateway.protocol.errors import CallLost
+from gateway.routes.upstream_health import UpstreamHealth
+from gateway.telemetry.recent_errors import RecentErrors
+from tests.support.fake_upstream import FakeUpstream, Turn
+from tests.support.stand import Start
+from tests.support.status import ask, fetch, told
+from tests.support.workbench import eventually
+
+
+async def test_health_is_what_traffic_showed(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin()
+    (route,) = (await told(stand)).routes
+    assert (route.health, route.last_ok_seconds_ago, route.last_failure) == ("unknown", None, None)
+    assert (route.transport, route.era) == ("auto", "unknown")
+
+    assert (await stand.client().call()).text == "done"
+    (route,) = (await told(stand)).routes
+    assert (route.health, route.last_failure) == ("ok", None)
+    assert (route.transport, route.era) == ("streamable-http", "old")
+
+    seen = len(upstream.seen) + len(upstream.probes)
+    for path in ("/status", "/status.json", "/status"):
+        assert (await fetch(stand, path))[0] == 200
+    assert len(upstream.seen) + len(upstream.probes) == seen, "the page asks the upstream nothing"
+
+    upstream.forget()
+    upstream.on("initialize", lambda turn: turn.reset())
+    assert (await stand.client().call()).error["code"] == mcp.INTERNAL_ERROR
+    status = await told(stand)
+    (route,) = status.routes
+    failure = route.last_failure
+    assert route.health == "failing"
+    assert failure is not None
+    assert failure.kind == "upstream_unreachable"
+    assert upstream.url in failure.cause
+    assert "mrtr-gateway probe" in failure.fix
+    (error,) = status.errors
+    assert (error.kind, error.route, error.count) == ("upstream_unreachable", "/mcp", 1)
+    html = (await fetch(stand, "/status"))[1]
+    assert "is failing" in html
+    assert "ready, 1 problem" in html
+
+    upstream.on("initialize", upstream.initialize)
+    assert (await stand.client().call()).text == "done"
+    (route,) = (await told(stand)).routes
+    assert route.health == "ok"
+    assert route.last_failure is not None, "when it failed last is still told"
+
+
+async def test_a_refused_caller_makes_no_failing_upstream(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin()
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(401, {}, {"WWW-Authenticate": "Bearer"})
+
+    upstream.on("initialize", refuse)
+    assert (await stand.client("Bearer bad-token").call()).status == 401
+    status = await told(stand)
+    assert (status.routes[0].health, status.routes[0].last_failure) == ("ok", None), "it is there"
+    assert [error.kind for error in status.errors] == ["upstream_refused"]
+
+
+async def test_a_server_that_fails_while_nobody_waits_is_told(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin()
+
+    async def ask_and_break(turn: Turn) -> None:
+        _ = await asyncio.gather(turn.elicit("q"), broken.wait())
+
+    broken = asyncio.Event()
+    upstream.tool(ask_and_break)
+    asked = await stand.client().call()
+    await upstream.close()
+    await eventually(stand.gateway.recent_errors.told)
+    status = await told(stand)
+    assert [(error.kind, error.count) for error in status.errors] == [("call_lost", 1)]
+    assert status.routes[0].health == "failing"
+    _ = await stand.client().answer(asked)
+    assert (await told(stand)).errors[0].count == 1, "its client hears of the same failure"
+
+
+async def test_a_server_that_is_silent_is_told(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(timeouts={"idle_seconds": 0.2})
+    upstream.tool(Turn.for_ever)
+    _ = await stand.client().call()
+    (error,) = (await told(stand)).errors
+    assert (error.kind, error.count) == ("call_lost", 1)
+    assert "was silent for 0.2 s" in error.text
+
+
+async def test_a_server_that_cannot_be_answered_is_told_as_no_failing_one(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    upstream.has_sessions = False
+    upstream.tool(ask)
+    stand = await begin()
+    _ = await stand.client().call()
+    status = await told(stand)
+    assert [(error.kind, error.count) for error in status.errors] == [("upstream_cannot_ask", 1)]
+    assert "Run the server with sessions" in status.errors[0].fix
+    assert status.routes[0].health == "ok"
+
+
+async def test_an_old_clients_traffic_counts(upstream: FakeUpstream, begin: Start) -> None:
+    """What is passed through shows as well whether somebody is there."""
+    stand = await begin()
+    body = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25"}}
+    async with stand.http.post(stand.url, json=body) as response:
+        assert response.status == 200
+    assert (await told(stand)).routes[0].health == "ok"
+    await upstream.close()
+    async with stand.http.post(stand.url, json=body) as response:
+        assert response.status == 502
+    status = await told(stand)
+    assert status.routes[0].health == "failing"
+    assert [(error.kind, error.count) for error in status.errors] == [("upstream_unreachable", 1)]
+
+
+def test_a_lost_owner_is_not_the_upstreams_failure() -> None:
+    known = UpstreamHealth("/mcp", RecentErrors(), is_command=False)
+    known.note(CallLost("gone", data={"reason": "owner_lost"}))
+    assert known.failure is None
+    known.note(CallLost("gone"))
+    assert known.failure is not None

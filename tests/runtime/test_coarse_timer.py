@@ -1,0 +1,58 @@
+"""The coarse timer: each armed key calls back once."""
+
+import asyncio
+
+from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Metrics
+
+
+async def test_an_alarm_rings_once_for_each_key_and_not_for_a_disarmed_one() -> None:
+    metrics = Metrics("0")
+    alarm = CoarseTimer(0.02, Tasks(metrics), "test")
+    rung: list[str] = []
+    all_rung = asyncio.Event()
+
+    def ring(key: str) -> None:
+        rung.append(key)
+        if key == "first":
+            alarm.disarm("victim")
+            alarm.arm("again", lambda: ring("again"))
+        elif key == "again":
+            all_rung.set()
+
+    for key in ("gone", "first", "victim", "last"):
+        alarm.arm(key, lambda key=key: ring(key))  # type: ignore[misc]
+    alarm.arm("gone", lambda: rung.append("never"))
+    alarm.disarm("gone")
+    alarm.disarm("unknown")
+    await asyncio.wait_for(all_rung.wait(), 2)
+    assert rung == ["first", "last", "again"]
+    assert len(alarm) == 0
+
+
+async def test_an_alarm_armed_anew_starts_anew() -> None:
+    alarm = CoarseTimer(0.1, Tasks(Metrics("0")), "test")
+    loop = asyncio.get_running_loop()
+    rung = loop.create_future()
+    alarm.arm("key", lambda: rung.set_result(loop.time()))
+    moved = loop.create_future()
+    loop.call_later(0.06, lambda: moved.set_result(None))  # the time under test
+    await moved
+    again = loop.time()
+    alarm.arm("key", lambda: rung.set_result(loop.time()))
+    assert await asyncio.wait_for(rung, 2) - again >= 0.1
+
+
+async def test_an_alarms_bug_is_counted_and_the_others_still_ring() -> None:
+    metrics = Metrics("0")
+    alarm = CoarseTimer(0.01, Tasks(metrics), "test")
+    rung = asyncio.Event()
+
+    def fail() -> None:
+        raise RuntimeError
+
+    alarm.arm("bad", fail)
+    alarm.arm("good", rung.set)
+    await asyncio.wait_for(rung.wait(), 2)
+    assert metrics._registry.get_sample_value("mcp_gateway_task_failures_total") == 1

@@ -1,0 +1,59 @@
+"""Background tasks: each exception is counted, and none outlives the close."""
+
+import asyncio
+
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Metrics
+
+
+def failures(metrics: Metrics) -> float | None:
+    return metrics._registry.get_sample_value("mcp_gateway_task_failures_total")
+
+
+async def test_what_a_task_raises_is_counted_and_a_cancellation_is_not() -> None:
+    metrics = Metrics("0")
+    tasks = Tasks(metrics)
+
+    async def fail() -> None:
+        raise RuntimeError
+
+    tasks.spawn(fail(), "fails")
+    waiting = tasks.start(asyncio.Event().wait(), "waits")  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert failures(metrics) == 1
+    assert len(tasks) == 1
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert (failures(metrics), len(tasks)) == (1, 0)
+
+
+async def test_a_timers_bug_is_counted() -> None:
+    metrics = Metrics("0")
+
+    def fail() -> None:
+        raise RuntimeError
+
+    Tasks(metrics).guard(fail, "timer")()
+    assert failures(metrics) == 1
+
+
+async def test_short_work_is_waited_for_and_the_rest_is_cancelled() -> None:
+    tasks = Tasks(Metrics("0"))
+    done: list[str] = []
+    go = asyncio.Event()
+
+    async def work(name: str) -> None:
+        await go.wait()
+        done.append(name)
+
+    async def for_ever() -> None:
+        await asyncio.Event().wait()
+
+    tasks.spawn(work("short"), "send upstream")
+    tasks.spawn(for_ever(), "side stream")
+    asyncio.get_running_loop().call_soon(go.set)
+    await tasks.settle(1)
+    assert done == ["short"]
+    await tasks.close()
+    assert len(tasks) == 0

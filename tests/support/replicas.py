@@ -1,0 +1,238 @@
+"""Starts several replicas over one fake legacy server in this process, and inspects them."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import aiohttp
+import msgspec
+from msgspec.structs import replace
+
+from gateway.cluster.worker import Address, Worker
+from gateway.config import InForce
+from gateway.exchange.events import Expired
+from gateway.protocol import mcp
+from gateway.seal import peer_messages as hops
+from gateway.seal.cipher import Keyring
+from gateway.seal.peer_messages import Frames, Hop, Hops
+from gateway.seal.request_state import Envelope
+from tests.parts.launch import free_port
+from tests.support import workbench
+from tests.support.fake_peer import KEY, Asked, Server
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
+from tests.support.workbench import ACCEPT, Client, Reply, Stand
+
+SECONDS = {"peer_connect_seconds": 1, "peer_accept_seconds": 0.2, "cancel_seconds": 1}
+
+
+TWICE: dict[str, Any] = {"route": {"ephemeral": ["*"]}}
+"""Every tool may run twice."""
+
+
+TOKEN = {mcp.META_PROGRESS_TOKEN: "t"}
+
+
+RETRY = "mcp_gateway_continuations_total"
+
+
+async def ask(turn: Turn) -> None:
+    answer = await turn.elicit("q")
+    await turn.result(text(json.dumps(answer)))
+
+
+class Gate:
+    """A tool that asks, then waits for the test before it gives its result."""
+
+    def __init__(self, upstream: FakeUpstream) -> None:
+        self.answered = asyncio.Event()
+        self.go = asyncio.Event()
+        upstream.tool(self.tool)
+
+    async def tool(self, turn: Turn) -> None:
+        await turn.elicit("q")
+        self.answered.set()
+        await self.go.wait()
+        await turn.result(text("done"))
+
+
+def later(work: Any) -> "asyncio.Task[Reply]":
+    task: asyncio.Task[Reply] = asyncio.get_running_loop().create_task(work)
+    return task
+
+
+async def in_time(work: Any) -> Any:
+    async with asyncio.timeout(DEADLINE):
+        return await work
+
+
+def opened(state: str) -> Envelope:
+    return msgspec.msgpack.Decoder(Envelope).decode(Keyring((KEY,), "state").open(state))
+
+
+def resealed(state: str, **changes: Any) -> str:
+    """A state as any replica could have sealed it, but for these."""
+    envelope = replace(opened(state), **changes)
+    return Keyring((KEY,), "state").seal(msgspec.msgpack.encode(envelope))
+
+
+def sample(stand: Stand, name: str, **labels: str) -> float:
+    return stand.gateway.metrics._registry.get_sample_value(name, labels) or 0.0
+
+
+def asked_peers(stand: Stand) -> dict[str, int]:
+    """What became of the requests to others."""
+    outcomes = ("served", "gone", "dead", "silent", "stalled", "broke")
+    found = {each: int(sample(stand, "mcp_gateway_peer_requests_total", outcome=each)) for each in outcomes}
+    return {outcome: count for outcome, count in found.items() if count}
+
+
+def steps(stand: Stand) -> dict[str, int]:
+    names = ("held", "forwarded", "resumed", "replayed", "lost")
+    found = {each: int(stand.metric(RETRY, step=each)) for each in names}
+    return {step: count for step, count in found.items() if count}
+
+
+def operations(stand: Stand, outcome: str) -> int:
+    """Requests that this replica counted as its clients'."""
+    families = stand.gateway.metrics._registry.collect()
+    return int(
+        sum(
+            each.value
+            for family in families
+            for each in family.samples
+            if each.name == "mcp_server_operation_duration_seconds_count" and each.labels["outcome"] == outcome
+        )
+    )
+
+
+async def crash(stand: Stand) -> None:
+    """End a process without a word to anybody: its connections break, its tasks are gone, nothing of it is tidied."""
+    gateway = stand.gateway
+
+    def never(work: Any, _: str) -> Any:
+        work.close()
+        over = asyncio.get_running_loop().create_future()
+        over.set_result(None)
+        return over
+
+    gateway.tasks.start = never  # type: ignore[method-assign,assignment]
+    for task in gateway.tasks._running:
+        task.cancel()
+    for listener in gateway._listeners:
+        server = listener._runner.server
+        assert server is not None
+        for connection in list(server.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+    for listener in gateway._listeners:
+        await listener.close()
+    await gateway.tasks.close()
+    await gateway._client.close()
+    await gateway._peer_connections.close()
+
+
+class Cluster:
+    """Replicas of one service, gw-1 and so on."""
+
+    def __init__(self, upstream: FakeUpstream, http: aiohttp.ClientSession) -> None:
+        self._upstream = upstream
+        self.http = http
+        self.peers: dict[str, Address] = {}
+        self.stands: dict[str, Stand] = {}
+        self.crashed: list[Stand] = []
+        self.servers: list[Server] = []
+
+    async def begin(self, *names: str, fakes: dict[str, Address] | None = None, **sections: Any) -> list[Stand]:
+        """Start these replicas; `fakes` are the addresses of others, or other ways to these."""
+        ports = {name: f"127.0.0.1:{free_port()}" for name in names}
+        self.peers = {**ports, **(fakes or {})}
+        return [await self.start(name, ports[name], **sections) for name in names]
+
+    async def start(self, name: str, door: Address, worker: Worker | None = None, **sections: Any) -> Stand:
+        replica = {"id": name, "listen": door, "peers": self.peers, **sections.pop("replica", {})}
+        sections = {**sections, "timeouts": {**SECONDS, **sections.get("timeouts", {})}, "replica": replica}
+        stand = await workbench.start(self._upstream.url, self.http, worker=worker, **sections)
+        self.stands[name if worker is None else f"{name}#{worker.number}"] = stand
+        return stand
+
+    async def crash(self, stand: Stand) -> None:
+        self.stands = {name: each for name, each in self.stands.items() if each is not stand}
+        self.crashed.append(stand)
+        await crash(stand)
+
+    async def fake(self, server: Server, port: int = 0) -> Any:
+        await server.start(port)
+        self.servers.append(server)
+        return server
+
+
+async def drop(stand: Stand) -> None:
+    """Give up every parked call."""
+    for driver in list(stand.gateway.lot):
+        driver._feed(Expired())
+
+
+async def order(stand: Stand, exchange: str) -> list[str]:
+    return await stand.gateway.members.candidates(exchange)
+
+
+async def exchange_failing_over_to(stand: Stand, *first: str) -> str:
+    """An exchange id whose failover candidates begin with these."""
+    for number in range(10_000):
+        if (await order(stand, f"x{number}"))[: len(first)] == list(first):
+            return f"x{number}"
+    raise AssertionError("no such order")
+
+
+async def orphan(stand: Stand, owner: str, *candidates: str, **changes: Any) -> Reply:
+    """A call whose state says that another replica holds it, which knows nothing of it; the real one is given up."""
+    asked = await stand.client().call()
+    exchange = await exchange_failing_over_to(stand, *candidates) if candidates else f"orphan of {owner}"
+    state = resealed(asked.state, owner=owner, **{"upstream": None, "exchange": exchange, **changes})
+    await drop(stand)
+    asked.messages[-1]["result"]["requestState"] = state
+    return asked
+
+
+def retry_params(asked: Reply, answer: Any = None) -> dict[str, Any]:
+    answers = dict.fromkeys(asked.questions, ACCEPT if answer is None else answer)
+    return {"name": "tool", "arguments": {}, "requestState": asked.state, "inputResponses": answers}
+
+
+async def frames_of(cluster: Cluster, name: str, hop: Hop, *, close: bool = False) -> list[hops.Frame]:
+    """What a replica answers another one."""
+    ring = Keyring((KEY,), "peer")
+    url = f"http://{cluster.peers[name]}/peer"
+    headers = {"Connection": "close"} if close else {}
+    sealed_hop = Hops(InForce(ring)).seal(hop)
+    async with asyncio.timeout(DEADLINE), cluster.http.post(url, data=sealed_hop, headers=headers) as response:
+        assert response.status == 200
+        return Frames(ring, hop.nonce, 1 << 24).feed(await response.read())
+
+
+def hop_for(to: str, kind: hops.Kind = "owner", asked: Reply | None = None, client: Client | None = None) -> Hop:
+    headers, body = client.build("tools/call", retry_params(asked)) if client and asked else ({}, b"")
+    raw = tuple((name.encode(), value.encode()) for name, value in headers.items())
+    return Hop(
+        kind=kind, to=to, issued=time.time(), nonce=hops.nonce(), path="/mcp", headers=raw, remote="::1", body=body
+    )
+
+
+def progress(number: int) -> dict[str, Any]:
+    params = {"progressToken": "t", "progress": number}
+    return {"jsonrpc": "2.0", "method": mcp.PROGRESS, "params": params}
+
+
+async def dies_at_once(asked: Asked) -> None:
+    asked.die()
+
+
+async def dies_after_the_body(asked: Asked) -> None:
+    await asked.take()
+    asked.die()
+
+
+async def speaks_no_http(asked: Asked) -> None:
+    await asked.raw(b"SSH-2.0-x\r\n\r\n")
+    await asked.silence()

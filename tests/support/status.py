@@ -1,0 +1,89 @@
+"""The status of a gateway, fetched from its admin listener or made for a test."""
+
+import json
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.admin.snapshot import about
+from gateway.config import parse
+from gateway.exchange.events import Expired
+from gateway.telemetry.status import (
+    HeldStatus,
+    ProcessStatus,
+    RouteStatus,
+    Status,
+)
+from tests.support.fake_upstream import Turn, text
+from tests.support.workbench import Stand
+
+SECRET: Final = "s3cr3t"
+
+
+async def ask(turn: Turn) -> None:
+    answer = await turn.elicit("q")
+    await turn.result(text(json.dumps(answer)))
+
+
+async def fetch(stand: Stand, path: str = "/status.json", **headers: str) -> tuple[int, str, Any]:
+    async with stand.http.get(f"http://{stand.gateway.admin}{path}", headers=headers) as response:
+        return response.status, await response.text(), response
+
+
+async def told(stand: Stand) -> Status:
+    status, body, _ = await fetch(stand)
+    assert status == 200
+    return msgspec.json.decode(body, type=Status)
+
+
+async def drop(stand: Stand) -> None:
+    """Give up what nobody will answer."""
+    for driver in list(stand.gateway.lot):
+        driver._feed(Expired())
+
+
+def held(age: float) -> HeldStatus:
+    return HeldStatus(
+        route="/mcp",
+        method="tools/call",
+        name="t",
+        state="parked",
+        round=1,
+        asked=(),
+        age_seconds=age,
+        expires_in_seconds=1,
+        owner="gw-1",
+        caller="c",
+    )
+
+
+def status_of(*processes: ProcessStatus, **fields: Any) -> Status:
+    config = parse(json.dumps({"routes": [{"upstream": {"url": "http://127.0.0.1:1/mcp"}}]}), "test", {})
+    return replace(about(config, "gw-1", 0, is_draining=False), processes=processes, **fields)
+
+
+def process(number: int, configuration: str = "aaa") -> ProcessStatus:
+    return ProcessStatus(id=f"gw-1#{number}", state="ready", configuration=configuration, held=number)
+
+
+def route(**fields: Any) -> RouteStatus:
+    usual: dict[str, Any] = {
+        "path": "/mcp",
+        "upstream": "http://127.0.0.1:1/mcp",
+        "transport": "auto",
+        "era": "unknown",
+        "continuation": "hold",
+        "health": "unknown",
+        "last_ok_seconds_ago": None,
+        "last_failure": None,
+        "held": 1,
+        "sessions": {"idle": 1, "busy": 2, "quarantined": 0},
+        "sessions_limit": 10,
+        "waiting": 1,
+        "children": None,
+        "children_limit": None,
+        "subscriptions": 1,
+        "streams": 0,
+    }
+    return RouteStatus(**{**usual, **fields})

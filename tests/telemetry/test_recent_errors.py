@@ -1,0 +1,46 @@
+"""The recent errors: one line for each kind, without secrets."""
+
+import pytest
+
+from gateway.protocol.errors import InvalidParams, InvalidState, Unauthorized, Unreachable
+from gateway.telemetry.recent_errors import RecentErrors, presentable
+from gateway.telemetry.status import (
+    MOST_ERRORS,
+)
+
+
+def test_errors_that_differ_in_numbers_are_one_and_there_are_never_many() -> None:
+    errors = RecentErrors()
+    for number in range(5):
+        _ = errors.note(Unreachable(f"is started again in {number} s"), "/mcp")
+    (error,) = errors.told()
+    assert (error.count, error.text) == (5, "is started again in 4 s")
+    same = Unreachable("the same one")
+    assert (errors.note(same), errors.note(same)) == ("upstream_unreachable", None)
+    assert errors.told()[0].count == 1
+    for letter in range(3 * MOST_ERRORS):
+        _ = errors.note(Unreachable("x" * (letter + 1)))
+    assert len(errors.told()) == MOST_ERRORS
+    assert errors.told()[0].text == "x" * 3 * MOST_ERRORS
+    assert all(error.text != "the same one" for error in errors.told()), "the oldest has gone"
+
+
+def test_what_only_its_client_can_mend_is_no_trouble() -> None:
+    errors, mended = RecentErrors(), (InvalidParams("x"), InvalidState("expired"), Unauthorized("x", has_token=True))
+    assert [errors.note(error) for error in mended] == [None] * 3
+    assert errors.note(InvalidState("unknown_key")) == "unknown_key"
+    assert "state.keys" in errors.told()[0].fix
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\nb\x1b[31mc\u202ed", "a b [31mc d"),
+        ("with Bearer abcdefghijkl", "with Bearer [hidden]"),
+        ("X refused a message: card 1234", "X refused a message"),
+        ("X answered HTTP 502 (card (1) 2); the call may", "X answered HTTP 502; the call may"),
+        ("y" * 1000, "y" * 399 + "…"),
+    ],
+)
+def test_a_text_is_one_harmless_line(text: str, shown: str) -> None:
+    assert presentable(text) == shown

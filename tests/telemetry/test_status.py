@@ -1,0 +1,59 @@
+"""The status as pure data: the health of a route, several workers merged into one."""
+
+from gateway.admin.snapshot import about
+from gateway.admin.status_page import page
+from gateway.config import parse
+from gateway.telemetry.status import (
+    Failure,
+    health,
+    together,
+)
+from tests.support.status import held, process, route, status_of
+from tests.support.workbench import configuration
+
+
+def test_the_last_word_is_the_health() -> None:
+    failure = Failure(kind="k", cause="c", fix="f", seconds_ago=5)
+    assert health(None, None) == "unknown"
+    assert health(9.0, None) == "ok"
+    assert health(None, failure) == "failing"
+    assert health(9.0, failure) == "failing"
+    assert health(1.0, failure) == "ok"
+
+
+def test_workers_are_told_as_one() -> None:
+    failure = Failure(kind="call_lost", cause="c", fix="f", seconds_ago=3)
+    parts = [
+        status_of(process(1), routes=(route(last_failure=failure, health="failing"),), routes_total=1, held_total=1),
+        status_of(
+            process(0),
+            routes=(route(last_ok_seconds_ago=2.0, era="old", transport="sse", health="ok"),),
+            routes_total=1,
+            held=(held(5),),
+            held_total=2,
+        ),
+    ]
+    config = parse(configuration("http://127.0.0.1:1/mcp", listen="127.0.0.1:1", workers=3), "test", {})
+    whole = together(about(config, "gw-1", 0, is_draining=False), parts)
+    assert [(each.id, each.state) for each in whole.processes] == [
+        ("gw-1#0", "ready"),
+        ("gw-1#1", "ready"),
+        ("gw-1#2", "silent"),
+    ]
+    assert (whole.state, whole.held_total, len(whole.held)) == ("not ready", 3, 1)
+    (row,) = whole.routes
+    assert (row.health, row.era, row.transport, row.held, row.waiting) == ("ok", "old", "sse", 2, 2)
+    assert row.last_failure == failure
+    assert (row.sessions, row.sessions_limit) == ({"idle": 2, "busy": 4, "quarantined": 0}, 20)
+    assert [notice.text.partition(":")[0] for notice in whole.notices] == [
+        "No answer within a second from gw-1#2",
+    ]
+    assert "gw-1#2" in page(whole)
+
+
+def test_workers_that_run_under_different_configurations_are_told() -> None:
+    parts = [status_of(process(0, "aaa")), status_of(process(1, "bbb"))]
+    config = parse(configuration("http://127.0.0.1:1/mcp", listen="127.0.0.1:1", workers=2), "test", {})
+    whole = together(about(config, "gw-1", 0, is_draining=False), parts)
+    assert "different configurations (aaa, bbb)" in whole.notices[0].text
+    assert together(about(config, "gw-1", 0, is_draining=True), parts).state == "draining"
