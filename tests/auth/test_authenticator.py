@@ -114,13 +114,13 @@ async def test_a_caller_is_verified_once_per_request(
     upstream.tool(lambda turn: turn.result(text("done")))
     stand = await begin(principal=verified(endpoint))
     verifier, callers = keys_of(stand), list[str | None]()
-    verify = verifier.caller
+    verify = verifier.principal
 
     async def counting(authorization: str | None) -> bytes:
         callers.append(authorization)
         return await verify(authorization)
 
-    monkeypatch.setattr(verifier, "caller", counting)
+    monkeypatch.setattr(verifier, "principal", counting)
     client = stand.client(bearer())
     _ = await client.call()
     assert len(callers) == 1
