@@ -26,20 +26,20 @@ the event says that it may be (`replayable`) and every answer so far is on recor
 Sources: specification 2026-07-28 basic/patterns/mrtr and cancellation; SEP-2322 (ephemeral workflow), SEP-2260.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
-from msgspec.structs import replace
 
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import questions as inputs
 from gateway.exchange import results
 from gateway.exchange.commands import Command, Timer
-from gateway.exchange.questions import Question, Recorded
+from gateway.exchange.questions import Question
+from gateway.exchange.replay import MAX_RECORD_BYTES, Answers, Recorded, ReplayLedger
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import (
@@ -61,10 +61,6 @@ MAX_NESTED: Final = 4_096
 """Nested requests one run of a call may send; each is remembered, so that a repeated stream asks nothing twice."""
 MAX_NESTED_ID_BYTES: Final = 1024
 """A longer id would make the memory of those requests a load; such a request is refused and not remembered."""
-MAX_RECORD_BYTES: Final = 65_536
-"""Answers an exchange remembers for another run of its call; with more, it cannot be run again."""
-MAX_RUNS: Final = 3
-"""How often a call is run again: a server that dies of it would die for ever."""
 
 
 class State(StrEnum):
@@ -131,25 +127,13 @@ class Exchange:
         self._legs: list[on.Leg] = []
         self._keys: set[str] = set()
         self._seen: set[bytes] = set()
-        self._given_up: dict[bytes, bool] = {}
-        """Ids that the upstream withdrew after their answers were sent, and whether its call may be run again."""
         self._digests: dict[int, bytes] = {}
         self._final: Callable[[tuple[on.Leg, ...]], Command] | None = None
-        self._calling = False
-        self._dirty = False
-        """A question of an earlier call of the session was never answered."""
-        self.record: tuple[Recorded, ...] | None = ()
-        """The answers that went upstream so far, in their order."""
+        self._abandoned: set[str] = set()
+        """Keys of nested requests that earlier calls of the session left unanswered."""
+        self._ledger = ReplayLedger()
         self.sheds = 0
         """State-only rounds so far."""
-        self._to_replay: tuple[Recorded, ...] = ()
-        """What of an earlier run's answers this one has not asked for yet."""
-        self._runs = 0
-        self._withdrawn: dict[str, Question] | None = None
-        """Questions of this round that the upstream gave up on while the client had them, and whose call may be run
-        again."""
-        self._owed = False
-        """The client answered one of those."""
 
     def restore(self, past: Snapshot) -> None:
         """Go on where another process stopped; for a new exchange only."""
@@ -157,17 +141,21 @@ class Exchange:
             raise LocalProtocolError(f"an exchange that is {self.state} cannot be another one's past")
         self.state, self.round, self.sheds = past.state, past.round, past.sheds
         self.questions = dict(past.questions)
-        self.record = past.record
+        self._ledger = ReplayLedger(past.record)
         self._shown = frozenset(past.questions)
         self._keys = {*past.questions, *(recorded.key for recorded in past.record or ())}
         self._seen = {bytes(q.upstream_id) for q in past.questions.values() if q.upstream_id is not None}
         self._given.clear()  # the answers of a retry are those of its round, whatever else has such a key
-        self._calling = past.state is State.PARKED
 
     @property
     def calling(self) -> bool:
         """Whether the upstream call was asked for and has neither ended nor been given up."""
-        return self._calling
+        return self.state in _CALLING
+
+    @property
+    def record(self) -> tuple[Recorded, ...] | None:
+        """The answers that went upstream so far, in their order; None if the call cannot be run again."""
+        return self._ledger.record
 
     @property
     def legs(self) -> tuple[on.Leg, ...]:
@@ -189,7 +177,6 @@ class Exchange:
 
     def _send_call(self) -> Commands:
         self.state = State.RUNNING
-        self._calling = True
         if self._policy.may_ask:
             return [do.SendCall(), do.Arm(Timer.LEG)]
         return [do.SendCall()]
@@ -198,13 +185,13 @@ class Exchange:
         """PARKED: the expected retry, or a late repeat of an earlier round."""
         if event.round != self.round:
             return self._repeat_parked(event)
-        matched, late = self._match(event), self._match_withdrawn(event)
+        matched, late = self._match(event), self._ledger.match(event.answers)
         if self.questions and not matched and not late:
             return self._ask_again(event.leg)
         self._check_askable(event)
         self._claim(event)
-        self._note((*matched, *late))
-        self._owed = self._owed or bool(late)
+        self._ledger.note(matched, self.round)
+        self._ledger.note(late, self.round, sent=False)
         out: Commands = [do.Disarm(Timer.TTL), do.Arm(Timer.LEG)]
         for question, _ in matched:
             del self.questions[question.key]
@@ -217,16 +204,16 @@ class Exchange:
         """BROKEN: the answers are here, and the call runs again with all of them."""
         if event.round != self.round:
             return self._repeat_parked(event)
-        matched = (*self._match(event), *self._match_withdrawn(event))
+        matched = (*self._match(event), *self._ledger.match(event.answers))
         if self.questions and not matched:
             return self._ask_again(event.leg)
         self._claim(event)
-        self._note(matched)
+        self._ledger.note(matched, self.round)
         out: Commands = [do.Disarm(Timer.TTL)]
         out += [do.Count(question.method, "answered") for question, _ in matched]
         if self.record is None:
-            return [*out, *self._end(lambda legs: do.Fail(legs, _unrecorded()), clean=False)]
-        return [*out, do.Arm(Timer.LEG), *self._run_again(clean=False)]
+            return [*out, *self._end(lambda legs: do.Fail(legs, _unrecorded()), completed=False)]
+        return [*out, do.Arm(Timer.LEG), *self._run_again(completed=False)]
 
     def _resume_waiting(self) -> Commands:
         """A leg waits again: for the result, or for the quiet window when questions are still open."""
@@ -250,7 +237,7 @@ class Exchange:
         self._claim(event)
         out.append(do.Disarm(Timer.TTL))
         if declined:
-            return [*out, *self._end(self._declined_urls(declined), clean=True)]
+            return [*out, *self._end(self._declined_urls(declined), completed=True)]
         return [*out, *self._send_call()]
 
     def _ask_again(self, leg: on.Leg) -> Commands:
@@ -261,22 +248,12 @@ class Exchange:
         ask = do.Ask((leg,), dict(self.questions), self.round, self.state, held)
         return [ask, do.Arm(Timer.TTL)] if held else [ask, *self._part(None)]
 
-    def _match(self, event: on.Answered) -> tuple[tuple[Question, Raw], ...]:
+    def _match(self, event: on.Answered) -> Answers:
         """The open questions that are answered, with checked answers; unknown keys are ignored."""
         return tuple(
             (question, inputs.check_answer(question, event.answers[key]))
             for key, question in self.questions.items()
             if key in event.answers and key in self._shown
-        )
-
-    def _match_withdrawn(self, event: on.Answered) -> tuple[tuple[Question, Raw], ...]:
-        """The answers to questions that the upstream gave up on, where its call can be run again with them."""
-        if not self._withdrawn or not self._can_run_again():
-            return ()
-        return tuple(
-            (question, inputs.check_answer(question, event.answers[key]))
-            for key, question in self._withdrawn.items()
-            if key in event.answers
         )
 
     def _check_askable(self, event: on.Answered | None) -> None:
@@ -288,30 +265,6 @@ class Exchange:
                 f"inputResponses must answer every question of the round, {', '.join(missing)} too: another replica "
                 "asked, and this one cannot repeat it; the call still waits, call again with the same requestState"
             )
-
-    def _note(self, matched: Sequence[tuple[Question, Raw]], round_: int | None = None) -> None:
-        """Put answers on record, or give the record up when it has grown too large; the later answer counts."""
-        self._strike(question for question, _ in matched)
-        if self.record is None:
-            return
-        in_round = self.round if round_ is None else round_
-        self._put_on_record(
-            Recorded(question.key, inputs.question_digest(question), in_round, bytes(answer))
-            for question, answer in matched
-        )
-
-    def _put_on_record(self, answers: Iterable[Recorded]) -> None:
-        if self.record is None:
-            return
-        self.record = (*self.record, *answers)
-        if sum(len(recorded.answer) for recorded in self.record) > MAX_RECORD_BYTES:
-            self.record = None
-
-    def _strike(self, questions: Iterable[Question]) -> None:
-        """Take the answers to these questions off the record."""
-        keys = {question.key for question in questions}
-        if self.record is not None:
-            self.record = tuple(recorded for recorded in self.record if recorded.key not in keys)
 
     def _claim(self, event: on.Answered) -> None:
         self._digests[event.round] = event.digest
@@ -342,12 +295,17 @@ class Exchange:
         """FINISHED: the result is here; answers to questions that the upstream gave up are moot."""
         if event.round in self._digests or event.round != self.round:
             self._repeated(event)
-        elif late := self._match_withdrawn(event):
+        elif late := self._ledger.match(event.answers):
             # The server did not wait for its user. It may be asked once more, and this time the answer is here.
-            self._note(late)
+            self._ledger.note(late, self.round)
             if self.record is not None:
                 self._claim(event)
-                return [do.Disarm(Timer.TTL), do.Disarm(Timer.LINGER), do.Arm(Timer.LEG), *self._run_again(clean=True)]
+                return [
+                    do.Disarm(Timer.TTL),
+                    do.Disarm(Timer.LINGER),
+                    do.Arm(Timer.LEG),
+                    *self._run_again(completed=True),
+                ]
         self._digests[event.round] = event.digest
         self.state = State.ENDED
         return [do.Disarm(Timer.TTL), do.Disarm(Timer.GRACE), *self._give((event.leg,)), do.Arm(Timer.LINGER)]
@@ -393,13 +351,13 @@ class Exchange:
         key = inputs.assign_key(event.method, asked.hint, self._keys)
         question = Question(key, event.method, asked.params, event.id)
         self._keys.add(key)
-        recorded = self._recorded_answer(question)
+        recorded = self._ledger.next_answer(question)
         if recorded is not None:
             return [do.SendAnswers(((question, recorded),)), do.Count(event.method, "replayed")]
         early = self._given_answer(question)
         if early is not None:
             # Of the round that it spares the client, or of the one it was asked in the middle of.
-            self._note(((question, early),), self.round + (self.state is not State.PARKED))
+            self._ledger.note(((question, early),), self.round + (self.state is not State.PARKED))
             return [do.SendAnswers(((question, early),)), do.Count(event.method, "given")]
         self.questions[key] = question
         out: Commands = [do.Count(event.method, "asked")]
@@ -419,25 +377,6 @@ class Exchange:
             return jsonrpc.Error(mcp.INVALID_REQUEST, f"The request's id is longer than {MAX_NESTED_ID_BYTES} bytes")
         if len(self.questions) >= MAX_QUESTIONS:
             return jsonrpc.Error(mcp.INVALID_REQUEST, f"More than {MAX_QUESTIONS} questions are open")
-        return None
-
-    def _recorded_answer(self, question: Question) -> Raw | None:
-        """The answer of an earlier run; with the first question that has none, the runs have parted.
-
-        Questions of one round came together, and may come in another order next time.
-        """
-        left = self._to_replay
-        if not left:
-            return None
-        digest = inputs.question_digest(question)
-        for place, recorded in enumerate(left):
-            if recorded.round != left[0].round:
-                break
-            if recorded.digest == digest:
-                self._to_replay = (*left[:place], *left[place + 1 :])
-                self._put_on_record((replace(recorded, key=question.key),))
-                return Raw(recorded.answer)
-        self._to_replay = ()
         return None
 
     def _given_answer(self, question: Question) -> Raw | None:
@@ -465,10 +404,10 @@ class Exchange:
                 break
         else:
             if bytes(event.id) in self._seen:
-                self._given_up[bytes(event.id)] = event.replayable
+                self._ledger.withdraw_sent(event.id, replayable=event.replayable)
             return []
         if event.replayable and self.state is State.PARKED and key in self._shown:
-            self._withdrawn = {**(self._withdrawn or {}), key: question}
+            self._ledger.withdraw(question)
         out: Commands = [do.Count(question.method, "withdrawn")]
         if self.state is State.ASKING and not self.questions:
             self.state = State.RUNNING
@@ -492,16 +431,16 @@ class Exchange:
         return [do.Forward(leg, message)]
 
     def _result(self, event: on.Resulted) -> Commands:
-        if self._owed and self._can_run_again():
-            return self._run_again_in_time(clean=True)
-        return self._end(lambda legs: do.Reply(legs, event.result), clean=not self.questions)
+        if self._ledger.owes_run:
+            return self._run_again_in_time(completed=True)
+        return self._end(lambda legs: do.Reply(legs, event.result), completed=True)
 
     def _failure(self, event: on.Failed) -> Commands:
         if event.error.code == mcp.OLD_URL_REQUIRED:
             return self._refer(event.error)
-        if self._owed and self._can_run_again():
-            return self._run_again_in_time(clean=True)
-        return self._end(lambda legs: do.FailWith(legs, event.error), clean=not self.questions)
+        if self._ledger.owes_run:
+            return self._run_again_in_time(completed=True)
+        return self._end(lambda legs: do.FailWith(legs, event.error), completed=True)
 
     def _refer(self, error: jsonrpc.Error) -> Commands:
         """-32042 became, in 2026-07-28, a round of url elicitations."""
@@ -513,15 +452,13 @@ class Exchange:
             return self._cannot_refer(str(exc), error)
         if not self._declared.url:
             missing = MissingCapability({"elicitation": {"url": {}}}, "error -32042")
-            return self._end(lambda legs: do.Fail(legs, missing), clean=not self.questions)
+            return self._end(lambda legs: do.Fail(legs, missing), completed=True)
         if len(questions) > MAX_QUESTIONS:
             return self._cannot_refer(f"{len(questions)} of them", error)
-        self._calling = False
         # The call is over; what follows the urls is another one, and maybe in another session.
-        self.record, self._to_replay, self._withdrawn, self._owed = (), (), None, False
+        self._ledger.start_call()
         self._seen.clear()
-        self._given_up.clear()
-        self._dirty = self._dirty or bool(self.questions)
+        self._abandoned.update(self.questions)
         waiting = self.state in (State.RUNNING, State.ASKING)
         self._keys.update(questions)
         self.questions = questions
@@ -533,44 +470,40 @@ class Exchange:
 
     def _cannot_refer(self, sent: str, error: jsonrpc.Error) -> Commands:
         lost = results.internal_error(f"The server wants a url to be visited first, but sent {sent}", error)
-        return self._end(lambda legs: do.FailWith(legs, lost), clean=not self.questions)
+        return self._end(lambda legs: do.FailWith(legs, lost), completed=True)
 
     def _break(self, event: on.Broke) -> Commands:
-        if not event.replayable or not self._can_run_again():
-            self._withdrawn = None  # whatever was said of the call before, this is the last word
-            return self._end(lambda legs: do.Fail(legs, event.error), clean=False)
-        return self._run_again_in_time(clean=False)
+        if not event.replayable or not self._ledger.can_run_again:
+            self._ledger.forget_withdrawn()  # whatever was said of the call before, it cannot be run again now
+            return self._end(lambda legs: do.Fail(legs, event.error), completed=False)
+        return self._run_again_in_time(completed=False)
 
-    def _can_run_again(self) -> bool:
-        return self.record is not None and self._runs < MAX_RUNS
-
-    def _run_again_in_time(self, *, clean: bool) -> Commands:
+    def _run_again_in_time(self, *, completed: bool) -> Commands:
         """Run again now, or once the client has answered what is with it."""
         if self.state is not State.PARKED:
-            return self._run_again(clean=clean)
+            return self._run_again(completed=completed)
         self.state = State.BROKEN
-        self._calling = False
-        return [do.ReleaseSession(clean and not self._dirty and not self.questions)]
+        return [self._release(completed=completed)]
 
-    def _run_again(self, *, clean: bool) -> Commands:
-        """Begin anew, with the answers so far at hand; `clean` when the call before has ended by itself."""
-        clean = clean and not self._dirty and not self.questions
-        self._runs += 1
-        self._to_replay, self.record = self.record or (), ()
-        self._keys.clear()
-        self._seen.clear()
-        self._given_up.clear()
-        self.questions.clear()
-        self._shown = frozenset()
-        self._withdrawn, self._owed, self._dirty, self._final = None, False, False, None
+    def _run_again(self, *, completed: bool) -> Commands:
+        """Begin another run, with the answers so far at hand; `completed` when the upstream ended the run before."""
+        out: Commands = [do.Disarm(Timer.QUIET), self._release(completed=completed), do.RunAgain()]
+        self._ledger.start_run()
+        for memory in (self._keys, self._seen, self._abandoned, self.questions):
+            memory.clear()
+        self._shown, self._final = frozenset(), None
         self.state = State.RUNNING if self._legs else State.DETACHED
-        self._calling = True
-        return [do.Disarm(Timer.QUIET), do.ReleaseSession(clean), do.RunAgain()]
+        return out
+
+    def _release(self, *, completed: bool) -> Command:
+        """The session is clean once its call completed with every nested request answered."""
+        unanswered = self._abandoned or any(question.upstream_id is not None for question in self.questions.values())
+        return do.ReleaseSession(clean=completed and not unanswered)
 
     def _undelivered(self, event: on.Undelivered) -> Commands:
         if not any(bytes(question.upstream_id or b"") in self._seen for question in event.questions):
             return []  # they answered an earlier call of this exchange, which has ended since
-        if event.replayable and self._can_run_again():
+        if event.replayable and self._ledger.can_run_again:
             return self._break(on.Broke(event.error, replayable=True))
         if not event.retryable or self.round == 0:
             return self._abort(event.error)
@@ -582,7 +515,7 @@ class Exchange:
             out.append(do.Fail(legs, event.error))
         if not self._policy.holds:
             return [*out, *self._part("its client's credentials were refused; it will be run again")]
-        self._strike(event.questions)
+        self._ledger.strike(event.questions)
         self._put_back(event.questions)
         self._digests.pop(self.round, None)
         self.state = State.PARKED
@@ -590,13 +523,7 @@ class Exchange:
 
     def _put_back(self, questions: Iterable[Question]) -> None:
         """Open these questions anew, unless the upstream gave up on them while their answers were under way."""
-        again = {}
-        for question in questions:
-            replayable = self._given_up.get(bytes(question.upstream_id or b""))
-            if replayable is None:
-                again[question.key] = question
-            elif replayable and question.key in self._shown:
-                self._withdrawn = {**(self._withdrawn or {}), question.key: question}
+        again = self._ledger.still_open(questions, self._shown)
         self.questions = again | self.questions
         # What this process has no words for cannot be shown again; the client knows it from an earlier round.
         self._shown |= {key for key, question in again.items() if question.params is None}
@@ -625,7 +552,8 @@ class Exchange:
             return self._abort(_unrecorded())
         self.round += 1
         self.state = state
-        self._shown, self._withdrawn = frozenset(self.questions), None  # an answer is one to what its round showed
+        self._shown = frozenset(self.questions)
+        self._ledger.forget_withdrawn()  # an answer is to what its round showed
         legs, self._legs = self.legs, []
         resting = state if holds or state is State.REFERRED else State.BROKEN
         ask = do.Ask(legs, dict(self.questions), self.round, resting, held=holds, stays=stays)
@@ -636,11 +564,10 @@ class Exchange:
     def _part(self, reason: str | None) -> Commands:
         """Keep nothing of the exchange; the call is cancelled where there is a reason."""
         out = self._cancel(reason) if reason is not None else []
-        clean = self.state is State.REFERRED and not self._dirty
-        self._calling = False
+        out += [do.Disarm(Timer.TTL), self._release(completed=self.state is State.REFERRED)]
         self.questions.clear()
         self.state = State.ENDED
-        return [*out, do.Disarm(Timer.TTL), do.ReleaseSession(clean)]
+        return out
 
     def _hand_over(self, event: on.HandedOver) -> Commands:
         """End the legs early, where there is a place; the retry reaches this replica through another one."""
@@ -679,22 +606,21 @@ class Exchange:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def _end(self, final: Callable[[tuple[on.Leg, ...]], Command], *, clean: bool) -> Commands:
-        """The call is over: give the final message to who waits, or keep it."""
-        self._calling = False
+    def _end(self, final: Callable[[tuple[on.Leg, ...]], Command], *, completed: bool) -> Commands:
+        """The call is over: give the final message to the legs that wait, or keep it."""
+        release = self._release(completed=completed)
         self._final = final
         self.questions.clear()
-        clean = clean and not self._dirty
         waited = self.state in (State.PARKED, State.REFERRED, State.BROKEN)
         legs, self._legs = self.legs, []
         out: Commands = [do.DisarmLeg()] if self._policy.may_ask else []
         if legs:
             self.state = State.ENDED
-            out += [*self._give(legs), do.ReleaseSession(clean)]
+            out += [*self._give(legs), release]
             return [*out, do.Arm(Timer.LINGER)] if self.round else out
         self.state = State.FINISHED
         # A client that is thinking has until its state expires; one that lost its connection has the linger time.
-        return [*out, do.ReleaseSession(clean), *([] if waited else [do.Arm(Timer.LINGER)])]
+        return [*out, release, *([] if waited else [do.Arm(Timer.LINGER)])]
 
     def _give(self, legs: tuple[on.Leg, ...]) -> Commands:
         assert self._final is not None
@@ -702,21 +628,15 @@ class Exchange:
 
     def _abort(self, error: GatewayError) -> Commands:
         """End the exchange while its call runs: settle the open questions, cancel, tell who waits."""
-        self._withdrawn = None  # an answer that comes now does not begin it anew
-        return [*self._cancel(error.message), *self._end(lambda legs: do.Fail(legs, error), clean=False)]
+        self._ledger.forget_withdrawn()  # an answer that comes now does not run it again
+        return [*self._cancel(error.message), *self._end(lambda legs: do.Fail(legs, error), completed=False)]
 
     def _give_up(self, reason: str) -> Commands:
         """Nobody waits and nobody will come back."""
-        out = [*self._cancel(reason)]
-        out += [do.DisarmLeg(), do.Disarm(Timer.TTL)]
-        clean = self.state is State.REFERRED and not self._dirty
-        self._calling = False
-        self.questions.clear()
-        self.state = State.ENDED
-        return [*out, do.ReleaseSession(clean)]
+        return [*self._cancel(reason), do.DisarmLeg(), *self._part(None)]
 
     def _cancel(self, reason: str) -> Commands:
-        if not self._calling:
+        if not self.calling:
             return []
         out: Commands = []
         for question in self.questions.values():

@@ -39,18 +39,6 @@ class Question(msgspec.Struct, frozen=True):
     digest: bytes | None = None
 
 
-class Recorded(msgspec.Struct, frozen=True, array_like=True):
-    """One answer as it went upstream: what it answered (`question_digest`), in which round, and its JSON.
-
-    The same question of a later run of the call gets the same answer. Ids differ from run to run, params do not.
-    """
-
-    key: str
-    digest: bytes
-    round: int
-    answer: bytes
-
-
 def question_digest(question: Question) -> bytes:
     """Names what is asked: method and canonical params."""
     if question.digest is not None:

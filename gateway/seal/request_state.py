@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.exchange.questions import Recorded
+from gateway.exchange.replay import Recorded
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidParams, InvalidState
 from gateway.protocol.request import Request

@@ -6,7 +6,7 @@ from gateway.auth import jwks, oauth_proxy
 from gateway.bridge import driver, response_queue, subscription
 from gateway.cluster import membership, peer_client
 from gateway.downstream import handler
-from gateway.exchange import machine, questions
+from gateway.exchange import machine, questions, replay
 from gateway.http import listener
 from gateway.identity import bearer_token
 from gateway.process import child, launcher, stderr_log
@@ -63,8 +63,8 @@ FIXED = [
     ("open questions of one call", [count(machine.MAX_QUESTIONS)]),
     ("requests of the server in one call", [count(machine.MAX_NESTED), size(machine.MAX_NESTED_ID_BYTES)]),
     ("a key of `inputRequests`", [f"{questions._MAX_KEY} characters"]),
-    ("recorded answers of one call", [size(machine.MAX_RECORD_BYTES)]),
-    ("reruns of a call that may run twice", [f"{machine.MAX_RUNS} beside the first"]),
+    ("recorded answers of one call", [size(replay.MAX_RECORD_BYTES)]),
+    ("reruns of a call that may run twice", [f"{replay.MAX_RUNS} beside the first"]),
     ("stderr", [f"{stderr_log._LINE_BYTES:,} bytes a line", f"{stderr_log._LINES_PER_SECOND} lines a second"]),
     (
         "the pause after a child that died at its start",
