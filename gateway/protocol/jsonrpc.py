@@ -27,6 +27,7 @@ NULL: Final = b"null"
 _DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS: Final = b"0" * 300
 _INTEGER: Final = re.compile(rb"-?[0-9]{1,300}")
+_LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
 _LEVELS: Final = bytes.maketrans(b"[]{}", b"1010")
 _NO_LEVELS: Final = bytes(set(range(256)) - set(b'[]{}"'))
 
@@ -374,3 +375,10 @@ def canonical(value: Any) -> bytes:
 def merge(parts: Iterable[tuple[str, bytes | Raw]]) -> bytes:
     """An object from keys and JSON values."""
     return b"{%b}" % b",".join(b"%b:%b" % (encode(key), bytes(value)) for key, value in parts)
+
+
+def without_line_ends(message: bytes) -> bytes:
+    """The same JSON without line ends: between tokens they are white space, and strings cannot contain them."""
+    if b"\n" in message or b"\r" in message:
+        return message.translate(_LINE_ENDS)
+    return message

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.protocol.stdio_framing import without_line_ends
+from gateway.protocol import jsonrpc
 
 BOM: Final = b"\xef\xbb\xbf"
 KEEP_ALIVE: Final = b":\n\n"
@@ -130,4 +130,4 @@ class Parser:
 
 def encode(data: bytes) -> bytes:
     """One `message` event of one JSON message, which may be spliced from JSON that somebody pretty-printed."""
-    return b"event: message\ndata: %b\n\n" % without_line_ends(data)
+    return b"event: message\ndata: %b\n\n" % jsonrpc.without_line_ends(data)
