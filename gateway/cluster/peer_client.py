@@ -26,7 +26,7 @@ from gateway.config import Config, split_address
 from gateway.http.reply import Incoming, ReplyWriter, leave_open, read_body, send
 from gateway.protocol.errors import GatewayError, InvalidState, OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as hops
-from gateway.seal.peer_messages import Frames, Hop, Hops
+from gateway.seal.peer_messages import Frames, Hop, PeerSealer
 from gateway.telemetry import Ending, Event, Metrics, Outcome, PeerOutcome, get_logger
 
 log = get_logger()
@@ -97,7 +97,7 @@ class Stuck(OwnerStalled):
 class PeerClient:
     """The way to the other replicas."""
 
-    def __init__(self, config: Config, members: Membership, hops: Hops, metrics: Metrics) -> None:
+    def __init__(self, config: Config, members: Membership, hops: PeerSealer, metrics: Metrics) -> None:
         self.timeouts = config.timeouts
         """They may change; what goes over after that has the new ones."""
         self._members = members
@@ -515,7 +515,7 @@ class PeerListener:
     """The peer listener: opens what other replicas send, and lets it be served."""
 
     def __init__(  # noqa: PLR0913  (what a listener needs)
-        self, config: Config, members: Membership, hops: Hops, serve: Serve, tell: Tell, metrics: Metrics
+        self, config: Config, members: Membership, hops: PeerSealer, serve: Serve, tell: Tell, metrics: Metrics
     ) -> None:
         self.config = config
         self._members = members

@@ -15,7 +15,7 @@ from gateway.protocol import jsonrpc, param_headers
 _MAX_NAME: Final = 200
 
 
-class LeftOut(NamedTuple):
+class OmittedTool(NamedTuple):
     """One tool that no client shall see; its name is empty where it has none."""
 
     name: str
@@ -73,7 +73,7 @@ _decode_tool = msgspec.json.Decoder(_Tool).decode
 _decode_named = msgspec.json.Decoder(_Named).decode
 
 
-def usable(result: Raw) -> tuple[Raw, tuple[LeftOut, ...]]:
+def usable(result: Raw) -> tuple[Raw, tuple[OmittedTool, ...]]:
     """A ListToolsResult without the tools that a client cannot take; the bytes of the others stay as they are.
 
     A result without a list of tools comes back unchanged. Raises ValueError when it is no object.
@@ -87,7 +87,7 @@ def usable(result: Raw) -> tuple[Raw, tuple[LeftOut, ...]]:
     except (ValueError, RecursionError):
         return result, ()
     found = [(item, _flaw(item)) for item in items]
-    left_out = tuple(LeftOut(_name(item), flaw) for item, flaw in found if flaw is not None)
+    left_out = tuple(OmittedTool(_name(item), flaw) for item, flaw in found if flaw is not None)
     if not left_out:
         return result, ()
     kept = b"[%b]" % b",".join(bytes(item) for item, flaw in found if flaw is None)

@@ -97,7 +97,7 @@ _decode_hop = msgspec.msgpack.Decoder(Hop).decode
 _decode_frame = msgspec.msgpack.Decoder(Frame).decode
 
 
-class Hops:
+class PeerSealer:
     """Seals and opens what goes between replicas."""
 
     def __init__(self, keyring: Keyring) -> None:

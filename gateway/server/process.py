@@ -33,7 +33,7 @@ from gateway.routes.parking import Lot
 from gateway.routes.table import RouteTable
 from gateway.runtime.tasks import Tasks
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import Hops
+from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import Sealer
 from gateway.server.reload import Read, Reload
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
@@ -79,7 +79,7 @@ class Gateway:
         """Whether anybody else can open the states of this process."""
         self._keyring = Keyring(self._keys, "state")
         self._sealer = Sealer(self._keyring, config.limits.state_bytes)
-        self._hops = Hops(Keyring(self._keys, "peer"))
+        self._hops = PeerSealer(Keyring(self._keys, "peer"))
         self._named = EndpointRewriter(Keyring(self._keys, sse_endpoint.PURPOSE))
         self.members = Membership(config.replica, worker, self.tasks)
         if traces is None and config.traces:

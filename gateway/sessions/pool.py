@@ -24,7 +24,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, Refused, SessionLost, Unreachable
 from gateway.protocol.param_headers import Tool
 from gateway.protocol.request import Request
-from gateway.protocol.tool_filter import LeftOut
+from gateway.protocol.tool_filter import OmittedTool
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import session_sharing
 from gateway.sessions.capacity import Parties
@@ -185,7 +185,7 @@ class Pool:
         self._hearers: dict[bytes, set[Watcher]] = {}
         self._count = 0
         self.lists = ListCache()
-        self._left_out: set[LeftOut] = set()
+        self._left_out: set[OmittedTool] = set()
         self._opening = 0
         self.closed = False
         self._served = float("-inf")
@@ -221,7 +221,7 @@ class Pool:
         """How many wait for a session."""
         return sum(len(group.waiting) for group in self._groups.values())
 
-    def leave_out(self, tool: LeftOut) -> None:
+    def leave_out(self, tool: OmittedTool) -> None:
         """Count a tool that clients do not get to see, and warn of it once."""
         self._metrics.tool_left_out(self.route.path)
         if tool not in self._left_out and len(self._left_out) < _LEFT_OUT_KEPT:

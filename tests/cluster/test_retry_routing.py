@@ -29,7 +29,7 @@ from gateway.http.reply import Incoming, ReplyWriter
 from gateway.protocol import mcp
 from gateway.seal import peer_messages as hops
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import Data, End, Frames, Gone, Head, Hop, Hops, Me
+from gateway.seal.peer_messages import Data, End, Frames, Gone, Head, Hop, Me, PeerSealer
 from gateway.seal.request_state import Envelope
 from tests.parts.launch import free_port
 from tests.support import workbench
@@ -664,7 +664,7 @@ async def test_a_large_result_comes_over_whole(upstream: FakeUpstream, cluster: 
 
 def sealed(ring: Keyring | None = None, **changes: Any) -> bytes:
     hop = Hop(kind="owner", to="gw-1", issued=time.time(), nonce=hops.nonce(), path="/mcp", body=b"{}")
-    return Hops(ring or Keyring((KEY,), "peer")).seal(replace(hop, **changes))
+    return PeerSealer(ring or Keyring((KEY,), "peer")).seal(replace(hop, **changes))
 
 
 def refused(stand: Stand) -> dict[str, int]:
@@ -751,7 +751,7 @@ async def frames_of(cluster: Cluster, name: str, hop: Hop, *, close: bool = Fals
     ring = Keyring((KEY,), "peer")
     url = f"http://{cluster.peers[name]}/peer"
     headers = {"Connection": "close"} if close else {}
-    sealed_hop = Hops(ring).seal(hop)
+    sealed_hop = PeerSealer(ring).seal(hop)
     async with asyncio.timeout(DEADLINE), cluster.http.post(url, data=sealed_hop, headers=headers) as response:
         assert response.status == 200
         return Frames(ring, hop.nonce, 1 << 24).feed(await response.read())
@@ -1806,7 +1806,10 @@ async def test_a_worker_passes_on_what_came_from_another_host_but_not_from_its_o
     connector = aiohttp.UnixConnector(str(tmp_path / "peer-1.sock"))
     async with aiohttp.ClientSession(connector=connector) as http:
         ring = Keyring((KEY,), "peer")
-        async with asyncio.timeout(DEADLINE), http.post("http://peer/peer", data=Hops(ring).seal(hop)) as response:
+        async with (
+            asyncio.timeout(DEADLINE),
+            http.post("http://peer/peer", data=PeerSealer(ring).seal(hop)) as response,
+        ):
             found = Frames(ring, hop.nonce, 1 << 20).feed(await response.read())
     assert found == [Gone("gw-2")]
     assert [asked_peers(each) for each in own] == [{}, {}]
