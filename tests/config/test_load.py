@@ -216,7 +216,7 @@ REFUSED_ROUTES = [
     ),
     (
         "routes: [{upstream: {command: [npx], env: {A-B: c}}}]",
-        'routes[0].upstream.env.A-B: "A-B" is not a variable\'s name; write "API_KEY"',
+        'routes[0].upstream.env.A-B: "A-B" is not a variable name; write "API_KEY"',
     ),
     (
         f"routes: [{{upstream: {{url: '{ROUTE}', env: {{A: b}}}}}}]",
