@@ -577,7 +577,7 @@ class Exchange:
         out: Commands = []
         if self._legs:
             if not self._policy.may_ask:
-                return self._abort(Stopping("The gateway shut down before the call ended, and cancelled it"))
+                return self._abort(Stopping("The gateway shut down before the call ended; it was cancelled"))
             out = self._ask(State.PARKED, stays=False)
             if not self._policy.holds:
                 return out
@@ -646,7 +646,7 @@ class Exchange:
 
     def _declined_urls(self, keys: list[str]) -> Callable[[tuple[on.Leg, ...]], Command]:
         declined = ", ".join(keys)
-        text = f"The server requires the user to visit a url before it can continue, but the user declined ({declined})"
+        text = f"The server requires the user to visit a url before it continues, but the user declined ({declined})"
         if not self._policy.is_tool:
             error = jsonrpc.Error(mcp.INTERNAL_ERROR, text)
             return lambda legs: do.FailWith(legs, error)
