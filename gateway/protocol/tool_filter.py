@@ -1,8 +1,8 @@
-"""Which tools of a list a modern client can take: one that it cannot take would cost it the whole list.
+"""Filters a tool list for modern clients, which reject a whole list for one malformed tool.
 
-What is asked of a tool is what `mcp` 2.3, fastmcp 4.0 and `@modelcontextprotocol/client` 2.4 were measured to refuse a
-list for, and the rules for `x-mcp-header`, by which each of them drops the tool itself. Nothing beyond: names with
-spaces or 200 characters, odd schemas inside `properties` and unknown members pass all three.
+The checks are those for which `mcp` 2.3, fastmcp 4.0 and `@modelcontextprotocol/client` 2.4 were measured to reject a
+list, and the rules for `x-mcp-header`, for which each of them drops the tool. Nothing else is checked: all three
+accept names with spaces or 200 characters, odd schemas inside `properties`, and unknown members.
 """
 
 from typing import Final, Literal, NamedTuple
@@ -16,7 +16,7 @@ _MAX_NAME: Final = 200
 
 
 class OmittedTool(NamedTuple):
-    """One tool that no client shall see; its name is empty where it has none."""
+    """One tool removed from the list; its name is empty if it has none."""
 
     name: str
     reason: str
@@ -74,9 +74,9 @@ _decode_named = msgspec.json.Decoder(_Named).decode
 
 
 def usable(result: Raw) -> tuple[Raw, tuple[OmittedTool, ...]]:
-    """A ListToolsResult without the tools that a client cannot take; the bytes of the others stay as they are.
+    """Remove the tools that clients reject from a ListToolsResult; the bytes of the others stay unchanged.
 
-    A result without a list of tools comes back unchanged. Raises ValueError when it is no object.
+    A result without a list of tools is returned unchanged. Raises ValueError if it is not an object.
     """
     opened = jsonrpc.fields(result)
     tools = opened.get("tools")
@@ -103,7 +103,7 @@ def _all_good(tools: Raw) -> bool:
 
 
 def _flaw(tool: Raw) -> str | None:
-    """Why a client would refuse this tool."""
+    """Why a client would reject this tool; None if it would not."""
     try:
         _ = jsonrpc.inspect(_decode_tool, tool)
         if param_headers.ANNOTATION not in bytes(tool):
