@@ -151,6 +151,13 @@ def test_an_answer_that_was_sent_owes_nothing() -> None:
     assert not ledger.owes_run
 
 
+def test_an_owed_answer_that_a_sent_one_replaces_owes_nothing() -> None:
+    ledger = ReplayLedger()
+    ledger.note(answers(1), 1, sent=False)
+    ledger.note(answers(1), 2)
+    assert not ledger.owes_run
+
+
 def test_nothing_is_owed_once_the_answer_is_struck_or_the_record_dropped() -> None:
     struck, dropped = ReplayLedger(), ReplayLedger()
     for ledger in (struck, dropped):
