@@ -294,7 +294,7 @@ class Driver:
             return translated
         if isinstance(event, on.Failed):
             self._end_span(Ending(Outcome.ERROR, str(event.error.code)))
-        if isinstance(event, on.Failed) and event.error.code != mcp.OLD_URL_REQUIRED:
+        if isinstance(event, on.Failed) and event.error.code != mcp.LEGACY_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, event.error))
         if isinstance(event, on.Withdrawn):
             return on.Withdrawn(event.id, replayable=self._known_ephemeral())

@@ -435,7 +435,7 @@ class Exchange:
         return self._end(lambda legs: do.Reply(legs, event.result), completed=True)
 
     def _failure(self, event: on.Failed) -> Commands:
-        if event.error.code == mcp.OLD_URL_REQUIRED:
+        if event.error.code == mcp.LEGACY_URL_REQUIRED:
             return self._refer(event.error)
         if self._ledger.owes_run:
             return self._run_again_in_time(completed=True)

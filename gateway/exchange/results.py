@@ -131,7 +131,7 @@ def _item(raw: Raw) -> bytes:
 
 def modern_error(method: str, target: str, error: jsonrpc.Error) -> jsonrpc.Error:
     """An upstream error, translated for a 2026-07-28 client."""
-    if error.code == mcp.OLD_RESOURCE_NOT_FOUND or _is_not_found(method, error):
+    if error.code == mcp.LEGACY_RESOURCE_NOT_FOUND or _is_not_found(method, error):
         ours = {"uri": target} if method == mcp.RESOURCES_READ else {}
         return jsonrpc.Error(mcp.INVALID_PARAMS, error.message, error_data(error.data, ours))
     if error.code in _RESERVED_CODES:
