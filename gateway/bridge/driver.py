@@ -8,7 +8,6 @@ import secrets
 from collections import deque
 from typing import Final, assert_never
 
-from gateway.bridge import replay
 from gateway.bridge.context import Context
 from gateway.bridge.report import HELD, Report
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from msgspec import Raw
 
-from gateway.bridge import replay
 from gateway.bridge.context import Context
 from gateway.bridge.report import Report
 from gateway.bridge.upstream_call import BUG, UpstreamCall

@@ -4,7 +4,6 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.bridge import replay
 from gateway.bridge.context import Context
 from gateway.bridge.report import Report
 from gateway.exchange import events as on
@@ -44,7 +43,7 @@ def modern_event(
         case on.Resulted(result=result):
             assert server_info is not None, "a result comes from a session"
             return _modern_result(context, report, server_info, ticket, Raw(result))
-        case on.Failed(error=error) if error.code != mcp.OLD_URL_REQUIRED:
+        case on.Failed(error=error) if error.code != mcp.LEGACY_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, error))
         case on.Withdrawn(id=id_):
             return on.Withdrawn(id_, replayable=replay.may_run_twice(context))

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from gateway.bridge import replay
 from gateway.bridge.context import Context
 from gateway.bridge.outgoing import Outgoing
 from gateway.bridge.report import Report

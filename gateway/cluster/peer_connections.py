@@ -24,7 +24,7 @@ from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as messages
-from gateway.seal.peer_messages import Frames, Hop, Hops
+from gateway.seal.peer_messages import Frames, Hop, PeerSealer
 
 PATH: Final = "/peer"
 CONTENT_TYPE: Final = "application/octet-stream"
@@ -42,7 +42,7 @@ _REMOTE_CAUSES: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, e
 class PeerConnections:
     """The HTTP connections to other replicas."""
 
-    def __init__(self, timeouts: InForce[Timeouts], listen: Address | None, own: str, hops: Hops) -> None:
+    def __init__(self, timeouts: InForce[Timeouts], listen: Address | None, own: str, hops: PeerSealer) -> None:
         """`listen` is `replica.listen`; `own` is the id of this process, for the texts of errors."""
         self._timeouts = timeouts
         self._own = own

@@ -15,7 +15,7 @@ from gateway.http.incoming import Incoming, read_body
 from gateway.http.reply import ReplyWriter, leave_open, send
 from gateway.protocol.errors import GatewayError, InvalidState
 from gateway.seal import peer_messages as messages
-from gateway.seal.peer_messages import Frames, Hop, Hops
+from gateway.seal.peer_messages import Frames, Hop, PeerSealer
 from gateway.telemetry import Ending, Event, Metrics, get_logger
 
 log = get_logger()
@@ -40,7 +40,13 @@ class PeerListener:
     """Opens the requests of other replicas, and hands them to `serve` and `tell`."""
 
     def __init__(  # noqa: PLR0913  (what a listener needs)
-        self, in_force: InForce[Config], membership: Membership, hops: Hops, serve: Serve, tell: Tell, metrics: Metrics
+        self,
+        in_force: InForce[Config],
+        membership: Membership,
+        hops: PeerSealer,
+        serve: Serve,
+        tell: Tell,
+        metrics: Metrics,
     ) -> None:
         self._in_force = in_force
         self._membership = membership

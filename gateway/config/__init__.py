@@ -1,4 +1,4 @@
-"""The configuration: one strict YAML file, the environment's overrides, errors that name their fix."""
+"""The configuration: one strict YAML file with overrides from the environment."""
 
 from gateway.config.advisories import cautions
 from gateway.config.diff import changes, refused

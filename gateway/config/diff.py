@@ -1,7 +1,7 @@
-"""What differs between two configurations, and which of it a running process can take over; pure.
+"""Compares two configurations to tell which changes a running process can apply.
 
-Rule: a key that does not stand in `RELOADED` needs a restart. A new key is safe before anybody thought of it, and
-`tests/config/test_diff.py` asks for the thought.
+A key that is not in `RELOADED` needs a restart, so a new key is safe by default. `tests/config/test_diff.py` fails
+until somebody decides about it.
 """
 
 from collections.abc import Iterator
@@ -105,23 +105,23 @@ RELOADED: Final = _SHARED | {
     for field in fields(own)
     if f"{section}.{field.name}" in _SHARED
 }
-"""Keys that a reload changes; `routes[]` is any route. What a route has for itself is as its key in common."""
+"""Keys that a reload applies; `routes[]` is any route. A route's own value is treated as the shared key is."""
 
 
 class Change(NamedTuple):
-    """One difference: its key as `RELOADED` has it, and in words, without values."""
+    """One changed key as `RELOADED` names it, and a text for the log, without values."""
 
     key: str
     text: str
 
 
 def changes(old: Config, new: Config) -> tuple[Change, ...]:
-    """Every key that differs. Routes are the same if their paths are; their order means nothing."""
+    """Return every key that differs. Routes are matched by path; their order does not matter."""
     return (*_differences(old, new, "", ""), *_routes(old, new))
 
 
 def refused(found: tuple[Change, ...]) -> tuple[str, ...]:
-    """Those of the changes that need a restart, in words."""
+    """Return the texts of the changes that need a restart."""
     return tuple(change.text for change in found if change.key not in RELOADED)
 
 
@@ -139,7 +139,7 @@ def _differences(old: Struct, new: Struct, key: str, text: str) -> Iterator[Chan
     for field in fields(new):
         one, other = getattr(old, field.name), getattr(new, field.name)
         if field.name == "routes":
-            continue  # paired by their paths instead
+            continue  # `_routes` matches them by path
         if isinstance(other, Struct):
             yield from _differences(one, other, f"{key}{field.name}.", f"{text}{field.name}.")
         elif one != other:

@@ -1,6 +1,6 @@
-"""The files that a configuration names: secrets are read, paths are made to start in its folder.
+"""Reads the files that a configuration names, relative to its folder.
 
-Rule: what a file holds is in an error only as far as it is no secret.
+Errors never quote the content of a file that may hold secrets.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _Section = TypeVar("_Section", bound=Struct)
 
 
 def with_files(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
-    """Return the configuration with its files' secrets in it and paths that can be opened, and what is wrong."""
+    """Return the configuration with the secrets of its files and absolute paths, and the problems found."""
     problems: list[Problem] = []
     config = replace(
         config,
@@ -48,14 +48,14 @@ def _with_keys(state: State, folder: Path, problems: list[Problem]) -> State:
     if state.keys_file is None:
         return state
     if state.keys:
-        problems.append(Problem(path, "stands beside state.keys; keep one of them"))
+        problems.append(Problem(path, "is set together with state.keys; keep only one of them"))
         return state
     text = _read(folder / state.keys_file, path, "write one key per line", problems)
     if text is None:
         return state
     keys = read_key_lines(text)
     if not keys:
-        problems.append(Problem(path, "has no key in it; add one with `mrtr-gateway keygen`"))
+        problems.append(Problem(path, "contains no key; add one with `mrtr-gateway keygen`"))
     return replace(state, keys=keys)
 
 
@@ -67,7 +67,7 @@ def _with_secrets(route: Route, folder: Path, path: str, problems: list[Problem]
         return route
     path = f"{path}.credentials.token_file"
     if credentials.token is not None:
-        problems.append(Problem(path, "stands beside token; keep one of them"))
+        problems.append(Problem(path, "is set together with token; keep only one of them"))
         return route
     text = _read(folder / credentials.token_file, path, "write the secret in one line", problems)
     if text is None:
@@ -83,14 +83,14 @@ def _read(file: Path, path: str, fix: str, problems: list[Problem]) -> str | Non
         with file.open("rb") as opened:
             return opened.read(_MAX_FILE_BYTES).decode()
     except OSError as exc:
-        problems.append(Problem(path, f"cannot be read ({exc.strerror}); check path and rights"))
+        problems.append(Problem(path, f"cannot be read ({exc.strerror}); check its path and permissions"))
     except UnicodeDecodeError:
         problems.append(Problem(path, f"is not UTF-8 text; {fix}"))
     return None
 
 
 def _unusable(config: Config) -> list[Problem]:
-    """Return what cannot be made of the certificates and keys: contexts are made here once, to see it."""
+    """Return the problems of certificates and keys, found by building every TLS context once."""
     problems: list[Problem] = []
     for make in (lambda: contexts(config), lambda: jwks_context(config.principal), lambda: _jwks(config.principal)):
         try:
@@ -107,15 +107,15 @@ def _jwks(principal: Principal) -> None:
     try:
         _ = read_keys(Path(principal.jwks_file).read_bytes())
     except OSError as exc:
-        raise ConfigError((f"{path}: cannot be read ({exc.strerror}); check path and rights",)) from exc
+        raise ConfigError((f"{path}: cannot be read ({exc.strerror}); check its path and permissions",)) from exc
     except ValueError as exc:
-        raise ConfigError((f"{path}: {exc}; get it anew from the issuer",)) from exc
+        raise ConfigError((f"{path}: {exc}; fetch it from the issuer again",)) from exc
 
 
 def contents(config: Config) -> dict[str, bytes]:
-    """Return a digest of each file that is read anew at every reload, by its key; without those that are not there.
+    """Return a digest of each file that a reload reads again, by its key, except for missing files.
 
-    A renewed certificate comes under the old path.
+    A renewed certificate usually keeps its path, so the configuration alone does not show the change.
     """
     named = {f"tls.{key}": path for key, path in asdict(config.tls).items()}
     named |= {f"principal.{key}": getattr(config.principal, key) for key in ("jwks_file", "jwks_ca_file")}

@@ -1,4 +1,4 @@
-"""Reads a configuration: text -> tree -> structs -> rules, and every problem in one ConfigError."""
+"""Loads a configuration: text -> tree -> structs -> rules, with all problems in one ConfigError."""
 
 import hashlib
 import os
@@ -18,9 +18,9 @@ from gateway.config.rules import broken_rules
 
 
 def load(path: Path | str, env: Mapping[str, str] | None = None, *, log_level: Level | None = None) -> Config:
-    """Return the configuration in a YAML file; ConfigError where it cannot be read or used.
+    """Return the configuration in a YAML file; raises ConfigError if it cannot be read or used.
 
-    `log_level` takes the place of the file's, whatever that is.
+    `log_level` replaces the file's `log.level`.
     """
     try:
         with Path(path).open("rb") as file:
@@ -33,12 +33,12 @@ def load(path: Path | str, env: Mapping[str, str] | None = None, *, log_level: L
 
 
 def with_log_level(config: Config, level: Level | None) -> Config:
-    """Return it with this `log.level`, where one is given."""
+    """Return the configuration with this `log.level`, if one is given."""
     return config if level is None else structs.replace(config, log=structs.replace(config.log, level=level))
 
 
 def parse(text: str, source: str, env: Mapping[str, str] | None = None) -> Config:
-    """Return the configuration in a YAML text; `*_file` paths start in the folder of `source`."""
+    """Return the configuration in a YAML text; `*_file` paths are relative to the folder of `source`."""
     tree, problems = read_tree(text)
     return _finish(tree, problems, source, os.environ if env is None else env)
 
@@ -46,7 +46,7 @@ def parse(text: str, source: str, env: Mapping[str, str] | None = None) -> Confi
 def for_upstream(
     url: str, listen: str | None = None, admin: str | None = None, env: Mapping[str, str] | None = None
 ) -> Config:
-    """Return the configuration of `serve --upstream URL`: one route; a flag wins over the environment."""
+    """Return the configuration of `serve --upstream URL`: one route; flags override the environment."""
     return _for_one({"url": Given(url, "--upstream")}, listen, admin, env)
 
 
@@ -57,9 +57,9 @@ def for_command(
     admin: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Config:
-    """Return the configuration of `serve --stdio -- COMMAND`, as `for_upstream`; the words are taken as they are.
+    """Return the configuration of `serve --stdio -- COMMAND`, as `for_upstream`; the words are used unchanged.
 
-    `given` is what the command gets beside the usual environment: NAME=VALUE, or NAME for the gateway's own value.
+    `given` are extra variables for the command: NAME=VALUE, or NAME for the gateway's own value.
     """
     own = os.environ if env is None else env
     variables: dict[str, object] = {}
@@ -92,13 +92,13 @@ def config_shape() -> inspect.StructType:
 
 
 def _finish(tree: object, problems: list[Problem], source: str, env: Mapping[str, str]) -> Config:
-    """Build and check; a broken rule is left out where a refused value explains it."""
+    """Build and check the configuration; a broken rule is not reported if a refused value explains it."""
     problems += override(tree, config_shape(), env)
     walker = Walker(env)
     read = walker.read(config_shape(), tree)
     config, unreadable = with_files(read if isinstance(read, Config) else Config(routes=()), Path(source).parent)
     problems += walker.problems + unreadable
-    # A file that says nothing leaves the key empty that it stands for.
+    # An unreadable `keys_file` leaves `keys` empty, which must not count as a second problem.
     spoilt = [*walker.spoilt, *(problem.path.removesuffix("_file") for problem in unreadable)]
     problems += [rule for rule in broken_rules(config) if not any(touches(rule.path, path) for path in spoilt)]
     if problems:
@@ -107,7 +107,7 @@ def _finish(tree: object, problems: list[Problem], source: str, env: Mapping[str
 
 
 def digest(config: Config) -> str:
-    """Return 12 hex digits of SHA-256 over the configuration without its secrets (which there are counts)."""
+    """Return 12 hex digits of SHA-256 over the configuration without its secrets (only their presence counts)."""
     plain = msgspec.to_builtins(config)
     plain["state"]["keys"] = len(config.state.keys)
     for route in plain["routes"]:

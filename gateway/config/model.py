@@ -1,4 +1,4 @@
-"""The configuration's shape: every key with its type, range, default and meaning.
+"""The structs of the configuration: every key with its type, range, default and meaning.
 
 These structs are the only place where a key is declared. The loader, the environment overrides and the JSON
 Schema all walk them, so a new key is one new line here, and one in `config/full.yaml` (a test compares).
@@ -30,7 +30,7 @@ Text = Annotated[str, Meta(min_length=1)]
 HeaderValue = Annotated[str, Meta(extra={"form": "header value", "secret": True})]
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
-]  # none with a shared secret: a public key must not pass for one
+]  # no algorithm with a shared secret: an attacker could use a public key as the secret
 Level = Literal["debug", "info", "warning", "error"]
 TtlMs = Annotated[int, Meta(ge=0, le=86_400_000)]
 CacheScope = Literal["private", "public"]
@@ -40,7 +40,7 @@ Cacheable = Literal[
 
 
 class Discreet(Struct, frozen=True, kw_only=True):
-    """A section that never prints its secrets: they are only counted, and a URL is cut down to what may be said."""
+    """A section that hides its secrets when printed, and redacts its URLs."""
 
     _secrets: ClassVar[frozenset[str]] = frozenset()
     _urls: ClassVar[frozenset[str]] = frozenset()
@@ -60,7 +60,7 @@ class Discreet(Struct, frozen=True, kw_only=True):
 
 
 def _hidden(value: object) -> str | None:
-    """What can be told of a secret: how many there are, or by which names."""
+    """A placeholder for secrets, with their number or names."""
     if isinstance(value, tuple):
         return f"<{len(value)} hidden>"
     if isinstance(value, Mapping):
@@ -112,7 +112,7 @@ class State(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ttl_seconds: Annotated[SomeSeconds, Meta(description="Lifetime of a sealed state.")] = 600.0
 
     def raw_keys(self) -> tuple[bytes, ...]:
-        """Return the keys as bytes, in order; ValueError where a text is no key (never after `load`)."""
+        """Return the keys as bytes, in order; raises ValueError for a malformed key (never after `load`)."""
         return tuple(decode_key(text) for text in self.keys)
 
 
@@ -417,14 +417,14 @@ class Upstream(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """What logs and errors call it: the redacted url, or the program; arguments and environment may be secret."""
+        """The upstream's name in logs and errors: the redacted url, or the program without its arguments."""
         return redacted_url(self.url) if self.url else (self.command or ("?",))[0]
 
     def __repr__(self) -> str:
         return f"Upstream({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Return the fields without what may be secret, as `State` does."""
+        """Return the fields with possible secrets hidden, as `State` does."""
         url = self.url and redacted_url(self.url)
         shown = {"url": url, "command": self.command and (self.command[0], "..."), "env": sorted(self.env)}
         return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
@@ -633,7 +633,7 @@ _NO_CREDENTIALS = frozenset(
 
 @lru_cache(maxsize=1024)
 def _credentials_among(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that are not known to differ between two requests of one caller."""
+    """The headers of these that may be credentials: all but those known to vary between a caller's requests."""
     return tuple(name for name in names if name not in _NO_CREDENTIALS and not name.startswith("x-forwarded-"))
 
 

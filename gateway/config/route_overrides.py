@@ -1,4 +1,4 @@
-"""What holds on one route: the sections in common with what the route has for itself laid over them; pure."""
+"""Applies the sections of a route over the shared ones."""
 
 from typing import Final, NamedTuple
 
@@ -13,9 +13,9 @@ OWN_SECTIONS: Final[dict[str, type[Struct]]] = {
     "sessions": RouteSessions,
     "legs": RouteLegs,
 }
-"""The sections that a route may have for itself, and what may stand in them.
+"""The sections that a route may override, and the keys it may set in them.
 
-What is not in them belongs to the process, the listener or the replicas: it has no route yet, or all of them.
+All other keys concern the process, the listener or the replicas, not one route.
 """
 
 
@@ -27,7 +27,7 @@ class RouteSettings(NamedTuple):
 
 
 def on_route(config: Config, route: Route) -> Config:
-    """Return the configuration as it holds on this route, key by key."""
+    """Return the configuration that is in effect on this route."""
     over = {}
     for section in OWN_SECTIONS:
         common, own = getattr(config, section), getattr(route, section)

@@ -1,4 +1,4 @@
-"""What a configuration must satisfy as a whole: rules between keys."""
+"""Rules between the keys of a configuration."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - compared, not bound
 
 
 def broken_rules(config: Config) -> Iterator[Problem]:
-    """Yield every rule that `config` breaks, by the path to change."""
+    """Yield a problem for every rule that `config` breaks, with the path of the key to change."""
     yield from _keys(config.state)
     yield from _replica(config)
     yield from _addresses(config)
@@ -42,16 +42,16 @@ def _keys(state: State) -> Iterator[Problem]:
 def _replica(config: Config) -> Iterator[Problem]:
     replica = config.replica
     if replica.peers and replica.peers_dns:
-        yield Problem("replica.peers_dns", "stands beside replica.peers; keep one of them")
+        yield Problem("replica.peers_dns", "is set together with replica.peers; keep only one of them")
     if (replica.peers or replica.peers_dns) and not config.state.keys:
-        yield Problem("state.keys", f"is empty, and peers cannot open what an ephemeral key sealed; {_KEYGEN}")
+        yield Problem("state.keys", f"is empty, but peers cannot open what an ephemeral key sealed; {_KEYGEN}")
     if replica.peers and replica.id is None:
-        yield Problem("replica.id", "is missing beside replica.peers; write which of the peers this replica is")
+        yield Problem("replica.id", "is missing, but replica.peers is set; name the peer that this replica is")
     elif replica.peers and replica.id not in replica.peers:
-        yield Problem("replica.peers", f'has no "{replica.id}", which is replica.id; list this replica too')
+        yield Problem("replica.peers", f'does not list "{replica.id}", which is replica.id; list this replica too')
     if (replica.peers or replica.peers_dns) and replica.listen is None:
         yield Problem(
-            "replica.listen", "is missing beside the peers; give the host:port at which they reach this replica"
+            "replica.listen", "is missing, but peers are set; give the host:port at which they reach this replica"
         )
 
 
@@ -62,10 +62,12 @@ def _addresses(config: Config) -> Iterator[Problem]:
             continue
         for other, used in taken.items():
             if _collide(address, used):
-                yield Problem(path, f"{address} is taken by {other} ({used}); choose another port")
+                yield Problem(path, f"{address} is already used by {other} ({used}); choose another port")
         taken[path] = address
     if config.workers > 1 and split_address(config.listen)[1] == 0:
-        yield Problem("listen", "picks a free port (0), and workers need one in common; write the port")
+        yield Problem(
+            "listen", "is port 0, which picks a free port per process, but workers share one; write the port"
+        )
 
 
 def _collide(one: str, other: str) -> bool:
@@ -78,7 +80,7 @@ def _tls(config: Config) -> Iterator[Problem]:
     if tls.cert_file is None:
         for key in ("key_file", "client_ca_file"):
             if getattr(tls, key) is not None:
-                yield Problem(f"tls.{key}", "stands without tls.cert_file; give the certificate too, or remove it")
+                yield Problem(f"tls.{key}", "is set without tls.cert_file; give the certificate too, or remove it")
 
 
 def _principal(config: Config) -> Iterator[Problem]:
@@ -94,24 +96,27 @@ def _principal(config: Config) -> Iterator[Problem]:
     if principal.source != "header":
         return
     if principal.header is None:
-        yield Problem("principal.header", "is missing with principal.source: header; name the proxy's header")
+        yield Problem(
+            "principal.header", "is missing, but principal.source is header; name the header that the proxy sets"
+        )
     if not principal.trusted_proxies:
         yield Problem(
-            "principal.trusted_proxies", "is empty, so anyone could set the header; list the proxy's network"
+            "principal.trusted_proxies", "is empty, so any client could set the header; list the proxy's network"
         )
 
 
 def _jwt(principal: Principal) -> Iterator[Problem]:
     if principal.issuer is None:
-        yield Problem("principal.issuer", "is missing with principal.source: jwt; write the `iss` of the tokens")
+        yield Problem("principal.issuer", "is missing, but principal.source is jwt; write the `iss` of the tokens")
     if (principal.jwks_url is None) == (principal.jwks_file is None):
         count = "neither" if principal.jwks_url is None else "both"
-        yield Problem("principal.jwks_url", f"there is {count} of jwks_url and jwks_file; give exactly one")
+        yield Problem("principal.jwks_url", f"{count} of jwks_url and jwks_file are set; give exactly one")
     if principal.jwks_url is not None:
         parts = urlsplit(principal.jwks_url)
         if parts.scheme == "http" and parts.hostname not in LOOPBACK:
             yield Problem(
-                "principal.jwks_url", "is http: who is in between could put in keys of his own; give the https url"
+                "principal.jwks_url",
+                "is http: an attacker on the path could replace the signing keys; give an https url",
             )
     if principal.jwks_ca_file is not None and not (principal.jwks_url or "").startswith("https"):
         yield Problem("principal.jwks_ca_file", "is only read with an https jwks_url; remove it")
@@ -134,7 +139,9 @@ def _route(path: str, route: Route) -> Iterator[Problem]:
         count = "neither" if upstream.url is None else "both"
         yield Problem(f"{path}.upstream", f"has {count} of url and command; give exactly one")
     if upstream.url and upstream.transport == "stdio":
-        yield Problem(f"{path}.upstream.transport", "stdio has no url; give upstream.command, or another transport")
+        yield Problem(
+            f"{path}.upstream.transport", "is stdio, but stdio has no url; give upstream.command, or another transport"
+        )
     yield from _child(f"{path}.upstream", upstream)
     yield from _upstream_tls(f"{path}.upstream.tls", upstream)
     yield from _credentials(f"{path}.credentials", route.credentials)
@@ -144,17 +151,19 @@ def _route(path: str, route: Route) -> Iterator[Problem]:
 def _upstream_tls(path: str, upstream: Upstream) -> Iterator[Problem]:
     tls = upstream.tls
     if tls != UpstreamTls() and not (upstream.url or "").startswith("https"):
-        yield Problem(path, "stands beside an upstream without https; write https into upstream.url, or remove it")
+        yield Problem(path, "is set, but upstream.url is not https; give an https url, or remove it")
     if tls.key_file is not None and tls.cert_file is None:
-        yield Problem(f"{path}.key_file", "stands without cert_file; give the certificate too, or remove it")
+        yield Problem(f"{path}.key_file", "is set without cert_file; give the certificate too, or remove it")
     if not tls.verify and (tls.ca_file or tls.server_name):
-        yield Problem(f"{path}.verify", "is false, so that ca_file and server_name are not looked at; remove one")
+        yield Problem(
+            f"{path}.verify", "is false, so ca_file and server_name have no effect; remove verify, or remove them"
+        )
 
 
 def _credentials(path: str, credentials: Credentials) -> Iterator[Problem]:
     if credentials.mode == "replace":
         if credentials.token is None:
-            yield Problem(f"{path}.token", "is missing with mode: replace; give token or token_file")
+            yield Problem(f"{path}.token", "is missing, but mode is replace; give token or token_file")
         return
     for key in ("token", "token_file", "header"):
         if getattr(credentials, key) is not None:
@@ -162,7 +171,7 @@ def _credentials(path: str, credentials: Credentials) -> Iterator[Problem]:
 
 
 def _headers(path: str, route: Route) -> Iterator[Problem]:
-    """A header of the client goes upstream, or does not, or is replaced: one list each."""
+    """A header may be in one list only: it is forwarded, dropped or set."""
     listed = [(name, "forward_headers") for name in route.forward_headers]
     listed += [(name, "drop_headers") for name in route.drop_headers]
     listed += [(name, "set_headers") for name in route.set_headers]
@@ -174,7 +183,7 @@ def _headers(path: str, route: Route) -> Iterator[Problem]:
             yield Problem(f"{path}.{key}", f'lists "{name}" {times} times; keep one')
         other = first.setdefault(name, key)
         if other != key:
-            yield Problem(f"{path}.{key}", f'has "{name}", which is in {other} too; keep one')
+            yield Problem(f"{path}.{key}", f'lists "{name}", which is in {other} too; keep one')
     yield from _bound(f"{path}.bind_headers", route)
 
 
@@ -185,7 +194,7 @@ def _bound(path: str, route: Route) -> Iterator[Problem]:
         if name not in route.forward_headers:
             meant = nearest(name, route.forward_headers)
             hint = f'did you mean "{meant}"?' if meant else "add it there, or remove it here"
-            yield Problem(path, f'has "{name}", which is not in forward_headers, so it does not go upstream; {hint}')
+            yield Problem(path, f'lists "{name}", which is not in forward_headers and so does not go upstream; {hint}')
 
 
 def _affinity(config: Config) -> Iterator[Problem]:
@@ -193,7 +202,7 @@ def _affinity(config: Config) -> Iterator[Problem]:
         if route.sessions.affinity == "principal" and on_route(config, route).sessions.idle_seconds == 0:
             yield Problem(
                 f"routes[{place}].sessions.affinity",
-                "is principal, but sessions.idle_seconds is 0 and no session is kept; raise sessions.idle_seconds",
+                "is principal, but sessions.idle_seconds is 0, so no session is kept; raise sessions.idle_seconds",
             )
 
 
@@ -201,12 +210,12 @@ def _child(path: str, upstream: Upstream) -> Iterator[Problem]:
     if upstream.command is None:
         for key, value in (("env", upstream.env), ("cwd", upstream.cwd)):
             if value:
-                yield Problem(f"{path}.{key}", "goes with upstream.command; remove it")
+                yield Problem(f"{path}.{key}", "is only used with upstream.command; remove it")
         return
     if upstream.transport not in {"auto", "stdio"}:
-        yield Problem(f"{path}.transport", "is for a url; a command speaks stdio: write stdio or auto")
+        yield Problem(f"{path}.transport", "is for a url, but a command speaks stdio; write stdio or auto")
     if upstream.warm > upstream.max_children:
         yield Problem(f"{path}.warm", f"is more than max_children ({upstream.max_children}); lower it")
     for key, texts in (("command", upstream.command), ("env", upstream.env.values()), ("cwd", [upstream.cwd or ""])):
         if any("\0" in text for text in texts):
-            yield Problem(f"{path}.{key}", "has a NUL character in it, which no process can be given; remove it")
+            yield Problem(f"{path}.{key}", "has a NUL character, which cannot be passed to a process; remove it")

@@ -12,7 +12,7 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the schema (draft 2020-12) that editors check `config/*.yaml` with."""
+    """Return the schema (draft 2020-12) with which editors check `config/*.yaml`."""
     schema = msgspec.json.schema(Config)
     for section in schema["$defs"].values():
         section["properties"] = {name: _or_variable(item) for name, item in section["properties"].items()}
@@ -24,7 +24,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _or_variable(item: dict[str, Any]) -> dict[str, Any]:
-    """Let a number, a truth or a choice also be `${VAR}`, as the loader does."""
+    """Allow `${VAR}` for a number, a boolean or a choice, as the loader does."""
     if any("enum" in choice or choice.get("type") in _PLAIN for choice in item.get("anyOf", ())):
         return {**item, "anyOf": [*item["anyOf"], _VARIABLE]}
     if "enum" in item:

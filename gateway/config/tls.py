@@ -1,4 +1,4 @@
-"""TLS contexts, made of the files that the configuration names; the only place that knows `ssl`."""
+"""Builds TLS contexts from the files that the configuration names."""
 
 import ssl
 from typing import Final, NamedTuple
@@ -6,11 +6,11 @@ from typing import Final, NamedTuple
 from gateway.config.model import Config, Principal, Tls, UpstreamTls
 from gateway.config.parsing.problems import ConfigError, Problem
 
-_ENCRYPTED: Final = "has a password; write the key without one"
+_ENCRYPTED: Final = "is encrypted; write the key without a password"
 
 
 class BadFile(ValueError):
-    """A file cannot be used; `key` is the configuration's key that names it."""
+    """A file that cannot be used; `key` is the configuration key that names it."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -21,9 +21,9 @@ class Contexts(NamedTuple):
     """The contexts of one configuration."""
 
     listener: ssl.SSLContext | None
-    """None: plain HTTP."""
+    """None for plain HTTP."""
     upstreams: dict[str, ssl.SSLContext | None]
-    """By the route's path; None: the system's authorities, and nothing special."""
+    """By the route's path; None for the default: the system's authorities, without a client certificate."""
 
 
 def contexts(config: Config) -> Contexts:
@@ -46,7 +46,7 @@ def contexts(config: Config) -> Contexts:
 
 
 def listener_context(tls: Tls) -> ssl.SSLContext | None:
-    """Return what the listener serves with; None for plain HTTP. Raises BadFile."""
+    """Return the listener's context; None for plain HTTP. Raises BadFile."""
     if tls.cert_file is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -60,7 +60,7 @@ def listener_context(tls: Tls) -> ssl.SSLContext | None:
 
 
 def upstream_context(tls: UpstreamTls) -> ssl.SSLContext | None:
-    """Return what an upstream is reached with; None where the usual will do. Raises BadFile."""
+    """Return the context for an upstream; None for the default. Raises BadFile."""
     if tls == UpstreamTls(server_name=tls.server_name):
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -79,7 +79,7 @@ def upstream_context(tls: UpstreamTls) -> ssl.SSLContext | None:
 
 
 def jwks_context(principal: Principal) -> ssl.SSLContext | None:
-    """Return what the issuer's keys are fetched with; None for the system's authorities. Raises ConfigError."""
+    """Return the context for fetching the issuer's keys; None for the default. Raises ConfigError."""
     try:
         return upstream_context(UpstreamTls(ca_file=principal.jwks_ca_file))
     except BadFile as exc:
@@ -90,18 +90,18 @@ def _trust(context: ssl.SSLContext, key: str, path: str) -> None:
     try:
         context.load_verify_locations(cafile=_readable(key, path))
     except ssl.SSLError as exc:
-        raise BadFile(key, "has no certificate in it that can be read; give them as PEM") from exc
+        raise BadFile(key, "contains no readable certificate; give certificates as PEM") from exc
 
 
 def _show(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
-    """Load a certificate and its key; OpenSSL does not say which of both it cannot read."""
+    """Load a certificate and its key; the checks tell which file is wrong, because OpenSSL does not."""
     cert = _readable("cert_file", cert_file)
     key = None if key_file is None else _readable("key_file", key_file)
     key_name = "cert_file" if key is None else "key_file"
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=cert)
     except ssl.SSLError as exc:
-        raise BadFile("cert_file", "has no certificate in it that can be read; give it as PEM") from exc
+        raise BadFile("cert_file", "contains no readable certificate; give it as PEM") from exc
 
     def refuse() -> str:
         raise BadFile(key_name, _ENCRYPTED)  # without this, OpenSSL would ask at the terminal
@@ -110,15 +110,15 @@ def _show(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None
         context.load_cert_chain(cert, key, password=refuse)
     except ssl.SSLError as exc:
         if exc.reason == "KEY_VALUES_MISMATCH":
-            raise BadFile(key_name, "is not the key of the certificate in cert_file; give both of one pair") from exc
-        raise BadFile(key_name, "has no private key in it that can be read; give it as PEM") from exc
+            raise BadFile(key_name, "is not the key of the certificate in cert_file; give a matching pair") from exc
+        raise BadFile(key_name, "contains no readable private key; give it as PEM") from exc
 
 
 def _readable(key: str, path: str) -> str:
-    """Return the path; OpenSSL's own errors name no file."""
+    """Return the path if the file can be read; OpenSSL's own errors do not name the file."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - the path is a text
             _ = file.read(1)
     except OSError as exc:
-        raise BadFile(key, f"cannot be read ({exc.strerror}); check path and rights") from exc
+        raise BadFile(key, f"cannot be read ({exc.strerror}); check its path and permissions") from exc
     return path

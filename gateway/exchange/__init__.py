@@ -1,1 +1,1 @@
-"""One client intention with all its rounds: a state machine without I/O."""
+"""The exchange: a state machine, without I/O, for one client call with all its rounds."""

@@ -1,4 +1,4 @@
-"""What an exchange may ask for. Imperatives; the driver obeys them in order."""
+"""Commands that an exchange gives its driver, which carries them out in order."""
 
 from enum import StrEnum
 
@@ -12,7 +12,7 @@ from gateway.protocol.jsonrpc import Error
 
 
 class Timer(StrEnum):
-    """The exchange's clocks; each runs at most once at a time and `Arm` starts it anew."""
+    """The exchange's timers; each runs at most once at a time, and `Arm` restarts it."""
 
     __hash__ = str.__hash__  # Enum's own is a Python function, and these are keys on the hot path
 
@@ -24,7 +24,7 @@ class Timer(StrEnum):
 
 
 class _Base(msgspec.Struct, frozen=True, eq=False):
-    """What all commands are: immutable, compared by identity."""
+    """The base of all commands: immutable, compared by identity."""
 
 
 class SendCall(_Base, frozen=True):
@@ -32,7 +32,7 @@ class SendCall(_Base, frozen=True):
 
 
 class RunAgain(_Base, frozen=True):
-    """Send the call upstream once more, in another session: the one before it is lost, and it may run twice."""
+    """Send the call upstream once more, in another session: the earlier run is lost, and the call may run twice."""
 
 
 class SendAnswers(_Base, frozen=True):
@@ -42,7 +42,7 @@ class SendAnswers(_Base, frozen=True):
 
 
 class Respond(_Base, frozen=True):
-    """Answer one nested request without the client; nobody waits for the outcome."""
+    """Answer one nested request without the client; the outcome does not matter."""
 
     upstream_id: Raw
     result: Raw | None
@@ -56,7 +56,7 @@ class CancelCall(_Base, frozen=True):
 
 
 class ReleaseSession(_Base, frozen=True):
-    """The exchange needs its session no more; `clean` when the call ended with nothing left open."""
+    """Give the session back; `clean` if the call completed and no nested request in it is unanswered."""
 
     clean: bool
 
@@ -71,8 +71,8 @@ class Forward(_Base, frozen=True):
 class Ask(_Base, frozen=True):
     """Seal the state of `round` and end these legs with an InputRequiredResult.
 
-    `state` is where another replica would go on. `held` when the call waits for the client, and `stays` when
-    it does so here: it takes a place.
+    `state` is the one in which another replica would continue. `held`: the call waits for the client. `stays`: it
+    waits in this process, so it takes a parking place.
     """
 
     legs: tuple[Leg, ...]
@@ -105,23 +105,23 @@ class FailWith(_Base, frozen=True):
 
 
 class Arm(_Base, frozen=True):
-    """Start a timer, or start it anew."""
+    """Start or restart a timer."""
 
     timer: Timer
 
 
 class Disarm(_Base, frozen=True):
-    """Stop a timer; nothing happens when it does not run."""
+    """Stop a timer, if it runs."""
 
     timer: Timer
 
 
 class DisarmLeg(_Base, frozen=True):
-    """Stop what times a waiting leg: QUIET, LEG and GRACE."""
+    """Stop the timers of a waiting leg: QUIET, LEG and GRACE."""
 
 
 class Count(_Base, frozen=True):
-    """Report what became of a nested request: method and outcome, for the metrics."""
+    """Count a nested request in the metrics, by method and outcome."""
 
     method: str
     outcome: str
@@ -144,4 +144,4 @@ Command = (
     | DisarmLeg
     | Count
 )
-"""Every command; a driver matches over all of them."""
+"""Every command; the driver matches over all of them."""

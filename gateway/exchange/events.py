@@ -1,4 +1,4 @@
-"""What can happen to an exchange. Past participles; every event is one immutable value."""
+"""Events that an exchange handles, each an immutable value named by a past participle."""
 
 import msgspec
 from msgspec import Raw, UnsetType
@@ -9,7 +9,7 @@ from gateway.protocol.jsonrpc import Error
 
 
 class Leg(msgspec.Struct, frozen=True, eq=False):
-    """One downstream request of the exchange, as the core sees it; compared by identity.
+    """One downstream request of the exchange; compared by identity.
 
     `id` and `progress_token` are JSON; `log_level` is the least severe level this leg wants, None for no log messages.
     """
@@ -24,13 +24,13 @@ class Event(msgspec.Struct, frozen=True, eq=False):
 
 
 class Called(Event, frozen=True):
-    """The client called for the first time."""
+    """The client sent the first request of the exchange."""
 
     leg: Leg
 
 
 class Answered(Event, frozen=True):
-    """The client came back with the state of `round`; `digest` names its answers, equal answers have equal digests."""
+    """The client retried with the requestState of `round`; equal answers have equal digests."""
 
     leg: Leg
     round: int
@@ -39,13 +39,13 @@ class Answered(Event, frozen=True):
 
 
 class Left(Event, frozen=True):
-    """A leg's client closed its connection before its final message."""
+    """The client closed a leg's connection before it got the final message."""
 
     leg: Leg
 
 
 class Nested(Event, frozen=True):
-    """The upstream asked for something inside the call; `id` is its JSON-RPC id, as JSON."""
+    """The upstream sent a nested request inside the call; `id` is its JSON-RPC id, as JSON."""
 
     id: Raw
     method: str
@@ -53,7 +53,7 @@ class Nested(Event, frozen=True):
 
 
 class Withdrawn(Event, frozen=True):
-    """The upstream cancelled its own nested request; `replayable` when the call may be run again."""
+    """The upstream cancelled its own nested request; `replayable` if the call may be run again."""
 
     id: Raw
     replayable: bool = False
@@ -73,7 +73,7 @@ class Logged(Event, frozen=True):
 
 
 class Resulted(Event, frozen=True):
-    """The call ended with a result, already in the new vocabulary."""
+    """The call ended with a result, already translated to 2026-07-28."""
 
     result: bytes | Raw
 
@@ -85,9 +85,9 @@ class Failed(Event, frozen=True):
 
 
 class Broke(Event, frozen=True):
-    """The call will not end: no session, a broken stream, a refusal in HTTP, silence.
+    """The call will not end: it got no session, its stream broke, HTTP refused it, or the upstream is silent.
 
-    `replayable` when that is certain and the call may be run again.
+    `replayable` if that is certain and the call may be run again.
     """
 
     error: GatewayError
@@ -97,7 +97,7 @@ class Broke(Event, frozen=True):
 class Undelivered(Event, frozen=True):
     """These answers did not reach the upstream.
 
-    `retryable` when it refused the credentials and took none; `replayable` as in `Broke`.
+    `retryable` if the upstream refused the credentials and took no answer; `replayable` as in `Broke`.
     """
 
     questions: tuple[Question, ...]
@@ -107,25 +107,25 @@ class Undelivered(Event, frozen=True):
 
 
 class QuietPassed(Event, frozen=True):
-    """No nested request came for the quiet window."""
+    """The quiet window passed without a nested request."""
 
 
 class LegLimitPassed(Event, frozen=True):
-    """A leg has waited as long as clients wait; `has_place` when the call may be parked."""
+    """A leg has waited as long as clients wait; `has_place` if there is a parking place for the call."""
 
     has_place: bool = True
 
 
 class GracePassed(Event, frozen=True):
-    """Nobody repeated a retry whose connection broke."""
+    """The client did not repeat a retry whose connection broke."""
 
 
 class Expired(Event, frozen=True):
-    """Nobody came for a parked call, or for a kept result."""
+    """The client did not come back for a parked call or a kept result in time."""
 
 
 class HandedOver(Event, frozen=True):
-    """This replica is going away while others stay: clients that wait shall come back, and reach another one.
+    """This replica shuts down while others run: waiting clients should come back, and will reach another replica.
 
     `has_place` as in `LegLimitPassed`.
     """
@@ -134,12 +134,12 @@ class HandedOver(Event, frozen=True):
 
 
 class LetGo(Event, frozen=True):
-    """This replica is gone in a moment, and another can go on with the call; `cancel` when by running it again."""
+    """This replica exits now, and another can continue the call; `cancel` if it must do so by running it again."""
 
     cancel: bool
 
 
 class Stopped(Event, frozen=True):
-    """The gateway gives the exchange up: it shuts down, or the upstream is silent or cannot be answered."""
+    """The gateway gives the exchange up: it shuts down, or the upstream is silent or cannot take an answer."""
 
     error: GatewayError

@@ -1,4 +1,4 @@
-"""`_meta` and `server/discover` of the new protocol from and to `initialize` of the old one.
+"""Translates between the legacy `initialize` handshake and modern `_meta` or `server/discover`.
 
 Sources: specification 2026-07-28 server/discover and basic/versioning; 2025-11-25 basic/lifecycle.
 """
@@ -25,7 +25,7 @@ _SERVER_KEYS: Final = (
 
 
 class Handshake(msgspec.Struct, frozen=True):
-    """What the upstream said of itself in `initialize`; the last three are JSON."""
+    """What the upstream declared in `initialize`; all but the version are JSON."""
 
     version: str
     capabilities: jsonrpc.Fields
@@ -46,24 +46,24 @@ class Handshake(msgspec.Struct, frozen=True):
 def initialize_params(client_info: Raw, capabilities: Raw) -> dict[str, object]:
     """The parameters of `initialize` for a client that declared `capabilities` (2026-07-28) in this request."""
     declared = {key: raw for key, raw in jsonrpc.fields(capabilities).items() if not jsonrpc.is_null(raw)}
-    old: dict[str, object] = {key: declared[key] for key in _CLIENT_KEYS if key in declared}
+    legacy: dict[str, object] = {key: declared[key] for key in _CLIENT_KEYS if key in declared}
     if "extensions" in declared:
-        # Tasks differ between the revisions; everything else is between the client and the server.
+        # Tasks differ between the revisions; all other extensions concern only client and server.
         kept = {key: raw for key, raw in jsonrpc.fields(declared["extensions"]).items() if key != _TASKS}
         if kept:
-            old["extensions"] = kept
-    return {"protocolVersion": mcp.LEGACY, "capabilities": old, "clientInfo": client_info}
+            legacy["extensions"] = kept
+    return {"protocolVersion": mcp.LEGACY, "capabilities": legacy, "clientInfo": client_info}
 
 
 def handshake(result: Raw) -> Handshake:
-    """Read an InitializeResult; raises ValueError when it is none or its version is not known."""
+    """Read an InitializeResult; raises ValueError if it is malformed or its version is unknown."""
     opened = jsonrpc.fields(result)
     version = jsonrpc.text(opened.get("protocolVersion"))
     if version is None:
         raise ValueError("`protocolVersion` must be a string")
     if version not in mcp.LEGACY_VERSIONS:
         raise ValueError(f"the server wants protocol version {version[:40]!r}")
-    # What a server says of itself is passed on to clients that validate it: nothing malformed goes through.
+    # Clients validate these values, so malformed ones are replaced or dropped.
     info = opened.get("serverInfo")
     instructions = opened.get("instructions")
     capabilities = jsonrpc.fields(opened.get("capabilities", jsonrpc.EMPTY))
@@ -76,7 +76,7 @@ def handshake(result: Raw) -> Handshake:
 
 
 def recalled(version: str, server_info: Raw) -> Handshake:
-    """The handshake of a session that another process opened: what is still known of it, and no capability."""
+    """The handshake of a session that another process opened: version and server info are known, no capabilities."""
     return Handshake(version, {}, server_info, None)
 
 

@@ -1,7 +1,7 @@
-"""The exchange: one client intention, its rounds, and the one upstream call behind them.
+"""The state machine of an exchange: the rounds of one client call, mapped to one upstream call.
 
-Theory of operation. A legacy call is one long request; a modern one is several short ones. The exchange is the joint
-between both: it takes one event and returns the commands that follow from it. It has no clock, no sockets, no keys.
+Theory of operation. A legacy call is one long request; a modern one is several short ones. The exchange connects
+them: it takes one event and returns the commands that follow from it. It has no clock, no sockets, no keys.
 
     IDLE ──Called──▶ RUNNING ──Nested──▶ ASKING ──QuietPassed──▶ PARKED ──Answered──▶ RUNNING …
                         │                                          │
@@ -9,37 +9,37 @@ between both: it takes one event and returns the commands that follow from it. I
                         ▼                                          ▼
                       ENDED ◀──────────────Answered──────────── FINISHED
 
-RUNNING   a leg waits, the call runs upstream
-ASKING    a leg waits, questions gather within the quiet window
-PARKED    no leg waits: the questions (or, in a round that only sheds load, just the state) are with the client
-REFERRED  the upstream ended the call with -32042; its urls are with the client; the session stays reserved
-BROKEN    the call is lost and may be run again: the questions are with the client as before, nothing runs upstream
-DETACHED  answers were given, then every leg left; the call runs on for the grace period
-FINISHED  the final message is here, nobody has come for it yet
+RUNNING   a leg waits, and the call runs upstream
+ASKING    a leg waits, and questions gather within the quiet window
+PARKED    no leg waits: the client has the questions, or only the state after a round that sheds load
+REFERRED  the upstream ended the call with -32042: the client has its urls, and the session stays reserved
+BROKEN    the call is lost and may be run again: the client has the questions, but nothing runs upstream
+DETACHED  the client answered, then every leg left; the call continues for the grace period
+FINISHED  the final message is here, but no leg waits for it
 ENDED     the final message was given (and is kept for a repeated retry), or the exchange was given up
 
-Rule 1: whatever changes the state is in this file. Rule 2: a (state, event) pair that `TRANSITIONS` lacks raises
-LocalProtocolError and changes nothing; a late event that can honestly happen is a row. Rule 3: a handler that raises
-a DownstreamError (a bad answer) has changed nothing: the call stays as it was. Rule 4: a call is run again only where
-the event says that it may be (`replayable`) and every answer so far is on record.
+Rule 1: only this file changes the state. Rule 2: a (state, event) pair that `TRANSITIONS` lacks raises
+LocalProtocolError and changes nothing; a late event that can legitimately happen is a row. Rule 3: a handler that
+raises a DownstreamError (a bad answer) changes nothing. Rule 4: a call is run again only if the event allows it
+(`replayable`) and the ledger has every answer (`exchange.replay`).
 
 Sources: specification 2026-07-28 basic/patterns/mrtr and cancellation; SEP-2322 (ephemeral workflow), SEP-2260.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
-from msgspec.structs import replace
 
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import questions as inputs
 from gateway.exchange import results
 from gateway.exchange.commands import Command, Timer
-from gateway.exchange.questions import Question, Recorded
+from gateway.exchange.questions import Question
+from gateway.exchange.replay import MAX_RECORD_BYTES, Answers, Recorded, ReplayLedger
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import (
@@ -55,20 +55,16 @@ from gateway.protocol.errors import (
 Commands = list[Command]
 
 MAX_QUESTIONS: Final = 64
-"""Questions one round may carry; a server that asks more in 40 ms floods its user and is told so."""
+"""Questions that may be open at once; a server that asks more in one quiet window would flood its user."""
 
 MAX_NESTED: Final = 4_096
-"""Nested requests one run of a call may send; each is remembered, so that a repeated stream asks nothing twice."""
+"""Nested requests of one run; their ids are remembered, so that a repeated stream does not ask twice."""
 MAX_NESTED_ID_BYTES: Final = 1024
-"""A longer id would make the memory of those requests a load; such a request is refused and not remembered."""
-MAX_RECORD_BYTES: Final = 65_536
-"""Answers an exchange remembers for another run of its call; with more, it cannot be run again."""
-MAX_RUNS: Final = 3
-"""How often a call is run again: a server that dies of it would die for ever."""
+"""Requests with longer ids are refused and not remembered, to bound memory."""
 
 
 class State(StrEnum):
-    """Where an exchange is; the module's docstring says what each means."""
+    """The states of an exchange; the module's docstring describes them."""
 
     __hash__ = str.__hash__  # Enum's own is a Python function, and these are keys on the hot path
 
@@ -86,11 +82,10 @@ class State(StrEnum):
 class Policy(msgspec.Struct, frozen=True):
     """What the route and the method allow.
 
-    `may_ask`: the method is one that may answer InputRequiredResult. `is_tool`: it is tools/call, where a failure is a
-    result that a model can read. `refuse_undeclared`: a question that the client
-    cannot be asked is refused upstream and the tool goes on, instead of ending the call. `shed_rounds`: how often a
-    long leg may end early with a state-only round. `holds`: the call waits for its answers; else it is given up when
-    it asks, and run again with them.
+    `may_ask`: the method may be answered with an InputRequiredResult. `is_tool`: it is tools/call, where a failure is
+    a result that a model can read. `refuse_undeclared`: a question that needs an undeclared capability is refused
+    upstream, instead of ending the call. `shed_rounds`: how often a long leg may end early with a state-only round.
+    `holds`: the call waits for its answers; otherwise it is cancelled when it asks, and run again with the answers.
     """
 
     may_ask: bool = True
@@ -101,9 +96,9 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What is known of an exchange that another process began: it went out with the state of `round`.
+    """An exchange that another process began, as the requestState of `round` describes it.
 
-    `record` is None when it was lost on the way, and then the call cannot be run again.
+    `record` is None if the state had no room for it; then the call cannot be run again.
     """
 
     state: State
@@ -114,60 +109,52 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Exchange:
-    """One exchange. `handle` is its only way in."""
+    """One exchange; all events go through `handle`."""
 
     def __init__(self, declared: Capabilities, policy: Policy, given: Mapping[str, Raw] | None = None) -> None:
-        """`given` are answers that came without a requestState: they are used when their question is asked."""
+        """`given` are answers that came without a requestState; each is used when its question is asked."""
         self.state = State.IDLE
         self.round = 0
         """The number of the last round that ended with an InputRequiredResult; 0 before the first."""
         self.questions: dict[str, Question] = {}
-        """What is open, by key: what is with the client, and what came since."""
+        """Open questions by key: those that the client has, and those that came since."""
         self._shown: frozenset[str] = frozenset()
-        """The keys that the client was asked for last; an answer to anything else is an answer to something else."""
+        """The keys of the last round; an answer under another key is ignored."""
         self._declared = declared
         self._policy = policy
         self._given = dict(given or {})
         self._legs: list[on.Leg] = []
         self._keys: set[str] = set()
         self._seen: set[bytes] = set()
-        self._given_up: dict[bytes, bool] = {}
-        """Ids that the upstream withdrew after their answers were sent, and whether its call may be run again."""
         self._digests: dict[int, bytes] = {}
         self._final: Callable[[tuple[on.Leg, ...]], Command] | None = None
-        self._calling = False
-        self._dirty = False
-        """A question of an earlier call of the session was never answered."""
-        self.record: tuple[Recorded, ...] | None = ()
-        """The answers that went upstream so far, in their order."""
+        self._abandoned: set[str] = set()
+        """Keys of nested requests that earlier calls of the session left unanswered."""
+        self._ledger = ReplayLedger()
         self.sheds = 0
         """State-only rounds so far."""
-        self._to_replay: tuple[Recorded, ...] = ()
-        """What of an earlier run's answers this one has not asked for yet."""
-        self._runs = 0
-        self._withdrawn: dict[str, Question] | None = None
-        """Questions of this round that the upstream gave up on while the client had them, and whose call may be run
-        again."""
-        self._owed = False
-        """The client answered one of those."""
 
     def restore(self, past: Snapshot) -> None:
-        """Go on where another process stopped; for a new exchange only."""
+        """Continue where another process stopped; only for a new exchange."""
         if self.state is not State.IDLE:
-            raise LocalProtocolError(f"an exchange that is {self.state} cannot be another one's past")
+            raise LocalProtocolError(f"an exchange that is {self.state} cannot be restored")
         self.state, self.round, self.sheds = past.state, past.round, past.sheds
         self.questions = dict(past.questions)
-        self.record = past.record
+        self._ledger = ReplayLedger(past.record)
         self._shown = frozenset(past.questions)
         self._keys = {*past.questions, *(recorded.key for recorded in past.record or ())}
         self._seen = {bytes(q.upstream_id) for q in past.questions.values() if q.upstream_id is not None}
-        self._given.clear()  # the answers of a retry are those of its round, whatever else has such a key
-        self._calling = past.state is State.PARKED
+        self._given.clear()  # a retry's answers are for its round only
 
     @property
     def calling(self) -> bool:
-        """Whether the upstream call was asked for and has neither ended nor been given up."""
-        return self._calling
+        """Whether the upstream call was sent, and has neither ended nor been given up."""
+        return self.state in _CALLING
+
+    @property
+    def record(self) -> tuple[Recorded, ...] | None:
+        """The answers that went upstream so far, in their order; None if the call cannot be run again."""
+        return self._ledger.record
 
     @property
     def legs(self) -> tuple[on.Leg, ...]:
@@ -175,7 +162,7 @@ class Exchange:
         return tuple(self._legs)
 
     def handle(self, event: on.Event) -> Commands:
-        """Take one event; raises LocalProtocolError or a DownstreamError, in both cases with nothing changed."""
+        """Take one event; raises LocalProtocolError or a DownstreamError, and then changes nothing."""
         handler = TRANSITIONS.get((self.state, type(event)))
         if handler is None:
             raise LocalProtocolError(f"{type(event).__name__} is not allowed in {self.state}")
@@ -189,7 +176,6 @@ class Exchange:
 
     def _send_call(self) -> Commands:
         self.state = State.RUNNING
-        self._calling = True
         if self._policy.may_ask:
             return [do.SendCall(), do.Arm(Timer.LEG)]
         return [do.SendCall()]
@@ -198,13 +184,13 @@ class Exchange:
         """PARKED: the expected retry, or a late repeat of an earlier round."""
         if event.round != self.round:
             return self._repeat_parked(event)
-        matched, late = self._match(event), self._match_withdrawn(event)
+        matched, late = self._match(event), self._ledger.match(event.answers)
         if self.questions and not matched and not late:
             return self._ask_again(event.leg)
         self._check_askable(event)
         self._claim(event)
-        self._note((*matched, *late))
-        self._owed = self._owed or bool(late)
+        self._ledger.note(matched, self.round)
+        self._ledger.note(late, self.round, sent=False)
         out: Commands = [do.Disarm(Timer.TTL), do.Arm(Timer.LEG)]
         for question, _ in matched:
             del self.questions[question.key]
@@ -214,27 +200,27 @@ class Exchange:
         return out + self._resume_waiting()
 
     def _answer_broken(self, event: on.Answered) -> Commands:
-        """BROKEN: the answers are here, and the call runs again with all of them."""
+        """BROKEN: the call runs again with all answers."""
         if event.round != self.round:
             return self._repeat_parked(event)
-        matched = (*self._match(event), *self._match_withdrawn(event))
+        matched = (*self._match(event), *self._ledger.match(event.answers))
         if self.questions and not matched:
             return self._ask_again(event.leg)
         self._claim(event)
-        self._note(matched)
+        self._ledger.note(matched, self.round)
         out: Commands = [do.Disarm(Timer.TTL)]
         out += [do.Count(question.method, "answered") for question, _ in matched]
         if self.record is None:
-            return [*out, *self._end(lambda legs: do.Fail(legs, _unrecorded()), clean=False)]
-        return [*out, do.Arm(Timer.LEG), *self._run_again(clean=False)]
+            return [*out, *self._end(lambda legs: do.Fail(legs, _unrecorded()), completed=False)]
+        return [*out, do.Arm(Timer.LEG), *self._run_again(completed=False)]
 
     def _resume_waiting(self) -> Commands:
-        """A leg waits again: for the result, or for the quiet window when questions are still open."""
+        """A leg waits again: for the result, or for the quiet window if questions are still open."""
         self.state = State.ASKING if self.questions else State.RUNNING
         return [do.Arm(Timer.QUIET)] if self.questions else []
 
     def _answer_referred(self, event: on.Answered) -> Commands:
-        """REFERRED: every url accepted re-issues the call in its session; one declined ends it."""
+        """REFERRED: if every url is accepted, send the call again in its session; if one is declined, end it."""
         if event.round != self.round:
             return self._repeat_parked(event)
         matched = self._match(event)
@@ -250,75 +236,41 @@ class Exchange:
         self._claim(event)
         out.append(do.Disarm(Timer.TTL))
         if declined:
-            return [*out, *self._end(self._declined_urls(declined), clean=True)]
+            return [*out, *self._end(self._declined_urls(declined), completed=True)]
         return [*out, *self._send_call()]
 
     def _ask_again(self, leg: on.Leg) -> Commands:
-        """Ask what is still open, in the same round; who asks for it is still there, so the time starts anew."""
+        """Ask the open questions again in the same round; the client is active, so its time to live restarts."""
         self._check_askable(None)
         self._shown = frozenset(self.questions)
         held = self._policy.holds or self.state is State.PARKED
         ask = do.Ask((leg,), dict(self.questions), self.round, self.state, held)
         return [ask, do.Arm(Timer.TTL)] if held else [ask, *self._part(None)]
 
-    def _match(self, event: on.Answered) -> tuple[tuple[Question, Raw], ...]:
-        """The open questions that are answered, with checked answers; unknown keys are ignored."""
+    def _match(self, event: on.Answered) -> Answers:
+        """The open questions that the client answered, with checked answers; unknown keys are ignored."""
         return tuple(
             (question, inputs.check_answer(question, event.answers[key]))
             for key, question in self.questions.items()
             if key in event.answers and key in self._shown
         )
 
-    def _match_withdrawn(self, event: on.Answered) -> tuple[tuple[Question, Raw], ...]:
-        """The answers to questions that the upstream gave up on, where its call can be run again with them."""
-        if not self._withdrawn or not self._can_run_again():
-            return ()
-        return tuple(
-            (question, inputs.check_answer(question, event.answers[key]))
-            for key, question in self._withdrawn.items()
-            if key in event.answers
-        )
-
     def _check_askable(self, event: on.Answered | None) -> None:
-        """What is not answered will be asked again; raises InvalidParams where this process has no words for it."""
+        """Unanswered questions must be asked again; raises InvalidParams if this process lacks the params of one."""
         answers = event.answers if event is not None else {}
         missing = [key for key, question in self.questions.items() if key not in answers and question.params is None]
         if missing:
             raise InvalidParams(
                 f"inputResponses must answer every question of the round, {', '.join(missing)} too: another replica "
-                "asked, and this one cannot repeat it; the call still waits, call again with the same requestState"
+                "asked it, and this one cannot repeat it; the call still waits: call again with the same requestState"
             )
-
-    def _note(self, matched: Sequence[tuple[Question, Raw]], round_: int | None = None) -> None:
-        """Put answers on record, or give the record up when it has grown too large; the later answer counts."""
-        self._strike(question for question, _ in matched)
-        if self.record is None:
-            return
-        in_round = self.round if round_ is None else round_
-        self._put_on_record(
-            Recorded(question.key, inputs.question_digest(question), in_round, bytes(answer))
-            for question, answer in matched
-        )
-
-    def _put_on_record(self, answers: Iterable[Recorded]) -> None:
-        if self.record is None:
-            return
-        self.record = (*self.record, *answers)
-        if sum(len(recorded.answer) for recorded in self.record) > MAX_RECORD_BYTES:
-            self.record = None
-
-    def _strike(self, questions: Iterable[Question]) -> None:
-        """Take the answers to these questions off the record."""
-        keys = {question.key for question in questions}
-        if self.record is not None:
-            self.record = tuple(recorded for recorded in self.record if recorded.key not in keys)
 
     def _claim(self, event: on.Answered) -> None:
         self._digests[event.round] = event.digest
         self._legs = [event.leg]
 
     def _repeated(self, event: on.Answered) -> None:
-        """Let only the very answers pass that this round was answered with; raises InvalidState."""
+        """Accept only a repetition of this round's answers; raises InvalidState for others."""
         if self._digests.get(event.round) != event.digest:
             raise InvalidState("answered")
 
@@ -327,7 +279,7 @@ class Exchange:
         return self._ask_again(event.leg)
 
     def _join(self, event: on.Answered) -> Commands:
-        """A retry came twice: both get the one final message, the answers go upstream once."""
+        """A retry came twice: both legs get the final message, but the answers go upstream once."""
         self._repeated(event)
         self._legs.append(event.leg)
         return []
@@ -339,21 +291,26 @@ class Exchange:
         return [do.Disarm(Timer.GRACE), do.Arm(Timer.LEG), *self._resume_waiting()]
 
     def _collect(self, event: on.Answered) -> Commands:
-        """FINISHED: the result is here; answers to questions that the upstream gave up are moot."""
+        """FINISHED: give the result; answers to withdrawn questions matter only if the call can be run again."""
         if event.round in self._digests or event.round != self.round:
             self._repeated(event)
-        elif late := self._match_withdrawn(event):
-            # The server did not wait for its user. It may be asked once more, and this time the answer is here.
-            self._note(late)
+        elif late := self._ledger.match(event.answers):
+            # The server did not wait for its user. Run the call once more: this time the answer is at hand.
+            self._ledger.note(late, self.round)
             if self.record is not None:
                 self._claim(event)
-                return [do.Disarm(Timer.TTL), do.Disarm(Timer.LINGER), do.Arm(Timer.LEG), *self._run_again(clean=True)]
+                return [
+                    do.Disarm(Timer.TTL),
+                    do.Disarm(Timer.LINGER),
+                    do.Arm(Timer.LEG),
+                    *self._run_again(completed=True),
+                ]
         self._digests[event.round] = event.digest
         self.state = State.ENDED
         return [do.Disarm(Timer.TTL), do.Disarm(Timer.GRACE), *self._give((event.leg,)), do.Arm(Timer.LINGER)]
 
     def _give_again(self, event: on.Answered) -> Commands:
-        """ENDED: a repeated retry. A repeat of an earlier round may have come for the result before this round did."""
+        """ENDED: a repeated retry. A repetition of an earlier round may have got the result before this round came."""
         if event.round in self._digests or event.round != self.round:
             self._repeated(event)
         if self._final is None:
@@ -368,14 +325,14 @@ class Exchange:
         if self._legs:
             return []
         if self.round == 0:
-            # The client has nothing to come back with (basic/patterns/cancellation).
+            # The client has no requestState to come back with (basic/patterns/cancellation).
             return self._give_up("the client closed its request")
         self.state = State.DETACHED
         return [do.DisarmLeg(), do.Arm(Timer.GRACE)]
 
     # -- upstream -----------------------------------------------------------------------------------------------
 
-    def _nested(self, event: on.Nested) -> Commands:  # noqa: PLR0911  (one for each thing it may be)
+    def _nested(self, event: on.Nested) -> Commands:  # noqa: PLR0911  (one return per outcome)
         if bytes(event.id) in self._seen:
             return [do.Count(event.method, "duplicate")]
         refusal = self._refusal(event)
@@ -393,13 +350,13 @@ class Exchange:
         key = inputs.assign_key(event.method, asked.hint, self._keys)
         question = Question(key, event.method, asked.params, event.id)
         self._keys.add(key)
-        recorded = self._recorded_answer(question)
+        recorded = self._ledger.next_answer(question)
         if recorded is not None:
             return [do.SendAnswers(((question, recorded),)), do.Count(event.method, "replayed")]
         early = self._given_answer(question)
         if early is not None:
-            # Of the round that it spares the client, or of the one it was asked in the middle of.
-            self._note(((question, early),), self.round + (self.state is not State.PARKED))
+            # The answer belongs to the round that it saves the client; while parked, to the current one.
+            self._ledger.note(((question, early),), self.round + (self.state is not State.PARKED))
             return [do.SendAnswers(((question, early),)), do.Count(event.method, "given")]
         self.questions[key] = question
         out: Commands = [do.Count(event.method, "asked")]
@@ -414,30 +371,11 @@ class Exchange:
         if not self._policy.may_ask:
             return jsonrpc.Error(mcp.INVALID_REQUEST, "The client cannot be asked during this request")
         if len(self._seen) >= MAX_NESTED:
-            return jsonrpc.Error(mcp.INVALID_REQUEST, f"This call has sent {MAX_NESTED} nested requests already")
+            return jsonrpc.Error(mcp.INVALID_REQUEST, f"This call has already sent {MAX_NESTED} nested requests")
         if len(bytes(event.id)) > MAX_NESTED_ID_BYTES:
             return jsonrpc.Error(mcp.INVALID_REQUEST, f"The request's id is longer than {MAX_NESTED_ID_BYTES} bytes")
         if len(self.questions) >= MAX_QUESTIONS:
             return jsonrpc.Error(mcp.INVALID_REQUEST, f"More than {MAX_QUESTIONS} questions are open")
-        return None
-
-    def _recorded_answer(self, question: Question) -> Raw | None:
-        """The answer of an earlier run; with the first question that has none, the runs have parted.
-
-        Questions of one round came together, and may come in another order next time.
-        """
-        left = self._to_replay
-        if not left:
-            return None
-        digest = inputs.question_digest(question)
-        for place, recorded in enumerate(left):
-            if recorded.round != left[0].round:
-                break
-            if recorded.digest == digest:
-                self._to_replay = (*left[:place], *left[place + 1 :])
-                self._put_on_record((replace(recorded, key=question.key),))
-                return Raw(recorded.answer)
-        self._to_replay = ()
         return None
 
     def _given_answer(self, question: Question) -> Raw | None:
@@ -447,7 +385,7 @@ class Exchange:
         try:
             return inputs.check_answer(question, answer)
         except GatewayError:
-            return None  # given in advance for something else: the client is asked
+            return None  # given for another kind of question, so the client is asked
 
     def _undeclared(self, event: on.Nested, required: dict[str, Any]) -> Commands:
         names = " and ".join(sorted(required))
@@ -458,17 +396,17 @@ class Exchange:
         return [*out, *self._abort(MissingCapability(required, event.method))]
 
     def _withdraw(self, event: on.Withdrawn) -> Commands:
-        """The upstream gave up on its question."""
+        """The upstream withdrew its question."""
         for key, question in self.questions.items():
             if question.upstream_id is not None and bytes(question.upstream_id) == bytes(event.id):
                 del self.questions[key]
                 break
         else:
             if bytes(event.id) in self._seen:
-                self._given_up[bytes(event.id)] = event.replayable
+                self._ledger.withdraw_sent(event.id, replayable=event.replayable)
             return []
         if event.replayable and self.state is State.PARKED and key in self._shown:
-            self._withdrawn = {**(self._withdrawn or {}), key: question}
+            self._ledger.withdraw(question)
         out: Commands = [do.Count(question.method, "withdrawn")]
         if self.state is State.ASKING and not self.questions:
             self.state = State.RUNNING
@@ -492,19 +430,19 @@ class Exchange:
         return [do.Forward(leg, message)]
 
     def _result(self, event: on.Resulted) -> Commands:
-        if self._owed and self._can_run_again():
-            return self._run_again_in_time(clean=True)
-        return self._end(lambda legs: do.Reply(legs, event.result), clean=not self.questions)
+        if self._ledger.owes_run:
+            return self._run_again_in_time(completed=True)
+        return self._end(lambda legs: do.Reply(legs, event.result), completed=True)
 
     def _failure(self, event: on.Failed) -> Commands:
-        if event.error.code == mcp.OLD_URL_REQUIRED:
+        if event.error.code == mcp.LEGACY_URL_REQUIRED:
             return self._refer(event.error)
-        if self._owed and self._can_run_again():
-            return self._run_again_in_time(clean=True)
-        return self._end(lambda legs: do.FailWith(legs, event.error), clean=not self.questions)
+        if self._ledger.owes_run:
+            return self._run_again_in_time(completed=True)
+        return self._end(lambda legs: do.FailWith(legs, event.error), completed=True)
 
     def _refer(self, error: jsonrpc.Error) -> Commands:
-        """-32042 became, in 2026-07-28, a round of url elicitations."""
+        """Error -32042 is a round of url elicitations in 2026-07-28."""
         if not self._policy.may_ask:
             return self._cannot_refer("error -32042 to a request that cannot ask", error)
         try:
@@ -513,15 +451,13 @@ class Exchange:
             return self._cannot_refer(str(exc), error)
         if not self._declared.url:
             missing = MissingCapability({"elicitation": {"url": {}}}, "error -32042")
-            return self._end(lambda legs: do.Fail(legs, missing), clean=not self.questions)
+            return self._end(lambda legs: do.Fail(legs, missing), completed=True)
         if len(questions) > MAX_QUESTIONS:
             return self._cannot_refer(f"{len(questions)} of them", error)
-        self._calling = False
-        # The call is over; what follows the urls is another one, and maybe in another session.
-        self.record, self._to_replay, self._withdrawn, self._owed = (), (), None, False
+        # The call is over; after the urls another call follows, perhaps in another session.
+        self._ledger.start_call()
         self._seen.clear()
-        self._given_up.clear()
-        self._dirty = self._dirty or bool(self.questions)
+        self._abandoned.update(self.questions)
         waiting = self.state in (State.RUNNING, State.ASKING)
         self._keys.update(questions)
         self.questions = questions
@@ -532,85 +468,75 @@ class Exchange:
         return [*out, do.DisarmLeg(), do.Arm(Timer.TTL)]
 
     def _cannot_refer(self, sent: str, error: jsonrpc.Error) -> Commands:
-        lost = results.internal_error(f"The server wants a url to be visited first, but sent {sent}", error)
-        return self._end(lambda legs: do.FailWith(legs, lost), clean=not self.questions)
+        lost = results.internal_error(f"The server requires the user to visit a url first, but sent {sent}", error)
+        return self._end(lambda legs: do.FailWith(legs, lost), completed=True)
 
     def _break(self, event: on.Broke) -> Commands:
-        if not event.replayable or not self._can_run_again():
-            self._withdrawn = None  # whatever was said of the call before, this is the last word
-            return self._end(lambda legs: do.Fail(legs, event.error), clean=False)
-        return self._run_again_in_time(clean=False)
+        if not event.replayable or not self._ledger.can_run_again:
+            self._ledger.forget_withdrawn()  # the call cannot be run again, so late answers are useless
+            return self._end(lambda legs: do.Fail(legs, event.error), completed=False)
+        return self._run_again_in_time(completed=False)
 
-    def _can_run_again(self) -> bool:
-        return self.record is not None and self._runs < MAX_RUNS
-
-    def _run_again_in_time(self, *, clean: bool) -> Commands:
-        """Run again now, or once the client has answered what is with it."""
+    def _run_again_in_time(self, *, completed: bool) -> Commands:
+        """Run again now, or, if the client has questions, once it has answered them."""
         if self.state is not State.PARKED:
-            return self._run_again(clean=clean)
+            return self._run_again(completed=completed)
         self.state = State.BROKEN
-        self._calling = False
-        return [do.ReleaseSession(clean and not self._dirty and not self.questions)]
+        return [self._release(completed=completed)]
 
-    def _run_again(self, *, clean: bool) -> Commands:
-        """Begin anew, with the answers so far at hand; `clean` when the call before has ended by itself."""
-        clean = clean and not self._dirty and not self.questions
-        self._runs += 1
-        self._to_replay, self.record = self.record or (), ()
-        self._keys.clear()
-        self._seen.clear()
-        self._given_up.clear()
-        self.questions.clear()
-        self._shown = frozenset()
-        self._withdrawn, self._owed, self._dirty, self._final = None, False, False, None
+    def _run_again(self, *, completed: bool) -> Commands:
+        """Begin another run with the answers so far; `completed` if the upstream ended the earlier run itself."""
+        out: Commands = [do.Disarm(Timer.QUIET), self._release(completed=completed), do.RunAgain()]
+        self._ledger.start_run()
+        for memory in (self._keys, self._seen, self._abandoned, self.questions):
+            memory.clear()
+        self._shown, self._final = frozenset(), None
         self.state = State.RUNNING if self._legs else State.DETACHED
-        self._calling = True
-        return [do.Disarm(Timer.QUIET), do.ReleaseSession(clean), do.RunAgain()]
+        return out
+
+    def _release(self, *, completed: bool) -> Command:
+        """The session is clean once its call completed with every nested request answered."""
+        unanswered = self._abandoned or any(question.upstream_id is not None for question in self.questions.values())
+        return do.ReleaseSession(clean=completed and not unanswered)
 
     def _undelivered(self, event: on.Undelivered) -> Commands:
         if not any(bytes(question.upstream_id or b"") in self._seen for question in event.questions):
-            return []  # they answered an earlier call of this exchange, which has ended since
-        if event.replayable and self._can_run_again():
+            return []  # these answers were for an earlier call of this exchange, which has ended
+        if event.replayable and self._ledger.can_run_again:
             return self._break(on.Broke(event.error, replayable=True))
         if not event.retryable or self.round == 0:
             return self._abort(event.error)
-        # The upstream refused this retry's credentials before it took an answer: the call waits as before.
+        # The upstream refused this retry's credentials and took no answer: the call waits as before.
         legs = self.legs
         self._legs = []
         out: Commands = [do.DisarmLeg()]
         if legs:
             out.append(do.Fail(legs, event.error))
         if not self._policy.holds:
-            return [*out, *self._part("its client's credentials were refused; it will be run again")]
-        self._strike(event.questions)
+            return [*out, *self._part("the client's credentials were refused; the call will be run again")]
+        self._ledger.strike(event.questions)
         self._put_back(event.questions)
         self._digests.pop(self.round, None)
         self.state = State.PARKED
         return [*out, do.Arm(Timer.TTL)]
 
     def _put_back(self, questions: Iterable[Question]) -> None:
-        """Open these questions anew, unless the upstream gave up on them while their answers were under way."""
-        again = {}
-        for question in questions:
-            replayable = self._given_up.get(bytes(question.upstream_id or b""))
-            if replayable is None:
-                again[question.key] = question
-            elif replayable and question.key in self._shown:
-                self._withdrawn = {**(self._withdrawn or {}), question.key: question}
+        """Open these questions again, unless the upstream withdrew them while their answers were in flight."""
+        again = self._ledger.still_open(questions, self._shown)
         self.questions = again | self.questions
-        # What this process has no words for cannot be shown again; the client knows it from an earlier round.
+        # Questions without params cannot be shown again; the client knows them from an earlier round.
         self._shown |= {key for key, question in again.items() if question.params is None}
 
     # -- time ---------------------------------------------------------------------------------------------------
 
     def _quiet(self, _: on.QuietPassed | on.LegLimitPassed) -> Commands:
-        """Ask what has gathered; a leg that has waited as long as clients wait does not wait for the quiet window."""
+        """Ask the gathered questions; a leg at its limit does not wait for the quiet window."""
         return self._ask(State.PARKED)
 
     def _shed(self, event: on.LegLimitPassed) -> Commands:
         """End the leg early and let the client come back at once (SEP-2322, Load Shedding).
 
-        A call that finds no place keeps its leg: to end it would cost the client a call that runs.
+        Without a parking place the leg continues: ending it would lose a running call.
         """
         if not self._policy.may_ask or self.sheds >= self._policy.shed_rounds:
             return []
@@ -625,29 +551,29 @@ class Exchange:
             return self._abort(_unrecorded())
         self.round += 1
         self.state = state
-        self._shown, self._withdrawn = frozenset(self.questions), None  # an answer is one to what its round showed
+        self._shown = frozenset(self.questions)
+        self._ledger.forget_withdrawn()  # an answer belongs to the questions that its round showed
         legs, self._legs = self.legs, []
         resting = state if holds or state is State.REFERRED else State.BROKEN
         ask = do.Ask(legs, dict(self.questions), self.round, resting, held=holds, stays=stays)
         if holds:
             return [do.DisarmLeg(), ask, do.Arm(Timer.TTL)]
-        return [do.DisarmLeg(), ask, *self._part("it will be run again with the answers")]
+        return [do.DisarmLeg(), ask, *self._part("the call will be run again with the answers")]
 
     def _part(self, reason: str | None) -> Commands:
-        """Keep nothing of the exchange; the call is cancelled where there is a reason."""
+        """End the exchange and keep nothing of it; with a reason, cancel the call."""
         out = self._cancel(reason) if reason is not None else []
-        clean = self.state is State.REFERRED and not self._dirty
-        self._calling = False
+        out += [do.Disarm(Timer.TTL), self._release(completed=self.state is State.REFERRED)]
         self.questions.clear()
         self.state = State.ENDED
-        return [*out, do.Disarm(Timer.TTL), do.ReleaseSession(clean)]
+        return out
 
     def _hand_over(self, event: on.HandedOver) -> Commands:
-        """End the legs early, where there is a place; the retry reaches this replica through another one."""
+        """End the legs early if there is a parking place; the retries come back through another replica."""
         return self._ask(State.PARKED) if self._policy.may_ask and self._policy.holds and event.has_place else []
 
     def _let_go(self, event: on.LetGo) -> Commands:
-        """Nothing of the exchange stays here: its state says everything, and goes to who still waits for one."""
+        """Keep nothing of the exchange here: legs that still wait get a requestState, which holds everything."""
         out: Commands = []
         if self._legs:
             if not self._policy.may_ask:
@@ -655,14 +581,14 @@ class Exchange:
             out = self._ask(State.PARKED, stays=False)
             if not self._policy.holds:
                 return out
-        reason = "the gateway shuts down; the call is run again" if event.cancel else None
+        reason = "the gateway shuts down; the call will be run again" if event.cancel else None
         return [*out, do.DisarmLeg(), *self._part(reason)]
 
     def _grace(self, _: on.GracePassed) -> Commands:
         return self._give_up("the client closed its request")
 
     def _expire(self, _: on.Expired) -> Commands:
-        return self._give_up("nobody answered in time")
+        return self._give_up("the client did not answer in time")
 
     def _expire_broken(self, _: on.Expired) -> Commands:
         self.state = State.ENDED
@@ -679,44 +605,37 @@ class Exchange:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def _end(self, final: Callable[[tuple[on.Leg, ...]], Command], *, clean: bool) -> Commands:
-        """The call is over: give the final message to who waits, or keep it."""
-        self._calling = False
+    def _end(self, final: Callable[[tuple[on.Leg, ...]], Command], *, completed: bool) -> Commands:
+        """The call is over: give the final message to the legs that wait, or keep it."""
+        release = self._release(completed=completed)
         self._final = final
         self.questions.clear()
-        clean = clean and not self._dirty
         waited = self.state in (State.PARKED, State.REFERRED, State.BROKEN)
         legs, self._legs = self.legs, []
         out: Commands = [do.DisarmLeg()] if self._policy.may_ask else []
         if legs:
             self.state = State.ENDED
-            out += [*self._give(legs), do.ReleaseSession(clean)]
+            out += [*self._give(legs), release]
             return [*out, do.Arm(Timer.LINGER)] if self.round else out
         self.state = State.FINISHED
-        # A client that is thinking has until its state expires; one that lost its connection has the linger time.
-        return [*out, do.ReleaseSession(clean), *([] if waited else [do.Arm(Timer.LINGER)])]
+        # While parked, the client has until its state expires; after a lost connection, the linger time.
+        return [*out, release, *([] if waited else [do.Arm(Timer.LINGER)])]
 
     def _give(self, legs: tuple[on.Leg, ...]) -> Commands:
         assert self._final is not None
         return [self._final(legs)]
 
     def _abort(self, error: GatewayError) -> Commands:
-        """End the exchange while its call runs: settle the open questions, cancel, tell who waits."""
-        self._withdrawn = None  # an answer that comes now does not begin it anew
-        return [*self._cancel(error.message), *self._end(lambda legs: do.Fail(legs, error), clean=False)]
+        """End the exchange while its call runs: settle the open questions, cancel the call, fail the waiting legs."""
+        self._ledger.forget_withdrawn()  # a late answer must not run the call again
+        return [*self._cancel(error.message), *self._end(lambda legs: do.Fail(legs, error), completed=False)]
 
     def _give_up(self, reason: str) -> Commands:
-        """Nobody waits and nobody will come back."""
-        out = [*self._cancel(reason)]
-        out += [do.DisarmLeg(), do.Disarm(Timer.TTL)]
-        clean = self.state is State.REFERRED and not self._dirty
-        self._calling = False
-        self.questions.clear()
-        self.state = State.ENDED
-        return [*out, do.ReleaseSession(clean)]
+        """Cancel the call: no leg waits, and the client will not come back."""
+        return [*self._cancel(reason), do.DisarmLeg(), *self._part(None)]
 
     def _cancel(self, reason: str) -> Commands:
-        if not self._calling:
+        if not self.calling:
             return []
         out: Commands = []
         for question in self.questions.values():
@@ -726,7 +645,8 @@ class Exchange:
         return [*out, do.CancelCall(reason)]
 
     def _declined_urls(self, keys: list[str]) -> Callable[[tuple[on.Leg, ...]], Command]:
-        text = f"The server needs a url to be visited before it can go on, and that was declined ({', '.join(keys)})"
+        declined = ", ".join(keys)
+        text = f"The server requires the user to visit a url before it continues, but the user declined ({declined})"
         if not self._policy.is_tool:
             error = jsonrpc.Error(mcp.INTERNAL_ERROR, text)
             return lambda legs: do.FailWith(legs, error)
@@ -745,7 +665,7 @@ class Exchange:
 
 def _unrecorded() -> CallLost:
     return CallLost(
-        "The call can go on only if it is run again, and its answers are too large for that "
+        "The call can continue only by running it again, but its answers are too large for that "
         f"({MAX_RECORD_BYTES} bytes at most); it may have had effects"
     )
 
@@ -793,7 +713,7 @@ TRANSITIONS: Final[dict[tuple[State, type[on.Event]], Handler]] = {
     # the end of this process
     **dict.fromkeys([(s, on.HandedOver) for s in _WAITING], _X._hand_over),
     **dict.fromkeys([(s, on.LetGo) for s in (*_CALLING, *_BETWEEN)], _X._let_go),
-    # late, and harmless: a timer that fired while its cause was being handled, a message after the end
+    # late but harmless: a timer that fired while its cause was handled, or a message after the end
     **dict.fromkeys([(s, on.Nested) for s in (*_BETWEEN, *_OVER)], _X._late_question),
     **dict.fromkeys(
         [(s, e) for s in (*_BETWEEN, *_OVER) for e in (on.Withdrawn, on.Progressed, on.Logged, on.Undelivered)],
@@ -802,7 +722,7 @@ TRANSITIONS: Final[dict[tuple[State, type[on.Event]], Handler]] = {
     **dict.fromkeys([(s, e) for s in (State.PARKED, State.DETACHED) for e in (on.Progressed, on.Logged)], _X._late),
     **dict.fromkeys([(s, on.HandedOver) for s in (State.PARKED, State.DETACHED, *_BETWEEN, *_OVER)], _X._late),
     **dict.fromkeys([(s, on.LetGo) for s in _OVER], _X._late),
-    # a stream may still break, or repeat itself, after it gave the answer
+    # a stream may still break, or repeat itself, after the answer
     **dict.fromkeys([(s, e) for s in (*_BETWEEN, *_OVER) for e in (on.Resulted, on.Failed, on.Broke)], _X._late),
 }
-"""Every pair that may happen, and what follows from it."""
+"""Every allowed pair of state and event, with its handler."""

@@ -1,4 +1,4 @@
-"""Nested requests of the upstream as `inputRequests`, and the client's `inputResponses` as their answers.
+"""Translates nested requests of the upstream to `inputRequests`, with `inputResponses` as their answers.
 
 Sources: specification 2026-07-28 basic/patterns/mrtr, client/elicitation, client/sampling, client/roots; SEP-2260.
 """
@@ -15,21 +15,21 @@ from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import InvalidParams
 
 _REMOVED: Final = frozenset({"elicitationId", "task", "_meta"})
-"""What 2025-11-25 puts into these params and 2026-07-28 does not know; `_meta` is handled apart."""
+"""Params of 2025-11-25 that 2026-07-28 does not have; `_meta` is handled separately."""
 _REMOVED_META: Final = frozenset({mcp.META_PROGRESS_TOKEN, mcp.META_RELATED_TASK, mcp.META_INPUT_KEY})
 _KEY_PREFIX: Final = {mcp.ELICIT: "elicitation", mcp.SAMPLE: "sampling", mcp.ROOTS: "roots"}
 _MAX_KEY: Final = 128
 
 KINDS: Final = frozenset(_KEY_PREFIX)
-"""The three methods an upstream may ask with."""
+"""The methods of nested requests that the client can answer."""
 
 
 class Question(msgspec.Struct, frozen=True):
     """One nested request, ready to be asked.
 
-    `upstream_id` is the JSON-RPC id to answer with, as its own JSON; None where no request waits for the answer
-    (a url elicitation that came as error -32042). `params` is the modern params object; None where another replica
-    asked it and only its digest travelled. `digest` is `question_digest`'s, where it is known already.
+    `upstream_id` is the JSON-RPC id to answer with, as JSON; None if no request waits for the answer (a url
+    elicitation from error -32042). `params` is the modern params object; None if another replica asked and only the
+    digest came with the requestState. `digest` is the `question_digest`, if it is known already.
     """
 
     key: str
@@ -39,23 +39,11 @@ class Question(msgspec.Struct, frozen=True):
     digest: bytes | None = None
 
 
-class Recorded(msgspec.Struct, frozen=True, array_like=True):
-    """One answer as it went upstream: what it answered (`question_digest`), in which round, and its JSON.
-
-    The same question of a later run of the call gets the same answer. Ids differ from run to run, params do not.
-    """
-
-    key: str
-    digest: bytes
-    round: int
-    answer: bytes
-
-
 def question_digest(question: Question) -> bytes:
-    """Names what is asked: method and canonical params."""
+    """A digest of the method with its canonical params: equal questions have equal digests."""
     if question.digest is not None:
         return question.digest
-    assert question.params is not None, "a question has its params or its digest"
+    assert question.params is not None, "a question has params or a digest"
     try:
         named = jsonrpc.canonical({"method": question.method, "params": jsonrpc.value(question.params)})
     except (ValueError, RecursionError):
@@ -64,7 +52,7 @@ def question_digest(question: Question) -> bytes:
 
 
 class Malformed(ValueError):
-    """A nested request that no client could render; it is answered -32602 upstream."""
+    """A nested request that a client could not render; the upstream gets -32602."""
 
 
 class _Elicit(msgspec.Struct):
@@ -128,7 +116,7 @@ _decode_sample = msgspec.json.Decoder(_Sample).decode
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A nested request as read: what it needs of the client and how it would like to be called."""
+    """A nested request as read: the capability it needs of the client, and the key it suggests."""
 
     required: dict[str, Any]
     allowed: bool
@@ -137,7 +125,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def read(method: str, params: Raw | UnsetType, declared: Capabilities) -> Asked:
-    """Read one nested request of `KINDS`; raises Malformed when a client could not render it."""
+    """Read one nested request of `KINDS`; raises Malformed if a client could not render it."""
     try:
         opened = {} if params is UNSET or jsonrpc.is_null(params) else jsonrpc.fields(params)
         meta = jsonrpc.fields(opened["_meta"]) if "_meta" in opened and not jsonrpc.is_null(opened["_meta"]) else {}
@@ -182,8 +170,8 @@ def _modern_params(opened: jsonrpc.Fields, meta: jsonrpc.Fields) -> Raw:
 
 
 def assign_key(method: str, hint: str | None, used: Container[str]) -> str:
-    """A key that is unique within the exchange: the hint, the form's title, or the method and a counter."""
-    # A client that cannot write half a surrogate pair could not answer under such a key.
+    """A key that is unique within the exchange: the hint or the form's title, or else the method with a counter."""
+    # A client that cannot write an unpaired surrogate could not send such a key back.
     base = hint[:_MAX_KEY].encode("utf-8", "replace").decode() if hint else ""
     if base and base not in used:
         return base
@@ -195,7 +183,7 @@ def assign_key(method: str, hint: str | None, used: Container[str]) -> str:
 
 
 def check_answer(question: Question, answer: Raw) -> Raw:
-    """The answer as the upstream gets it; raises InvalidParams when it is none of the right kind."""
+    """The answer as the upstream gets it; raises InvalidParams if it is not valid for the question's method."""
     try:
         parsed = jsonrpc.inspect(_ANSWERS[question.method].decode, answer)
         opened = jsonrpc.fields(answer)
@@ -203,11 +191,11 @@ def check_answer(question: Question, answer: Raw) -> Raw:
         kind = {mcp.ELICIT: "ElicitResult", mcp.SAMPLE: "CreateMessageResult", mcp.ROOTS: "ListRootsResult"}
         raise InvalidParams(
             f"inputResponses[{question.key!r}] is not a valid {kind[question.method]}: {exc}; "
-            "the call still waits, answer it again with the same requestState"
+            "the call still waits: answer again with the same requestState"
         ) from exc
     kept: dict[str, bytes | Raw] = {k: v for k, v in opened.items() if not jsonrpc.is_null(v)}
     if isinstance(parsed, SampleAnswer) and isinstance(parsed.content, list) and len(parsed.content) == 1:
-        # 2025-06-18 and earlier know a single content block only; a list of one says the same.
+        # 2025-06-18 and earlier allow a single content block only; unwrap a list of one.
         kept["content"] = jsonrpc.items(opened["content"])[0]
     return Raw(jsonrpc.merge(kept.items()))
 
@@ -218,7 +206,7 @@ def accepted(answer: Raw) -> bool:
 
 
 def withdrawn(question: Question) -> tuple[Raw | None, jsonrpc.Error | None]:
-    """What the upstream hears when nobody will answer: `cancel` for an elicitation, an error for the rest."""
+    """The answer that the upstream gets when the client gives none: `cancel` for an elicitation, else an error."""
     if question.method == mcp.ELICIT:
         return Raw(b'{"action":"cancel"}'), None
     return None, jsonrpc.Error(mcp.INTERNAL_ERROR, "The client did not answer in time")
@@ -242,13 +230,13 @@ def url_questions(data: Raw | UnsetType, used: Container[str]) -> dict[str, Ques
             opened.setdefault("mode", Raw(b'"url"'))
             asked = read(mcp.ELICIT, Raw(jsonrpc.merge(opened.items())), Capabilities(url=True))
             if not asked.allowed:
-                raise Malformed("an elicitation that is not of mode url")
+                raise Malformed("an elicitation is not of mode url")
             key = assign_key(mcp.ELICIT, asked.hint, _Either(used, questions))
             questions[key] = Question(key, mcp.ELICIT, asked.params, None)
     except (ValueError, RecursionError, KeyError) as exc:
         raise Malformed(f"error -32042: {exc}") from exc
     if not questions:
-        raise Malformed("error -32042 without elicitations")
+        raise Malformed("error -32042 has no elicitations")
     return questions
 
 

@@ -1,4 +1,4 @@
-"""Results and errors of the old protocol in the vocabulary of the new one, spliced rather than rebuilt.
+"""Translates legacy results (or errors) to 2026-07-28 by splicing bytes instead of rebuilding them.
 
 Sources: specification 2026-07-28 basic/index (ResultType, Error Codes), server/utilities/caching, server/resources.
 """
@@ -19,7 +19,7 @@ _TTL: Final = re.compile(rb"[0-9]{1,15}")
 _SCOPES: Final = (b'"private"', b'"public"')
 _NOT_FOUND: Final = re.compile(r"unknown resource|resource[^.]*not found|not found", re.IGNORECASE)
 _RESERVED_CODES: Final = range(-32099, -32019)
-"""Codes only the specification may give a meaning (basic/index); an old server's own use of one would mislead."""
+"""Codes reserved for the specification (basic/index); a legacy server's own use of one would mislead."""
 
 
 _UPSTREAM_DATA: Final = "upstreamData"
@@ -30,15 +30,16 @@ class Modern(NamedTuple):
 
     body: bytes
     is_tool_error: bool
-    """Whether it is a tool's, which says in it that it failed."""
+    """Whether it is a tool result with `isError`."""
 
 
-def modern(  # noqa: PLR0913  (all of it decides the few bytes that are added)
+def modern(  # noqa: PLR0913  (each decides some of the bytes that are added)
     method: str, result: Raw, server_info: Raw, ttl_ms: int, scope: str, *, retried: bool
 ) -> Modern:
-    """A complete result of 2026-07-28; raises ValueError when `result` is no object.
+    """A complete result of 2026-07-28; raises ValueError when `result` is not an object.
 
-    `retried`: the result depends on answers, so it must not be cached (server/utilities/caching, Cache Key).
+    `retried`: the result depends on the client's answers, so it must not be cached (server/utilities/caching, Cache
+    Key).
     """
     if method == mcp.TOOLS_CALL and (plain := _plain(result)) is not None:
         return Modern(_plain_prefix(bytes(server_info)) + bytes(result)[1:], _is_true(plain.isError))
@@ -54,7 +55,7 @@ def modern(  # noqa: PLR0913  (all of it decides the few bytes that are added)
         parts["content"] = b"[]"
     if method in mcp.CACHEABLE:
         if stated_ttl_ms(opened.get("ttlMs")) is None:
-            parts.pop("ttlMs", None)  # the server's own word counts, if it is one
+            parts.pop("ttlMs", None)  # keep the server's own value only if it is valid
         if bytes(opened.get("cacheScope", b"")) not in _SCOPES:
             parts.pop("cacheScope", None)
         if retried:
@@ -70,12 +71,12 @@ def _is_true(value: Raw | UnsetType) -> bool:
 
 
 def stated_ttl_ms(raw: Raw | None) -> int | None:
-    """A server's own `ttlMs`; None when it states none that a client would take."""
+    """The server's own `ttlMs`; None if it is absent or a client would reject it."""
     return int(bytes(raw)) if raw is not None and _TTL.fullmatch(bytes(raw)) else None
 
 
 class _Plain(msgspec.Struct):
-    """The members of a tool result that decide whether it needs more than two members in front, and `isError`."""
+    """The members that decide whether a tool result can be copied as it is, and `isError`."""
 
     content: Raw | UnsetType = UNSET
     resultType: Raw | UnsetType = UNSET  # noqa: N815  (the wire's spelling)
@@ -87,13 +88,13 @@ _decode_plain = msgspec.json.Decoder(_Plain).decode
 
 
 def _plain(result: Raw) -> _Plain | None:
-    """A tool result in which nothing has to be changed: it is then copied once, whatever its size."""
+    """A tool result that needs no change apart from two new members in front; it is copied once, whatever its size."""
     if b"null" in bytes(result):
         return None
     try:
         plain = _decode_plain(result)
     except (ValueError, RecursionError):
-        return None  # the general way says what is wrong
+        return None  # the general path raises the error
     return plain if plain.content is not UNSET and plain.resultType is UNSET and plain.meta is UNSET else None
 
 
@@ -112,7 +113,7 @@ def _meta(raw: Raw | None, server_info: Raw) -> bytes:
 
 
 def _without_nulls(raw: Raw) -> bytes | Raw:
-    """A list of objects without null members where the schema knows none; free-form values stay as they are."""
+    """A list of objects, without null members where the schema allows none; free-form values stay as they are."""
     if not bytes(raw).startswith(b"["):
         return raw
     return b"[%b]" % b",".join(_item(item) for item in jsonrpc.items(raw))
@@ -129,8 +130,8 @@ def _item(raw: Raw) -> bytes:
 
 
 def modern_error(method: str, target: str, error: jsonrpc.Error) -> jsonrpc.Error:
-    """An upstream error as a 2026-07-28 client may see it."""
-    if error.code == mcp.OLD_RESOURCE_NOT_FOUND or _is_not_found(method, error):
+    """An upstream error, translated for a 2026-07-28 client."""
+    if error.code == mcp.LEGACY_RESOURCE_NOT_FOUND or _is_not_found(method, error):
         ours = {"uri": target} if method == mcp.RESOURCES_READ else {}
         return jsonrpc.Error(mcp.INVALID_PARAMS, error.message, error_data(error.data, ours))
     if error.code in _RESERVED_CODES:
@@ -141,14 +142,14 @@ def modern_error(method: str, target: str, error: jsonrpc.Error) -> jsonrpc.Erro
 
 
 def internal_error(message: str, error: jsonrpc.Error) -> jsonrpc.Error:
-    """The error -32603 for an upstream error whose code means nothing, or something else, in 2026-07-28."""
+    """The error -32603 for an upstream error whose code has no meaning, or a different one, in 2026-07-28."""
     return jsonrpc.Error(mcp.INTERNAL_ERROR, message, error_data(error.data, {"upstreamCode": error.code}))
 
 
 def error_data(data: Raw | UnsetType, ours: Mapping[str, object]) -> Raw | UnsetType:
-    """The upstream's `data` with members of ours: an object keeps its own members.
+    """The upstream's `data` with the gateway's members added: an object keeps its own members.
 
-    Where `data` is no object, or has another value under one of our names, `upstreamData` is all of it.
+    If `data` is not an object, or has another value under one of the gateway's names, `upstreamData` holds it whole.
     """
     if data is UNSET or jsonrpc.is_null(data):
         return Raw(jsonrpc.encode(ours)) if ours else UNSET
@@ -165,8 +166,8 @@ def error_data(data: Raw | UnsetType, ours: Mapping[str, object]) -> Raw | Unset
 
 
 def _is_not_found(method: str, error: jsonrpc.Error) -> bool:
-    # `mcp` 1.x answers an unknown resource, and every fault of a prompt's name or arguments, with code 0; of a
-    # resource only the words say what it is.
+    # `mcp` 1.x answers an unknown resource, and every fault in a prompt's name or arguments, with code 0; for a
+    # resource, only the message tells the cause.
     if error.code != 0:
         return False
     return method == mcp.PROMPTS_GET or (method == mcp.RESOURCES_READ and bool(_NOT_FOUND.search(error.message)))

@@ -1,8 +1,8 @@
-"""Verifies bearer tokens (JWT, RFC 7519 and 9068) with the keys of their issuer (JWKS, RFC 7517); pure but for time.
+"""Verifies bearer tokens (JWT, RFC 7519 with RFC 9068) with the keys of their issuer (JWKS, RFC 7517).
 
-Rule 1: everything of a token is hostile until its signature is verified, `alg` and `kid` above all. The algorithm is
-taken from the configuration's list, which has none with a shared secret, and must fit the kind of the key.
-Rule 2: nothing of a token is in an error.
+Rule 1: nothing in a token is trusted until its signature is verified, least of all `alg` or `kid`. The algorithm must
+be in the configuration's list, which has none with a shared secret, and must fit the type of the key.
+Rule 2: errors never quote a token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from gateway.identity.principal import of_claims
 
 LEEWAY_SECONDS: Final = 30
-"""How far the issuer's clock may be from ours."""
+"""How far the issuer's clock may differ."""
 MAX_TOKEN_CHARACTERS: Final = 16_384
 _MAX_KEYS: Final = 100
 _MAX_KID_CHARACTERS: Final = 256
@@ -27,11 +27,11 @@ _CURVES: Final = {"ES256": "secp256r1", "ES384": "secp384r1", "ES512": "secp521r
 
 
 class BadToken(Exception):
-    """The token is not accepted; its text is one sentence for the client, without quotes."""
+    """The token is not accepted; the text is one sentence for the client, without quotes."""
 
 
 class UnknownKey(BadToken):
-    """No key fits: the issuer may have a new one."""
+    """No key fits; the issuer may have a new key."""
 
 
 class _Jwks(msgspec.Struct):
@@ -43,23 +43,23 @@ class Key(NamedTuple):
 
     id: str | None
     algorithm: str | None
-    """The only one that it is for, where the issuer says so."""
+    """The only algorithm that the key is for, if the issuer names one."""
     public: _PublicKey
 
 
 class Verified(NamedTuple):
-    """Who a token is of, and until when (wall clock, seconds)."""
+    """The principal of a verified token, and when it expires (wall clock, seconds)."""
 
     principal: bytes
     expires: float
 
 
 def read_keys(text: bytes | str) -> tuple[Key, ...]:
-    """Return the keys of a JWKS that can verify signatures; ValueError where it is none, or has none."""
+    """Return the keys of a JWKS that can verify signatures; raises ValueError if there are none."""
     try:
         found = msgspec.json.decode(text, type=_Jwks)
     except (ValueError, RecursionError) as exc:
-        raise ValueError('is no JWKS, which is JSON with a list "keys"') from exc
+        raise ValueError('is not a JWKS, which is JSON with a list "keys"') from exc
     keys = tuple(key for key in map(_key, found.keys[:_MAX_KEYS]) if key is not None)
     if not keys:
         raise ValueError("has no public key that can verify signatures (RSA of 2048 bits or more, EC, OKP)")
@@ -67,7 +67,7 @@ def read_keys(text: bytes | str) -> tuple[Key, ...]:
 
 
 def _key(entry: object) -> Key | None:
-    """One entry of a JWKS; None for what is not understood, which is to be passed over (RFC 7517 section 5)."""
+    """One entry of a JWKS; None for an unknown kind, which must be ignored (RFC 7517 section 5)."""
     if not isinstance(entry, dict) or entry.get("use", "sig") != "sig":
         return None
     id_, algorithm, type_ = entry.get("kid"), entry.get("alg"), entry.get("kty")
@@ -83,31 +83,31 @@ def _key(entry: object) -> Key | None:
         return None
     if isinstance(public, rsa.RSAPublicKey) and public.key_size < _MIN_RSA_BITS:
         return None
-    # A private key has been seen by everybody, and is nobody's to trust.
+    # A published private key must not be trusted.
     return Key(id_, algorithm, public) if isinstance(public, _PublicKey) else None
 
 
 def verify(
     token: str, keys: Sequence[Key], algorithms: Sequence[str], issuer: str, audience: Sequence[str]
 ) -> Verified:
-    """Return whose token it is. Raises BadToken, and UnknownKey where other keys could help."""
+    """Return the verified principal of a token. Raises BadToken, or UnknownKey if newer keys could help."""
     if len(token) > MAX_TOKEN_CHARACTERS:
         raise BadToken("The token is too long")
     try:
         header = jwt.get_unverified_header(token)
     except (jwt.InvalidTokenError, ValueError, RecursionError) as exc:
-        raise BadToken("The token is no JWT") from exc
+        raise BadToken("The token is not a JWT") from exc
     algorithm, id_ = header.get("alg"), header.get("kid")
     if not isinstance(algorithm, str) or algorithm not in algorithms:
-        raise BadToken("The signature is of a kind that is not accepted here")
+        raise BadToken("The token has a signature algorithm that is not accepted here")
     if "crit" in header:
-        raise BadToken("The token has a header that must be understood and is not")
+        raise BadToken("The token has a critical header that is not supported")
     if not isinstance(id_, str | None) or len(id_ or "") > _MAX_KID_CHARACTERS:
-        raise BadToken("The token names its key in no known way")
+        raise BadToken("The token has a malformed key id")
     claims = _claims(token, _chosen(keys, algorithm, id_), algorithm, issuer, audience)
     client = claims.get("client_id") or claims.get("azp") or ""
     if not (isinstance(client, str) and claims["sub"]):
-        raise BadToken("The token does not say who it is of")
+        raise BadToken("The token has no valid subject or client id")
     return Verified(of_claims(claims["iss"], claims["sub"], client), float(claims["exp"]))
 
 
@@ -115,7 +115,7 @@ def _chosen(keys: Sequence[Key], algorithm: str, id_: str | None) -> _PublicKey:
     fitting = [key for key in keys if key.algorithm in (None, algorithm) and _fits(key.public, algorithm)]
     named = fitting if id_ is None else [key for key in fitting if key.id == id_]
     if not named or (id_ is None and len(named) > 1):
-        raise UnknownKey("The token is of a key that its issuer does not have")
+        raise UnknownKey("The token is signed with a key that its issuer does not publish")
     return named[0].public
 
 
@@ -143,7 +143,7 @@ def _claims(token: str, key: _PublicKey, algorithm: str, issuer: str, audience: 
     except (jwt.ImmatureSignatureError, jwt.InvalidIssuedAtError) as exc:
         raise BadToken("The token is not valid yet") from exc
     except jwt.InvalidIssuerError as exc:
-        raise BadToken("The token is of another issuer") from exc
+        raise BadToken("The token is from another issuer") from exc
     except jwt.InvalidAudienceError as exc:
         raise BadToken("The token is for another audience") from exc
     except jwt.MissingRequiredClaimError as exc:

@@ -1,8 +1,8 @@
-"""One OAuth metadata document, seen from the other side of the gateway.
+"""Rewrites an upstream's OAuth metadata so that it is valid at the gateway's URL.
 
-An upstream names itself by the URL at which the gateway reaches it. A client that was given the gateway's URL refuses
-such a document: `resource` must be the URL that it was given, `issuer` the one that it asked for. So what an upstream
-says of its own origin is said of the gateway's; what it says of anybody else stays as it is.
+An upstream names itself by the URL at which the gateway reaches it. A client that uses the gateway's URL refuses such
+a document: `resource` must be the URL that it uses, `issuer` the one that it asked for. So URLs of the upstream's
+origin are rewritten to the gateway's; all others stay unchanged.
 
 Sources: RFC 9728 (protected resources), RFC 8414 (authorization servers), RFC 8707 (`resource`), RFC 9207 (`iss`),
 specification 2026-07-28 basic/authorization.
@@ -23,7 +23,7 @@ ENDPOINTS: Final = {
     "/register": "registration_endpoint",
     "/revoke": "revocation_endpoint",
 }
-"""The endpoints that the gateway serves in an upstream's place, and what the metadata calls them."""
+"""The endpoints that the gateway serves for an upstream, and their names in the metadata."""
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _METADATA_PARAMETER: Final = re.compile(r'(\bresource_metadata=)(?:"([^"]*)"|([^\s,"]+))', re.IGNORECASE)
@@ -32,31 +32,31 @@ Document = dict[str, Any]
 
 
 class Place(NamedTuple):
-    """One route, seen from both sides."""
+    """A route's public origin and path, and its upstream's origin."""
 
     public: str
-    """Origin at which clients reach the gateway."""
+    """The origin at which clients reach the gateway."""
     suffix: str
     """The route's path; empty for `/`."""
     upstream: str
-    """Origin of the upstream."""
+    """The origin of the upstream."""
 
     @property
     def resource(self) -> str:
-        """The URL that clients are given."""
+        """The URL that clients use."""
         return f"{self.public}{self.suffix or '/'}"
 
     def owns(self, url: object) -> bool:
-        """Whether a URL names the upstream itself: by its own origin, or by the gateway's, if it knows that."""
+        """Whether a URL names the upstream itself: by its own origin, or by the gateway's."""
         return origin(url) in {self.upstream, self.public}
 
     def is_private(self, url: object) -> bool:
-        """Whether a URL names the upstream by an origin that clients were not given."""
+        """Whether a URL names the upstream by an origin that clients do not know."""
         return origin(url) == self.upstream != self.public
 
 
 def origin(url: object) -> str | None:
-    """`scheme://host[:port]` of an http(s) URL, in one spelling; None for anything else."""
+    """`scheme://host[:port]` of an http(s) URL, normalised; None for anything else."""
     if not isinstance(url, str):
         return None
     try:
@@ -71,7 +71,7 @@ def origin(url: object) -> str | None:
 
 
 def challenge(value: str, place: Place) -> str:
-    """A WWW-Authenticate value whose `resource_metadata` can be fetched from the gateway."""
+    """A WWW-Authenticate value whose `resource_metadata` points to the gateway."""
 
     def named(match: re.Match[str]) -> str:
         if not place.is_private(match[2] or match[3]):
@@ -82,7 +82,7 @@ def challenge(value: str, place: Place) -> str:
 
 
 def protected_resource(document: Document, place: Place) -> Document:
-    """RFC 9728 metadata as the client needs it: of the URL that it was given, and of servers that it can reach."""
+    """RFC 9728 metadata for the client: of the URL that it uses, with authorization servers that it can reach."""
     changed = dict(document)
     if place.is_private(document.get("resource")):
         changed["resource"] = place.resource
@@ -94,16 +94,16 @@ def protected_resource(document: Document, place: Place) -> Document:
 
 
 def own_server(document: Document | None, place: Place) -> str:
-    """Path of the authorization server that lives on the upstream's origin; empty for its root."""
+    """The path of the authorization server on the upstream's origin; empty for its root."""
     servers = (document or {}).get("authorization_servers")
     own = [each for each in servers if place.owns(each)] if isinstance(servers, list) else []
     return urlsplit(own[0]).path.rstrip("/") if own else ""
 
 
 def authorization_server(document: Document, place: Place, asked: str) -> Document:
-    """RFC 8414 metadata as the client needs it; `asked` is the suffix of the well-known URL that it asked for.
+    """RFC 8414 metadata for the client; `asked` is the suffix of the well-known URL that it requested.
 
-    The issuer must be the one that the URL was made from, as a string (RFC 8414 section 3.3).
+    The issuer must equal, as a string, the one from which the URL was built (RFC 8414 section 3.3).
     """
     changed = dict(document)
     if place.is_private(document.get("issuer")):
@@ -115,13 +115,13 @@ def authorization_server(document: Document, place: Place, asked: str) -> Docume
 
 
 def issuer(document: Document, place: Place, asked: str) -> str:
-    """The issuer under its public name; the slash at the end of a root's stays, for it is part of the string."""
+    """The public issuer; a root issuer keeps its final slash, because issuers are compared as strings."""
     slash = "/" if not asked and str(document.get("issuer")).endswith("/") else ""
     return f"{place.public}{asked}{slash}"
 
 
 def endpoint(document: Document, name: str, place: Place) -> str | None:
-    """Where on the upstream an endpoint of its metadata is: path and query; None when it is somewhere else."""
+    """Path and query of an endpoint in the upstream's metadata; None if it is on another origin."""
     url = document.get(name)
     if not isinstance(url, str) or not place.owns(url):
         return None
@@ -130,7 +130,7 @@ def endpoint(document: Document, name: str, place: Place) -> str | None:
 
 
 def replaced(encoded: str, values: Mapping[str, tuple[str, str]]) -> str:
-    """A form or query in which named fields with one value have another; every other byte stays as it is."""
+    """Replace the value of named fields in a form or query, if it is the given one; the rest stays unchanged."""
     return "&".join(_field(part, values) for part in encoded.split("&"))
 
 

@@ -1,10 +1,10 @@
-"""Who is calling, from the request's headers; pure.
+"""Derives the principal (the identity of the caller) from a request's headers.
 
-The principal is what sessions are pooled by and what states are bound to. For a JWT it is (iss, sub, client), not the
-token's bytes: access tokens are refreshed while people think. The signature is not checked here
-(`identity.bearer_token` does, if the configuration says so): the token goes upstream with every leg, and the upstream
-authorises it. If it does not go upstream, no server checks it, so a JWT is treated as an opaque token. The principal
-of an opaque token is its digest. Requests without a credential share one principal, "anonymous".
+Sessions are pooled by principal, and states are bound to it. For a JWT it is (iss, sub, client) instead of the token's
+bytes, because clients refresh access tokens between rounds. The signature is not checked here (`identity.bearer_token`
+does that, if configured): the token goes upstream with every leg, and the upstream authorises it. If it does not go
+upstream, no server checks it, so a JWT is treated as an opaque token. The principal of an opaque token is its digest.
+Requests without a credential share one principal, "anonymous".
 """
 
 import base64
@@ -27,7 +27,7 @@ class _Claims(msgspec.Struct):
 
 
 def of_authorization(authorization: str | None, *, is_checked: bool = True) -> bytes:
-    """The principal of an `Authorization` header value; `is_checked`: the upstream sees it, and checks it."""
+    """The principal of an `Authorization` header value; `is_checked`: the upstream gets and checks it."""
     if authorization is None:
         return ANONYMOUS
     if not is_checked:
@@ -38,10 +38,10 @@ def of_authorization(authorization: str | None, *, is_checked: bool = True) -> b
 
 
 def of_headers(names: Sequence[str], value_of: Callable[[str], str | None]) -> bytes:
-    """A digest of the headers of these names that are credentials (`routes[].bind_headers`); empty for no names.
+    """A digest of the named headers, which are credentials (`routes[].bind_headers`); empty for no names.
 
-    A JWT counts by its claims, as in `of_authorization` and with or without `Bearer`: proxies send refreshed ones. A
-    header that is missing is like no value, not even an empty one.
+    For a JWT, with or without `Bearer`, only its claims count, as in `of_authorization`, because proxies refresh
+    tokens too. A missing header differs from every value, even an empty one.
     """
     if not names:
         return b""
@@ -71,12 +71,12 @@ def _of_opaque(authorization: str) -> bytes:
 
 
 def of_header(value: str | None) -> bytes:
-    """The principal that a trusted proxy names in a header; no value is anonymous."""
+    """The principal that a trusted proxy names in a header; without the header, anonymous."""
     return ANONYMOUS if value is None else hashlib.sha256(b"header\0" + _bytes(value)).digest()
 
 
 def is_trusted(peer: str | None, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
-    """Whether a request's TCP peer is one of the proxies whose headers are believed."""
+    """Whether a request's TCP peer is a trusted proxy."""
     if peer is None:
         return False
     try:
@@ -89,12 +89,12 @@ def is_trusted(peer: str | None, networks: Sequence[ipaddress.IPv4Network | ipad
 
 
 def _bytes(value: str) -> bytes:
-    """The header as it came: aiohttp turns bytes that are no UTF-8 into surrogates."""
+    """The original bytes of a header: aiohttp decodes bytes that are not UTF-8 to surrogates."""
     return value.strip().encode(errors="surrogateescape")
 
 
 def _claims(token: str) -> _Claims | None:
-    """What a JWT says of itself; None for any other token, and where it does not name issuer and subject."""
+    """The unverified claims of a JWT; None for another token, or if issuer or subject is missing."""
     parts = token.split(".")
     if len(parts) != 3:
         return None

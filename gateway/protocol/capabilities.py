@@ -1,10 +1,10 @@
-"""What a client declared that a server may ask it."""
+"""The client capabilities that decide which questions a server may ask."""
 
 import msgspec
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What this request's client declared that it can be asked."""
+    """The kinds of questions that the client of one request declared it can answer."""
 
     form: bool = False
     url: bool = False

@@ -1,8 +1,8 @@
-"""Which era a request, or an upstream, is of: the handshake's (2025-11-25 and before) or the per-request one.
+"""Tells whether a request or an upstream is legacy (2025-11-25 or earlier) or modern (2026-07-28).
 
 Source: specification 2026-07-28 basic/versioning and basic/transports/streamable-http (Backward Compatibility): a
-DiscoverResult or a recognised modern JSON-RPC error is a modern server's, any other answer of an MCP server a legacy
-one's. What no MCP server need have said (a proxy's error page, a refused credential) says nothing of the era.
+DiscoverResult or a recognised modern JSON-RPC error comes from a modern server, any other answer of an MCP server
+from a legacy one. An answer that may come from a proxy (an error page, a refused credential) tells nothing.
 """
 
 import re
@@ -17,10 +17,10 @@ from gateway.protocol.errors import DownstreamError
 
 _MODERN_ERRORS: Final = frozenset({mcp.HEADER_MISMATCH, mcp.MISSING_CAPABILITY})
 _ORDINARY: Final = frozenset({mcp.PARSE_ERROR, mcp.INVALID_PARAMS})
-"""What a modern server answers with HTTP 400 to a request that is wrong in itself."""
+"""Errors that a modern server answers with HTTP 400 to a malformed request."""
 _MARKUP: Final = re.compile(rb"\s*<")
 REFUTING: Final = frozenset({400, 404, 405, 406})
-"""How old servers refuse a modern request."""
+"""HTTP statuses with which legacy servers refuse a modern request."""
 
 
 class _Discovered(msgspec.Struct):
@@ -36,10 +36,10 @@ _decode_unsupported = msgspec.json.Decoder(_Unsupported).decode
 
 
 def is_modern(http_method: str, version_header: str | None, posted: Callable[[], request.Posted]) -> bool:
-    """Whether a request is of the per-request era: its header or its `_meta` says so.
+    """Whether a request is modern, by its header or its `_meta`.
 
-    `posted` opens the body, where the header does not tell, and raises a DownstreamError. A body that is no single
-    JSON-RPC request (a batch, an answer, no JSON at all) is not of that era.
+    `posted` reads the body if the header does not tell; it may raise a DownstreamError. A body that is not a single
+    JSON-RPC request (a batch, a response, not JSON) is not modern.
     """
     if request.names_modern(version_header):
         return True
@@ -52,7 +52,7 @@ def is_modern(http_method: str, version_header: str | None, posted: Callable[[],
 
 
 def discover() -> bytes:
-    """The request that an upstream is probed with."""
+    """The request that probes an upstream's era."""
     meta = {
         mcp.META_VERSION: mcp.MODERN,
         mcp.META_CLIENT_INFO: {"name": "mrtr-gateway", "version": "1"},
@@ -62,14 +62,14 @@ def discover() -> bytes:
 
 
 def verdict(status: int, content_type: str, body: bytes) -> bool | None:
-    """What the answer to `discover` says of the upstream: modern, legacy, or (None) nothing."""
+    """Whether the answer to `discover` shows a modern upstream; None if it tells nothing."""
     if status not in REFUTING and not 200 <= status < 300:
-        return None  # credentials, limits, proxies: another request may be answered otherwise
+        return None  # credentials, limits, proxies: another request may get another answer
     if not body.strip() or "html" in content_type or _MARKUP.match(body):
         return None
     opened = _final(content_type, body)
     if opened is None:
-        # Some old servers refuse in plain text; only JSON-RPC can be a success.
+        # Some legacy servers refuse in plain text; only JSON-RPC can be a success.
         return None if status < 300 else False
     if isinstance(opened.result, Raw):
         return _discovers(opened.result)
@@ -79,7 +79,7 @@ def verdict(status: int, content_type: str, body: bytes) -> bool | None:
 
 
 def refutes(status: int, body: bytes) -> bool:
-    """Whether an answer to a modern request, sent to a modern upstream, looks as if it were none any more."""
+    """Whether an answer to a modern request suggests that the upstream is not modern any more."""
     if status not in REFUTING:
         return False
     opened = _final("application/json", body)

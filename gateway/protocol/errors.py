@@ -1,32 +1,32 @@
 """Every exception of the gateway.
 
-GatewayError                  what a client can be told: JSON-RPC `code`, HTTP `status`, `message`, `data`
-├── DownstreamError           the client's doing; never our log's business
-│   ├── ParseError            -32700  400  not JSON
-│   ├── InvalidRequest        -32600  400  not a JSON-RPC request
+GatewayError                  an error for the client: JSON-RPC `code`, HTTP `status`, `message`, `data`
+├── DownstreamError           caused by the client; not logged as an error
+│   ├── ParseError            -32700  400  the body is not JSON
+│   ├── InvalidRequest        -32600  400  the body is not a JSON-RPC request
 │   ├── InvalidParams         -32602  400  parameters or `_meta` are wrong
-│   ├── InvalidState          -32602  400  requestState does not open; says the same for every cause
+│   ├── InvalidState          -32602  400  requestState is not accepted; one message for every cause
 │   ├── HeaderMismatch        -32020  400  a header differs from the body
-│   ├── MissingCapability     -32021  400  the call needs what the client did not declare
-│   ├── UnsupportedVersion    -32022  400
-│   ├── MethodNotFound        -32601  404
-│   ├── Unauthorized          -32600  401  no token, or one that is not accepted; carries WWW-Authenticate
-│   ├── Forbidden             -32600  403  Host or Origin
-│   ├── TooLarge              -32600  413
-│   └── Busy                  -32603  429/503  a cap; carries Retry-After
-├── UpstreamError             the upstream's doing; a JSON-RPC error in HTTP 200
-│   ├── Unreachable           no connection, or no handshake
-│   │   └── NoHandshake       it answers, but refuses `initialize`
-│   ├── SessionLost           the upstream forgot its session (before it took the call)
-│   ├── CallLost              the call was sent, its result will not come
-│   │   └── CallGone          its session is gone, and the call with it
-│   ├── CannotAsk             the upstream's mode cannot carry its own question
-│   └── Refused               an HTTP status of the upstream that the client must see (401, 403)
-├── NoKeys                    -32603  503  the issuer's keys cannot be had, so that no token can be verified
-├── OwnerStalled              -32603  503  the replica that holds the call does not react; try again
-│   └── OwnerSilent           this replica could not give it the request; that proves nothing about it
-└── Stopping                  -32603  503  this replica is going away
-LocalProtocolError            our own bug: an event that the exchange's table forbids
+│   ├── MissingCapability     -32021  400  the call needs a capability that the client did not declare
+│   ├── UnsupportedVersion    -32022  400  the protocol version is not supported
+│   ├── MethodNotFound        -32601  404  the method does not exist
+│   ├── Unauthorized          -32600  401  the token is missing or not accepted; carries WWW-Authenticate
+│   ├── Forbidden             -32600  403  Host or Origin is not allowed
+│   ├── TooLarge              -32600  413  the body is too large
+│   └── Busy                  -32603  429/503  a limit is reached; carries Retry-After
+├── UpstreamError             caused by the upstream; a JSON-RPC error in HTTP 200
+│   ├── Unreachable           the upstream cannot be reached, or did not finish the handshake
+│   │   └── NoHandshake       the upstream answers, but refuses `initialize`
+│   ├── SessionLost           the upstream lost the session before it took the call
+│   ├── CallLost              the call was sent, but its result will not come
+│   │   └── CallGone          the upstream lost the session while the call ran
+│   ├── CannotAsk             the upstream asked a question in a mode that cannot take the answer
+│   └── Refused               the upstream refused the credentials (401, 403)
+├── NoKeys                    -32603  503  the issuer's keys are not available, so tokens cannot be verified
+├── OwnerStalled              -32603  503  the replica that holds the call does not respond; try again
+│   └── OwnerSilent           this replica could not reach the owner, which may still be alive
+└── Stopping                  -32603  503  this replica is shutting down
+LocalProtocolError            a bug in the gateway: the exchange's table forbids the event
 """
 
 from collections.abc import Mapping
@@ -36,12 +36,12 @@ from gateway.protocol import mcp
 
 
 class GatewayError(Exception):
-    """Something that ends a request; only `downstream.rejections` turns it into a response."""
+    """An error that ends a request; only `downstream.rejections` turns it into a response."""
 
     code = mcp.INTERNAL_ERROR
     status = 200
     fix = "look for this requestId in the gateway's log"
-    """The operator's next step, for the log: the message tells the client."""
+    """The operator's next step; it goes to the log. The message goes to the client."""
 
     def __init__(self, message: str, *, data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -49,38 +49,38 @@ class GatewayError(Exception):
         self.data = data
         self.headers: dict[str, str] = {}
         self.request_id: bytes | None = None
-        """JSON of the id to answer with, where it is known only to the raiser."""
+        """The request's id as JSON, if only the code that raised the error knows it."""
 
 
 class DownstreamError(GatewayError):
-    """The client's request cannot be served as it is."""
+    """The client must change its request, or try again later."""
 
     code = mcp.INVALID_REQUEST
     status = 400
     rejection = "invalid_request"
-    """Its name in the metrics."""
+    """The metric label for this error."""
 
 
 class ParseError(DownstreamError):
-    """The body is not JSON (or not within its bounds)."""
+    """The body is not JSON, or exceeds the bounds for JSON."""
 
     rejection = "parse_error"
     code = mcp.PARSE_ERROR
 
 
 class InvalidRequest(DownstreamError):
-    """The body is JSON, but no JSON-RPC request."""
+    """The body is JSON, but not a JSON-RPC request."""
 
 
 class InvalidParams(DownstreamError):
-    """`params` or its `_meta` lacks something or has the wrong shape."""
+    """`params` or `_meta` lacks a field, or a field has the wrong type or value."""
 
     rejection = "invalid_params"
     code = mcp.INVALID_PARAMS
 
 
 class InvalidState(DownstreamError):
-    """The one answer to every requestState that is not accepted; `reason` is for metrics and logs only."""
+    """The answer to every requestState that is not accepted; only metrics and logs see the `reason`."""
 
     code = mcp.INVALID_PARAMS
 
@@ -97,7 +97,7 @@ class HeaderMismatch(DownstreamError):
 
 
 class MissingCapability(DownstreamError):
-    """The server asked for something that this client did not declare (basic/index, `_meta`)."""
+    """The server asked for a capability that this client did not declare (basic/index, `_meta`)."""
 
     rejection = "missing_capability"
     code = mcp.MISSING_CAPABILITY
@@ -105,14 +105,14 @@ class MissingCapability(DownstreamError):
     def __init__(self, required: Mapping[str, Any], asked: str) -> None:
         names = ", ".join(sorted(required))
         super().__init__(
-            f"The server sent {asked}, which needs the client capability {names}; declare it and call again. "
-            "The call was ended and may have had effects",
+            f"The server sent {asked}, which needs the client capability {names}. The gateway ended the call, which "
+            "may have had effects; declare the capability and call again",
             data={"requiredCapabilities": dict(required)},
         )
 
 
 class UnsupportedVersion(DownstreamError):
-    """The request names a protocol version that is not spoken here."""
+    """The request names a protocol version that the gateway does not support."""
 
     rejection = "unsupported_version"
     code = mcp.UNSUPPORTED_VERSION
@@ -134,7 +134,7 @@ class MethodNotFound(DownstreamError):
 
 
 class Unauthorized(DownstreamError):
-    """The caller is not known: `why` is one sentence without quotes, nothing of the token is in it (RFC 6750)."""
+    """The caller is not authenticated; `why` is one sentence without quotes or any part of the token (RFC 6750)."""
 
     rejection = "unauthorized"
     status = 401
@@ -146,7 +146,7 @@ class Unauthorized(DownstreamError):
 
 
 class Forbidden(DownstreamError):
-    """Host or Origin is not one that this listener serves (DNS rebinding)."""
+    """This listener does not serve the request's Host or Origin (DNS rebinding)."""
 
     rejection = "forbidden"
     status = 403
@@ -160,7 +160,7 @@ class TooLarge(DownstreamError):
 
 
 class Busy(DownstreamError):
-    """A cap is reached; others are not affected."""
+    """A limit is reached."""
 
     rejection = "busy"
     fix = "raise the limit that the message names, or add a replica"
@@ -178,23 +178,23 @@ class UpstreamError(GatewayError):
     reason = "upstream_error"
     fix = "look into the upstream's own log at this time"
     is_counted = False
-    """Whether the metrics have this one; who met it first counts it."""
+    """Whether the metrics already count this error."""
 
     def __init__(self, message: str, *, data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message, data={"reason": self.reason, **(data or {})})
 
 
 class Unreachable(UpstreamError):
-    """No connection to the upstream, or it did not finish its handshake in time; nothing was run."""
+    """The upstream cannot be reached, or did not finish the handshake in time; nothing was run."""
 
     reason = "upstream_unreachable"
-    fix = "check that the server runs and that routes[].upstream is right; `mrtr-gateway probe URL` tells more"
+    fix = "check that the server runs and that routes[].upstream is right; `mrtr-gateway probe URL` shows details"
 
 
 class NoHandshake(Unreachable):
-    """The upstream refuses `initialize`: it is no server of the handshake era, or it is none any more."""
+    """The upstream refuses `initialize`: it is not a legacy MCP server, or not any more."""
 
-    fix = "check the path of upstream.url; `mrtr-gateway probe URL` tells what the server speaks"
+    fix = "check the path of upstream.url; `mrtr-gateway probe URL` shows which protocol the server speaks"
 
 
 class SessionLost(UpstreamError):
@@ -202,46 +202,46 @@ class SessionLost(UpstreamError):
 
     reason = "session_lost"
     fix = (
-        "nothing, if the server was restarted: the next call opens a session. If it is several instances without "
-        "sticky sessions, give the route one instance's url"
+        "if the server was restarted, do nothing: the next call opens a new session. If the url leads to several "
+        "instances without sticky sessions, give the route the url of one instance"
     )
 
 
 class CallLost(UpstreamError):
-    """The call was sent and its result will not come; it may have had effects."""
+    """The call was sent, but its result will not come; it may have had effects."""
 
     reason = "call_lost"
     fix = (
-        "look into the upstream's own log for why it did not answer; for a server that is slow, not stuck, raise "
-        "timeouts.idle_seconds. Check the call's effects before it is repeated"
+        "look into the upstream's own log to see why it did not answer; if the server is only slow, raise "
+        "timeouts.idle_seconds. Check the call's effects before repeating it"
     )
 
 
 class CallGone(CallLost):
-    """The upstream forgot the session under a call that it had taken; unlike SessionLost, it may have had effects."""
+    """The upstream lost the session while the call ran; unlike with SessionLost, the call may have had effects."""
 
     reason = "session_lost"
-    fix = "find out why the upstream restarted or dropped its sessions; check the call's effects before it is repeated"
+    fix = "find out why the upstream restarted or dropped its sessions; check the call's effects before repeating it"
 
 
 class CannotAsk(UpstreamError):
-    """The upstream asked in a mode in which an answer can never reach it."""
+    """The upstream asked a question in a mode in which the answer cannot reach it."""
 
     reason = "upstream_cannot_ask"
-    fix = "run the server with sessions (no stateless mode)"
+    fix = "run the server with sessions, not in stateless mode"
 
 
 class Refused(UpstreamError):
     """The upstream refused this request's credentials.
 
-    Its status and challenge go to the client, unless the credentials are not the client's: then there is nothing that
-    it could do about them.
+    Its status and challenge go to the client only if the credentials are the client's own. Otherwise the client could
+    not do anything about them.
     """
 
     reason = "upstream_refused"
     fix = (
-        "check the credential: with credentials.mode `forward` it is the caller's own; with `replace` renew "
-        "credentials.token or token_file, and send SIGHUP"
+        "check the credential: with credentials.mode `forward` it is the caller's own; with `replace`, renew "
+        "credentials.token or token_file and send SIGHUP"
     )
 
     def __init__(self, message: str, *, status: int, challenge: str | None = None, is_clients: bool = True) -> None:
@@ -254,10 +254,9 @@ class Refused(UpstreamError):
 
 
 class NoKeys(GatewayError):
-    """The keys that tokens are verified with cannot be had: nobody's token is good or bad until they can."""
+    """The issuer's keys are not available: until they are, the gateway can neither accept nor reject a token."""
 
-    fix = "check principal.jwks_url, and that the issuer can be reached from here"
-
+    fix = "check principal.jwks_url, and check that this host can reach the issuer"
     status = 503
 
     def __init__(self, message: str) -> None:
@@ -266,17 +265,17 @@ class NoKeys(GatewayError):
 
 
 class OwnerStalled(GatewayError):
-    """The replica that holds the call is there but does not serve it; the call may go on as soon as it does."""
+    """The replica that holds the call is alive but does not serve the request; a retry may succeed."""
 
     fix = (
-        "look at that replica: is it out of CPU or connections, do its clock and its state.keys agree with this one's?"
+        "check that replica: it may lack CPU time or connections, or its clock or state.keys may differ from this "
+        "replica's"
     )
-
     status = 503
 
     def __init__(self, member: str, why: str = "does not react") -> None:
         super().__init__(
-            f"The replica {member} that holds this call {why}; the call may still wait there, call again with the "
+            f"The replica {member} that holds this call {why}; the call may still wait there: call again with the "
             "same requestState and inputResponses",
             data={"reason": "owner_stalled"},
         )
@@ -284,10 +283,10 @@ class OwnerStalled(GatewayError):
 
 
 class OwnerSilent(OwnerStalled):
-    """This replica could not give the owner the request, and nothing proves that the owner is dead.
+    """This replica could not give the request to the owner, but nothing proves that the owner is dead.
 
-    `is_local`: the cause is here (descriptors, name resolution, local address), so it says nothing about the owner.
-    `is_connected`: the owner's kernel accepted a connection, and its process did not react.
+    `is_local`: the cause is on this replica (descriptors, name resolution, local address), so it says nothing about
+    the owner. `is_connected`: the owner's kernel accepted a connection, but its process did not respond.
     """
 
     def __init__(self, member: str, why: str, *, is_local: bool = False, is_connected: bool = False) -> None:
@@ -296,16 +295,15 @@ class OwnerSilent(OwnerStalled):
         self.is_connected = is_connected
         if is_local:
             self.fix = (
-                "look at this replica, not at the owner: its open files (ulimit -n), its name service, the names in "
-                "replica.peers, and the address in replica.listen, which its connections come from"
+                "check this replica, not the owner: its open files (ulimit -n), its name resolution, the names in "
+                "replica.peers, and the address in replica.listen, from which it connects"
             )
 
 
 class Stopping(GatewayError):
-    """This replica shuts down and can neither finish nor hand over the call."""
+    """This replica shuts down, and can neither finish the call nor hand it over."""
 
-    fix = "raise hold.drain_seconds if calls should have longer to end, or add a replica that takes them over"
-
+    fix = "raise hold.drain_seconds to give calls more time to end, or add a replica that takes them over"
     status = 503
 
     def __init__(self, message: str) -> None:
@@ -314,4 +312,4 @@ class Stopping(GatewayError):
 
 
 class LocalProtocolError(Exception):
-    """An event that the exchange's table forbids in its state: a bug of ours, loud on purpose."""
+    """The exchange's table forbids the event in this state: a bug in the gateway."""

@@ -1,9 +1,9 @@
-"""One JSON-RPC message in or out, decoded once and shallowly.
+"""Shallow decoding of JSON-RPC messages, with helpers to write them.
 
-Rule 1: `params`, `result` and `error` stay bytes (`msgspec.Raw`) until somebody needs a field of them, so a 100 KB
-tool result is spliced, not rebuilt. Rule 2: ids keep their JSON type; an id is compared and sent as its own bytes
-(mcp 1.23 ignores an answer whose integer id comes back as a string). Rule 3: half a surrogate pair is a character like
-any other (`surrogates`): what has one is read, and goes on as it came.
+Rule 1: `params`, `result` and `error` stay bytes (`msgspec.Raw`) until one of their fields is needed, so a 100 KB tool
+result is spliced, not rebuilt. Rule 2: ids keep their JSON type; an id is compared and sent as its own bytes (mcp 1.23
+ignores an answer whose integer id comes back as a string). Rule 3: text with unpaired surrogates (`surrogates`) is
+read, and forwarded unchanged.
 """
 
 import json
@@ -27,12 +27,13 @@ NULL: Final = b"null"
 _DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS: Final = b"0" * 300
 _INTEGER: Final = re.compile(rb"-?[0-9]{1,300}")
+_LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
 _LEVELS: Final = bytes.maketrans(b"[]{}", b"1010")
 _NO_LEVELS: Final = bytes(set(range(256)) - set(b'[]{}"'))
 
 
 class Message(msgspec.Struct, gc=False):
-    """Any JSON-RPC message; which fields are set says what it is."""
+    """Any JSON-RPC message; its kind follows from the fields that are set."""
 
     jsonrpc: str = ""
     id: Raw | UnsetType = UNSET
@@ -43,7 +44,7 @@ class Message(msgspec.Struct, gc=False):
 
 
 class Error(msgspec.Struct):
-    """The `error` member of an error response; an empty `message` is written, for the member is required."""
+    """The `error` member of an error response; `message` is written even if empty, because it is required."""
 
     code: int
     message: str = ""
@@ -66,7 +67,7 @@ decode = msgspec.json.decode
 def message(data: bytes) -> Message:
     """Decode one message; raises ValueError (also for nesting that exhausts the decoder, and for bad UTF-8)."""
     if not data.isascii():
-        _ = data.decode()  # what is spliced unread must be text
+        _ = data.decode()  # parts are spliced without decoding, so the whole must be valid UTF-8
     try:
         return _decode_message(data)
     except RecursionError as exc:
@@ -80,7 +81,7 @@ def message(data: bytes) -> Message:
 
 
 def _odd_message(opened: Fields) -> Message:
-    """As `_decode_message`, for a message that has half a surrogate pair in it."""
+    """As `_decode_message`, for a message with an unpaired surrogate."""
     version, method = text(opened.get("jsonrpc", Raw(b'""'))), opened.get("method")
     named = text(method)
     if version is None or (named is None and method is not None and not is_null(method)):
@@ -90,12 +91,12 @@ def _odd_message(opened: Fields) -> Message:
 
 
 def fields(raw: Raw | bytes) -> Fields:
-    """Open an object one level; raises ValueError when it is none."""
+    """Open an object one level; raises ValueError if it is not an object."""
     return _open(raw)[0]
 
 
 def _open(raw: Raw | bytes) -> tuple[Fields, bytes | None]:
-    """The members of an object; beside them the object with its halves hidden, if it has any."""
+    """The members of an object, and the object with its unpaired surrogates hidden, if it has any."""
     try:
         return _decode_fields(raw), None
     except RecursionError as exc:
@@ -109,7 +110,7 @@ def _open(raw: Raw | bytes) -> tuple[Fields, bytes | None]:
 
 
 def _odd_fields(hidden: bytes) -> Fields:
-    """As `_decode_fields`, for what has half a surrogate pair in it."""
+    """As `_decode_fields`, for an object with an unpaired surrogate."""
     try:
         opened = _decode_fields(hidden)
     except RecursionError as exc:
@@ -122,7 +123,7 @@ def _odd_fields(hidden: bytes) -> Fields:
 
 
 def items(raw: Raw | bytes) -> list[Raw]:
-    """Open an array one level; raises ValueError when it is none."""
+    """Open an array one level; raises ValueError if it is not an array."""
     try:
         return _decode_items(raw)
     except RecursionError as exc:
@@ -136,9 +137,9 @@ def items(raw: Raw | bytes) -> list[Raw]:
 
 
 def inspect(decode: Callable[[Raw | bytes], T], raw: Raw | bytes) -> T:
-    """Decode what is looked at and not passed on: half a surrogate pair counts as U+FFFD.
+    """Decode JSON that is inspected but not passed on; unpaired surrogates become U+FFFD.
 
-    Raises what `decode`, of msgspec, raises.
+    `decode` is a msgspec decoder; its errors are raised unchanged.
     """
     try:
         return decode(raw)
@@ -151,7 +152,7 @@ def inspect(decode: Callable[[Raw | bytes], T], raw: Raw | bytes) -> T:
 
 
 def value(raw: Raw | bytes) -> Any:
-    """The whole value; raises ValueError, also for a number that Python cannot hold, and RecursionError."""
+    """The whole value; raises RecursionError, or ValueError, also for a number that Python cannot hold."""
     try:
         return _decode_any(raw)
     except msgspec.ValidationError:
@@ -163,9 +164,9 @@ def value(raw: Raw | bytes) -> Any:
 
 
 def check_numbers(raw: Raw | bytes) -> None:
-    """Refuse a number that Python cannot hold, and so cannot compare; raises ValueError.
+    """Raise ValueError for a number that Python cannot hold and so cannot compare.
 
-    It takes an exponent of two digits or more, or 300 digits: in most JSON neither is found, and nothing is decoded.
+    Such a number has an exponent of two digits or more, or 300 digits. Most JSON has neither, and is not decoded.
     """
     plain = bytes(raw).translate(_DIGITS, b"+")
     if b"0e00" not in plain and _MANY_DIGITS not in plain:
@@ -201,7 +202,7 @@ def error(raw: Raw) -> Error:
 
 
 def text(raw: Raw | None) -> str | None:
-    """The string in `raw`, or None when it is something else; half a surrogate pair is a character."""
+    """The string in `raw`, or None if it is not a string; an unpaired surrogate is a character."""
     if raw is None:
         return None
     data = bytes(raw)
@@ -226,7 +227,7 @@ def _odd_text(data: bytes) -> str | None:
 
 
 def encode(value: Any) -> bytes:
-    """JSON of values, `Raw` among them."""
+    """Encode a value as JSON; it may contain `Raw`."""
     try:
         return _encode(value)
     except UnicodeEncodeError:
@@ -234,7 +235,7 @@ def encode(value: Any) -> bytes:
 
 
 def _encode_odd(value: Any) -> bytes:
-    """As `_encode`, for what has half a surrogate pair in it."""
+    """As `_encode`, for a value with an unpaired surrogate."""
     match value:
         case str():
             return surrogates.written(value)
@@ -267,7 +268,7 @@ def request(id_: bytes, method: str, params: Mapping[str, Any]) -> bytes:
 
 
 def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
-    """A notification; `params` is left out when None."""
+    """A notification; `params` is omitted if None."""
     if params is None:
         return b'{"jsonrpc":"2.0","method":%b}' % encode(method)
     return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (encode(method), encode(params))
@@ -279,14 +280,14 @@ def result(id_: bytes | Raw, body: bytes | Raw) -> bytes:
 
 
 def failure(id_: bytes | Raw | None, body: Error) -> bytes:
-    """An error response; without an id where none could be read (basic/index, Error Responses)."""
+    """An error response; it has no id if none could be read (basic/index, Error Responses)."""
     if id_ is None:
         return b'{"jsonrpc":"2.0","error":%b}' % encode(body)
     return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (bytes(id_), encode(body))
 
 
 def check_bounds(data: bytes, max_depth: int) -> None:
-    """Refuse what a shallow decode lets through: bad UTF-8 and too deep nesting. Raises ValueError."""
+    """Raise ValueError for faults that a shallow decode misses: bad UTF-8 or too deep nesting."""
     if not data.isascii():
         try:
             data.decode()
@@ -297,13 +298,13 @@ def check_bounds(data: bytes, max_depth: int) -> None:
 
 
 def _depth(data: bytes) -> int:
-    """How deep the brackets of a JSON text nest: C code all along, for a body may be nothing but brackets."""
+    """How deep the brackets of a JSON text nest; all in C code, because a body may consist of brackets only."""
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     levels = data.translate(_LEVELS, _NO_LEVELS).replace(b'""', b"")
     if b'"' in levels:  # some strings have brackets in them
         levels = b"".join(levels.split(b'"')[::2])
-    # Eight brackets make a byte: what it adds to the depth, and how far it goes beyond, are looked up.
+    # Eight brackets make a byte: tables give what it adds to the depth, and its highest point.
     levels += b"0" * (8 - len(levels) % 8)
     packed = int(levels, 2).to_bytes(len(levels) // 8)
     before = accumulate(map(_RISES.__getitem__, packed), initial=0)
@@ -312,7 +313,7 @@ def _depth(data: bytes) -> int:
 
 
 def _peak(brackets: int) -> int:
-    """How far a byte of brackets goes beyond the depth in front of it."""
+    """The highest depth within a byte of brackets, relative to the depth before it."""
     bits = f"{brackets:08b}"
     return max(2 * bits.count("1", 0, end) - end for end in range(9))
 
@@ -322,15 +323,15 @@ _PEAKS: Final[list[int]] = [_peak(brackets) for brackets in range(256)]
 
 
 class RepeatedKey(ValueError):
-    """An object has a key twice."""
+    """An object has the same key twice."""
 
 
 def distinct(raw: Raw | bytes) -> Fields:
     """Open an object one level, as `fields` does; raises RepeatedKey.
 
-    The gateway reads some keys and splices the rest; a duplicate key is read one way here and perhaps another way
-    upstream (request smuggling in JSON), so it is refused rather than resolved. Most clients send compact JSON: then
-    the lengths add up. Otherwise white space is taken out, from the values as well, and they must add up then.
+    The gateway reads some keys and splices the rest; the upstream may resolve a duplicate key differently (request
+    smuggling in JSON), so it is refused. Detection compares lengths: in compact JSON, which most clients send, the
+    members add up to the object. Other JSON is compacted first.
     """
     opened, hidden = _open(raw)
     if hidden is None and len(bytes(raw)) == _compact_length(opened, len("".join(opened))):
@@ -348,12 +349,12 @@ def distinct(raw: Raw | bytes) -> Fields:
 
 
 def _compact_length(opened: Fields, keys: int) -> int:
-    """The length of an object without white space, `keys` being that of all its keys."""
+    """The length of an object without white space; `keys` is the total length of its keys."""
     return max(1 + keys + len(b"".join(opened.values())) + 4 * len(opened), 2)
 
 
 def _units(data: bytes) -> int:
-    """The length of a JSON text in UTF-16 code units, where each escape counts as the one that it stands for."""
+    """The length of a JSON text in UTF-16 code units; an escape counts as the unit that it denotes."""
     units = _utf16_units(data.decode())
     backslashes = data.count(b"\\")
     if not backslashes:
@@ -367,10 +368,17 @@ def _utf16_units(text: str) -> int:
 
 
 def canonical(value: Any) -> bytes:
-    """JSON with sorted keys and no white space: equal values, as `value` reads them, give equal bytes."""
+    """JSON with sorted keys and without white space: values that `value` reads as equal give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 
 def merge(parts: Iterable[tuple[str, bytes | Raw]]) -> bytes:
     """An object from keys and JSON values."""
     return b"{%b}" % b",".join(b"%b:%b" % (encode(key), bytes(value)) for key, value in parts)
+
+
+def without_line_ends(message: bytes) -> bytes:
+    """The same JSON with line ends replaced by spaces; they occur only between tokens, never inside strings."""
+    if b"\n" in message or b"\r" in message:
+        return message.translate(_LINE_ENDS)
+    return message

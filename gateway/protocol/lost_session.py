@@ -1,8 +1,8 @@
-"""How old servers refuse a message in a session that they do not know; pure.
+"""Recognises how legacy servers refuse a message of a session that they do not know.
 
-An error that carries the id of the request that was sent is the answer to it, whatever words are in it: a tool may say
-"session" too. But a server that parses the body before it looks for the session repeats the id in its refusal. Only
-the exact words of a known server tell such a refusal from an answer.
+An error with the id of the request that was sent is normally the answer to it, even if it mentions a session, because
+a tool may do so. But a server that parses the body before it looks for the session repeats the id in its refusal too.
+Only the exact message of a known server tells such a refusal from an answer.
 """
 
 from collections.abc import Mapping
@@ -37,12 +37,12 @@ _MESSAGES: Final[Mapping[int, frozenset[str]]] = {
 
 
 def is_template(error: Error) -> bool:
-    """Whether these are the words in which a known server refuses a session that it does not know."""
+    """Whether a known server refuses an unknown session with exactly this error."""
     return error.message in _MESSAGES.get(error.code, frozenset())
 
 
 def is_own(message: Message, sent: bytes | None) -> bool:
-    """Whether a response carries the id of the request that was sent, so that it is the answer to it."""
+    """Whether a response has the id of the request that was sent, and so answers it."""
     asked = opened(sent) if sent is not None else Message()
     if asked.method is None or not isinstance(asked.id, Raw) or not isinstance(message.id, Raw):
         return False
@@ -50,7 +50,7 @@ def is_own(message: Message, sent: bytes | None) -> bool:
 
 
 def is_answered(body: bytes, sent: bytes) -> bool:
-    """Whether the body of a refusal answers the request that was sent, and does not say that its session is gone."""
+    """Whether the body of a refusal answers the request that was sent, instead of reporting a lost session."""
     message = opened(body)
     if not is_own(message, sent):
         return False
@@ -58,7 +58,7 @@ def is_answered(body: bytes, sent: bytes) -> bool:
 
 
 def opened(body: bytes) -> Message:
-    """The message in a body; an empty one where the body is none."""
+    """The message in a body; an empty one if the body is not a message."""
     try:
         return jsonrpc.message(body)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The words of the protocol: methods, headers, `_meta` keys, error codes, versions.
+"""The constants of the protocol: methods, headers, `_meta` keys, error codes, versions.
 
 Source: specification 2026-07-28 (basic/index, basic/transports/streamable-http, schema) and 2025-11-25.
 """
@@ -7,7 +7,7 @@ from typing import Final
 
 MODERN: Final = "2026-07-28"
 SUPPORTED_VERSIONS: Final = (MODERN,)
-"""What `server/discover` and -32022 name."""
+"""The versions that `server/discover` and error -32022 list."""
 
 LEGACY: Final = "2025-11-25"
 """The version the gateway offers upstream; the upstream may answer with any of LEGACY_VERSIONS."""
@@ -30,9 +30,9 @@ META_LOG_LEVEL: Final = RESERVED + "logLevel"
 META_SUBSCRIPTION: Final = RESERVED + "subscriptionId"
 META_SERVER_INFO: Final = RESERVED + "serverInfo"
 META_RELATED_TASK: Final = RESERVED + "related-task"
-META_PROGRESS_TOKEN: Final = "progressToken"  # noqa: S105  (a key, no secret)
+META_PROGRESS_TOKEN: Final = "progressToken"  # noqa: S105  (a key, not a secret)
 META_INPUT_KEY: Final = "mrtr-gateway/inputKey"
-"""Ours: an old server may name the key its question gets in `inputRequests`."""
+"""The gateway's own key: a legacy server may choose the key of its question in `inputRequests`."""
 TRACE_KEYS: Final = ("traceparent", "tracestate", "baggage")
 
 # methods of 2026-07-28
@@ -59,14 +59,14 @@ BRIDGED: Final = frozenset(
         COMPLETE,
     }
 )
-"""Methods that become one upstream call."""
+"""Methods that the gateway translates to one upstream call."""
 METHODS: Final = BRIDGED | {DISCOVER, LISTEN}
 TARGET_FIELD: Final = {TOOLS_CALL: "name", PROMPTS_GET: "name", RESOURCES_READ: "uri"}
 """The parameter that `Mcp-Name` repeats. These three are also the methods that may ask (basic/patterns/mrtr)."""
 ASKING: Final = frozenset(TARGET_FIELD)
 CACHEABLE: Final = frozenset({DISCOVER, TOOLS_LIST, PROMPTS_LIST, RESOURCES_LIST, TEMPLATES_LIST, RESOURCES_READ})
 
-# methods of 2025-11-25 that only the upstream hears or says
+# methods of 2025-11-25 that only the upstream receives or sends
 INITIALIZE: Final = "initialize"
 INITIALIZED: Final = "notifications/initialized"
 PING: Final = "ping"
@@ -98,5 +98,5 @@ INTERNAL_ERROR: Final = -32603
 HEADER_MISMATCH: Final = -32020
 MISSING_CAPABILITY: Final = -32021
 UNSUPPORTED_VERSION: Final = -32022
-OLD_RESOURCE_NOT_FOUND: Final = -32002
-OLD_URL_REQUIRED: Final = -32042
+LEGACY_RESOURCE_NOT_FOUND: Final = -32002
+LEGACY_URL_REQUIRED: Final = -32042

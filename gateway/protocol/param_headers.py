@@ -1,4 +1,4 @@
-"""`x-mcp-header`: tool parameters that clients repeat as `Mcp-Param-*` headers.
+"""Checks tool parameters that clients repeat as `Mcp-Param-*` headers (`x-mcp-header`).
 
 Source: specification 2026-07-28 basic/transports/streamable-http, Custom Headers from Tool Parameters.
 """
@@ -18,7 +18,7 @@ from gateway.protocol.request import HeaderValues, decode_value
 _ANNOTATION: Final = "x-mcp-header"
 ANNOTATION: Final = _ANNOTATION.encode()
 _OF_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose value has a schema under each name."""
+"""Keywords whose value maps names to schemas."""
 _OF_LISTED: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _OF_ONE: Final = (
     "items",
@@ -64,9 +64,9 @@ _decode_hints: Final[msgspec.json.Decoder[_Hints | None]] = msgspec.json.Decoder
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """What the gateway needs to know of a tool.
+    """What the gateway needs to know about a tool.
 
-    `mirrored`: its annotated parameters. `ephemeral`: it says of itself that it may run twice (`readOnlyHint` or
+    `mirrored`: its annotated parameters. `ephemeral`: it declares that it may run twice (`readOnlyHint` or
     `idempotentHint`; SEP-2322, ephemeral workflow).
     """
 
@@ -75,7 +75,7 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 def of_tools(result: bytes) -> dict[str, Tool]:
-    """What a ListToolsResult says of each tool."""
+    """The tools of a ListToolsResult, by name."""
     listed = jsonrpc.inspect(_decode_tools, result).tools
     return {tool.name: Tool(_of_schema(tool.inputSchema), _is_ephemeral(tool.annotations)) for tool in listed}
 
@@ -109,16 +109,16 @@ def _walk(schema: Any, path: tuple[str, ...]) -> Iterator[Mirrored]:
 
 
 def flaw(schema: Any) -> str | None:
-    """Which rule for annotations an input schema breaks, in words; a client must drop its tool then."""
+    """The rule for annotations that an input schema breaks, in words; clients must drop such a tool."""
     seen: set[str] = set()
     for where, annotated, is_reachable in _annotated(schema, "inputSchema", is_reachable=False):
         header = annotated[_ANNOTATION]
         if not is_reachable:
-            return f"{where} has {_ANNOTATION}, and is not reached from the root by properties alone"
+            return f"{where} has {_ANNOTATION}, but the root does not reach it through properties alone"
         if not isinstance(header, str) or not _TOKEN.fullmatch(header):
-            return f"{where} has an {_ANNOTATION} that is no header name"
+            return f"{where} has an {_ANNOTATION} that is not a header name"
         if not isinstance(annotated.get("type"), str) or annotated["type"] not in _PRIMITIVE:
-            return f"{where} has {_ANNOTATION} and a type other than string, integer and boolean"
+            return f"{where} has {_ANNOTATION}, but its type is not string, integer or boolean"
         if header.lower() in seen:
             return f"{where} repeats the {_ANNOTATION} of another property"
         seen.add(header.lower())
@@ -128,7 +128,7 @@ def flaw(schema: Any) -> str | None:
 def _annotated(schema: Any, where: str, *, is_reachable: bool) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Every annotated schema in a schema: its place, itself, and whether the place may be annotated.
 
-    Only where a schema can stand: a property may be called like the annotation, and a default value may hold it.
+    Only places of schemas are searched: a property may have the annotation's name, or a default value contain it.
     """
     if not isinstance(schema, dict):
         return
@@ -156,7 +156,7 @@ def check(mirrored: tuple[Mirrored, ...], arguments: Raw | None, headers: Header
 
 
 def _at(arguments: Raw | None, path: tuple[str, ...], opened: dict[tuple[str, ...], jsonrpc.Fields]) -> Any:
-    """The value at a path; `opened` are the objects on the way, by their path. Raises InvalidParams."""
+    """The value at a path; `opened` caches the objects on the way, by path. Raises InvalidParams."""
     raw = arguments
     for depth, name in enumerate(path):
         if raw is None or not bytes(raw).startswith(b"{"):
@@ -166,8 +166,10 @@ def _at(arguments: Raw | None, path: tuple[str, ...], opened: dict[tuple[str, ..
             if place not in opened:
                 opened[place] = jsonrpc.distinct(raw)
         except jsonrpc.RepeatedKey as exc:
-            # The upstream might read the one that the header does not repeat.
-            raise InvalidParams(f'"{".".join(("params.arguments", *place))}" repeats a key') from exc
+            # The upstream might read the other one, which the header does not repeat.
+            raise InvalidParams(
+                f'"{".".join(("params.arguments", *place))}" repeats a key; send each key once'
+            ) from exc
         except ValueError as exc:
             raise InvalidParams(f'"params.arguments" cannot be read: {exc}') from exc
         raw = opened[place].get(name)
@@ -197,6 +199,6 @@ def _same(header: str, value: Any) -> bool:
     if isinstance(value, bool):
         return header == ("true" if value else "false")
     if isinstance(value, int | float):
-        # Exactly, not as floats: two integers beyond 2**53 can be one float.
+        # Compared exactly: as floats, two different integers beyond 2**53 can be equal.
         return _NUMBER.fullmatch(header) is not None and Decimal(header) == Decimal(repr(value))
     return isinstance(value, str) and header == value

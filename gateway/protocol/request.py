@@ -1,8 +1,10 @@
-"""One modern request: body and headers in, a checked `Request` out.
+"""Checks one modern request: it turns a body with its headers into a `Request`.
 
-Rule: the order of the checks is part of the protocol (JSON, JSON-RPC shape, `_meta`, headers against body, version,
-method), and the first failure answers. Sources: specification 2026-07-28 basic/index (`_meta`),
-basic/transports/streamable-http (Request Metadata, Server Validation), server/utilities/logging.
+The order of the checks is part of the protocol (JSON, JSON-RPC shape, `_meta`, headers against body, version,
+method); the client gets the error of the first one that fails.
+
+Sources: specification 2026-07-28 basic/index (`_meta`), basic/transports/streamable-http (Request Metadata, Server
+Validation), server/utilities/logging.
 """
 
 import base64
@@ -43,14 +45,14 @@ _PROTOCOL_META: Final = frozenset(
     }
 )
 _OURS: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
-"""What does not go upstream; `task` would start a task of 2025-11-25, whose handle no modern client understands."""
+"""Params that do not go upstream; `task` would start a 2025-11-25 task, which modern clients do not understand."""
 _MAX_DECLARATION_BYTES: Final = 16_384
 _UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
 """`clientInfo` is optional in 2026-07-28 and required by `initialize`."""
 
 
 class Posted(msgspec.Struct, frozen=True):
-    """A body that is JSON-RPC, opened as far as `_meta`; nothing modern has been checked yet."""
+    """A JSON-RPC body, opened as far as `_meta`; what 2026-07-28 requires is not checked yet."""
 
     id: Raw | None
     method: str
@@ -61,8 +63,8 @@ class Posted(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A checked modern request.
 
-    `params` is what goes upstream: without `_meta`, `inputResponses` and `requestState`. `user_meta` is what of
-    `_meta` goes upstream: without the per-request protocol fields. `target` is the tool, prompt or URI, else empty.
+    `params` goes upstream: it lacks `_meta`, `inputResponses` and `requestState`. `user_meta` is the part of `_meta`
+    that goes upstream: it lacks the per-request protocol fields. `target` is the tool, prompt or URI, or empty.
     """
 
     id: Raw
@@ -92,13 +94,13 @@ _decode_declared = msgspec.json.Decoder(_Declared).decode
 def read(body: bytes, max_depth: int) -> Posted:
     """Open a body; raises ParseError or InvalidRequest.
 
-    It takes time: do it once, and after the caller is verified where callers are.
+    This costs time: read a body once, and only after the caller is verified, if callers are verified.
     """
     try:
         jsonrpc.check_bounds(body, max_depth)
         opened = jsonrpc.distinct(body)
     except jsonrpc.RepeatedKey as exc:
-        refused = InvalidRequest("the request repeats a key")
+        refused = InvalidRequest("The request repeats a key; send each key once")
         refused.request_id = _posted_id(jsonrpc.fields(body))
         raise refused from exc
     except msgspec.ValidationError as exc:
@@ -124,7 +126,7 @@ def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> Posted:
     method = jsonrpc.text(opened.get("method"))
     if method is None:
         if "result" in opened or "error" in opened:
-            raise InvalidRequest("A client must not send JSON-RPC responses; put answers into inputResponses")
+            raise InvalidRequest("A client must not send JSON-RPC responses; put the answers into inputResponses")
         raise InvalidRequest('"method" must be a string')
     if "id" in opened and id_ is None:
         raise InvalidRequest('"id" must be a string or an integer')
@@ -139,16 +141,16 @@ def _object(raw: Raw | None, name: str, error: type[DownstreamError]) -> jsonrpc
     try:
         return jsonrpc.distinct(raw)
     except jsonrpc.RepeatedKey as exc:
-        raise InvalidRequest(f"{name} repeats a key") from exc
+        raise InvalidRequest(f"{name} repeats a key; send each key once") from exc
     except ValueError as exc:
         raise error(f"{name} must be an object") from exc
 
 
 def is_modern(posted: Posted, version_header: str | None) -> bool:
-    """Whether the per-request era is meant: the header or `_meta` says so.
+    """Whether the request is modern: the header or `_meta` names a modern version.
 
-    A version in `_meta` makes a request modern whatever it is: no legacy client sends that key, and an unknown
-    version then gets the error that lists the known ones.
+    Any version in `_meta` makes a request modern, because no legacy client sends that key; for an unknown version the
+    client then gets the error that lists the supported ones.
     """
     if posted.meta is not None and mcp.META_VERSION in posted.meta:
         return True
@@ -156,14 +158,14 @@ def is_modern(posted: Posted, version_header: str | None) -> bool:
 
 
 def names_modern(version: str | None) -> bool:
-    """Whether this is the name of a version of the per-request era, be it known here or not."""
+    """Whether this is the name of a modern version, even of one that the gateway does not support."""
     version = (version or "").strip()
     return _VERSION.fullmatch(version) is not None and version >= mcp.MODERN
 
 
 def check(posted: Posted, headers: HeaderValues) -> Request:
-    """The whole of a modern request; raises the DownstreamError of the first thing that is wrong."""
-    assert posted.id is not None, "notifications are answered before"
+    """Check a modern request; raises the DownstreamError of the first check that fails."""
+    assert posted.id is not None, "the caller answers notifications"
     meta = posted.meta or {}
     version = _required_version(meta)
     declared_raw, declared = _capabilities(meta)
@@ -199,7 +201,7 @@ def check(posted: Posted, headers: HeaderValues) -> Request:
 
 
 def _check_numbers(params: jsonrpc.Fields) -> None:
-    """Refuse what no state could be bound to, and no answer compared by, before anything is run or continued."""
+    """Refuse numbers that cannot be compared, since a requestState is bound to them, before anything runs."""
     for key, value in params.items():
         if key == "_meta":
             continue
@@ -207,8 +209,8 @@ def _check_numbers(params: jsonrpc.Fields) -> None:
             jsonrpc.check_numbers(value)
         except ValueError as exc:
             raise InvalidParams(
-                f'"params.{key[:80]}" has a number that cannot be handled ({exc}); send it as a string, or in the '
-                "range of a double or 4300 digits"
+                f'"params.{key[:80]}" has a number that the gateway cannot handle ({exc}); send it as a string, or '
+                "keep it within the range of a double and 4300 digits"
             ) from exc
 
 
@@ -220,10 +222,10 @@ def _required_version(meta: jsonrpc.Fields) -> str:
 
 
 def _bounded(meta: jsonrpc.Fields, key: str) -> Raw | None:
-    """A value that sessions are pooled by, and that is remembered for that long."""
+    """A value of `_meta` within its bound; the session pool groups by it, so it stays in memory."""
     raw = meta.get(key)
     if raw is not None and len(bytes(raw)) > _MAX_DECLARATION_BYTES:
-        raise InvalidParams(f"{key!r} is larger than {_MAX_DECLARATION_BYTES} bytes")
+        raise InvalidParams(f"{key!r} is larger than {_MAX_DECLARATION_BYTES} bytes; send less")
     return raw
 
 
@@ -239,7 +241,7 @@ def _capabilities(meta: jsonrpc.Fields) -> tuple[Raw, Capabilities]:
 
 @lru_cache(maxsize=1024)
 def _declared(raw: bytes) -> Capabilities:
-    """A client declares the same in every request."""
+    """Cached, because a client declares the same capabilities in every request."""
     opened = jsonrpc.inspect(_decode_declared, raw)
     elicitation = opened.elicitation
     return Capabilities(
@@ -297,12 +299,12 @@ def _input_responses(params: jsonrpc.Fields) -> jsonrpc.Fields | None:
     try:
         responses = jsonrpc.distinct(raw)
     except jsonrpc.RepeatedKey as exc:
-        raise InvalidParams('"params.inputResponses" repeats a key') from exc
+        raise InvalidParams('"params.inputResponses" repeats a key; answer each question once') from exc
     except ValueError as exc:
         raise InvalidParams('"params.inputResponses" must be an object of answers by key') from exc
     for key, value in responses.items():
         if not bytes(value).startswith(b"{"):
-            raise InvalidParams(f"inputResponses[{key[:80]!r}] must be an object, the result of that request")
+            raise InvalidParams(f"inputResponses[{key[:80]!r}] must be an object: the result of that input request")
     return responses
 
 
@@ -316,7 +318,7 @@ def _request_state(params: jsonrpc.Fields) -> str | None:
 
 
 def _check_headers(posted: Posted, version: str, headers: HeaderValues) -> str | None:
-    """Compare the mirrored headers with the body; the target of the request."""
+    """Compare the mirrored headers with the body; returns the target of the request."""
     _equal(mcp.PROTOCOL_VERSION, _one(headers, mcp.PROTOCOL_VERSION), version)
     _equal(mcp.METHOD_HEADER, _one(headers, mcp.METHOD_HEADER), posted.method)
     field = mcp.TARGET_FIELD.get(posted.method)
@@ -346,7 +348,7 @@ def _equal(name: str, header: str, body: str) -> None:
 
 
 def decode_value(name: str, value: str) -> str:
-    """A header value with the Base64 sentinel taken off; raises HeaderMismatch when it is malformed."""
+    """Decode a header value that may be in Base64 form; raises HeaderMismatch when it is malformed."""
     if not (value.startswith(_BASE64_OPEN) and value.endswith(_BASE64_CLOSE)):
         if not value.isascii() or not value.replace("\t", " ").isprintable():
             raise HeaderMismatch(f"Header mismatch: {name} has characters that need the {_BASE64_OPEN}…?= form")

@@ -1,4 +1,4 @@
-"""Server-sent events: bytes to events, incremental and bounded; events to bytes.
+"""Parses or encodes server-sent events, incrementally within a bound.
 
 Grammar: WHATWG HTML, "9.2.6 Interpreting an event stream": LF, CR or CRLF end a line, one BOM may come first, a line
 that starts with a colon is a comment, one space after the field's colon is dropped, data lines are joined by LF.
@@ -8,18 +8,18 @@ from typing import Final
 
 import msgspec
 
-from gateway.protocol.stdio_framing import without_line_ends
+from gateway.protocol import jsonrpc
 
 BOM: Final = b"\xef\xbb\xbf"
 KEEP_ALIVE: Final = b":\n\n"
 _RETRY_DIGITS: Final = 9
-"""More would be eleven days, and Python refuses to read very many."""
+"""Longer values exceed eleven days, and Python refuses to parse very long numbers."""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """One event. `id` is None where the stream gave none, and empty where it takes back the one before.
+    """One event. `id` is None if the stream gave none, and empty if the event resets the last id.
 
-    `data` may be empty: a priming event only names a place in the stream, whether it has a data line or none at all.
+    `data` may be empty: a priming event only marks a place in the stream, with or without a data line.
     """
 
     data: bytes
@@ -28,11 +28,11 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventTooLarge(ValueError):
-    """One event passed the parser's bound; the stream cannot be trusted further."""
+    """One event exceeded the parser's bound; the rest of the stream cannot be parsed."""
 
 
 class Parser:
-    """Feed it bytes as they come; it returns the events they complete.
+    """Takes bytes as they come, and returns the events that they complete.
 
     `max_bytes` bounds one event with all its lines. After EventTooLarge the parser must not be fed again.
     """
@@ -48,7 +48,7 @@ class Parser:
         self._id: str | None = None
         self._event = ""
         self.retry_ms: int | None = None
-        """How long the stream asks to wait before it is opened again."""
+        """How long the stream asks clients to wait before they reconnect."""
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that `chunk` completes, in order; raises EventTooLarge."""
@@ -85,7 +85,7 @@ class Parser:
     def _line_end(self, start: int) -> tuple[int, int] | None:
         """Where the line that begins at `start` ends and the next one begins."""
         buffer = self._buffer
-        # What an earlier chunk already searched has no line end in it; only a final CR may wait for its LF.
+        # Earlier chunks are already searched; only a final CR may still wait for its LF.
         search = max(start, self._scanned - 1)
         newline = buffer.find(b"\n", search)
         carriage = buffer.find(b"\r", search, newline if newline >= 0 else len(buffer))
@@ -103,7 +103,7 @@ class Parser:
     def _line(self, line: bytes) -> Event | None:
         if not line:
             return self._dispatch()
-        # The same verdict wherever the chunks were cut: `feed` holds an unfinished line against the same bound.
+        # `feed` checks unfinished lines against the same bound, so the result does not depend on the chunks.
         if self._size + len(line) > self._max:
             raise EventTooLarge(f"an event is larger than {self._max} bytes")
         name, _, value = line.partition(b":")
@@ -129,5 +129,5 @@ class Parser:
 
 
 def encode(data: bytes) -> bytes:
-    """One `message` event of one JSON message, which may be spliced from JSON that somebody pretty-printed."""
-    return b"event: message\ndata: %b\n\n" % without_line_ends(data)
+    """One `message` event with one JSON message, which may contain spliced, pretty-printed JSON."""
+    return b"event: message\ndata: %b\n\n" % jsonrpc.without_line_ends(data)

@@ -1,9 +1,8 @@
-"""Bytes to lines: the framing of MCP over stdio, one JSON-RPC message a line; incremental and bounded."""
+"""Framing of MCP over stdio: one JSON-RPC message per line, read incrementally within a bound."""
 
 from collections.abc import Iterator
-from typing import Final
 
-_SPACES: Final = bytes.maketrans(b"\r\n", b"  ")
+from gateway.protocol import jsonrpc
 
 
 class LineTooLong(ValueError):
@@ -11,7 +10,7 @@ class LineTooLong(ValueError):
 
 
 class Lines:
-    """Cuts what comes at LF; a CR before it belongs to the line's end too. Empty lines are left out."""
+    """Splits incoming bytes at LF, or CR LF, and skips empty lines."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -32,13 +31,6 @@ class Lines:
             raise LineTooLong(f"a line of more than {self.max_bytes} bytes")
 
 
-def without_line_ends(message: bytes) -> bytes:
-    """The same JSON without line ends: between tokens they are white space, and strings cannot contain them."""
-    if b"\n" in message or b"\r" in message:
-        return message.translate(_SPACES)
-    return message
-
-
 def one_line(message: bytes) -> bytes:
     """The same JSON as one line."""
-    return without_line_ends(message) + b"\n"
+    return jsonrpc.without_line_ends(message) + b"\n"

@@ -1,14 +1,14 @@
-r"""Half surrogate pairs in JSON: `"\ud83d"` without its other half, as tools write that cut text in UTF-16 units.
+r"""Reads JSON with unpaired surrogates: `"\ud83d"` without its other half, from tools that cut text in UTF-16 units.
 
-RFC 8259 (section 8.2) leaves them to the reader. JavaScript and Python's json write and read them; msgspec refuses the
-whole document, even where it only skips. So a document that msgspec refused is read once more in another spelling:
+RFC 8259 (section 8.2) leaves them to the reader. JavaScript and Python's json write and read them, but msgspec refuses
+the whole document, even if it only skips them. So a document that msgspec refused is read again in another spelling:
 
     hidden()    in spliced text: the backslash of each half becomes a byte that UTF-8 cannot have. Length and
                 structure stay; `shown()` is the exact way back. Keys cannot be read in this form.
     escaped()   every backslash stands for itself, so that keys can be read as well; `unescaped()` is the way back.
-    replaced()  each half becomes U+FFFD: for what is looked at and never passed on.
+    replaced()  each half becomes U+FFFD: for text that is inspected but never passed on.
 
-Every function takes UTF-8, and works with one pass of C code after the other: the text may have megabytes.
+Every function takes UTF-8 and runs in C code, because the text may have megabytes.
 """
 
 import json
@@ -25,12 +25,12 @@ _HALF: Final = re.compile(
 _HIDDEN: Final = b"\xff"
 _HIDDEN_HALF: Final = re.compile(rb"\xffu....")
 _BACKSLASH: Final = b"\xfe"
-"""Stands for an escaped backslash while the others are looked at; UTF-8 has neither byte."""
+"""Replaces an escaped backslash while the others are searched; neither byte occurs in UTF-8."""
 _SPELLED: Final = (b"\\u005c", b"\\u005C")
 
 
 def hidden(data: bytes) -> bytes | None:
-    """The text with its halves out of sight; None when it has none. Raises ValueError when it is not UTF-8."""
+    """The text with its halves hidden; None if it has none. Raises ValueError if it is not UTF-8."""
     if b"\\ud" not in data and b"\\uD" not in data:
         return None
     if not data.isascii():
@@ -41,17 +41,17 @@ def hidden(data: bytes) -> bytes | None:
 
 
 def shown(text: bytes) -> bytes:
-    """What was `hidden`, or a part of it, as it was."""
+    """The original of `hidden` text, or of a part of it."""
     return text.replace(_HIDDEN, b"\\")
 
 
 def replaced(text: bytes) -> bytes:
-    """What is `hidden`, with U+FFFD for each half."""
+    """Hidden text with U+FFFD for each half."""
     return _HIDDEN_HALF.sub(rb"\\ufffd", text)
 
 
 def escaped(text: bytes) -> bytes:
-    """What is `hidden`, spelled so that a decoded string has two backslashes for each of its own, one for a half."""
+    """Hidden text in a spelling that decodes to two backslashes for each real one, and to one for a half."""
     text = text.replace(b"\\\\", _BACKSLASH)
     for spelled in _SPELLED:
         text = text.replace(spelled, spelled * 2)
@@ -59,7 +59,7 @@ def escaped(text: bytes) -> bytes:
 
 
 def unescaped(text: bytes) -> bytes:
-    """What was `escaped`, or a part of it, as it was before it was hidden."""
+    """The original of `escaped` text, or of a part of it."""
     text = text.replace(b"\\\\\\\\", _BACKSLASH)
     for spelled in _SPELLED:
         text = text.replace(spelled * 2, spelled)
@@ -67,7 +67,7 @@ def unescaped(text: bytes) -> bytes:
 
 
 def strings(decoded: Iterable[str]) -> list[str]:
-    """The strings that were read from `escaped` text, with their halves as Python has them."""
+    """Strings decoded from `escaped` text, with their halves as Python represents them."""
     written = msgspec.json.encode(list(decoded)).replace(b"\\\\\\\\", _BACKSLASH)
     found: list[str] = json.loads(written.replace(b"\\\\", b"\\").replace(_BACKSLASH, b"\\\\"))
     return found

@@ -1,8 +1,8 @@
-"""Which tools of a list a modern client can take: one that it cannot take would cost it the whole list.
+"""Filters a tool list for modern clients, which reject a whole list for one malformed tool.
 
-What is asked of a tool is what `mcp` 2.3, fastmcp 4.0 and `@modelcontextprotocol/client` 2.4 were measured to refuse a
-list for, and the rules for `x-mcp-header`, by which each of them drops the tool itself. Nothing beyond: names with
-spaces or 200 characters, odd schemas inside `properties` and unknown members pass all three.
+The checks are those for which `mcp` 2.3, fastmcp 4.0 and `@modelcontextprotocol/client` 2.4 were measured to reject a
+list, and the rules for `x-mcp-header`, for which each of them drops the tool. Nothing else is checked: all three
+accept names with spaces or 200 characters, odd schemas inside `properties`, and unknown members.
 """
 
 from typing import Final, Literal, NamedTuple
@@ -15,8 +15,8 @@ from gateway.protocol import jsonrpc, param_headers
 _MAX_NAME: Final = 200
 
 
-class LeftOut(NamedTuple):
-    """One tool that no client shall see; its name is empty where it has none."""
+class OmittedTool(NamedTuple):
+    """One tool removed from the list; its name is empty if it has none."""
 
     name: str
     reason: str
@@ -73,10 +73,10 @@ _decode_tool = msgspec.json.Decoder(_Tool).decode
 _decode_named = msgspec.json.Decoder(_Named).decode
 
 
-def usable(result: Raw) -> tuple[Raw, tuple[LeftOut, ...]]:
-    """A ListToolsResult without the tools that a client cannot take; the bytes of the others stay as they are.
+def usable(result: Raw) -> tuple[Raw, tuple[OmittedTool, ...]]:
+    """Remove the tools that clients reject from a ListToolsResult; the bytes of the others stay unchanged.
 
-    A result without a list of tools comes back unchanged. Raises ValueError when it is no object.
+    A result without a list of tools is returned unchanged. Raises ValueError if it is not an object.
     """
     opened = jsonrpc.fields(result)
     tools = opened.get("tools")
@@ -87,7 +87,7 @@ def usable(result: Raw) -> tuple[Raw, tuple[LeftOut, ...]]:
     except (ValueError, RecursionError):
         return result, ()
     found = [(item, _flaw(item)) for item in items]
-    left_out = tuple(LeftOut(_name(item), flaw) for item, flaw in found if flaw is not None)
+    left_out = tuple(OmittedTool(_name(item), flaw) for item, flaw in found if flaw is not None)
     if not left_out:
         return result, ()
     kept = b"[%b]" % b",".join(bytes(item) for item, flaw in found if flaw is None)
@@ -103,7 +103,7 @@ def _all_good(tools: Raw) -> bool:
 
 
 def _flaw(tool: Raw) -> str | None:
-    """Why a client would refuse this tool."""
+    """Why a client would reject this tool; None if it would not."""
     try:
         _ = jsonrpc.inspect(_decode_tool, tool)
         if param_headers.ANNOTATION not in bytes(tool):

@@ -1,1 +1,1 @@
-"""requestState: what it carries, how it is sealed."""
+"""Sealed content: requestState, handoff to another process, messages between replicas."""

@@ -1,9 +1,12 @@
-"""Seal and open with AES-256-GCM under a ring of keys.
+"""Authenticated encryption (AES-256-GCM) under a ring of keys.
 
-A token is `mrtr1.<key id>.<base64url(salt ‖ nonce ‖ ciphertext ‖ tag)>`. Its readable part is associated data, so a
-character changed anywhere makes it fail. Every process draws a 16-byte salt and derives its own subkey for every
-purpose (HKDF-SHA256), so that random 96-bit nonces of many replicas never meet under one key; after 2^32 seals a
-new salt is drawn. The first key seals, all open: add the new key last everywhere, move it first, drop the old one.
+A token is `mrtr1.<key id>.<base64url(salt ‖ nonce ‖ ciphertext ‖ tag)>`. Its readable part is associated data, so
+changing any character makes opening fail. Every process draws a 16-byte salt and derives its own subkey for each
+purpose (HKDF-SHA256), so replicas that draw the same random 96-bit nonce still use it under different subkeys. After
+2^32 seals the process draws a new salt.
+
+The first key of the ring seals, all keys open. To rotate: add the new key last on every replica, then move it first,
+then remove the old key.
 """
 
 import base64
@@ -30,14 +33,14 @@ _TAG_BYTES: Final = 16
 _KEY_ID_CHARACTERS: Final = 8
 _SEALS_PER_SALT: Final = 2**32
 _SUBKEYS_KEPT: Final = 1024
-"""Subkeys of other processes that stay derived; one derivation costs about 10 µs."""
+"""Cached subkeys, most of them of other processes; one derivation costs about 10 µs."""
 
 
 class Keyring:
-    """One purpose's keys. Purposes never share a subkey: a token of one does not open in another."""
+    """Seals and opens for one purpose; a token of one purpose does not open in another."""
 
     def __init__(self, keys: Sequence[bytes], purpose: str) -> None:
-        """`keys`: the first seals, all open; raises ValueError for a short or a repeated key."""
+        """The first of `keys` seals, all open; raises ValueError for a short or a repeated key."""
         if not keys:
             raise ValueError("a key ring needs at least one key")
         if any(len(key) < MIN_KEY_BYTES for key in keys):
@@ -50,11 +53,11 @@ class Keyring:
         self._first = _key_id(keys[0])
         self._renew()
         self.sealed = 0
-        """Seals so far, for the metrics."""
+        """Number of seals, for the metrics."""
 
     @property
     def key_ids(self) -> tuple[str, ...]:
-        """The ids of the keys, the sealing one first; they say nothing about the keys."""
+        """The ids of the keys, the sealing key first; an id reveals nothing about its key."""
         return tuple(self._keys)
 
     def seal(self, plaintext: bytes) -> str:
@@ -63,7 +66,7 @@ class Keyring:
         return (self._head + body).decode()
 
     def seal_bytes(self, plaintext: bytes, bound: bytes) -> bytes:
-        """As `seal`, for what is no text: `bound` must be known, and equal, where it is opened."""
+        """As `seal`, but in bytes; `bound` is associated data that must be equal when it is opened."""
         key_id = self._first.encode()
         return key_id + self._encrypt(plaintext, key_id + bound)
 
@@ -75,7 +78,7 @@ class Keyring:
         return self._decrypt(key_id.decode("ascii", "replace"), rest, key_id + bound)
 
     def open(self, token: str) -> bytes:
-        """The plaintext; raises InvalidState, whose reason only metrics and logs may see."""
+        """The plaintext; raises InvalidState, whose reason is for metrics and logs only."""
         prefix, _, rest = token.partition(".")
         key_id, _, body = rest.partition(".")
         if prefix != PREFIX or not body:
@@ -125,7 +128,7 @@ def _key_id(key: bytes) -> str:
 
 
 def _decode(body: str) -> bytes:
-    """Strict base64url without padding: one spelling per token, or a changed character could go unseen."""
+    """Decode base64url strictly, without padding: with several spellings per token, a change could go unnoticed."""
     try:
         decoded = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as exc:

@@ -1,4 +1,4 @@
-"""An exchange on its way from one process to another: what of it goes into an envelope, and what comes out again."""
+"""Converts an exchange to the content of a requestState, from which another process restores it."""
 
 from collections.abc import Iterator
 
@@ -12,30 +12,31 @@ from gateway.seal.request_state import Envelope, Open, unpack_record
 
 
 def opened(question: Question) -> Open:
-    """A question that is with the client, with all that another process would need of it."""
+    """A question that the client has, with everything that another process needs to continue."""
     upstream_id = bytes(question.upstream_id) if question.upstream_id is not None else None
     params = bytes(question.params) if question.params is not None else None
     return Open(question.key, question.method, upstream_id, inputs.question_digest(question), params)
 
 
 def ever_smaller(envelope: Envelope, *, held: bool) -> Iterator[Envelope]:
-    """What gives way in a state that is too large: the questions' words, the record, what only others would need.
+    """Yield ever smaller versions of an envelope, for a state that is too large.
 
-    Without the words (and what only a trace needs), who takes over must be given all answers at once; without the
-    record, it can resume but not run the call again; the owner needs none of it.
+    First the params of the questions and the trace are dropped: then a replica that takes over needs all answers at
+    once. Without the record, it can resume the call but not run it again. The last version is enough only for the
+    owner of the call.
     """
     yield envelope
     wordless = tuple(replace(each, params=None) for each in envelope.open)
     yield (envelope := replace(envelope, open=wordless, trace=None))
     if held:
         yield (envelope := replace(envelope, record=None))
-        # Urls that are not named here were not accepted: without them, nobody but the owner may send the call again.
+        # Without the urls, only the owner knows whether all were accepted, so only it may send the call again.
         state = State.PARKED if envelope.state == State.REFERRED else envelope.state
         yield replace(envelope, open=(), upstream=None, state=state)
 
 
 def past(envelope: Envelope) -> Snapshot:
-    """What an envelope tells of its exchange; raises InvalidState when its record is none."""
+    """The snapshot of an exchange in an envelope; raises InvalidState if its record is malformed."""
     questions = {
         each.key: Question(
             each.key,

@@ -1,8 +1,8 @@
-"""What one replica sends another: a sealed request, and sealed frames back.
+"""Messages between replicas: a sealed request that gets sealed frames in reply.
 
-Both directions are AES-256-GCM under subkeys of the state keys for the purpose "peer", so whoever cannot read a state
-can neither ask a replica for anything nor read or change what two of them say. A request is good for one receiver,
-once, for a short time; a frame is good for one place in the reply to one request. Threats 17, 19 and 20.
+Both directions use AES-256-GCM under subkeys of the state keys for the purpose "peer", so only a process with the
+state keys can send a replica requests, or read or change the messages. A request is valid for one receiver, once, for
+a short time; a frame is valid at one place in the reply to one request. Threats 17, 19 and 20.
 """
 
 import secrets
@@ -22,18 +22,19 @@ _MAX_REMEMBERED: Final = 200_000
 _LENGTH_BYTES: Final = 4
 
 Kind = Literal["owner", "heir", "resume", "who", "reach", "holds"]
-"""`owner`: you hold this call. `heir`: its owner is dead, and you are the one to take it over. `resume`: as `heir`,
-but its owner is silent and may live: go on with the call without harm to it, or not at all. `who`: who are you? (I am
-`path`, where there is one.) `reach`: do you reach the replica `path`? `holds`: have you taken over the exchange `path`
-after the round that `body` names? A replica that does not know a kind refuses it with HTTP 403."""
+"""`owner`: the receiver holds this call. `heir`: the call's owner is dead, and the receiver is to take it over.
+`resume`: as `heir`, but the owner is silent and may be alive, so the receiver must not disturb the call. `who`: asks
+for the receiver's id (the sender is `path`, if given). `reach`: asks whether the receiver reaches the replica `path`.
+`holds`: asks whether the receiver took over the exchange `path` after the round in `body`. A replica refuses a kind
+that it does not know with HTTP 403."""
 
 
 class Hop(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """One client request on its way to another replica.
+    """One client request, or a question of a replica, on its way to another replica.
 
     `to` is a member (`gw-1`, `gw-2#0`) or the host of several (`gw-2`); `remote` is the client's address as the first
-    replica saw it. Headers are the bytes that came, and `request_id` names the request in the logs of
-    both; `trace` is the token of its span, where it is traced.
+    replica saw it. `headers` are unchanged bytes. `request_id` identifies the request in the logs of both replicas.
+    `trace` is the token of its span, if it is traced.
     """
 
     kind: Kind
@@ -50,7 +51,7 @@ class Hop(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, tag="head"):
-    """The reply's status and headers; `streamed` tells an SSE stream from one whole body."""
+    """The reply's status and headers; `streamed` if the body is an SSE stream."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -64,23 +65,23 @@ class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
-    """The reply is complete, and how it ended; one that stops before this was cut off."""
+    """The end of a reply, with its outcome; a reply without this frame was cut off."""
 
     outcome: str
     error_type: str = ""
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
-    """The process that held the call is no more: the process of replica `id` answers at its address.
+    """The process that held the call has ended: a new process of replica `id` answers at its address.
 
-    An older version leaves `id` empty. Another id than the owner's proves only that the address was a wrong one.
+    An older version leaves `id` empty. If `id` is not the owner's, only the address was wrong.
     """
 
     id: str = ""
 
 
 class Me(msgspec.Struct, frozen=True, array_like=True, tag="me"):
-    """The answer to `who`."""
+    """The answer to `who`: the id of this replica."""
 
     id: str
 
@@ -98,8 +99,8 @@ _decode_hop = msgspec.msgpack.Decoder(Hop).decode
 _decode_frame = msgspec.msgpack.Decoder(Frame).decode
 
 
-class Hops:
-    """Seals and opens what goes between replicas."""
+class PeerSealer:
+    """Seals and opens requests between replicas, each of which is accepted once."""
 
     def __init__(self, keyring: InForce[Keyring]) -> None:
         self._keyring = keyring
@@ -115,7 +116,7 @@ class Hops:
         return self.keyring.seal_bytes(_encode(hop), b"request")
 
     def open(self, sealed: bytes, now: float) -> Hop:
-        """A request that is ours, in time and new; raises InvalidState."""
+        """The request, if it is authentic, in time and new; raises InvalidState."""
         try:
             hop = _decode_hop(self.keyring.open_bytes(sealed, b"request"))
         except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
@@ -128,7 +129,7 @@ class Hops:
         return hop
 
     def _remember(self, nonce: bytes, now: float) -> None:
-        """Let a nonce pass once; one that would be too old by now needs no memory."""
+        """Accept a nonce once; forget those whose requests are too old to be accepted again."""
         if nonce in self._seen:
             raise InvalidState("replayed")
         while self._seen and (
@@ -139,7 +140,7 @@ class Hops:
 
 
 class Frames:
-    """The frames of one reply, in their order; the same class at both ends."""
+    """Seals the frames of one reply in order, or opens them; both ends use it."""
 
     def __init__(self, keyring: Keyring, nonce: bytes, max_bytes: int) -> None:
         self._keyring = keyring
@@ -149,12 +150,12 @@ class Frames:
         self._received = bytearray()
 
     def seal(self, frame: Frame) -> bytes:
-        """The next frame with its length in front."""
+        """The next frame, prefixed with its length."""
         sealed = self._keyring.seal_bytes(_encode(frame), self._place())
         return len(sealed).to_bytes(_LENGTH_BYTES) + sealed
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are complete now; raises InvalidState where one is not the next of this reply."""
+        """The frames that `data` completes; raises InvalidState for one that is not the next of this reply."""
         self._received += data
         frames: list[Frame] = []
         while len(self._received) >= _LENGTH_BYTES:

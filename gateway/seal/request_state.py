@@ -1,7 +1,7 @@
-"""What `requestState` carries, and what it is bound to.
+"""The sealed content of a `requestState`, bound to the request that got it.
 
 The envelope is bound to the route, the method, its target, a digest of its arguments, the principal, and the headers
-that are credentials; it is good for one round of one exchange until it expires. Sources: specification 2026-07-28
+that are credentials; it is valid for one round of one exchange until it expires. Sources: specification 2026-07-28
 basic/patterns/mrtr (Server Requirements 4 and 5), SEP-1685.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from gateway.config import InForce
-from gateway.exchange.questions import Recorded
+from gateway.exchange.replay import Recorded
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidParams, InvalidState
 from gateway.protocol.request import Request
@@ -26,7 +26,7 @@ SKEW_SECONDS: Final = 60.0
 
 
 class Binding(msgspec.Struct, frozen=True, array_like=True):
-    """What a request must repeat for its state to be accepted; digests, so that nothing of it can be read."""
+    """What a request must repeat for its state to be accepted; mostly digests, so that it reveals nothing."""
 
     route: str
     method: str
@@ -34,25 +34,25 @@ class Binding(msgspec.Struct, frozen=True, array_like=True):
     arguments: bytes
     principal: bytes
     names: tuple[str, ...] | None = None
-    """Of the headers that are credentials, by the configuration under which the state was sealed, so that a reload
-    loses no call. None: sealed by a version that bound none, or of a path whose configuration is not known."""
+    """Names of the headers that are credentials under the configuration that sealed the state, so that a reload loses
+    no call. None: an earlier version sealed it and bound no headers, or the configuration of the path is not known."""
     headers: bytes = b""
-    """Their digest; empty where there are no names."""
+    """Digest of those headers; empty if there are no names."""
 
 
 _REPEATED: Final = ("route", "method", "target", "arguments", "principal")
 Digest = Callable[[Sequence[str]], bytes]
-"""Of the headers of these names, as a request has them (`principal.of_headers`)."""
+"""Returns the digest of a request's headers of these names (`principal.of_headers`)."""
 
 
 def _no_headers(names: Sequence[str]) -> bytes:
-    """Stand for a request without any: nothing that was sealed with names opens with it."""
+    """The digest of a request without such headers; it opens no state that was sealed with names."""
     _ = names
     return b""
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True):
-    """One question that is with the client; `params` give way where the state would be too large."""
+    """One question that the client has; `params` are dropped if the state would be too large."""
 
     key: str
     method: str
@@ -62,7 +62,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Upstream(msgspec.Struct, frozen=True, array_like=True):
-    """What another replica needs to pick the call up: the upstream's session, the call's id, the last event id.
+    """What another replica needs to resume the call: the upstream's session, the call's id, the last event id.
 
     `call` and `server_info` are JSON, `version` is the negotiated one.
     """
@@ -77,10 +77,10 @@ class Upstream(msgspec.Struct, frozen=True, array_like=True):
 class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The content of one `requestState`; times are seconds since the epoch.
 
-    `owner` is the replica that holds the call ("" where nobody does) and `epoch` names its process, so that a
-    restarted one is recognised. `state` is that of the exchange. `record` is what `pack_record` made of the answers
-    so far; None when they did not fit, and then the call can never be run again.
-    `trace` is the token of the span of the round that asked, where rounds are traced.
+    `owner` is the replica that holds the call ("" if none does), and `epoch` identifies its process, so that a
+    restart is detected. `state` is that of the exchange. `record` holds the answers so far, packed by `pack_record`;
+    None if they did not fit, and then the call cannot be run again. `trace` is the token of the span of the round that
+    asked, if rounds are traced.
     """
 
     version: int = VERSION
@@ -104,12 +104,12 @@ _MAX_RECORD_BYTES: Final = 4_194_304
 
 
 def pack_record(record: Sequence[Recorded]) -> bytes:
-    """Answers in small: compressed apart from everything else, so that the length of a state tells only of them."""
+    """Compress answers separately from everything else, so that a state's length reveals nothing about the rest."""
     return zlib.compress(msgspec.msgpack.encode(record), 9) if record else b""
 
 
 def unpack_record(packed: bytes) -> tuple[Recorded, ...]:
-    """The answers of `pack_record`; raises InvalidState when it is none."""
+    """The answers packed by `pack_record`; raises InvalidState if they are malformed."""
     if not packed:
         return ()
     inflater = zlib.decompressobj()
@@ -126,9 +126,9 @@ def bind(
     names: tuple[str, ...] | None = (),
     digest: Digest = _no_headers,
 ) -> Binding:
-    """The binding of a request; equal JSON values bind equally, however they are spelled. Raises InvalidParams.
+    """The binding of a request; equal JSON values bind equally, in any spelling. Raises InvalidParams.
 
-    1 and 1.0 are two values here: a client that repeats its own arguments never mixes them.
+    1 and 1.0 count as different values: a client that repeats its own arguments does not mix them.
     """
     try:
         named = jsonrpc.canonical({key: jsonrpc.value(value) for key, value in request.params.items()})
@@ -146,7 +146,7 @@ def bind(
 
 
 def digest_answers(answers: dict[str, msgspec.Raw]) -> bytes:
-    """Names a set of answers: a repeated retry has the same digest, other answers do not. Raises InvalidParams."""
+    """A digest of answers: a repeated retry has the same digest, other answers do not. Raises InvalidParams."""
     try:
         named = jsonrpc.canonical({key: jsonrpc.value(value) for key, value in answers.items()})
     except (ValueError, RecursionError) as exc:
@@ -155,7 +155,7 @@ def digest_answers(answers: dict[str, msgspec.Raw]) -> bytes:
 
 
 class Sealer:
-    """Envelopes to `requestState` and back."""
+    """Seals envelopes as `requestState` and opens them."""
 
     def __init__(self, keyring: InForce[Keyring], max_bytes: InForce[int]) -> None:
         self._keyring = keyring
@@ -170,16 +170,16 @@ class Sealer:
         self._most = max(self._most, max_bytes)
 
     def seal(self, envelope: Envelope) -> str:
-        """The state; raises ValueError when it would pass `limits.state_bytes`."""
+        """The state; raises ValueError if it would exceed `limits.state_bytes`."""
         state = self._keyring.value.seal(self._encode(envelope))
         if len(state) > (most := self._max.value):
             raise ValueError(f"the state has {len(state)} bytes, more than limits.state_bytes ({most})")
         return state
 
     def open(self, state: str, binding: Binding, now: float, digest: Digest = _no_headers) -> Envelope:
-        """The envelope of `state`, if it is ours, in time and of this very request; raises InvalidState.
+        """The envelope of `state`, if it is authentic, in time and belongs to this request; raises InvalidState.
 
-        `digest` is that of the request's headers, by the names that the envelope has.
+        `digest` digests the request's headers of the names in the envelope.
         """
         if len(state) > self._most:
             raise InvalidState("too_large")
@@ -203,7 +203,7 @@ class Sealer:
 
 def _has_its_headers(sealed: Binding, given: Binding, digest: Digest) -> bool:
     if sealed.names is None:
-        return given.names == ()  # it was not bound, and may only open where nothing is
+        return given.names == ()  # it was not bound to headers, so it opens only if no headers are to be bound
     return hmac.compare_digest(sealed.headers, digest(sealed.names) if sealed.names else b"")
 
 

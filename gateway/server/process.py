@@ -35,7 +35,7 @@ from gateway.routes.live_route import ProcessScope
 from gateway.routes.parking import Lot
 from gateway.routes.table import RouteTable
 from gateway.runtime.tasks import Tasks
-from gateway.seal.peer_messages import Hops
+from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import Sealer
 from gateway.server.drain import Drain
 from gateway.server.keys import Keyrings
@@ -75,7 +75,7 @@ class Gateway:
         self.began = time.monotonic()
         self.lot: Lot[Driver] = Lot(in_force.part(lambda config: config.hold))
         self._keyrings = Keyrings(in_force, worker.key if worker is not None else None)
-        self._peer_sealer = Hops(self._keyrings.peer)
+        self._peer_sealer = PeerSealer(self._keyrings.peer)
         timeouts = in_force.part(lambda config: config.timeouts)
         own = member_id(config.replica, worker)
         self._peer_connections = PeerConnections(timeouts, config.replica.listen, own, self._peer_sealer)

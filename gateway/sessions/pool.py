@@ -23,7 +23,7 @@ from gateway.http.forwarded_headers import credentials_in
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Unreachable
 from gateway.protocol.request import Request
-from gateway.protocol.tool_filter import LeftOut
+from gateway.protocol.tool_filter import OmittedTool
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import assignment, capacity, pool_errors
 from gateway.sessions.authorisation import is_served
@@ -70,7 +70,7 @@ class Pool:
         self._capacity: Capacity[Session] = Capacity(self._limits)
         self._listeners = ChangeListeners()
         self.lists = ListCache()
-        self._left_out: set[LeftOut] = set()
+        self._left_out: set[OmittedTool] = set()
         self.closed = False
         self._sweeper = tasks.start(self._sweep(), f"session sweeper of {self.route.path}")
         settings.after_replace(self._use)
@@ -117,7 +117,7 @@ class Pool:
         """How many requests wait for a session."""
         return self._groups.waiting
 
-    def leave_out(self, tool: LeftOut) -> None:
+    def leave_out(self, tool: OmittedTool) -> None:
         """Count a tool that is hidden from clients, and warn of it once."""
         self._metrics.tool_left_out(self.route.path)
         if tool not in self._left_out and len(self._left_out) < _LEFT_OUT_KEPT:

@@ -370,9 +370,9 @@ async def test_keys_in_a_file_are_read_at_start_and_at_reload(
     assert (await stand.client(by_next()).call()).text == "done"
     assert (await stand.client(bearer()).call()).outcome == UNAUTHORIZED
     file.write_text("{}")
-    with pytest.raises(ConfigError, match=r"principal\.jwks_file: is no JWKS"):
+    with pytest.raises(ConfigError, match=r"principal\.jwks_file: is not a JWKS"):
         parse(configuration(upstream.url, **sections), "test", {})
-    with pytest.raises(ConfigError, match=r"principal\.jwks_file: is no JWKS"):
+    with pytest.raises(ConfigError, match=r"principal\.jwks_file: is not a JWKS"):
         stand.gateway.change(new)
     assert (await stand.client(by_next()).call()).text == "done"
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gateway.config import InForce
 from gateway.seal import peer_messages as hops
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import Data, End, Gone, Head, Hop, Hops, Me
+from gateway.seal.peer_messages import Data, End, Gone, Head, Hop, Me, PeerSealer
 from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.replicas import Cluster, ask, asked_peers, frames_of, hop_for, orphan, retry_params
@@ -20,7 +20,7 @@ from tests.support.workbench import Stand
 
 def sealed(ring: Keyring | None = None, **changes: Any) -> bytes:
     hop = Hop(kind="owner", to="gw-1", issued=time.time(), nonce=hops.nonce(), path="/mcp", body=b"{}")
-    return Hops(InForce(ring or Keyring((KEY,), "peer"))).seal(replace(hop, **changes))
+    return PeerSealer(InForce(ring or Keyring((KEY,), "peer"))).seal(replace(hop, **changes))
 
 
 def refused(stand: Stand) -> dict[str, int]:

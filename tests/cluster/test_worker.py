@@ -10,7 +10,7 @@ import aiohttp
 from gateway.cluster.worker import Worker
 from gateway.config import InForce
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import End, Frames, Gone, Hops
+from gateway.seal.peer_messages import End, Frames, Gone, PeerSealer
 from tests.parts.launch import free_port
 from tests.support.fake_peer import KEY
 from tests.support.fake_upstream import DEADLINE, FakeUpstream
@@ -72,7 +72,7 @@ async def test_a_worker_passes_on_what_came_from_another_host_but_not_from_its_o
         ring = Keyring((KEY,), "peer")
         async with (
             asyncio.timeout(DEADLINE),
-            http.post("http://peer/peer", data=Hops(InForce(ring)).seal(hop)) as response,
+            http.post("http://peer/peer", data=PeerSealer(InForce(ring)).seal(hop)) as response,
         ):
             found = Frames(ring, hop.nonce, 1 << 20).feed(await response.read())
     assert found == [Gone("gw-2")]

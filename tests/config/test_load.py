@@ -67,21 +67,21 @@ REFUSED = [
             "hold, limits, timeouts, sessions, legs, principal, security, log, traces, debug, routes"
         ),
     ),
-    ("hold: 5\n", "hold: 5 is a number where a section is expected; write key: value"),
-    ("hold:\n", "hold: nothing where a section is expected; write key: value"),
+    ("hold: 5\n", "hold: 5 is a number, but a section is expected; write key: value"),
+    ("hold:\n", "hold: is empty, but a section is expected; write key: value"),
     (
         "workers: true\n",
-        "workers: true is true or false where a whole number is expected; write e.g. 1",
+        "workers: true is true or false, but a whole number is expected; write e.g. 1",
     ),
-    ("workers: 1.0\n", "workers: 1.0 is a number where a whole number is expected; write e.g. 1"),
-    ("workers: '1'\n", 'workers: "1" is a text where a whole number is expected; write e.g. 1'),
+    ("workers: 1.0\n", "workers: 1.0 is a number, but a whole number is expected; write e.g. 1"),
+    ("workers: '1'\n", 'workers: "1" is a text, but a whole number is expected; write e.g. 1'),
     ("workers: 0\n", "workers: 0 is too small; write 1 or more"),
     ("legs: {rounds: 10}\n", "legs.rounds: 10 is too large; write 9 or less"),
     ("hold: {quiet_seconds: -1}\n", "hold.quiet_seconds: -1 is too small; write 0 or more"),
-    ("log: {level: inf}\n", 'log.level: "inf" is not a choice; did you mean "info"?'),
-    ("log: {format: 5}\n", "log.format: 5 is not a choice; write auto or console or json"),
+    ("log: {level: inf}\n", 'log.level: "inf" is not one of the choices; did you mean "info"?'),
+    ("log: {format: 5}\n", "log.format: 5 is not one of the choices; write auto or console or json"),
     ("state: {keys_file: ''}\n", "state.keys_file: is empty; give a text, or remove it"),
-    ("state: {keys_file: 5}\n", "state.keys_file: 5 is a number where a text is expected; put it in quotes"),
+    ("state: {keys_file: 5}\n", "state.keys_file: 5 is a number, but a text is expected; put it in quotes"),
     ("security: {allowed_hosts: a.example}\n", None),
     ("security: {allowed_hosts: ['http://a']}\n", None),
     ("security: {allowed_origins: ['https://a/b']}\n", None),
@@ -108,9 +108,9 @@ REFUSED = [
     ("hold: {max_calls: 1_000}\n", None),
     ("replica: {id: 2026-11-21}\n", None),
     ("replica: {id: yes}\n", None),
-    ("on: 5\n", 'line 1: "on" is not a text key; put it in quotes if it is meant'),
-    ("<<: {}\n", 'line 1: "<<" is not a text key; put it in quotes if it is meant'),
-    ("? [a]\n: b\n", "line 1: has a key that is not a text; put it in quotes if it is meant"),
+    ("on: 5\n", 'line 1: "on" is not a text key; put it in quotes if that is the intended key'),
+    ("<<: {}\n", 'line 1: "<<" is not a text key; put it in quotes if that is the intended key'),
+    ("? [a]\n: b\n", "line 1: has a key that is not text; put it in quotes if that is the intended key"),
     ("listen: !!python/name:os.system x\n", "line 1: has a YAML tag, which is not supported; remove it"),
     ("listen: !!binary aGk=\n", None),
     ("hold: !!set {}\n", "line 1: has a YAML tag, which is not supported; remove it"),
@@ -120,7 +120,7 @@ REFUSED = [
     ("state: {keys: ['']}\n", "state.keys[0]: is not base64 or hex; make one with `mrtr-gateway keygen`"),
     (
         f"state: {{keys: ['{KEY[:40]}']}}\n",
-        "state.keys[0]: has 30 bytes, at least 32 are needed; make one with `mrtr-gateway keygen`",
+        "state.keys[0]: has 30 bytes, but at least 32 are needed; make one with `mrtr-gateway keygen`",
     ),
     (
         f"state: {{keys: ['{KEY}', '{bytes(range(32)).hex()}']}}\n",
@@ -128,24 +128,24 @@ REFUSED = [
     ),
     (
         "admin: 127.0.0.1:8080\n",
-        "admin: 127.0.0.1:8080 is taken by listen (127.0.0.1:8080); choose another port",
+        "admin: 127.0.0.1:8080 is already used by listen (127.0.0.1:8080); choose another port",
     ),
-    ("admin: 0.0.0.0:8080\n", "admin: 0.0.0.0:8080 is taken by listen (127.0.0.1:8080); choose another port"),
+    ("admin: 0.0.0.0:8080\n", "admin: 0.0.0.0:8080 is already used by listen (127.0.0.1:8080); choose another port"),
     (
         "principal: {header: x-user}\n",
         "principal.header: is only read with principal.source: header; set that, or remove it",
     ),
     (
         "replica: {id: a, peers: {a: 'b:1'}}\nstate: {keys: [KEY]}\n".replace("KEY", KEY),
-        "replica.listen: is missing beside the peers; give the host:port at which they reach this replica",
+        "replica.listen: is missing, but peers are set; give the host:port at which they reach this replica",
     ),
     (
         "replica: {peers_dns: 'b:1'}\nstate: {keys: [KEY]}\n".replace("KEY", KEY),
-        "replica.listen: is missing beside the peers; give the host:port at which they reach this replica",
+        "replica.listen: is missing, but peers are set; give the host:port at which they reach this replica",
     ),
     (
         "workers: 2\nlisten: 127.0.0.1:0\n",
-        "listen: picks a free port (0), and workers need one in common; write the port",
+        "listen: is port 0, which picks a free port per process, but workers share one; write the port",
     ),
     ("hold: {drain_delay_seconds: -1}\n", "hold.drain_delay_seconds: -1 is too small; write 0 or more"),
     ("timeouts: {peer_connect_seconds: 0}\n", None),
@@ -165,7 +165,7 @@ ROUTE = "http://127.0.0.1:9000/mcp"
 REFUSED_ROUTES = [
     ("", "routes: is missing; add it"),
     ("routes: []", "routes: is an empty list; give at least one entry"),
-    ("routes: {}", "routes: a mapping where a list is expected; write [ ] around it"),
+    ("routes: {}", "routes: is a mapping, but a list is expected; write [ ] around it"),
     ("routes: [{path: /mcp}]", "routes[0].upstream: is missing; add it"),
     ("routes: [{upstream: {}}]", "routes[0].upstream: has neither of url and command; give exactly one"),
     (f"routes: [{{upstrem: {{url: '{ROUTE}'}}, upstream: {{url: '{ROUTE}'}}}}]", None),
@@ -180,8 +180,8 @@ REFUSED_ROUTES = [
     (
         "routes: [{upstream: {url: 'http://me:hunter2@a/'}}]",
         (
-            'routes[0].upstream.url: "...@a/" has a user name in it; '
-            "remove it, the client's Authorization goes upstream"
+            'routes[0].upstream.url: "...@a/" contains a user name; '
+            "remove it: the client's Authorization goes upstream"
         ),
     ),
     ("routes: [{upstream: {url: 'http://a/#b'}}]", None),
@@ -208,7 +208,7 @@ REFUSED_ROUTES = [
     ('routes: [{upstream: {command: [npx], env: {A: "\\0"}}}]', None),
     (
         "routes: [{upstream: {command: [npx], transport: streamable-http}}]",
-        "routes[0].upstream.transport: is for a url; a command speaks stdio: write stdio or auto",
+        "routes[0].upstream.transport: is for a url, but a command speaks stdio; write stdio or auto",
     ),
     (
         "routes: [{upstream: {command: [npx], max_children: 2, warm: 3}}]",
@@ -216,11 +216,11 @@ REFUSED_ROUTES = [
     ),
     (
         "routes: [{upstream: {command: [npx], env: {A-B: c}}}]",
-        'routes[0].upstream.env.A-B: "A-B" is not a variable\'s name; write "API_KEY"',
+        'routes[0].upstream.env.A-B: "A-B" is not a variable name; write "API_KEY"',
     ),
     (
         f"routes: [{{upstream: {{url: '{ROUTE}', env: {{A: b}}}}}}]",
-        "routes[0].upstream.env: goes with upstream.command; remove it",
+        "routes[0].upstream.env: is only used with upstream.command; remove it",
     ),
     (f"routes: [{{upstream: {{url: '{ROUTE}', cwd: /}}}}]", None),
     (f"routes: [{{upstream: {{url: '{ROUTE}', transport: streamable}}}}]", None),
@@ -276,10 +276,10 @@ def test_two_peers_without_keys_or_their_own_name_are_refused() -> None:
         "state.keys",
         "replica.peers",
     ]
-    assert found[2] == 'replica.peers: has no "c", which is replica.id; list this replica too'
+    assert found[2] == 'replica.peers: does not list "c", which is replica.id; list this replica too'
     assert "replica.id: is missing" in "".join(problems("replica: {peers: {a: 'x:1'}}\n"))
     dns_only = problems("replica: {peers_dns: 'z:1'}\n")
-    assert any(problem.startswith("state.keys: is empty, and peers cannot open") for problem in dns_only)
+    assert any(problem.startswith("state.keys: is empty, but peers cannot open") for problem in dns_only)
 
 
 def test_replicas_workers_and_replay_load() -> None:
@@ -359,7 +359,7 @@ def test_a_file_that_is_too_long_is_not_even_parsed() -> None:
 
 
 def test_a_list_for_a_document_is_one_problem() -> None:
-    assert problems("- a\n", routes=False) == ("document: a list where a section is expected; write key: value",)
+    assert problems("- a\n", routes=False) == ("document: is a list, but a section is expected; write key: value",)
 
 
 def test_duplicate_keys_are_refused_at_every_depth_with_their_line() -> None:
@@ -394,7 +394,7 @@ def test_a_missing_variable_is_named_with_its_path() -> None:
         "state.keys[0]: ${MRTR_KEY} is not set; export MRTR_KEY, or give a default: ${MRTR_KEY:-value}",
     )
     assert problems("replica: {id: 'a${1}'}\n") == (
-        "replica.id: has a ${ that is no variable; write ${NAME}, or $${ for the text itself",
+        "replica.id: has a ${ that does not begin a variable; write ${NAME}, or $${ for a literal ${",
     )
 
 
@@ -423,7 +423,7 @@ def test_the_environment_overrides_single_values() -> None:
     [
         ("GATEWAY_HOLD_TTL_SECONDS", 'did you mean "GATEWAY_HOLD__TTL_SECONDS"?'),
         ("GATEWAY_LISTENS", 'did you mean "GATEWAY_LISTEN"?'),
-        ("GATEWAY_ROUTES", "lists and routes are set in the file, with ${VAR}"),
+        ("GATEWAY_ROUTES", "set lists and routes in the file, with ${VAR} for their values"),
         ("GATEWAY_listen", 'did you mean "GATEWAY_LISTEN"?'),
     ],
 )
@@ -500,16 +500,18 @@ def test_a_bad_key_file_is_refused_by_its_path_and_key_number(tmp_path: Path) ->
         return caught.value.problems
 
     assert refused("short") == (
-        "state.keys_file key 2: has 5 bytes, at least 32 are needed; make one with `mrtr-gateway keygen`",
+        "state.keys_file key 2: has 5 bytes, but at least 32 are needed; make one with `mrtr-gateway keygen`",
         "state.keys_file key 3: is the same key as state.keys_file key 1; remove one of them",
     )
-    assert refused("empty") == ("state.keys_file: has no key in it; add one with `mrtr-gateway keygen`",)
+    assert refused("empty") == ("state.keys_file: contains no key; add one with `mrtr-gateway keygen`",)
     assert refused("binary") == ("state.keys_file: is not UTF-8 text; write one key per line",)
     assert refused("gone, ttl_seconds: 600}\nreplica: {id: a, peers: {a: 'b:1'}")[0].startswith("state.keys_file: ")
     assert not any("ephemeral" in line for line in refused("gone}\nreplica: {peers_dns: 'b:1'"))
-    assert refused("gone") == ("state.keys_file: cannot be read (No such file or directory); check path and rights",)
+    assert refused("gone") == (
+        "state.keys_file: cannot be read (No such file or directory); check its path and permissions",
+    )
     assert problems(f"state: {{keys: ['{KEY}'], keys_file: x}}\n") == (
-        "state.keys_file: stands beside state.keys; keep one of them",
+        "state.keys_file: is set together with state.keys; keep only one of them",
     )
 
 
@@ -632,7 +634,7 @@ def test_what_a_command_is_given_is_neither_printed_nor_part_of_the_digest() -> 
     assert one.routes[0].upstream.name == "npx"
     assert digest(one) == digest(other)
     found = problems("routes: [{upstream: {command: [npx], env: {KEY: [sesame]}}}]", routes=False)
-    assert found == ("routes[0].upstream.env.KEY: a list where a text is expected; put it in quotes",)
+    assert found == ("routes[0].upstream.env.KEY: is a list, but a text is expected; put it in quotes",)
 
 
 def test_two_listeners_may_both_ask_for_any_free_port() -> None:
@@ -641,7 +643,7 @@ def test_two_listeners_may_both_ask_for_any_free_port() -> None:
 
 def test_a_url_is_not_spoken_to_over_stdio() -> None:
     found = problems(f"routes: [{{upstream: {{url: '{ROUTE}', transport: stdio}}}}]", routes=False)
-    assert found[0].startswith("routes[0].upstream.transport: stdio has no url; give upstream.command")
+    assert found[0].startswith("routes[0].upstream.transport: is stdio, but stdio has no url; give upstream.command")
 
 
 @pytest.mark.parametrize(

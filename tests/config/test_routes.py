@@ -28,22 +28,22 @@ def problems(over: Any = (), folder: str = "", **route: Any) -> tuple[str, ...]:
 ROUTE: list[tuple[dict[str, Any], str]] = [
     (
         {"credentials": {"mode": "replace"}},
-        "credentials.token: is missing with mode: replace; give token or token_file",
+        "credentials.token: is missing, but mode is replace; give token or token_file",
     ),
     ({"credentials": {"token": SECRET}}, "credentials.token: is only read with mode: replace; set that, or remove it"),
-    ({"credentials": "drop"}, 'credentials: "drop" is a text where a section is expected; write key: value'),
+    ({"credentials": "drop"}, 'credentials: "drop" is a text, but a section is expected; write key: value'),
     (
         {"credentials": {"mode": "replace", "token": f"{SECRET}\nx"}},
         'credentials.token: a secret is not one line of plain text for a header; write "acme"',
     ),
-    ({"set_headers": {"x-a": 5}}, "set_headers.x-a: a number where a text is expected; put it in quotes"),
+    ({"set_headers": {"x-a": 5}}, "set_headers.x-a: is a number, but a text is expected; put it in quotes"),
     (
         {"set_headers": {"x-a": ""}},
         'set_headers.x-a: a secret is not one line of plain text for a header; write "acme"',
     ),
     (
         {"set_headers": {"x-a": SECRET}, "forward_headers": ["X-A"]},
-        'set_headers: has "x-a", which is in forward_headers too; keep one',
+        'set_headers: lists "x-a", which is in forward_headers too; keep one',
     ),
     ({"drop_headers": ["x-a", "x-a"]}, 'drop_headers: lists "x-a" 2 times; keep one'),
     *(
@@ -53,7 +53,7 @@ ROUTE: list[tuple[dict[str, Any], str]] = [
     *(
         (
             {"drop_headers": [name]},
-            f'drop_headers[0]: "{name}" belongs to one connection and is never forwarded; remove it',
+            f'drop_headers[0]: "{name}" concerns one connection and is never forwarded; remove it',
         )
         for name in ("Connection", "Transfer-Encoding", "Keep-Alive", "Upgrade")
     ),
@@ -64,13 +64,13 @@ ROUTE: list[tuple[dict[str, Any], str]] = [
     (
         {"forward_headers": ["x-api-key"], "bind_headers": ["x-apikey"]},
         (
-            'bind_headers: has "x-apikey", which is not in forward_headers, so it does not go upstream; did you mean '
-            '"x-api-key"?'
+            'bind_headers: lists "x-apikey", which is not in forward_headers and so does not go upstream; '
+            'did you mean "x-api-key"?'
         ),
     ),
     (
         {"bind_headers": ["X-Tenant"]},
-        'bind_headers: has "x-tenant", which is not in forward_headers, so it does not go upstream; add it there, ',
+        'bind_headers: lists "x-tenant", which is not in forward_headers and so does not go upstream; add it there, ',
     ),
     (
         {"forward_headers": ["x-api-key"], "bind_headers": ["x-api-key", "X-Api-Key"]},
@@ -80,11 +80,11 @@ ROUTE: list[tuple[dict[str, Any], str]] = [
     ({"legs": {"rounds": 10}}, "legs.rounds: 10 is too large; write 9 or less"),
     (
         {"upstream": {"url": "http://a/mcp", "tls": {"verify": False}}},
-        "upstream.tls: stands beside an upstream without https; write https into upstream.url, or remove it",
+        "upstream.tls: is set, but upstream.url is not https; give an https url, or remove it",
     ),
     (
         {"upstream": {"url": "https://a/mcp", "tls": {"verify": False, "server_name": "b"}}},
-        "upstream.tls.verify: is false, so that ca_file and server_name are not looked at; remove one",
+        "upstream.tls.verify: is false, so ca_file and server_name have no effect; remove verify, or remove them",
     ),
     (
         {"upstream": {"url": "https://a/mcp", "tls": {"verify": "no"}}},
@@ -101,15 +101,15 @@ def test_a_wrong_route_is_one_problem_and_tells_no_secret(route: dict[str, Any],
 
 
 PRINCIPAL: list[tuple[dict[str, Any], set[str]]] = [
-    ({"source": "jwt"}, {"issuer: is missing", "jwks_url: there is neither"}),
+    ({"source": "jwt"}, {"issuer: is missing", "jwks_url: neither of jwks_url and jwks_file"}),
     (
         {"source": "jwt", "issuer": "i", "jwks_url": "http://as.example/jwks"},
-        {"jwks_url: is http: who is in between could put in keys of his own"},
+        {"jwks_url: is http: an attacker on the path could replace the signing keys"},
     ),
     ({"issuer": "i"}, {"issuer: is only read with principal.source: jwt"}),
     (
         {"source": "jwt", "issuer": "i", "jwks_url": "https://a/j", "algorithms": ["HS256"]},
-        {'algorithms[0]: "HS256" is not a choice'},
+        {'algorithms[0]: "HS256" is not one of the choices'},
     ),
     ({"source": "jwt", "issuer": "i", "jwks_url": "https://a/j", "algorithms": []}, {"algorithms: is an empty list"}),
     ({"source": "jwt", "issuer": "i", "jwks_url": "https://a/j", "header": "x-u"}, {"header: is only read with"}),
@@ -137,11 +137,11 @@ def test_a_secret_file_is_read_from_the_configurations_folder(tmp_path: Path) ->
             "routes[0].credentials.token_file: is not one line of plain text; write the secret and nothing else",
         )
     assert problems(folder=str(tmp_path), credentials={"mode": "replace", "token_file": "none"}) == (
-        "routes[0].credentials.token_file: cannot be read (No such file or directory); check path and rights",
+        "routes[0].credentials.token_file: cannot be read (No such file or directory); check its path and permissions",
     )
     both = {"mode": "replace", "token_file": "secret", "token": SECRET}
     assert problems(folder=str(tmp_path), credentials=both) == (
-        "routes[0].credentials.token_file: stands beside token; keep one of them",
+        "routes[0].credentials.token_file: is set together with token; keep only one of them",
     )
 
 
@@ -179,7 +179,7 @@ def test_what_is_allowed_and_dangerous_is_said() -> None:
     assert not list(cautions(loaded(credentials=replace))), "loopback"
     open_to_all = {"listen": "0.0.0.0:8080"}
     (said,) = cautions(loaded(open_to_all, credentials=replace))
-    assert said.startswith("routes[/a].credentials.mode is replace and nobody verifies the callers")
+    assert said.startswith("routes[/a].credentials.mode is replace, but callers are not verified")
     verified = {"principal": {"source": "jwt", "issuer": "i", "jwks_url": "https://a/j"}}
     assert not list(cautions(loaded({**open_to_all, **verified}, credentials=replace)))
     assert msgspec.json.encode([said]).find(SECRET.encode()) < 0
@@ -214,7 +214,7 @@ def test_a_header_that_may_be_a_credential_and_is_not_bound_is_said() -> None:
     names = ["x-api-key", "x-forwarded-for", "x-forwarded-access-token"]
     (said,) = cautions(loaded(forward_headers=names))
     assert said.startswith(
-        "routes[/a].forward_headers has x-forwarded-access-token, which no requestState is bound to"
+        "routes[/a].forward_headers has x-forwarded-access-token, which requestStates are not bound to"
     )
     for bound in ([], names[:1], names[2:]):
         assert not list(cautions(loaded(forward_headers=names, bind_headers=bound)))

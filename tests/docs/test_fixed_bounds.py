@@ -3,10 +3,10 @@
 import pytest
 
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
-from gateway.bridge import outgoing, replay, response_queue, subscription
+from gateway.bridge import outgoing, rerun_rules, response_queue, subscription
 from gateway.cluster import discovery, membership, peer_connections, peer_listener
 from gateway.downstream import handler
-from gateway.exchange import machine, questions
+from gateway.exchange import machine, questions, replay
 from gateway.http import listener
 from gateway.identity import bearer_token
 from gateway.process import child, launcher, stderr_log
@@ -68,8 +68,8 @@ FIXED = [
     ("open questions of one call", [count(machine.MAX_QUESTIONS)]),
     ("requests of the server in one call", [count(machine.MAX_NESTED), size(machine.MAX_NESTED_ID_BYTES)]),
     ("a key of `inputRequests`", [f"{questions._MAX_KEY} characters"]),
-    ("recorded answers of one call", [size(machine.MAX_RECORD_BYTES)]),
-    ("reruns of a call that may run twice", [f"{machine.MAX_RUNS} beside the first"]),
+    ("recorded answers of one call", [size(replay.MAX_RECORD_BYTES)]),
+    ("reruns of a call that may run twice", [f"{replay.MAX_RUNS} beside the first"]),
     ("stderr", [f"{stderr_log._LINE_BYTES:,} bytes a line", f"{stderr_log._LINES_PER_SECOND} lines a second"]),
     (
         "the pause after a child that died at its start",
@@ -113,7 +113,7 @@ FIXED = [
     ),
     ("lists kept by `cache.lists_seconds`", [size(list_cache._MAX_BYTES), size(list_cache._MAX_PAGE_BYTES)]),
     ("tools with a warning in the log", [count(pool._LEFT_OUT_KEPT)]),
-    ("looking up whether a lost call's tool may run twice", [seconds(replay._LEARN_SECONDS)]),
+    ("looking up whether a lost call's tool may run twice", [seconds(rerun_rules._LEARN_SECONDS)]),
     ("the id of an event", [count(resumption.MAX_EVENT_ID_CHARACTERS)]),
     ("the end of an answered stream", [seconds(DEFAULT_TIMES.drain_seconds)]),
     (

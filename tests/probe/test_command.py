@@ -52,9 +52,9 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((), "give exactly one of: a URL, --config FILE, or --stdio -- COMMAND"),
     ((URL, "--config", "x.yaml"), "give exactly one of"),
     (("not a url",), "(from URL) is not an http(s) URL"),
-    ((URL, "--header", SECRET), "--header: this is no header's name; write it as 'Name: value'"),
+    ((URL, "--header", SECRET), "--header: this is not a header name; write it as 'Name: value'"),
     ((URL, "--header", f"X-Key: {SECRET}\x07"), "--header: the value of x-key is not one line of plain text"),
-    ((URL, "--header", "Connection: close"), "belongs to one connection"),
+    ((URL, "--header", "Connection: close"), "concerns one connection"),
     ((URL, "--header", "Mcp-Session-Id: x"), "is written by the gateway itself"),
     (
         (URL, "--bearer-file", "/no/such/file"),

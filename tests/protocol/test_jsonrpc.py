@@ -351,3 +351,9 @@ def test_merging_splices_values_as_they_are() -> None:
     assert jsonrpc.merge([("a", b"[1, 2]"), ('"é', Raw(b"1e1"))]) == '{"a":[1, 2],"\\"é":1e1}'.encode()
     assert jsonrpc.merge([]) == b"{}"
     assert msgspec.json.decode(jsonrpc.merge({"x": jsonrpc.EMPTY}.items())) == {"x": {}}
+
+
+def test_line_ends_between_tokens_become_spaces_and_nothing_else_changes() -> None:
+    assert jsonrpc.without_line_ends(b'{"a":\r\n"\\n",\n1}') == b'{"a":  "\\n", 1}'
+    one = b'{"a":"\\r\\n"}'
+    assert jsonrpc.without_line_ends(one) is one

@@ -13,7 +13,7 @@ from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
 from gateway.seal import peer_messages as hops
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import SKEW_SECONDS, Data, End, Frame, Frames, Gone, Head, Hop, Hops, Me
+from gateway.seal.peer_messages import SKEW_SECONDS, Data, End, Frame, Frames, Gone, Head, Hop, Me, PeerSealer
 from gateway.telemetry import PeerReason
 
 ONE, TWO, THREE = (bytes([number]) * 32 for number in (1, 2, 3))
@@ -44,9 +44,9 @@ def ring(*keys: bytes, purpose: str = "peer") -> Keyring:
     return Keyring(keys or (ONE,), purpose)
 
 
-def refusal(sealed: bytes, by: Hops | None = None, now: float = NOW) -> str:
+def refusal(sealed: bytes, by: PeerSealer | None = None, now: float = NOW) -> str:
     with pytest.raises(InvalidState) as caught:
-        (by or Hops(InForce(ring()))).open(sealed, now)
+        (by or PeerSealer(InForce(ring()))).open(sealed, now)
     assert caught.value.reason in set(PeerReason), "every reason is a label"
     return caught.value.reason
 
@@ -65,14 +65,14 @@ def broken(data: bytes, by: Frames | None = None) -> str:
 
 
 def test_a_request_comes_over_whole() -> None:
-    assert Hops(InForce(ring())).open(Hops(InForce(ring())).seal(HOP), NOW) == HOP
+    assert PeerSealer(InForce(ring())).open(PeerSealer(InForce(ring())).seal(HOP), NOW) == HOP
     for kind in ("owner", "heir", "who"):
         least = Hop(kind=kind, to="", issued=NOW, nonce=b"")
-        assert Hops(InForce(ring())).open(Hops(InForce(ring())).seal(least), NOW) == least
+        assert PeerSealer(InForce(ring())).open(PeerSealer(InForce(ring())).seal(least), NOW) == least
 
 
 def test_a_request_changed_at_any_byte_or_cut_is_refused_and_leaves_no_trace() -> None:
-    by, sealed = Hops(InForce(ring())), Hops(InForce(ring())).seal(HOP)
+    by, sealed = PeerSealer(InForce(ring())), PeerSealer(InForce(ring())).seal(HOP)
     for place in range(len(sealed)):
         changed = sealed[:place] + bytes([sealed[place] ^ 0x20]) + sealed[place + 1 :]
         assert refusal(changed, by) in ("unknown_key", "forged")
@@ -90,19 +90,19 @@ def test_garbage_is_refused(garbage: bytes) -> None:
 
 def test_no_other_purposes_key_opens_a_request_and_a_request_opens_no_state() -> None:
     for purpose in ("state", "admin", "peer2", ""):
-        assert refusal(Hops(InForce(ring(purpose=purpose))).seal(HOP)) == "forged"
-        assert refusal(Hops(InForce(ring())).seal(HOP), Hops(InForce(ring(purpose=purpose)))) == "forged"
-    sealed = Hops(InForce(ring())).seal(HOP)
+        assert refusal(PeerSealer(InForce(ring(purpose=purpose))).seal(HOP)) == "forged"
+        assert refusal(PeerSealer(InForce(ring())).seal(HOP), PeerSealer(InForce(ring(purpose=purpose)))) == "forged"
+    sealed = PeerSealer(InForce(ring())).seal(HOP)
     with pytest.raises(InvalidState, match="requestState"):
         ring(purpose="state").open_bytes(sealed, b"request")
-    assert refusal(Hops(InForce(ring(TWO))).seal(HOP)) == "unknown_key"
+    assert refusal(PeerSealer(InForce(ring(TWO))).seal(HOP)) == "unknown_key"
 
 
 def test_a_frame_is_no_request_and_a_request_is_no_frame() -> None:
     keys = ring()
     frame = Frames(keys, HOP.nonce, MAX).seal(FRAMES[0])
     assert refusal(frame[4:]) == "forged"
-    request = Hops(InForce(keys)).seal(HOP)
+    request = PeerSealer(InForce(keys)).seal(HOP)
     assert broken(len(request).to_bytes(4) + request) == "forged"
     for bound in (b"", b"reply", b"requests"):
         assert refusal(keys.seal_bytes(msgspec.msgpack.encode(HOP), bound)) == "forged"
@@ -141,8 +141,8 @@ def test_another_versions_request_is_refused(content: bytes) -> None:
     ],
 )
 def test_a_request_is_good_for_a_minute(age: float, why: str | None) -> None:
-    sealed = Hops(InForce(ring())).seal(replace(HOP, issued=NOW - age))
-    by = Hops(InForce(ring()))
+    sealed = PeerSealer(InForce(ring())).seal(replace(HOP, issued=NOW - age))
+    by = PeerSealer(InForce(ring()))
     if why is None:
         assert by.open(sealed, NOW).issued == NOW - age
     else:
@@ -153,41 +153,42 @@ def test_a_request_is_good_for_a_minute(age: float, why: str | None) -> None:
 def test_a_request_is_good_once_as_long_as_it_could_be_good() -> None:
     """Sealed by the fastest clock that is believed, it is remembered for as long as any clock would take it."""
     for ahead in (-SKEW_SECONDS, 0, SKEW_SECONDS):
-        by, sealed = Hops(InForce(ring())), Hops(InForce(ring())).seal(replace(HOP, issued=NOW + ahead))
+        by, sealed = PeerSealer(InForce(ring())), PeerSealer(InForce(ring())).seal(replace(HOP, issued=NOW + ahead))
         by.open(sealed, NOW)
         for later in (0, 1, SKEW_SECONDS + ahead, SKEW_SECONDS + ahead + 0.001, 3 * SKEW_SECONDS):
             # Others come in between: they are what makes it forget.
             by.open(
-                Hops(InForce(ring())).seal(replace(HOP, issued=NOW + later, nonce=f"{later}".encode())), NOW + later
+                PeerSealer(InForce(ring())).seal(replace(HOP, issued=NOW + later, nonce=f"{later}".encode())),
+                NOW + later,
             )
             expected = "replayed" if later <= SKEW_SECONDS + ahead else "expired"
             assert refusal(sealed, by, NOW + later) == expected, (ahead, later)
 
 
 def test_the_same_nonce_under_another_seal_is_a_replay_too() -> None:
-    by = Hops(InForce(ring()))
-    by.open(Hops(InForce(ring())).seal(HOP), NOW)
-    assert refusal(Hops(InForce(ring())).seal(replace(HOP, body=b"other", to="gw-3")), by) == "replayed"
-    assert by.open(Hops(InForce(ring())).seal(replace(HOP, nonce=b"m" * 16)), NOW).nonce == b"m" * 16
+    by = PeerSealer(InForce(ring()))
+    by.open(PeerSealer(InForce(ring())).seal(HOP), NOW)
+    assert refusal(PeerSealer(InForce(ring())).seal(replace(HOP, body=b"other", to="gw-3")), by) == "replayed"
+    assert by.open(PeerSealer(InForce(ring())).seal(replace(HOP, nonce=b"m" * 16)), NOW).nonce == b"m" * 16
 
 
 def test_nonces_are_forgotten_when_they_would_be_too_old() -> None:
-    by = Hops(InForce(ring()))
+    by = PeerSealer(InForce(ring()))
     for second in range(1000):
         nonce = second.to_bytes(16)
-        by.open(Hops(InForce(by.keyring)).seal(replace(HOP, nonce=nonce, issued=NOW + second)), NOW + second)
+        by.open(PeerSealer(InForce(by.keyring)).seal(replace(HOP, nonce=nonce, issued=NOW + second)), NOW + second)
         assert len(by._seen) <= 2 * SKEW_SECONDS + 1
     assert len(by._seen) == 2 * SKEW_SECONDS + 1
 
 
 def test_the_memory_of_nonces_is_bounded_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hops, "_MAX_REMEMBERED", 10)
-    by = Hops(InForce(ring()))
+    by = PeerSealer(InForce(ring()))
     for number in range(50):
-        by.open(Hops(InForce(by.keyring)).seal(replace(HOP, nonce=number.to_bytes(16))), NOW)
+        by.open(PeerSealer(InForce(by.keyring)).seal(replace(HOP, nonce=number.to_bytes(16))), NOW)
         assert len(by._seen) <= 10
-    assert refusal(Hops(InForce(by.keyring)).seal(replace(HOP, nonce=(49).to_bytes(16))), by) == "replayed"
-    assert refusal(Hops(InForce(by.keyring)).seal(replace(HOP, nonce=(40).to_bytes(16))), by) == "replayed"
+    assert refusal(PeerSealer(InForce(by.keyring)).seal(replace(HOP, nonce=(49).to_bytes(16))), by) == "replayed"
+    assert refusal(PeerSealer(InForce(by.keyring)).seal(replace(HOP, nonce=(40).to_bytes(16))), by) == "replayed"
 
 
 def test_nonces_are_drawn_anew() -> None:
@@ -292,9 +293,9 @@ def test_replicas_in_two_phases_of_a_rotation_understand_each_other() -> None:
     phases = [(ONE,), (ONE, TWO), (TWO, ONE), (TWO,)]
     for older, newer in itertools.pairwise(phases):
         for here, there in ((older, newer), (newer, older)):
-            sealed = Hops(InForce(ring(*here))).seal(HOP)
-            assert Hops(InForce(ring(*there))).open(sealed, NOW) == HOP
+            sealed = PeerSealer(InForce(ring(*here))).seal(HOP)
+            assert PeerSealer(InForce(ring(*there))).open(sealed, NOW) == HOP
             answered = sealed_frames(HOP.nonce, *there)
             assert sealing(HOP.nonce, *here).feed(b"".join(answered)) == FRAMES
-    assert refusal(Hops(InForce(ring(ONE, TWO))).seal(HOP), Hops(InForce(ring(TWO)))) == "unknown_key"
-    assert refusal(Hops(InForce(ring(TWO))).seal(HOP), Hops(InForce(ring(ONE)))) == "unknown_key"
+    assert refusal(PeerSealer(InForce(ring(ONE, TWO))).seal(HOP), PeerSealer(InForce(ring(TWO)))) == "unknown_key"
+    assert refusal(PeerSealer(InForce(ring(TWO))).seal(HOP), PeerSealer(InForce(ring(ONE)))) == "unknown_key"

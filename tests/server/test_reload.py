@@ -19,7 +19,7 @@ from gateway.config import Config, ConfigError, InForce, Replica, decode_key, pa
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import Hops
+from gateway.seal.peer_messages import PeerSealer
 from gateway.server.process import Gateway
 from gateway.server.reload import Reload
 from gateway.telemetry import Metrics
@@ -270,7 +270,7 @@ async def test_a_replica_with_new_keys_speaks_to_one_that_began_with_them(
     upstream.tool(ask)
     async with two(begin) as (one, other, again):
         again(1, upstream.url, state={"keys": [OTHER_KEY]})
-        fresh = Hops(InForce(Keyring((decode_key(OTHER_KEY),), "peer")))
+        fresh = PeerSealer(InForce(Keyring((decode_key(OTHER_KEY),), "peer")))
         assert one.gateway._peer_sealer.keyring.key_ids == fresh.keyring.key_ids
         asked = await one.client().call()
         again(2, upstream.url, state={"keys": [OTHER_KEY]})

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.config import InForce
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, Hop, Hops
+from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, Hop, PeerSealer
 from tests.support.fake_upstream import DEADLINE
 
 KEY = bytes(range(32))
@@ -80,7 +80,7 @@ class Asked:
         await self._reader.readexactly(2)
         ring = Keyring((KEY,), "peer")
         # The forwarder's clock is this process's.
-        self.hop = Hops(InForce(ring)).open(bytes(body), time.time())
+        self.hop = PeerSealer(InForce(ring)).open(bytes(body), time.time())
         self.frames = Frames(ring, self.hop.nonce, _MAX_BYTES)
         return self.hop
 

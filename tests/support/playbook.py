@@ -19,6 +19,7 @@ from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange.machine import Exchange, Policy, State
 from gateway.exchange.questions import Question
+from gateway.exchange.replay import ReplayLedger
 from gateway.protocol import jsonrpc
 from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import CallLost, GatewayError
@@ -86,11 +87,15 @@ def same(found: Any, wanted: Any) -> bool:
     return bool(found == wanted)
 
 
-def attributes(exchange: Exchange) -> dict[str, Any]:
-    """Everything an exchange remembers, copied."""
-    return {
-        name: value.copy() if isinstance(value, dict | list | set) else value for name, value in vars(exchange).items()
-    }
+def attributes(owner: Exchange | ReplayLedger) -> dict[str, Any]:
+    """Everything an exchange remembers, copied; its ledger's attributes too."""
+    return {name: _copied(value) for name, value in vars(owner).items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, ReplayLedger):
+        return attributes(value)
+    return value.copy() if isinstance(value, dict | list | set) else value
 
 
 class Playbook:

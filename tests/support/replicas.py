@@ -15,7 +15,7 @@ from gateway.exchange.events import Expired
 from gateway.protocol import mcp
 from gateway.seal import peer_messages as hops
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import Frames, Hop, Hops
+from gateway.seal.peer_messages import Frames, Hop, PeerSealer
 from gateway.seal.request_state import Envelope
 from tests.parts.launch import free_port
 from tests.support import workbench
@@ -205,7 +205,7 @@ async def frames_of(cluster: Cluster, name: str, hop: Hop, *, close: bool = Fals
     ring = Keyring((KEY,), "peer")
     url = f"http://{cluster.peers[name]}/peer"
     headers = {"Connection": "close"} if close else {}
-    sealed_hop = Hops(InForce(ring)).seal(hop)
+    sealed_hop = PeerSealer(InForce(ring)).seal(hop)
     async with asyncio.timeout(DEADLINE), cluster.http.post(url, data=sealed_hop, headers=headers) as response:
         assert response.status == 200
         return Frames(ring, hop.nonce, 1 << 24).feed(await response.read())

@@ -1,1 +1,1 @@
-"""The way from YAML text to structs."""
+"""Parsing: from YAML text to structs."""

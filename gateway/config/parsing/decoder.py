@@ -1,7 +1,7 @@
-"""Reads a plain tree into structs, noting every error in types, ranges, known keys or text forms.
+"""Decodes a plain tree into structs, collecting every error in types, ranges, keys or text forms.
 
-`msgspec.convert` would stop at the first error. This walker asks the same type information
-(`msgspec.inspect`), puts a default where a value was refused, and goes on.
+`msgspec.convert` would stop at the first error. This walker uses the same type information
+(`msgspec.inspect`), puts the default in place of a refused value, and goes on.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _Extra = Mapping[str, Any]
 class Walker:
     """One walk over one tree.
 
-    `problems` is what it refused; `spoilt` the paths that hold a default because of that.
+    `problems` are the errors found; `spoilt` are the paths that hold a default because of them.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -29,9 +29,9 @@ class Walker:
         self._env = env
 
     def read(self, shape: inspect.StructType, tree: object) -> object:
-        """Return the struct that `tree` describes; what was refused has its default in it.
+        """Return the struct that `tree` describes, with defaults in place of refused values.
 
-        Where nothing of the tree can be read, the result is something else, and the whole is spoilt.
+        If the tree as a whole cannot be read, the result is not a struct, and the empty path is spoilt.
         """
         found = self._read(shape, tree, "", {})
         if not isinstance(found, shape.cls):
@@ -44,7 +44,7 @@ class Walker:
         return UNREAD
 
     def _read(self, kind: inspect.Type, value: object, path: str, extra: _Extra) -> object:
-        """Read one value of any kind; `extra` is what its annotations say of it: `form`, `secret`."""
+        """Read one value of any kind; `extra` holds its annotations: `form`, `secret`."""
         if isinstance(kind, inspect.Metadata):
             return self._read(kind.type, value, path, {**extra, **(kind.extra or {})})
         if type(value) is str:
@@ -87,7 +87,7 @@ class Walker:
 
     def _struct(self, kind: inspect.StructType, value: object, path: str) -> object:
         if not isinstance(value, dict):
-            return self._refuse(path or "document", f"{_as_read(value)} where a section is expected; write key: value")
+            return self._refuse(path or "document", f"{_as_read(value)}, but a section is expected; write key: value")
         fields = {field.name: field for field in kind.fields}
         for key in value:
             if key not in fields:
@@ -96,7 +96,7 @@ class Walker:
         return kind.cls(**{name: item for name, item in found.items() if item is not UNREAD})
 
     def _field(self, field: inspect.Field, section: dict[str, object], path: str) -> object:
-        """Return the field's value; UNREAD leaves its default in place, and a required one is empty."""
+        """Return the field's value; UNREAD keeps the default, and a required field gets an empty value."""
         place = joined(path, field.name)
         if field.name in section:
             value = self._read(field.type, section[field.name], place, {})
@@ -113,7 +113,7 @@ class Walker:
 
     def _list(self, kind: inspect.VarTupleType, value: object, path: str, extra: _Extra) -> object:
         if not isinstance(value, list):
-            return self._refuse(path, f"{_as_read(value, extra)} where a list is expected; write [ ] around it")
+            return self._refuse(path, f"{_as_read(value, extra)}, but a list is expected; write [ ] around it")
         if len(value) < (kind.min_length or 0):
             return self._refuse(path, "is an empty list; give at least one entry")
         items = (self._read(kind.item_type, item, joined(path, place), extra) for place, item in enumerate(value))
@@ -121,7 +121,7 @@ class Walker:
 
     def _dict(self, kind: inspect.DictType, value: object, path: str) -> object:
         if not isinstance(value, dict):
-            return self._refuse(path, f"{_as_read(value)} where a mapping is expected; write name: value")
+            return self._refuse(path, f"{_as_read(value)}, but a mapping is expected; write name: value")
         found: dict[object, object] = {}
         for key, item in value.items():
             place = joined(path, key)
@@ -129,7 +129,7 @@ class Walker:
         return {key: item for key, item in found.items() if UNREAD not in (key, item)}
 
     def _optional(self, kind: inspect.UnionType, value: object, path: str, extra: _Extra) -> object:
-        """Read `kind | None`; an empty variable is None, so that the environment can switch something off."""
+        """Read `kind | None`; an empty variable is None, so that the environment can unset a value."""
         if value is None or (isinstance(value, Given) and value == ""):
             return None
         inner = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
@@ -140,7 +140,7 @@ class Walker:
             return str(value)
         meant = nearest(value, map(str, kind.values)) if isinstance(value, str) else None
         hint = f'did you mean "{meant}"?' if meant else "write " + " or ".join(map(str, kind.values))
-        return self._refuse(path, f"{shown(value)} is not a choice; {hint}")
+        return self._refuse(path, f"{shown(value)} is not one of the choices; {hint}")
 
     def _truth(self, value: object, path: str) -> object:
         if isinstance(value, Given):
@@ -154,7 +154,7 @@ class Walker:
         wanted = (int,) if isinstance(kind, inspect.IntType) else (int, float)
         if type(value) not in wanted:
             noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
-            return self._refuse(path, f"{_as_read(value)} where {noun} is expected; write e.g. {kind.ge or 0}")
+            return self._refuse(path, f"{_as_read(value)}, but {noun} is expected; write e.g. {kind.ge or 0}")
         assert isinstance(value, int | float)
         if not self._in_range(kind, value, path):
             return UNREAD
@@ -180,7 +180,7 @@ class Walker:
     def _formed(self, form: Form, value: str, path: str, extra: _Extra) -> object:
         told = "a secret" if extra.get("secret") else shown(value)
         try:
-            normal = form.parse(str(value))  # a `Given` must not outlive the reading
+            normal = form.parse(str(value))  # a `Given` must not stay in the configuration
         except ValueError as exc:
             return self._refuse(path, f"{told} {exc}")
         return normal or self._refuse(path, f'{told} is not {form.name}; write "{form.example}"')
@@ -201,13 +201,15 @@ def _surprise(value: Surprise, extra: _Extra) -> str:
 def _not_text(value: object, form: Form | None, extra: _Extra) -> str:
     if form and not extra.get("secret"):
         return f'{shown(value)} is not {form.name}; write "{form.example}"'
-    return f"{_as_read(value, extra)} where a text is expected; put it in quotes"
+    return f"{_as_read(value, extra)}, but a text is expected; put it in quotes"
 
 
 def _as_read(value: object, extra: _Extra | None = None) -> str:
-    """Name a value of the wrong type, without its content where that may be a key."""
-    kinds = {dict: "a mapping", list: "a list", bool: "true or false", str: "a text"}
-    kind = "nothing" if value is None else kinds.get(type(value), "a text" if isinstance(value, str) else "a number")
-    if value is None or isinstance(value, dict | list) or (extra and extra.get("secret")):
-        return kind
+    """Describe a value of the wrong type, without its content if it may be secret."""
+    if value is None:
+        return "is empty"
+    kinds = {dict: "a mapping", list: "a list", bool: "true or false"}
+    kind = kinds.get(type(value), "a text" if isinstance(value, str) else "a number")
+    if isinstance(value, dict | list) or (extra and extra.get("secret")):
+        return f"is {kind}"
     return f"{shown(value)} is {kind}"

@@ -1,4 +1,4 @@
-"""What the process environment adds: `${VAR}` in strings, `GATEWAY_<SECTION>__<KEY>` for single values."""
+"""Applies the process environment: `${VAR}` in strings, `GATEWAY_<SECTION>__<KEY>` for single values."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -9,19 +9,19 @@ from gateway.config.parsing.problems import Given, Problem, nearest
 
 _PREFIX = "GATEWAY_"
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<rest>:-(?P<default>[^}]*))?\}|(?P<bad>\$\{)")
-# Kubernetes gives every pod such variables for a Service called "gateway": they are nobody's settings.
+# Kubernetes sets such variables in every pod for a Service called "gateway"; they are not settings.
 _SERVICE_LINK = re.compile(r"GATEWAY_(?:[A-Z0-9_]+_)?(?:SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]+)?)|PORT(?:_\d+_[A-Z]+.*)?)")
 
 
 def substitute(text: str, env: Mapping[str, str]) -> str:
-    """Return the text with its variables filled in, and `$${` as `${`; ValueError naming what is missing.
+    """Return the text with variables filled in, and `$${` as `${`; raises ValueError that names a missing one.
 
     As in a shell, the default of `${VAR:-default}` also stands in for an empty variable.
     """
     if "${" not in text:
         return text
     filled = _REFERENCE.sub(lambda match: _fill(match, env), text)
-    # What was escaped is given too: read once more, as the text of an optional key is, it would be a variable.
+    # Escaped text is `Given` too: an optional key's text is read twice, and would then be taken for a variable.
     origins = (f"${{{match['name']}}}" if match["name"] else match[0] for match in _REFERENCE.finditer(text))
     return Given(filled, ", ".join(origins))
 
@@ -29,7 +29,7 @@ def substitute(text: str, env: Mapping[str, str]) -> str:
 def _fill(match: re.Match[str], env: Mapping[str, str]) -> str:
     name = match["name"]
     if match["bad"]:
-        raise ValueError("has a ${ that is no variable; write ${NAME}, or $${ for the text itself")
+        raise ValueError("has a ${ that does not begin a variable; write ${NAME}, or $${ for a literal ${")
     if name is None:
         return "${"
     value = env.get(name)
@@ -41,7 +41,7 @@ def _fill(match: re.Match[str], env: Mapping[str, str]) -> str:
 
 
 def override(tree: object, kind: inspect.StructType, env: Mapping[str, str]) -> list[Problem]:
-    """Put the environment's single values into `tree`, in place; return the variables that fit nothing."""
+    """Put the environment's single values into `tree`, in place; return a problem for each unknown variable."""
     places = dict(_places(kind, ()))
     problems: list[Problem] = []
     for name in sorted(env):
@@ -63,12 +63,16 @@ def _is_service_link(name: str, value: str) -> bool:
 
 def _unknown(name: str, places: Mapping[str, object]) -> str:
     meant = nearest(name.removeprefix(_PREFIX).upper(), (place.removeprefix(_PREFIX) for place in places))
-    hint = f'did you mean "{_PREFIX}{meant}"?' if meant else "lists and routes are set in the file, with ${VAR}"
+    hint = (
+        f'did you mean "{_PREFIX}{meant}"?'
+        if meant
+        else "set lists and routes in the file, with ${VAR} for their values"
+    )
     return f"is not a setting; {hint}"
 
 
 def _place(tree: object, keys: tuple[str, ...], value: Given) -> None:
-    """Set the value, where the sections around it are mappings; the loader reports those that are not."""
+    """Set the value if the sections around it are mappings; the decoder reports those that are not."""
     *sections, last = keys
     for section in sections:
         tree = tree.setdefault(section, {}) if isinstance(tree, dict) else None

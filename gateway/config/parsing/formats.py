@@ -1,4 +1,4 @@
-"""The text forms that configuration values have: addresses, URLs, header names, networks."""
+"""The text forms of configuration values: addresses, URLs, header names, networks."""
 
 import re
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _REPLICA_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
-# RFC 9110 section 7.6.1: these speak of one connection, and never go on.
+# RFC 9110 section 7.6.1: these headers concern one connection and are never forwarded.
 HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -29,7 +29,7 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-# The gateway writes these itself on each side.
+# The gateway writes these headers itself, downstream and upstream.
 _OWN = frozenset(
     {
         "accept",
@@ -48,10 +48,10 @@ _OWN_PREFIXES = ("mcp-", "content-", "sec-", "access-control-")
 
 
 class Form(NamedTuple):
-    """A text form; `name` and `example` stand in errors.
+    """A text form; errors quote `name` and `example`.
 
-    `parse` returns the normal text, or None where it misfits. It raises ValueError with a
-    whole sentence where it can say more.
+    `parse` returns the normalised text, or None if the text does not fit. It raises ValueError with a
+    whole sentence if it can tell more.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Form(NamedTuple):
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Return (host, port) of `host:port`, IPv6 without its brackets; ValueError where it is none."""
+    """Return (host, port) of `host:port`, IPv6 without its brackets; raises ValueError for anything else."""
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65_535 or not _is_host(match["host"]):
         raise ValueError(f"{text!r} is not host:port")
@@ -94,16 +94,16 @@ def _url(text: str) -> str | None:
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
         return None
     if "@" in parts.netloc:
-        raise ValueError("has a user name in it; remove it, the client's Authorization goes upstream")
+        raise ValueError("contains a user name; remove it: the client's Authorization goes upstream")
     if "#" in text:
-        raise ValueError("has a fragment, which is never sent; remove what follows the #")
+        raise ValueError("has a fragment, which is never sent; remove the # and what follows")
     return text
 
 
 def redacted_url(url: str) -> str:
-    """Return what may be said of a URL: scheme, host, port and path.
+    """Return the parts of a URL that are never secret: scheme, host, port and path.
 
-    User name, password, query and fragment may be secrets: hosted servers take API keys in the query.
+    User name, password, query and fragment may be: hosted servers take API keys in the query.
     """
     try:
         parts = urlsplit(url)
@@ -117,7 +117,7 @@ def _split(text: str) -> SplitResult | None:
         return None
     try:
         parts = urlsplit(text)
-        _ = parts.port  # raises where the port is no number
+        _ = parts.port  # raises if the port is not a number
     except ValueError:
         return None
     return parts
@@ -144,20 +144,20 @@ def _header(text: str) -> str | None:
     if _TOKEN.fullmatch(name) is None:
         return None
     if name in HOP_BY_HOP:
-        raise ValueError("belongs to one connection and is never forwarded; remove it")
+        raise ValueError("concerns one connection and is never forwarded; remove it")
     if name in _OWN or name.startswith(_OWN_PREFIXES):
         raise ValueError("is written by the gateway itself; remove it")
     return name
 
 
 def sendable_header(name: str, value: str) -> tuple[str, str]:
-    """Return a header of the command line, its name in lower case; ValueError, without the value, where it is none.
+    """Return a header given on the command line, its name in lower case; raises ValueError, without the value.
 
-    `Authorization` is let through: here it is what a client would send.
+    `Authorization` is allowed: here it is the header that a client would send.
     """
     known = "authorization" if name.lower() == "authorization" else _header(name)
     if known is None:
-        raise ValueError("this is no header's name")
+        raise ValueError("this is not a header name")
     if _header_value(value) is None:
         raise ValueError(f"the value of {known} is not one line of plain text")
     return known, value
@@ -191,6 +191,6 @@ FORMS = {
     "origin": Form("an origin", "https://app.example.com", _origin),
     "path": Form("a plain absolute path", "/mcp", _path),
     "replica id": Form("a replica id", "gw-1", _replica_id),
-    "variable": Form("a variable's name", "API_KEY", _variable),
+    "variable": Form("a variable name", "API_KEY", _variable),
     "url": Form("an http(s) URL", "http://127.0.0.1:9000/mcp", _url),
 }

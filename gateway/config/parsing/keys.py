@@ -1,4 +1,4 @@
-"""State keys as texts: hex, or base64 of either alphabet."""
+"""Decodes state keys from hex or base64 text."""
 
 import base64
 import binascii
@@ -10,7 +10,7 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
 
 
 def decode_key(text: str) -> bytes:
-    """Return a key's bytes, 32 or more; ValueError, without the text, where it is none.
+    """Return a key's bytes, 32 or more; raises ValueError, without the text, if it is not a key.
 
     Sixty-four hex digits are valid base64 too. Hex wins: no random base64 key has only hex digits.
     """
@@ -20,7 +20,7 @@ def decode_key(text: str) -> bytes:
         raise ValueError("is not base64 or hex")
     key = _decode_base64(text)
     if len(key) < MIN_KEY_BYTES:
-        raise ValueError(f"has {len(key)} bytes, at least {MIN_KEY_BYTES} are needed")
+        raise ValueError(f"has {len(key)} bytes, but at least {MIN_KEY_BYTES} are needed")
     return key
 
 

@@ -1,4 +1,4 @@
-"""How the configuration's errors are collected, worded and raised."""
+"""The errors of a configuration, with helpers that word them."""
 
 import difflib
 import json
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 _KEY_LIKE = re.compile(r"[A-Za-z0-9+/_=-]{32,}")
-# A URL's user name, password, query and fragment may be secrets, and may hold any character.
+# A URL's user name, password, query and fragment may be secrets and may contain any character.
 _BEFORE_AT = re.compile(r"(?<=://).*@|[^\s\"]*@", re.DOTALL)
 _QUERY = re.compile(r'([?#]).*(?="$)', re.DOTALL)
 _SHOWN_CHARACTERS = 60
@@ -24,7 +24,7 @@ class ConfigError(Exception):
 
 
 class Problem(NamedTuple):
-    """One reason to refuse: where, and what with its fix."""
+    """One error: its path in the configuration, and a text that ends with the fix."""
 
     path: str
     text: str
@@ -34,7 +34,7 @@ class Problem(NamedTuple):
 
 
 def touches(one: str, other: str) -> bool:
-    """Say whether two paths are the same place, or one inside the other; the empty path is around all."""
+    """Return whether one path is inside the other, or equal to it; the empty path contains all."""
     return _within(one, other) or _within(other, one)
 
 
@@ -43,13 +43,13 @@ def _within(inner: str, outer: str) -> bool:
 
 
 class Given(str):
-    """A text that the environment gave; it may stand for a number, and is never substituted again."""
+    """A text from the environment or the command line; it may be a number, and is never substituted again."""
 
     __slots__ = ("origin",)
     origin: str
 
     def __new__(cls, text: str, origin: str) -> Self:
-        """Remember `origin`: the variables' names."""
+        """Remember `origin`: the names of the variables or the flag."""
         given = super().__new__(cls, text)
         given.origin = origin
         return given
@@ -57,14 +57,14 @@ class Given(str):
 
 @dataclass(frozen=True, slots=True)
 class Surprise:
-    """A plain YAML scalar that is not read as it looks: `on` is true, `1:30` is 90, `0600` is 384."""
+    """A plain YAML scalar that YAML 1.1 reads unexpectedly: `on` as true, `1:30` as 90, `0600` as 384."""
 
     raw: str
     reads_as: str
 
 
 def shown(value: object) -> str:
-    """Return `value` as an error may quote it: short, one line, nothing that could be a key or a password."""
+    """Return `value` as an error may quote it: short, on one line, without possible keys or passwords."""
     if isinstance(value, Surprise):
         return _KEY_LIKE.sub("(hidden)", value.raw)
     if isinstance(value, dict | list):
@@ -76,7 +76,7 @@ def shown(value: object) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that `name` probably meant, or None: a near one, or one that it begins."""
+    """Return the known name that was probably meant: a similar one, or one that begins with `name`; else None."""
     names = list(known)
     longer = [each for each in names if each.startswith(f"{name}_")]
     return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.6) + longer), None)

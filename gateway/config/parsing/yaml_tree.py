@@ -1,8 +1,8 @@
-"""YAML text -> plain tree, with nothing that YAML adds silently.
+"""Reads YAML text into a plain tree, refusing the surprises of YAML 1.1.
 
 PyYAML keeps the last of two equal keys, reads `on` as true and `1:30` as 90, and follows aliases without end.
-So this file composes nodes and builds the values itself. The tree has dict, list, str, int, float, bool and
-None, and `Surprise` for a scalar that does not mean what it looks like. What was refused already is `UNREAD`.
+So this file composes nodes and builds the values itself. The tree consists of dict, list, str, int, float, bool
+and None, with `Surprise` for a scalar that YAML 1.1 reads unexpectedly, and `UNREAD` for a refused value.
 """
 
 import re
@@ -26,7 +26,7 @@ _SPELT = {"true": True, "True": True, "false": False, "False": False}
 
 
 class Unread(Enum):
-    """A value in whose place a problem was reported already."""
+    """Stands for a value that was refused, with a problem reported."""
 
     UNREAD = "unread"
 
@@ -35,7 +35,7 @@ UNREAD: Final = Unread.UNREAD
 
 
 def read_tree(text: str) -> tuple[object, list[Problem]]:
-    """Return (tree, problems) of a YAML document; an empty document is an empty mapping."""
+    """Return the tree of a YAML document, and its problems; an empty document is an empty mapping."""
     if len(text) > MAX_TEXT_CHARACTERS:
         return UNREAD, [Problem("document", f"has over {MAX_TEXT_CHARACTERS} characters; split the routes")]
     try:
@@ -52,18 +52,18 @@ def _compose(text: str) -> tuple[Node | None, list[Problem]]:
     try:
         return composer.get_single_node(), composer.refused
     finally:
-        composer.dispose()  # it holds itself in a cycle
+        composer.dispose()  # it references itself
 
 
 def number(text: str) -> int | float | None:
-    """Return the number that a plain decimal text is, or None."""
+    """Return the number that a plain decimal text denotes, or None."""
     if _INT.fullmatch(text):
         return int(text)
     return float(text) if _FLOAT.fullmatch(text) else None
 
 
 class _TooDeepError(Exception):
-    """The document is nested too deep to be composed."""
+    """The document is nested too deeply."""
 
 
 class _Composer(yaml.SafeLoader):
@@ -92,7 +92,7 @@ class _Composer(yaml.SafeLoader):
 
 
 def _syntax_problem(exc: yaml.YAMLError) -> Problem:
-    """Name the place and the reason. The line itself stays out: it may hold a key."""
+    """Name the place and the reason, but do not quote the line: it may contain a key."""
     mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
     where = f"line {mark.line + 1}" if mark else "document"
     what = getattr(exc, "problem", None) or getattr(exc, "reason", None) or "cannot be read"
@@ -119,8 +119,8 @@ def _mapping(node: MappingNode, problems: list[Problem]) -> dict[str, object]:
     for key_node, value_node in node.value:
         key = key_node.value
         if not isinstance(key, str) or key_node.tag != f"{_TAG}str":
-            what = f"{shown(key)} is not a text key" if isinstance(key, str) else "has a key that is not a text"
-            problems.append(Problem(_line(key_node), f"{what}; put it in quotes if it is meant"))
+            what = f"{shown(key)} is not a text key" if isinstance(key, str) else "has a key that is not text"
+            problems.append(Problem(_line(key_node), f"{what}; put it in quotes if that is the intended key"))
         elif key in tree:
             problems.append(Problem(_line(key_node), f"duplicate key {shown(key)}; keep one of them"))
         else:
@@ -129,7 +129,7 @@ def _mapping(node: MappingNode, problems: list[Problem]) -> dict[str, object]:
 
 
 def _scalar(node: ScalarNode) -> object:
-    """Return the value, by the YAML 1.2 reading where it agrees with 1.1, else a Surprise."""
+    """Return the value if YAML 1.1 and 1.2 agree on it, else a Surprise."""
     text, kind = node.value, node.tag.removeprefix(_TAG)
     if node.tag == _ALIAS:
         return UNREAD
@@ -142,7 +142,7 @@ def _scalar(node: ScalarNode) -> object:
 
 
 def _reading(kind: str, text: str) -> str:
-    """Say what YAML 1.1 makes of the text."""
+    """Describe how YAML 1.1 reads the text."""
     if kind == "bool":
         return "true" if text.lower() in {"on", "yes", "true"} else "false"
     if kind in {"int", "float"}:

@@ -1,0 +1,159 @@
+"""The replay ledger: answers of the client on record, from which a lost call can be run again.
+
+A run is one sending of the call. The record holds the answers that the current run received, in their order. If the
+call is lost and may run twice, another run starts: the ledger answers each question that the earlier run asked, and
+only a new question goes to the client. The ledger also remembers questions that the upstream withdrew while the client
+had them: an answer that still comes is for the next run.
+
+The record travels in the requestState, so that another process can run the call again.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gateway.exchange.questions import Question, check_answer, question_digest
+
+MAX_RECORD_BYTES: Final = 65_536
+"""Answers an exchange remembers for another run of its call; with more, the call cannot be run again."""
+MAX_RUNS: Final = 3
+"""How often a call is run again; without a limit, a call that crashes its server would crash it forever."""
+
+Answers = tuple[tuple[Question, Raw], ...]
+
+
+class Recorded(msgspec.Struct, frozen=True, array_like=True):
+    """One answer as it went upstream: the question it answers (`question_digest`), its round, and its JSON.
+
+    The same question of a later run gets the same answer. Ids differ from run to run, params do not.
+    """
+
+    key: str
+    digest: bytes
+    round: int
+    answer: bytes
+
+
+class ReplayLedger:
+    """The answers of one exchange, run by run."""
+
+    def __init__(self, record: tuple[Recorded, ...] | None = ()) -> None:
+        self.record = record
+        """The answers of the current run; None once they are too large to keep, or were lost between processes."""
+        self._runs = 0
+        self._earlier: tuple[Recorded, ...] = ()
+        """Answers of the earlier run that the current run has not asked for yet."""
+        self._withdrawn: dict[str, Question] = {}
+        """Questions that the upstream withdrew while the client had them, by key; their call may be run again."""
+        self._withdrawn_ids: dict[bytes, bool] = {}
+        """Upstream ids withdrawn after their answers were sent, and whether the call may be run again."""
+        self._unsent: set[str] = set()
+        """Keys on record whose answers the current run does not get, because it withdrew their questions."""
+
+    @property
+    def can_run_again(self) -> bool:
+        """Whether every answer is on record and the call has runs left."""
+        return self.record is not None and self._runs < MAX_RUNS
+
+    @property
+    def owes_run(self) -> bool:
+        """Whether the client answered a withdrawn question, so that the call's end is not the last word."""
+        return self.can_run_again and any(recorded.key in self._unsent for recorded in self.record or ())
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    def note(self, answers: Answers, round_: int, *, sent: bool = True) -> None:
+        """Put answers on record; a later answer to a question replaces the earlier one."""
+        self.strike(question for question, _ in answers)
+        if not sent:
+            self._unsent.update(question.key for question, _ in answers)
+        self._append(
+            Recorded(question.key, question_digest(question), round_, bytes(answer)) for question, answer in answers
+        )
+
+    def strike(self, questions: Iterable[Question]) -> None:
+        """Take the answers to these questions off the record."""
+        keys = {question.key for question in questions}
+        self._unsent -= keys
+        if self.record is not None:
+            self.record = tuple(recorded for recorded in self.record if recorded.key not in keys)
+
+    def _append(self, answers: Iterable[Recorded]) -> None:
+        if self.record is None:
+            return
+        self.record = (*self.record, *answers)
+        if sum(len(recorded.answer) for recorded in self.record) > MAX_RECORD_BYTES:
+            self.record = None
+
+    def next_answer(self, question: Question) -> Raw | None:
+        """The earlier run's answer to this question; None if the question is new.
+
+        A new question parts the two runs: no later answer of the earlier run is used. Questions of one round were
+        asked together, so they may come in any order.
+        """
+        if not self._earlier:
+            return None
+        digest = question_digest(question)
+        for place, recorded in enumerate(self._earlier):
+            if recorded.round != self._earlier[0].round:
+                break
+            if recorded.digest == digest:
+                self._earlier = (*self._earlier[:place], *self._earlier[place + 1 :])
+                self._append((replace(recorded, key=question.key),))
+                return Raw(recorded.answer)
+        self._earlier = ()
+        return None
+
+    # -- withdrawn questions ------------------------------------------------------------------------------------
+
+    def withdraw(self, question: Question) -> None:
+        """The upstream withdrew a question that the client has; an answer can serve another run."""
+        self._withdrawn[question.key] = question
+
+    def withdraw_sent(self, upstream_id: Raw, *, replayable: bool) -> None:
+        """The upstream withdrew a question after its answer was sent."""
+        self._withdrawn_ids[bytes(upstream_id)] = replayable
+
+    def still_open(self, questions: Iterable[Question], shown: frozenset[str]) -> dict[str, Question]:
+        """Of questions whose answers were not delivered, those that the upstream did not withdraw meanwhile."""
+        still = {}
+        for question in questions:
+            replayable = self._withdrawn_ids.get(bytes(question.upstream_id or b""))
+            if replayable is None:
+                still[question.key] = question
+            elif replayable and question.key in shown:
+                self.withdraw(question)
+        return still
+
+    def match(self, answers: Mapping[str, Raw]) -> Answers:
+        """The answers to withdrawn questions, checked; none if the call cannot be run again with them."""
+        if not self.can_run_again:
+            return ()
+        return tuple(
+            (question, check_answer(question, answers[key]))
+            for key, question in self._withdrawn.items()
+            if key in answers
+        )
+
+    def forget_withdrawn(self) -> None:
+        """A new round begins, or the exchange ends: late answers to withdrawn questions no longer count."""
+        self._withdrawn.clear()
+
+    # -- runs ---------------------------------------------------------------------------------------------------
+
+    def start_run(self) -> None:
+        """The call is sent again: the answers on record are those of the earlier run now."""
+        earlier = self.record or ()
+        self.start_call()
+        self._earlier = earlier
+        self._runs += 1
+
+    def start_call(self) -> None:
+        """Another call of the exchange follows, which has nothing to do with the answers so far."""
+        self.record, self._earlier = (), ()
+        self._withdrawn.clear()
+        self._withdrawn_ids.clear()
+        self._unsent.clear()
