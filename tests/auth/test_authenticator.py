@@ -186,7 +186,7 @@ async def test_a_token_that_was_verified_is_refused_when_it_expires(
 
 
 async def test_tokens_that_are_kept_are_bounded(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jwks, "_TOKENS_KEPT", 3)
+    monkeypatch.setattr(jwks_module, "_TOKENS_KEPT", 3)
     for number in range(5):
         assert (await stand.client(bearer(jti=str(number))).call()).text == "done"
     assert len(keys_of(stand)._verified) == 3
@@ -239,7 +239,7 @@ async def test_keys_that_cannot_be_used_change_nothing(
 ) -> None:
     assert (await stand.client(bearer()).call()).text == "done"
     endpoint.serve(body)
-    monkeypatch.setattr(jwks, "log", log := Mock())
+    monkeypatch.setattr(jwks_module, "log", log := Mock())
     assert (await stand.client(by_next()).call()).outcome == UNAUTHORIZED
     assert (await stand.client(bearer()).call()).text == "done"
     assert log.warning.call_args.kwargs["note"] == "1 old ones stay in use"
@@ -261,14 +261,14 @@ async def test_keys_grow_old_beside_requests_and_are_not_used_for_ever(
     client = stand.client(bearer())
     assert (await client.call()).text == "done"
     endpoint.serve("gone", status=500)
-    monkeypatch.setattr(jwks, "_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(jwks_module, "_FRESH_SECONDS", 0.0)
     assert (await client.call()).text == "done"
     await eventually(lambda: endpoint.asked == 2, "they were asked for")
     keys_of(stand)._fetched -= 86_400
     refused = await client.call()
     assert refused.outcome == NO_KEYS
     assert refused.headers["Retry-After"] == "10"
-    monkeypatch.setattr(jwks, "_FRESH_SECONDS", 300.0)
+    monkeypatch.setattr(jwks_module, "_FRESH_SECONDS", 300.0)
     endpoint.serve(ONE)
     assert (await client.call()).text == "done"
 
@@ -276,7 +276,7 @@ async def test_keys_grow_old_beside_requests_and_are_not_used_for_ever(
 async def test_an_endpoint_that_stalls_lets_nobody_hang(
     upstream: FakeUpstream, endpoint: Endpoint, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jwks, "_FETCH_SECONDS", 0.1)
+    monkeypatch.setattr(jwks_module, "_FETCH_SECONDS", 0.1)
 
     async def never(http: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()
