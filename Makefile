@@ -6,9 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 SECONDS ?= 60
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
-# Tests without a network; beside the folders, the random tests and the rules of the folders.
+# The tests that need no network and no event loop.
 PURE := $(addprefix tests/,exchange protocol identity seal config property test_layers.py)
-# Folders of tests that start programs or need what scripts/parts builds. The marks leave out such tests elsewhere.
+# The folders whose tests start programs. In the other folders, marks single out such tests.
 PROGRAMS := $(addprefix --ignore=tests/,e2e chaos conformance parts deploy demo)
 
 .DEFAULT_GOAL := help
