@@ -199,6 +199,12 @@ def test_a_file_says_in_one_sentence_what_it_is_for(file: Path) -> None:
     assert first.endswith("."), f"{first!r} is not a sentence"
 
 
+def test_the_first_line_of_a_file_is_one_sentence_without_and(file: Path) -> None:
+    first = (ast.get_docstring(parsed(file)) or "").split("\n\n")[0].replace("\n", " ")
+    assert ". " not in first, f"{first!r} is more than one sentence: leave an empty line after the first one"
+    assert " and " not in first, f"{first!r} names two things: split the file, or name what they have in common"
+
+
 def test_imports_are_absolute_and_at_the_top(file: Path) -> None:
     tree = parsed(file)
     functions = [
