@@ -5,9 +5,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SECONDS ?= 60
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# The tests that need no network and no event loop.
+PURE := $(addprefix tests/,exchange protocol identity seal config property test_layers.py)
+# The folders whose tests start programs. In the other folders, marks single out such tests.
+PROGRAMS := $(addprefix --ignore=tests/,e2e chaos conformance parts deploy demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz check format lint types install parts conformance bench image clean
+.PHONY: help demo quick unit test fuzz coverage check format lint types install parts conformance bench image clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -15,11 +20,20 @@ help: ## list the targets
 demo: $(VENV)/stamp ## a legacy server, the gateway and a modern client: answer a question
 	@$(BIN)/mrtr-gateway demo --cache .parts/demo
 
+quick: $(VENV)/stamp ## the tests of the pure parts, in 20 seconds
+	$(PYTEST) -q $(PURE)
+
+unit: $(VENV)/stamp ## quick, and every other test that starts no program, in 2 minutes
+	$(PYTEST) -q $(PROGRAMS) -m "not processes and not real"
+
 test: $(VENV)/stamp parts ## every test, with real servers and clients and the official conformance suite
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
 
 fuzz: $(VENV)/stamp ## random tests with new examples; SECONDS=600 for longer. A finding becomes an @example
 	$(BIN)/python -m tests.property.explore $(SECONDS)
+
+coverage: $(VENV)/stamp ## the branch coverage of each synchronous file by its own test file
+	$(BIN)/python scripts/coverage_by_file
 
 check: format lint types test ## what CI runs
 

@@ -1,6 +1,7 @@
-"""Has the tables of real parts printed at the end, by the process that the others report to; keeps logging apart.
+"""Isolates the tests from one another, and prints the tables of the real parts at the end of the run.
 
-Random tests draw the same on every machine (`tests/support/randomness.py`).
+With pytest-xdist, the workers send their tables to the main process. Random tests draw the same values on every
+machine (`tests/support/randomness.py`).
 """
 
 import logging
@@ -39,7 +40,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(autouse=True)
 def _logging_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test has logged, and how, ends with it: loggers that are cached would go on in all later tests."""
+    """Reset the logging after each test; loggers are not cached, because a cached one would outlive the reset."""
     configure, root = structlog.configure, logging.getLogger()
     handlers, level = root.handlers[:], root.level
 

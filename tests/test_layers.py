@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,11 @@ def folder(file: Path) -> str:
     return "" if name == "__init__" else name
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def floor(name: str) -> int:
     """The number of a folder's floor, 0 being the top one."""
     return next(number for number, names in enumerate(FLOORS) if name in names)
@@ -141,7 +147,7 @@ def source(dotted: str) -> Path | None:
 
 def needed(file: Path) -> set[Path]:
     """The files of this package that `file` imports, for types or at run time, or loads by name."""
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     names = {name for _, name in imports(tree)} | set(loaded_by_name(tree))
     return {found for name in names if (found := source(name)) is not None and found != file}
 
@@ -187,14 +193,20 @@ def test_a_folder_stays_small() -> None:
 
 
 def test_a_file_says_in_one_sentence_what_it_is_for(file: Path) -> None:
-    documented = ast.get_docstring(ast.parse(file.read_text()))
+    documented = ast.get_docstring(parsed(file))
     assert documented, "the file has no docstring"
     first = documented.split("\n\n")[0].replace("\n", " ")
     assert first.endswith("."), f"{first!r} is not a sentence"
 
 
+def test_the_first_line_of_a_file_is_one_sentence_without_and(file: Path) -> None:
+    first = (ast.get_docstring(parsed(file)) or "").split("\n\n")[0].replace("\n", " ")
+    assert ". " not in first, f"{first!r} is more than one sentence: leave an empty line after the first one"
+    assert " and " not in first, f"{first!r} names two things: split the file, or name what they have in common"
+
+
 def test_imports_are_absolute_and_at_the_top(file: Path) -> None:
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     functions = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     ]
@@ -205,20 +217,20 @@ def test_imports_are_absolute_and_at_the_top(file: Path) -> None:
 
 
 def test_a_folder_imports_only_its_libraries(file: Path) -> None:
-    tops = {name.split(".")[0] for _, name in imports(ast.parse(file.read_text()))} - {"gateway"}
+    tops = {name.split(".")[0] for _, name in imports(parsed(file))} - {"gateway"}
     assert tops - sys.stdlib_module_names <= LIBRARIES[folder(file)]
 
 
 def test_opentelemetry_is_imported_in_one_file(file: Path) -> None:
     """It is an extra: `telemetry/tracing_setup.py` loads that file by name where traces are on."""
     if file.name != "otel.py":
-        assert not [name for _, name in imports(ast.parse(file.read_text())) if "opentelemetry" in name]
+        assert not [name for _, name in imports(parsed(file)) if "opentelemetry" in name]
 
 
 def test_only_the_edge_is_asynchronous(file: Path) -> None:
     if folder(file) not in SYNCHRONOUS:
         return
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     kinds = ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith | ast.Await
     assert not [node.lineno for node in ast.walk(tree) if isinstance(node, kinds)]
     assert not {"asyncio", "aiohttp", "uvloop"} & {name.split(".")[0] for _, name in imports(tree)}
@@ -226,7 +238,7 @@ def test_only_the_edge_is_asynchronous(file: Path) -> None:
 
 def test_a_pure_folder_has_no_clock_no_randomness_and_no_io(file: Path) -> None:
     if folder(file) in PURE:
-        assert not IMPURE_MODULES & {name.split(".")[0] for _, name in imports(ast.parse(file.read_text()))}
+        assert not IMPURE_MODULES & {name.split(".")[0] for _, name in imports(parsed(file))}
 
 
 def test_these_tests_see_what_they_look_for() -> None:

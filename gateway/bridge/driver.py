@@ -8,6 +8,7 @@ import secrets
 from collections import deque
 from typing import Final, assert_never
 
+from gateway.bridge import rerun_rules
 from gateway.bridge.context import Context
 from gateway.bridge.report import HELD, Report
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
@@ -173,7 +174,7 @@ class Driver:
     def let_go(self) -> bool:
         """Keep nothing of an exchange that another replica can continue; returns whether one can."""
         is_resumable = self._upstream_call.is_resumable
-        if not is_resumable and not replay.may_run_twice(self._context):
+        if not is_resumable and not rerun_rules.may_run_twice(self._context):
             return False
         if is_resumable:
             self._upstream_call.let_go()

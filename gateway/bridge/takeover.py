@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from msgspec import Raw
 
+from gateway.bridge import rerun_rules
 from gateway.bridge.context import Context
 from gateway.bridge.report import Report
 from gateway.bridge.upstream_call import BUG, UpstreamCall
@@ -54,7 +55,7 @@ class Takeover:
                     opened.set_result(False)
         except GatewayError as exc:
             self._context.live.upstream.health.note(exc)
-            replayable = await replay.may_run_again(self._context, exc)
+            replayable = await rerun_rules.may_run_again(self._context, exc)
             if runs == self._call.runs:  # else an undelivered answer had the call run again meanwhile
                 self._failed(exc, listener, give_back, replayable=replayable)
         except Exception:  # the outermost edge of the call's task

@@ -4,6 +4,7 @@ from typing import Final
 
 from msgspec import Raw
 
+from gateway.bridge import rerun_rules
 from gateway.bridge.context import Context
 from gateway.bridge.report import Report
 from gateway.exchange import events as on
@@ -46,7 +47,7 @@ def modern_event(
         case on.Failed(error=error) if error.code != mcp.LEGACY_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, error))
         case on.Withdrawn(id=id_):
-            return on.Withdrawn(id_, replayable=replay.may_run_twice(context))
+            return on.Withdrawn(id_, replayable=rerun_rules.may_run_twice(context))
         case _:
             return event
 

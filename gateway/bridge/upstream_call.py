@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from msgspec import Raw
 
+from gateway.bridge import rerun_rules
 from gateway.bridge.context import Context
 from gateway.bridge.outgoing import Outgoing
 from gateway.bridge.report import Report
@@ -152,7 +153,7 @@ class UpstreamCall:
             if isinstance(exc, UpstreamError):
                 live.process.metrics.upstream_failed(live.route.path, exc.reason)
                 exc.is_counted = True
-            replayable = await replay.may_run_again(self._context, exc)
+            replayable = await rerun_rules.may_run_again(self._context, exc)
             # The stream of an answered call may break while the call that a referral re-issued already runs.
             if call is None or call is self._call:
                 self._listener.hear(on.Broke(exc, replayable))
@@ -301,7 +302,7 @@ class UpstreamCall:
                 await session.answer(question.upstream_id, answer, self._context.headers)
             except UpstreamError as exc:
                 left = tuple(question for question, _ in answers[number:])
-                replayable = await replay.may_run_again(self._context, exc)
+                replayable = await rerun_rules.may_run_again(self._context, exc)
                 if runs == self.runs:
                     self._listener.hear(on.Undelivered(left, _lost(exc), isinstance(exc, Refused), replayable))
                 return

@@ -22,6 +22,7 @@ PAGES: Final = [
     *sorted(REPOSITORY.glob("*.md")),
     *sorted(REPOSITORY.glob("docs/**/*.md")),
     *sorted(REPOSITORY.glob("deploy/**/*.md")),
+    REPOSITORY / "tests" / "README.md",
 ]
 
 _FENCE: Final = re.compile(

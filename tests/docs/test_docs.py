@@ -1,5 +1,6 @@
 """The documents say what the code does, as far as a machine can tell."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.docs.pages import PAGES, Block, anchors, blocks, links, named
 from tests.parts.launch import REPOSITORY
 from tests.support.authority import Authority
 from tests.support.signer import jwks, private, public_jwk
+from tests.test_layers import FILES, FLOORS, PACKAGE, folder
 
 ENVIRONMENT = {
     "MRTR_STATE_KEY": "0f" * 32,
@@ -56,6 +58,48 @@ def test_the_transition_table_is_what_its_script_prints() -> None:
     table = printed("print_transitions")
     assert table.count("\n") > 2
     assert f"\n\n{table}\n" in (REPOSITORY / "ARCHITECTURE.md").read_text(), "paste the output of the script"
+
+
+def test_the_list_of_files_is_what_its_script_prints() -> None:
+    begin, end = (f"<!-- {word}: scripts/print_code_map -->\n" for word in ("begin", "end"))
+    page = (REPOSITORY / "ARCHITECTURE.md").read_text()
+    assert f"{begin}{printed('print_code_map')}{end}" in page, "run scripts/print_code_map --update"
+
+
+def section(title: str) -> str:
+    """One section of ARCHITECTURE.md."""
+    page = (REPOSITORY / "ARCHITECTURE.md").read_text()
+    return re.split(r"^#{2,3} ", page.partition(f" {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def definitions(file: Path) -> set[str]:
+    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return {node.name for node in ast.parse(file.read_text()).body if isinstance(node, kinds)}
+
+
+def test_the_code_map_has_every_folder_in_import_order() -> None:
+    rows = re.findall(r"^\| (`[^|]+) \|", section("Code map"), re.MULTILINE)
+    told = [name.removesuffix(".py").removesuffix("/") for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    floors = [next(number for number, names in enumerate(FLOORS) if name in names) for name in told]
+    assert set(told) == {folder(file) for file in FILES} - {""}
+    health = told.pop(), floors.pop()
+    assert (floors, health[0]) == (sorted(floors), "health")
+
+
+def test_every_entry_point_is_defined_where_the_code_map_says() -> None:
+    rows = re.findall(r"^\| `([\w/]+)(?:\.py)?`.* \|.*\| (.+) \|$", section("Code map"), re.MULTILINE)
+    points = [(name, *point) for name, cell in rows for point in re.findall(r"`(\w+\.py):(\w+)`", cell)]
+    assert {name for name, _, _ in points} == {name for name, _ in rows}
+    assert max(sum(point[0] == name for point in points) for name, _ in rows) == 3
+    for name, file, definition in points:
+        place = PACKAGE / name if name.endswith("/") else PACKAGE
+        assert definition in definitions(place / file), f"{name}{file} does not define {definition}"
+
+
+def test_every_file_in_the_table_of_behaviours_exists() -> None:
+    told = re.findall(r"^\| .+ \| `(.+)` \|$", section("Where is …?"), re.MULTILINE)
+    assert len(told) >= 20
+    assert [name for name in told if not (PACKAGE / name).is_file()] == []
 
 
 def defaults() -> list[tuple[str, str]]:

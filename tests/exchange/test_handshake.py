@@ -142,3 +142,9 @@ def test_half_an_emoji_in_a_handshake_goes_on_as_it_is_written() -> None:
         found.server_info, Raw(b'{"roots":{"\\ud83d":1},"extensions":{"\\ud83d":{}}}')
     )
     assert jsonrpc.encode(params).count(b"\\ud83d") == 3
+
+
+def test_the_handshake_of_an_adopted_session_has_no_capabilities() -> None:
+    recalled = handshake.recalled("2025-11-25", raw(INFO))
+    assert (recalled.version, recalled.capabilities, recalled.instructions) == ("2025-11-25", {}, None)
+    assert json.loads(bytes(recalled.server_info)) == INFO

@@ -170,3 +170,10 @@ def test_a_refreshed_token_in_a_bound_header_is_the_same_with_and_without_its_sc
     assert headers(a=jwt({"sub": "ada", "jti": "a"})) != headers(a=jwt({"sub": "ada", "jti": "b"})), (
         "no issuer: opaque"
     )
+
+
+def test_a_token_that_no_upstream_checks_is_opaque() -> None:
+    token = jwt(ADA | {"exp": 1})
+    assert of_authorization(token, is_checked=False) == of_authorization(token, is_checked=False)
+    assert of_authorization(token, is_checked=False) != of_authorization(jwt(ADA | {"exp": 2}), is_checked=False)
+    assert of_authorization(token, is_checked=False) != of_authorization(token)

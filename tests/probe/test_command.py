@@ -108,6 +108,7 @@ def test_a_server_that_is_not_there_is_exit_code_1(capsys: pytest.CaptureFixture
 # -- a whole run -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 async def test_a_server_without_limits_is_exit_code_0_and_fits_80_columns(
     upstream: FakeUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ async def test_a_server_without_limits_is_exit_code_0_and_fits_80_columns(
     assert main(["check", "--config", str(file)]) == 0
 
 
+@pytest.mark.processes
 async def test_a_server_with_limits_is_exit_code_3_and_json_says_all(upstream: FakeUpstream) -> None:
     upstream.tool(lambda turn: turn.result(text("a JSON body")))
     code, out, err = await run("doctor", upstream.url, "--json")
@@ -148,6 +150,7 @@ async def test_a_server_with_limits_is_exit_code_3_and_json_says_all(upstream: F
     assert it.server.json_replies
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 async def test_a_probe_that_is_stopped_ends_its_sessions_and_prints_no_traceback(
     sign: signal.Signals, code: int, upstream: FakeUpstream

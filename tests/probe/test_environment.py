@@ -75,6 +75,7 @@ async def test_an_address_that_is_not_of_this_machine_is_found() -> None:
     assert "cannot listen on" in of(notes, "listen").found
 
 
+@pytest.mark.processes
 async def test_the_addresses_of_a_gateway_that_runs_are_its_own(upstream: FakeUpstream) -> None:
     async with gateway(upstream.url) as gw:
         notes = await around(listen=gw.config["listen"], admin=gw.config["admin"])
@@ -122,6 +123,7 @@ async def test_cautions_are_told() -> None:
     assert troubles(await around(routes=[route])) == {"caution": "warning"}
 
 
+@pytest.mark.processes
 async def test_each_upstream_is_probed_with_what_its_route_has_for_it(upstream: FakeUpstream, tmp_path: Path) -> None:
     routes = [
         {

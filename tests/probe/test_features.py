@@ -54,6 +54,13 @@ def test_what_is_not_known_depends_on_what_there_is() -> None:
     assert any("event store" in sentence for sentence in unknown(store, waited=False))
 
 
+@pytest.mark.parametrize(("era", "legacy_clients"), [("modern", "not offered"), ("both", "yes")])
+def test_a_modern_server_provides_every_feature_itself(era: str, legacy_clients: str) -> None:
+    *others, last = features(structs.replace(GOOD, era=era), CONFIG, replays=False)
+    assert {each.answer for each in others} == {"yes"}
+    assert (last.name, last.answer) == ("old_clients", legacy_clients)
+
+
 @pytest.mark.parametrize(
     ("states", "answers", "state"),
     [

@@ -26,7 +26,7 @@ CHILDREN: Final = "mcp_gateway_children"
 ENDED: Final = "mcp_gateway_children_ended_total"
 ERRORS: Final = "mcp_gateway_upstream_errors_total"
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 
 def upstream(*flags: str, **more: Any) -> dict[str, Any]:

@@ -63,6 +63,7 @@ VERDICTS: dict[str, tuple[int, str, bytes, bool | None]] = {
     "of old versions only": (200, JSON, result(supportedVersions=["2025-11-25"]), False),
     "-32022 that names a modern version": (400, JSON, error(-32022, supported=["2027-05-05"], requested="x"), True),
     "-32022 that names old versions": (400, JSON, error(-32022, supported=["2025-11-25"], requested="x"), False),
+    "-32022 with a number for its versions": (400, JSON, error(-32022, supported=5), False),
     "-32022 that names none": (400, JSON, error(-32022), False),
     "-32020": (400, JSON, error(-32020), True),
     "-32021": (400, JSON, error(-32021), True),

@@ -228,3 +228,25 @@ def test_half_an_emoji_in_a_list_does_not_hide_what_its_tools_mirror() -> None:
     listed = {"tools": [{"name": "t", "description": "\ud83d", "inputSchema": schema, "annotations": {"x": "\ud83d"}}]}
     tool = param_headers.of_tools(json.dumps(listed).encode())["t"]
     assert tool.mirrored == (Mirrored(("a",), "Mcp-Param-Region"),)
+
+
+A = annotated(header="A")
+FLAWS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "none": ({"a": A, "b": annotated("boolean", "B")}, None),
+    "a property with the name of the keyword": ({"x-mcp-header": {"type": "string"}}, None),
+    "in a property of a property": ({"o": {"properties": {"a": A}}}, None),
+    "in a list": ({"o": {"items": A}}, "inputSchema.o.items has x-mcp-header, and is not reached"),
+    "in one of several schemas": ({"o": {"oneOf": [A]}}, "inputSchema.o.oneOf has x-mcp-header, and is not reached"),
+    "in a definition": ({"o": {"$defs": {"a": A}}}, "inputSchema.o.a has x-mcp-header, and is not reached"),
+    "no header name": ({"a": annotated(header="a b")}, "inputSchema.a has an x-mcp-header that is no header name"),
+    "a number for a name": ({"a": annotated(header=5)}, "inputSchema.a has an x-mcp-header that is no header name"),
+    "type number": ({"a": annotated("number", "A")}, "inputSchema.a has x-mcp-header and a type other than"),
+    "two types": ({"a": annotated(["string"], "A")}, "inputSchema.a has x-mcp-header and a type other than"),
+    "twice": ({"a": A, "b": annotated(header="a")}, "inputSchema.b repeats the x-mcp-header of another property"),
+}
+
+
+@pytest.mark.parametrize(("properties", "flaw"), FLAWS.values(), ids=FLAWS)
+def test_the_flaw_of_an_annotation_is_named_with_its_place(properties: dict[str, Any], flaw: str | None) -> None:
+    found = param_headers.flaw({"type": "object", "properties": properties})
+    assert found is None if flaw is None else found is not None and found.startswith(flaw)

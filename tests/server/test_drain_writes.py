@@ -144,6 +144,7 @@ async def test_a_connection_that_is_idle_does_not_hold_a_drain_up(begin: Start) 
         await asyncio.wait_for(stand.gateway.drain(delay_seconds=0), DEADLINE)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "is_secure"), [("body", False), ("body", True), ("streams", False)], ids=["body", "body, TLS", "streams"]
 )

@@ -48,6 +48,7 @@ def config() -> Config:
     )
 
 
+@pytest.mark.processes
 async def test_a_worker_that_cannot_listen_ends_the_program_with_its_words(
     monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
@@ -60,6 +61,7 @@ async def test_a_worker_that_cannot_listen_ends_the_program_with_its_words(
     assert len(log("worker.started")) == 2, "nobody was started again"
 
 
+@pytest.mark.processes
 async def test_a_worker_that_crashes_at_its_first_start_ends_the_program(
     monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
@@ -72,6 +74,7 @@ async def test_a_worker_that_crashes_at_its_first_start_ends_the_program(
     assert len(log("worker.started")) == 2
 
 
+@pytest.mark.processes
 async def test_a_worker_that_hangs_keeps_no_program_from_its_end(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     monkeypatch.setattr(supervisor, "_work", broken_workers.one_crashes_and_the_other_hangs)
     monkeypatch.setattr(supervisor, "_SPARE_SECONDS", 0.1)
@@ -81,6 +84,7 @@ async def test_a_worker_that_hangs_keeps_no_program_from_its_end(monkeypatch: py
     assert [line["worker"] for line in log("worker.ended")] == [broken_workers.BROKEN, 0]
 
 
+@pytest.mark.processes
 async def test_a_supervisor_that_falls_to_a_bug_takes_its_workers_with_it(
     monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
