@@ -1,4 +1,4 @@
-"""The command line: turns arguments into a configuration, and runs the gateway.
+"""The command line: arguments in, a running gateway or an exit code out.
 
 Exit codes: 0 (success), 1 (invalid configuration), 2 (usage error); `probe` also has 3 (it works with limits).
 """

@@ -1,1 +1,1 @@
-"""The operator's listener: probes, metrics and the status page."""
+"""The operator's listener: probes, metrics, status page."""

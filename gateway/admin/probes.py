@@ -1,4 +1,4 @@
-"""Serves /healthz, /readyz, /metrics and /status on the admin listener; GET only."""
+"""Serves /healthz, /readyz, /metrics, /status on the admin listener; GET only."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

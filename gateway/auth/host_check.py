@@ -1,4 +1,4 @@
-"""Checks Host and Origin, against DNS rebinding and foreign web pages.
+"""Checks the Host or Origin of a request against DNS rebinding.
 
 Source: specification 2026-07-28 basic/transports/streamable-http, Security & Endpoint.
 """

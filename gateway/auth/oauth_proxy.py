@@ -1,4 +1,4 @@
-"""Serves the OAuth metadata and endpoints of an upstream under the gateway's own URL.
+"""Serves an upstream's OAuth under the gateway's own URL: its metadata, its endpoints.
 
 Rule 1: requests go only to the origin of a configured upstream. Rule 2: well-known paths are fixed; an endpoint is
 served only if the upstream's own metadata names it. Rule 3: the route is the suffix of the path (`/token/mcp` belongs

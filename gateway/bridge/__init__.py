@@ -1,1 +1,1 @@
-"""A modern request carried to a legacy server and its result carried back."""
+"""A modern request carried to a legacy server, its result carried back."""

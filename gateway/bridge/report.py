@@ -1,4 +1,4 @@
-"""Tells log, metrics, traces and status page how an exchange goes."""
+"""Reports how an exchange goes: to the log, the metrics, the traces, the status page."""
 
 import time
 from typing import Final

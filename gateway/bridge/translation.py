@@ -1,4 +1,4 @@
-"""Translates between a modern request and its legacy call."""
+"""Translates a modern request into its legacy call, the events of that call into modern ones."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The structs of the configuration: every key with its type, range, default and meaning.
+"""The structs of the configuration: every key with its type, range, default, meaning.
 
 These structs are the only place where a key is declared. The loader, the environment overrides and the JSON
 Schema all walk them, so a new key is one new line here, and one in `config/full.yaml` (a test compares).

@@ -1,1 +1,1 @@
-"""Demonstrates the gateway between an unmodified legacy server and an unmodified modern client."""
+"""A demonstration of the gateway: a legacy server on one side, a modern client on the other."""

@@ -1,4 +1,4 @@
-"""Starts the demo's processes, waits until they are ready, and stops them."""
+"""The demo's processes: their start, their readiness, their end."""
 
 import asyncio
 import contextlib

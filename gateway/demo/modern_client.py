@@ -1,4 +1,4 @@
-"""An ordinary MCP client of 2026, written for the 2.x SDK: it calls one tool and shows the server's questions.
+"""An ordinary MCP client of 2026, written for the 2.x SDK: it calls one tool, whose questions it shows.
 
 Nothing in this file is specific to the gateway. It runs in its own environment (mcp 2.3).
 Usage: modern_client.py URL

@@ -1,4 +1,4 @@
-"""Runs `mrtr-gateway demo`: a modern client uses a legacy server, and the demo shows both sides of the wire.
+"""Runs `mrtr-gateway demo`: a modern client uses a legacy server, with both sides of the wire on show.
 
 modern client -> relay -> gateway -> relay -> legacy server. The relays only observe.
 """

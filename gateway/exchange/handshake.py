@@ -1,4 +1,4 @@
-"""Translates between the legacy `initialize` handshake and modern `_meta` or `server/discover`.
+"""Translates the legacy `initialize` handshake into modern `_meta` or `server/discover`, or back.
 
 Sources: specification 2026-07-28 server/discover and basic/versioning; 2025-11-25 basic/lifecycle.
 """

@@ -1,4 +1,4 @@
-"""One request as its client sent it, read within the limits of size and time."""
+"""One request as its client sent it, read within the limits of size or time."""
 
 import asyncio
 from collections.abc import Sequence

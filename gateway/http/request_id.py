@@ -1,4 +1,4 @@
-"""The name of one HTTP request, as logs, replies and other replicas know it."""
+"""The id of one HTTP request, by which logs, replies or other replicas name it."""
 
 import re
 from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""The identity of a caller, as tokens and headers state it."""
+"""The identity of a caller, as tokens or headers state it."""

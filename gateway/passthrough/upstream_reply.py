@@ -1,4 +1,4 @@
-"""Sends a request that passes through, and receives the upstream's reply.
+"""The upstream's reply to a request that passes through.
 
 The HTTP status of an error matters here: a legacy client looks at it first, and would take a JSON-RPC error in HTTP
 200 for its answer.

@@ -1,4 +1,4 @@
-"""`mrtr-gateway probe` and `doctor`: what an old server can do behind the gateway, and what is in the way.
+"""`mrtr-gateway probe` or `doctor`: what a legacy server can do behind the gateway.
 
 It opens sessions, lists the tools and calls one that does not exist: nothing runs, and every session is ended.
 """

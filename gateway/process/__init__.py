@@ -1,1 +1,1 @@
-"""Child processes that speak MCP on stdin and stdout."""
+"""Child processes that speak MCP over their standard streams."""

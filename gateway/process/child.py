@@ -1,4 +1,4 @@
-"""One child process that speaks MCP on stdin and stdout.
+"""One child process that speaks MCP over its standard streams.
 
 The process started here is a reaper (`process.child_reaper`). It starts the server with the pipes made here, and kills
 all descendants of the server when this side of its socket closes. A gateway that dies leaves no child behind.

@@ -1,1 +1,1 @@
-"""asyncio and aiohttp live here and nowhere else."""
+"""Background tasks with their timers: the ground of every asynchronous folder."""

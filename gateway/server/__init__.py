@@ -1,1 +1,1 @@
-"""The processes of a gateway: start, reload, drain and supervision."""
+"""The processes of a gateway: start, reload, drain, supervision."""

@@ -1,4 +1,4 @@
-"""Drains a process: new calls are refused, calls in flight get `hold.drain_seconds`, and the rest is handed over."""
+"""Drains a process: new calls are refused, calls in flight get `hold.drain_seconds`, the rest is handed over."""
 
 import asyncio
 from collections.abc import Callable

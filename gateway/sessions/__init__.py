@@ -1,1 +1,1 @@
-"""The upstream sessions of a route: opened, pooled, shared, checked and closed."""
+"""The upstream sessions of a route: opened, pooled, shared, checked, closed."""

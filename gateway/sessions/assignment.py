@@ -1,4 +1,4 @@
-"""The one decision about sessions: which request gets one, and which session is closed to make room for it.
+"""Decides which request gets a session, at the cost of which idle one.
 
 `assign` is pure, and takes the same time however many sessions are idle and requests wait. The pool carries its result
 out, and calls it again until nothing is left to assign.

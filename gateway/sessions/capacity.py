@@ -1,4 +1,4 @@
-"""How the sessions of one pool and the requests that wait for them are counted: pure.
+"""Counts the sessions of one pool against its limits: pure.
 
 Every session that ends or comes free leads to an assignment (`sessions.assignment`), and there may be thousands of
 principals. So each question of an assignment is answered by the first element of an ordered dictionary: the principal

@@ -1,4 +1,4 @@
-"""Log events, metrics and traces; each event and metric is declared once."""
+"""Log events, metrics, traces: each event or metric is declared once."""
 
 from gateway.telemetry.bodies import Direction, bodies
 from gateway.telemetry.labels import (

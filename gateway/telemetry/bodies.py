@@ -1,4 +1,4 @@
-"""Logs the messages of clients and upstreams; off unless `debug.bodies` is set.
+"""Logs the messages of both sides; off unless `debug.bodies` is set.
 
 Like the log itself, the switch is one per process. Messages are masked by key and by pattern, and cut. They still hold
 what people typed and tools answered: no rule recognises a secret that looks like ordinary text.

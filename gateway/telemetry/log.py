@@ -1,4 +1,4 @@
-"""The log: its events, each declared once, and the redaction of every line.
+"""The log: its events, each declared once, with the redaction of every line.
 
 A line holds ids, counts and durations. Anything that looks like a credential is masked, even where none is expected.
 """

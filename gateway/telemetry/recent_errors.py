@@ -1,4 +1,4 @@
-"""Keeps the recent errors for the status page: each kind once, with its count and its fix.
+"""Keeps the recent errors for the status page: each kind once, with its count, with its fix.
 
 Rule: an error has the same text as in the log, masked, without what an upstream said about a call. Errors count as the
 same kind if their texts differ only in numbers, so a thousand errors with different ports are one line.

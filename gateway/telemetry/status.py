@@ -1,4 +1,4 @@
-"""The model of /status: the status of one process, and the merging of several into one; pure.
+"""The model of /status: the status of one process, the merging of several into one; pure.
 
 Rule 1: no contents. Allowed are numbers, names from the configuration, protocol terms, and the name of a held tool or
 prompt; never arguments, questions, answers, results, resource URIs, session ids, tokens or the caller's identity.

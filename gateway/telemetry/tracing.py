@@ -1,4 +1,4 @@
-"""The tracing interface; `otel.py` implements it with OpenTelemetry, and is imported only if traces are on.
+"""The tracing interface; `otel.py` implements it with OpenTelemetry, imported only if traces are on.
 
 A round is a SERVER span, an upstream call a CLIENT span below it. The rounds of one exchange are linked: each span
 links to that of the previous round, whose token travels in the sealed state (decision 19).

@@ -1,4 +1,4 @@
-"""The pauses and deadlines of the HTTP transports that no configuration sets."""
+"""The pauses or deadlines of the HTTP transports that no configuration sets."""
 
 from typing import Final
 

@@ -235,13 +235,19 @@ FLAWS: dict[str, tuple[dict[str, Any], str | None]] = {
     "none": ({"a": A, "b": annotated("boolean", "B")}, None),
     "a property with the name of the keyword": ({"x-mcp-header": {"type": "string"}}, None),
     "in a property of a property": ({"o": {"properties": {"a": A}}}, None),
-    "in a list": ({"o": {"items": A}}, "inputSchema.o.items has x-mcp-header, and is not reached"),
-    "in one of several schemas": ({"o": {"oneOf": [A]}}, "inputSchema.o.oneOf has x-mcp-header, and is not reached"),
-    "in a definition": ({"o": {"$defs": {"a": A}}}, "inputSchema.o.a has x-mcp-header, and is not reached"),
-    "no header name": ({"a": annotated(header="a b")}, "inputSchema.a has an x-mcp-header that is no header name"),
-    "a number for a name": ({"a": annotated(header=5)}, "inputSchema.a has an x-mcp-header that is no header name"),
-    "type number": ({"a": annotated("number", "A")}, "inputSchema.a has x-mcp-header and a type other than"),
-    "two types": ({"a": annotated(["string"], "A")}, "inputSchema.a has x-mcp-header and a type other than"),
+    "in a list": ({"o": {"items": A}}, "inputSchema.o.items has x-mcp-header, but the root does not reach it"),
+    "in one of several schemas": (
+        {"o": {"oneOf": [A]}},
+        "inputSchema.o.oneOf has x-mcp-header, but the root does not reach it",
+    ),
+    "in a definition": (
+        {"o": {"$defs": {"a": A}}},
+        "inputSchema.o.a has x-mcp-header, but the root does not reach it",
+    ),
+    "no header name": ({"a": annotated(header="a b")}, "inputSchema.a has an x-mcp-header that is not a header name"),
+    "a number for a name": ({"a": annotated(header=5)}, "inputSchema.a has an x-mcp-header that is not a header name"),
+    "type number": ({"a": annotated("number", "A")}, "inputSchema.a has x-mcp-header, but its type is not"),
+    "two types": ({"a": annotated(["string"], "A")}, "inputSchema.a has x-mcp-header, but its type is not"),
     "twice": ({"a": A, "b": annotated(header="a")}, "inputSchema.b repeats the x-mcp-header of another property"),
 }
 

@@ -1,1 +1,1 @@
-"""The report of a probe, as structs, text and suggested configuration."""
+"""The report of a probe: as structs, as text, as suggested configuration."""

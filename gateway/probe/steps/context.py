@@ -1,4 +1,4 @@
-"""The state of one examination: its subject, its HTTP client, and the findings so far."""
+"""The state of one examination: its subject, its HTTP client, its findings so far."""
 
 import ssl
 

@@ -1,4 +1,4 @@
-"""Sends the first request, `server/discover`, as the gateway does, and examines the reply below the MCP level.
+"""Sends the first request, `server/discover`, to examine the reply below the MCP level.
 
 That covers the kind of answer (server, proxy or web page), redirects, the clock, authorization and the era.
 """

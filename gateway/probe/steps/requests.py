@@ -1,4 +1,4 @@
-"""Sends one HTTP request of the probe itself; its reply is bounded in size and in time."""
+"""Sends one HTTP request of the probe itself, whose reply is bounded in size as well as in time."""
 
 import asyncio
 from collections.abc import Callable, Iterator

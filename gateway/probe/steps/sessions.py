@@ -1,4 +1,4 @@
-"""Opens, examines and ends legacy sessions, in the same way as the gateway."""
+"""Examines legacy sessions, opened in the same way as the gateway opens them."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Examines a session on the wire: the form of a reply, event ids and replay, the idle stream, DELETE.
+"""Examines a session on the wire: the form of a reply, event ids, replay, the idle stream, DELETE.
 
 The probe sends requests of its own here, because the gateway's channel hides the differences that it copes with.
 """
