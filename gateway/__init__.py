@@ -1,3 +1,3 @@
-"""The stateless MCP gateway: an old server behind it serves modern clients."""
+"""The stateless MCP gateway, in front of a legacy server that it makes a modern one."""
 
 __version__ = "0.1.0"
