@@ -72,12 +72,15 @@ def message(data: bytes) -> Message:
         return _decode_message(data)
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:
-        if (hidden := surrogates.hidden(data)) is None:
-            raise
-        return _odd_message(_odd_fields(hidden))
+    except msgspec.DecodeError as exc:
+        return _odd_message(_odd_fields(_hidden(data, exc)))
+
+
+def _hidden(raw: Raw | bytes, refused: msgspec.DecodeError) -> bytes:
+    """JSON that msgspec refused, with its unpaired surrogates hidden; raises `refused` if they are not the cause."""
+    if isinstance(refused, msgspec.ValidationError) or (hidden := surrogates.hidden(bytes(raw))) is None:
+        raise refused
+    return hidden
 
 
 def _odd_message(opened: Fields) -> Message:
@@ -101,11 +104,8 @@ def _open(raw: Raw | bytes) -> tuple[Fields, bytes | None]:
         return _decode_fields(raw), None
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:
-        if (hidden := surrogates.hidden(bytes(raw))) is None:
-            raise
+    except msgspec.DecodeError as exc:
+        hidden = _hidden(raw, exc)
         return _odd_fields(hidden), hidden
 
 
@@ -128,12 +128,8 @@ def items(raw: Raw | bytes) -> list[Raw]:
         return _decode_items(raw)
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:
-        if (hidden := surrogates.hidden(bytes(raw))) is None:
-            raise
-        return [Raw(surrogates.shown(bytes(item))) for item in items(hidden)]
+    except msgspec.DecodeError as exc:
+        return [Raw(surrogates.shown(bytes(item))) for item in items(_hidden(raw, exc))]
 
 
 def inspect(decode: Callable[[Raw | bytes], T], raw: Raw | bytes) -> T:
@@ -143,23 +139,16 @@ def inspect(decode: Callable[[Raw | bytes], T], raw: Raw | bytes) -> T:
     """
     try:
         return decode(raw)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:
-        if (hidden := surrogates.hidden(bytes(raw))) is None:
-            raise
-        return decode(surrogates.replaced(hidden))
+    except msgspec.DecodeError as exc:
+        return decode(surrogates.replaced(_hidden(raw, exc)))
 
 
 def value(raw: Raw | bytes) -> Any:
     """The whole value; raises RecursionError, or ValueError, also for a number that Python cannot hold."""
     try:
         return _decode_any(raw)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:
-        if surrogates.hidden(bytes(raw)) is None:
-            raise
+    except msgspec.DecodeError as exc:
+        _ = _hidden(raw, exc)
         return json.loads(bytes(raw).decode(), parse_float=_finite, parse_constant=_finite)
 
 
