@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
@@ -10,33 +9,9 @@ from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.protocol.errors import Stopping
 from tests.support.fake_upstream import SAMPLE, FakeUpstream, Turn, text
+from tests.support.replicas import Gate, ask, later
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, DECLINE, Client, Reply, Stand, eventually, jwt
-
-
-async def ask(turn: Turn) -> None:
-    answer = await turn.elicit("q")
-    await turn.result(text(json.dumps(answer)))
-
-
-class Gate:
-    """A tool that asks, then waits for the test before it gives its result."""
-
-    def __init__(self, upstream: FakeUpstream) -> None:
-        self.answered = asyncio.Event()
-        self.go = asyncio.Event()
-        upstream.tool(self.tool)
-
-    async def tool(self, turn: Turn) -> None:
-        await turn.elicit("q")
-        self.answered.set()
-        await self.go.wait()
-        await turn.result(text("done"))
-
-
-def later(work: Any) -> "asyncio.Task[Reply]":
-    task: asyncio.Task[Reply] = asyncio.get_running_loop().create_task(work)
-    return task
 
 
 async def leave(task: "asyncio.Task[Reply]") -> None:
