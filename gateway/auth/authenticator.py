@@ -68,11 +68,11 @@ class Authenticator:
         if self._verifier is not None:
             return await self._verifier.principal(authorization)
         if config.source == "header" and config.header is not None:
-            is_trusted = self.disbelieved(incoming) is None
+            is_trusted = self.distrusted_header(incoming) is None
             return principals.of_header(incoming.headers.get(config.header) if is_trusted else None)
         return principals.of_authorization(authorization, is_checked=is_checked)
 
-    def disbelieved(self, incoming: Incoming) -> str | None:
+    def distrusted_header(self, incoming: Incoming) -> str | None:
         """The header that names the principal, if this request does not come from a trusted proxy; else None."""
         if self._config.source != "header" or principals.is_trusted(incoming.remote, self._networks):
             return None

@@ -98,7 +98,7 @@ class Continuation:
         self, incoming: Incoming, request: Request, principal: bytes, bound_headers: tuple[str, ...] | None
     ) -> Envelope:
         """Open the state of a request; `bound_headers` are those of its route, if known. Raises InvalidState."""
-        distrusted = self._authenticator.disbelieved(incoming)
+        distrusted = self._authenticator.distrusted_header(incoming)
 
         def value_of(name: str) -> str | None:
             return joined(incoming.headers, name) if name != distrusted else None
@@ -131,7 +131,7 @@ class Continuation:
         """Continue a call that this replica holds."""
         if driver.live.upstream.pool is not round_.live.upstream.pool:
             # A reload gave the path another upstream; the call continues where it began.
-            round_ = round_.on(driver.live, self._authenticator.disbelieved(round_.incoming))
+            round_ = round_.on(driver.live, self._authenticator.distrusted_header(round_.incoming))
         # Before anything is answered: from then on, this client gets the messages of the upstream.
         await driver.authorise(round_.key, round_.headers)
         return await self._answer(round_, envelope, self._lot.find(envelope.exchange) or driver)

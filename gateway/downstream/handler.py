@@ -191,7 +191,7 @@ class RequestHandler:
             incoming.span = begin_span(self._traces, incoming, live, request)
         with span_ended_on_error(incoming.span):
             principal = await self._authenticator.principal(incoming, is_checked=asks_as_client(live.route))
-            distrusted = self._authenticator.disbelieved(incoming)
+            distrusted = self._authenticator.distrusted_header(incoming)
             round_ = new_round(incoming, reply, live, request, principal, distrusted, started)
         return await self._dispatcher.serve(round_)
 
