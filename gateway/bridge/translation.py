@@ -63,11 +63,12 @@ def _modern_result(
         if request.method == mcp.TOOLS_LIST:
             result = tool_schemas.usable(pool, result)
         body, is_tool_error = results.modern(request.method, result, server_info, ttl_ms, scope, retried=is_retried)
-    except ValueError:
+    except ValueError as exc:
+        flaw = f"has {exc}" if isinstance(exc, jsonrpc.TooMany) else "is not an object"
         return on.Broke(
             CallLost(
                 f"The upstream {route.upstream.name} of route {route.path} answered {request.method} with a result "
-                "that is not an object; the call may have had effects"
+                f"that {flaw}; the call may have had effects"
             )
         )
     if is_tool_error:

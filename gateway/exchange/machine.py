@@ -38,7 +38,7 @@ from gateway.exchange import events as on
 from gateway.exchange import questions as inputs
 from gateway.exchange import results
 from gateway.exchange.commands import Command, Timer
-from gateway.exchange.questions import Question
+from gateway.exchange.questions import MAX_QUESTIONS, Question
 from gateway.exchange.replay import MAX_RECORD_BYTES, Answers, Recorded, ReplayLedger
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.capabilities import Capabilities
@@ -53,9 +53,6 @@ from gateway.protocol.errors import (
 )
 
 Commands = list[Command]
-
-MAX_QUESTIONS: Final = 64
-"""Questions that may be open at once; a server that asks more in one quiet window would flood its user."""
 
 MAX_NESTED: Final = 4_096
 """Nested requests of one run; their ids are remembered, so that a repeated stream does not ask twice."""
@@ -452,8 +449,6 @@ class Exchange:
         if not self._declared.url:
             missing = MissingCapability({"elicitation": {"url": {}}}, "error -32042")
             return self._end(lambda legs: do.Fail(legs, missing), completed=True)
-        if len(questions) > MAX_QUESTIONS:
-            return self._cannot_refer(f"{len(questions)} of them", error)
         # The call is over; after the urls another call follows, perhaps in another session.
         self._ledger.start_call()
         self._seen.clear()

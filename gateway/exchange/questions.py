@@ -19,6 +19,8 @@ _REMOVED: Final = frozenset({"elicitationId", "task", "_meta"})
 _REMOVED_META: Final = frozenset({mcp.META_PROGRESS_TOKEN, mcp.META_RELATED_TASK, mcp.META_INPUT_KEY})
 _KEY_PREFIX: Final = {mcp.ELICIT: "elicitation", mcp.SAMPLE: "sampling", mcp.ROOTS: "roots"}
 _MAX_KEY: Final = 128
+MAX_QUESTIONS: Final = 64
+"""Questions that may be open at once; a server that asks more in one quiet window would flood its user."""
 
 KINDS: Final = frozenset(_KEY_PREFIX)
 """The methods of nested requests that the client can answer."""
@@ -224,6 +226,8 @@ def url_questions(data: Raw | UnsetType, used: Container[str]) -> dict[str, Ques
     """The url elicitations of an error -32042 (2025-11-25 URLElicitationRequiredError); raises Malformed."""
     try:
         listed = jsonrpc.items(jsonrpc.fields(data)["elicitations"]) if data is not UNSET else []
+        if len(listed) > MAX_QUESTIONS:
+            raise Malformed(f"error -32042: {len(listed)} elicitations, more than {MAX_QUESTIONS}")
         questions: dict[str, Question] = {}
         for raw in listed:
             opened = jsonrpc.fields(raw)

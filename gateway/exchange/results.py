@@ -15,9 +15,11 @@ from gateway.protocol import jsonrpc, mcp
 
 _LISTED: Final = ("content", "contents", "messages", "tools", "prompts", "resources", "resourceTemplates")
 _NESTED: Final = ("annotations", "content", "resource", "execution")
+_LEVELS: Final = 4
+"""A message of a prompt has content with a resource with annotations; each level costs a parse of its own."""
 _TTL: Final = re.compile(rb"[0-9]{1,15}")
 _SCOPES: Final = (b'"private"', b'"public"')
-_NOT_FOUND: Final = re.compile(r"unknown resource|resource[^.]*not found|not found", re.IGNORECASE)
+_NOT_FOUND: Final = re.compile(r"unknown resource|not found", re.IGNORECASE)
 _RESERVED_CODES: Final = range(-32099, -32019)
 """Codes reserved for the specification (basic/index); a legacy server's own use of one would mislead."""
 
@@ -116,14 +118,14 @@ def _without_nulls(raw: Raw) -> bytes | Raw:
     """A list of objects, without null members where the schema allows none; free-form values stay as they are."""
     if not bytes(raw).startswith(b"["):
         return raw
-    return b"[%b]" % b",".join(_item(item) for item in jsonrpc.items(raw))
+    return b"[%b]" % b",".join(_item(item, _LEVELS) for item in jsonrpc.items(raw))
 
 
-def _item(raw: Raw) -> bytes:
-    if not bytes(raw).startswith(b"{"):
+def _item(raw: Raw, levels: int) -> bytes:
+    if not levels or not bytes(raw).startswith(b"{"):
         return bytes(raw)
     return jsonrpc.merge(
-        (key, _item(value) if key in _NESTED else value)
+        (key, _item(value, levels - 1) if key in _NESTED else value)
         for key, value in jsonrpc.fields(raw).items()
         if not jsonrpc.is_null(value)
     )

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from itertools import accumulate
 from operator import add
 from typing import Any, Final, TypeVar
@@ -29,7 +30,9 @@ _MANY_DIGITS: Final = b"0" * 300
 _INTEGER: Final = re.compile(rb"-?[0-9]{1,300}")
 _LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
 _LEVELS: Final = bytes.maketrans(b"[]{}", b"1010")
-_NO_LEVELS: Final = bytes(set(range(256)) - set(b'[]{}"'))
+_BRACKETS: Final = b"[]{}"
+MAX_MEMBERS: Final = 100_000
+"""The largest number of values that are taken out of one message, since each of them becomes a Python object."""
 
 
 class Message(msgspec.Struct, gc=False):
@@ -100,6 +103,7 @@ def fields(raw: Raw | bytes) -> Fields:
 
 def _open(raw: Raw | bytes) -> tuple[Fields, bytes | None]:
     """The members of an object, and the object with its unpaired surrogates hidden, if it has any."""
+    _check_members(raw)
     try:
         return _decode_fields(raw), None
     except RecursionError as exc:
@@ -124,6 +128,7 @@ def _odd_fields(hidden: bytes) -> Fields:
 
 def items(raw: Raw | bytes) -> list[Raw]:
     """Open an array one level; raises ValueError if it is not an array."""
+    check_items(raw)
     try:
         return _decode_items(raw)
     except RecursionError as exc:
@@ -144,7 +149,11 @@ def inspect(decode: Callable[[Raw | bytes], T], raw: Raw | bytes) -> T:
 
 
 def value(raw: Raw | bytes) -> Any:
-    """The whole value; raises RecursionError, or ValueError, also for a number that Python cannot hold."""
+    """The whole value; raises RecursionError, or ValueError, also for a number that Python cannot hold.
+
+    Raises TooMany for a value with more than MAX_MEMBERS values in it.
+    """
+    check_values((raw,))
     try:
         return _decode_any(raw)
     except msgspec.DecodeError as exc:
@@ -162,6 +171,8 @@ def check_numbers(raw: Raw | bytes) -> None:
         return
     try:
         _ = value(raw)
+    except TooMany:
+        return  # `canonical_members` does not compare them either
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
 
@@ -288,17 +299,28 @@ def check_bounds(data: bytes, max_depth: int) -> None:
 
 def _depth(data: bytes) -> int:
     """How deep the brackets of a JSON text nest; all in C code, because a body may consist of brackets only."""
-    if b"\\" in data:
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    levels = data.translate(_LEVELS, _NO_LEVELS).replace(b'""', b"")
-    if b'"' in levels:  # some strings have brackets in them
-        levels = b"".join(levels.split(b'"')[::2])
+    levels = _outside_strings(data, _BRACKETS).translate(_LEVELS)
     # Eight brackets make a byte: tables give what it adds to the depth, and its highest point.
     levels += b"0" * (8 - len(levels) % 8)
     packed = int(levels, 2).to_bytes(len(levels) // 8)
     before = accumulate(map(_RISES.__getitem__, packed), initial=0)
     deepest: int = max(map(add, before, map(_PEAKS.__getitem__, packed)))
     return deepest
+
+
+@cache
+def _all_but(kept: bytes) -> bytes:
+    return bytes(set(range(256)) - set(kept))
+
+
+def _outside_strings(data: bytes, kept: bytes) -> bytes:
+    """The bytes of a JSON text that are in `kept`, without those in its strings."""
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    found = data.translate(None, _all_but(kept + b'"')).replace(b'""', b"")
+    if b'"' in found:  # some strings have such bytes in them
+        found = b"".join(found.split(b'"')[::2])
+    return found
 
 
 def _peak(brackets: int) -> int:
@@ -309,6 +331,86 @@ def _peak(brackets: int) -> int:
 
 _RISES: Final[list[int]] = [2 * brackets.bit_count() - 8 for brackets in range(256)]
 _PEAKS: Final[list[int]] = [_peak(brackets) for brackets in range(256)]
+
+
+class TooMany(ValueError):
+    """A message has more values than are taken out of one."""
+
+    def __init__(self) -> None:
+        super().__init__(f"more than {MAX_MEMBERS} values in one object or array")
+
+
+class _Spliced(msgspec.Struct):
+    """Members that may hold any number of values, because they are spliced, or checked before they are opened."""
+
+    structuredContent: Raw = Raw(b"")  # noqa: N815  (the wire's spelling)
+    content: Raw = Raw(b"")
+    contents: Raw = Raw(b"")
+    tools: Raw = Raw(b"")
+    prompts: Raw = Raw(b"")
+    resources: Raw = Raw(b"")
+    resourceTemplates: Raw = Raw(b"")  # noqa: N815
+    messages: Raw = Raw(b"")
+    arguments: Raw = Raw(b"")
+    inputResponses: Raw = Raw(b"")  # noqa: N815
+    params: Raw = Raw(b"")
+    result: Raw = Raw(b"")
+    data: Raw = Raw(b"")
+
+
+class _AnyObject(msgspec.Struct, gc=False):
+    pass
+
+
+_decode_spliced = msgspec.json.Decoder(_Spliced).decode
+_decode_objects = msgspec.json.Decoder(list[_AnyObject]).decode
+
+
+def _separators(data: bytes, which: bytes = b",") -> int:
+    """The number of these bytes outside strings; exact only if it may exceed MAX_MEMBERS."""
+    if (most := sum(map(data.count, _singly(which)))) <= MAX_MEMBERS:
+        return most
+    return len(_outside_strings(data, which))
+
+
+@cache
+def _singly(which: bytes) -> tuple[bytes, ...]:
+    return tuple(bytes((each,)) for each in which)
+
+
+def check_values(raws: Iterable[Raw | bytes]) -> None:
+    """Raise TooMany for more than MAX_MEMBERS values, in all of `raws` together and on all levels."""
+    if sum(_separators(bytes(raw), b",[{") for raw in raws) > MAX_MEMBERS:
+        raise TooMany
+
+
+def _check_members(raw: Raw | bytes) -> None:
+    """Raise TooMany for an object that may have more than MAX_MEMBERS members.
+
+    It costs memory to count members, so their values' commas count too, but for values that are spliced.
+    """
+    data = bytes(raw)
+    if (commas := _separators(data)) < MAX_MEMBERS:
+        return
+    try:
+        spliced = _decode_spliced(data)
+    except (ValueError, RecursionError):
+        raise TooMany from None
+    if commas - sum(_separators(bytes(getattr(spliced, name))) for name in spliced.__struct_fields__) >= MAX_MEMBERS:
+        raise TooMany
+
+
+def check_items(raw: Raw | bytes) -> None:
+    """Raise TooMany for an array with more than MAX_MEMBERS items; only objects are counted without their commas."""
+    data = bytes(raw)
+    if (commas := _separators(data)) < MAX_MEMBERS:
+        return
+    try:
+        if commas < 10 * MAX_MEMBERS and len(_decode_objects(data)) <= MAX_MEMBERS:
+            return
+    except (ValueError, RecursionError):
+        pass
+    raise TooMany
 
 
 class RepeatedKey(ValueError):
@@ -359,6 +461,22 @@ def _utf16_units(text: str) -> int:
 def canonical(value: Any) -> bytes:
     """JSON with sorted keys and without white space: values that `value` reads as equal give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def canonical_members(members: Mapping[str, Raw]) -> bytes:
+    """As `canonical`, for an object that is open; raises RecursionError or ValueError.
+
+    A value with more than MAX_MEMBERS values in it only loses its white space: a client that sends it again writes it
+    the same way.
+    """
+    return b"{%b}" % b",".join(b"%b:%b" % (canonical(key), _canonical(members[key])) for key in sorted(members))
+
+
+def _canonical(raw: Raw) -> bytes:
+    try:
+        return canonical(value(raw))
+    except TooMany:
+        return msgspec.json.format(bytes(raw), indent=-1)
 
 
 def merge(parts: Iterable[tuple[str, bytes | Raw]]) -> bytes:

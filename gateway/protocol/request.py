@@ -105,6 +105,8 @@ def read(body: bytes, max_depth: int) -> Posted:
         raise refused from exc
     except msgspec.ValidationError as exc:
         raise InvalidRequest("The body must be one JSON-RPC object; batches were removed from MCP") from exc
+    except jsonrpc.TooMany as exc:
+        raise InvalidRequest(f"The body has {exc}; send fewer in one request") from exc
     except ValueError as exc:
         raise ParseError(f"The body is not valid JSON: {exc}") from exc
     posted_id = _posted_id(opened)
@@ -142,6 +144,8 @@ def _object(raw: Raw | None, name: str, error: type[DownstreamError]) -> jsonrpc
         return jsonrpc.distinct(raw)
     except jsonrpc.RepeatedKey as exc:
         raise InvalidRequest(f"{name} repeats a key; send each key once") from exc
+    except jsonrpc.TooMany as exc:
+        raise error(f"{name} has {exc}; send fewer in one request") from exc
     except ValueError as exc:
         raise error(f"{name} must be an object") from exc
 
@@ -300,6 +304,8 @@ def _input_responses(params: jsonrpc.Fields) -> jsonrpc.Fields | None:
         responses = jsonrpc.distinct(raw)
     except jsonrpc.RepeatedKey as exc:
         raise InvalidParams('"params.inputResponses" repeats a key; answer each question once') from exc
+    except jsonrpc.TooMany as exc:
+        raise InvalidParams(f'"params.inputResponses" has {exc}') from exc
     except ValueError as exc:
         raise InvalidParams('"params.inputResponses" must be an object of answers by key') from exc
     for key, value in responses.items():

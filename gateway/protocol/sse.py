@@ -4,6 +4,7 @@ Grammar: WHATWG HTML, "9.2.6 Interpreting an event stream": LF, CR or CRLF end a
 that starts with a colon is a comment, one space after the field's colon is dropped, data lines are joined by LF.
 """
 
+import re
 from typing import Final
 
 import msgspec
@@ -14,6 +15,9 @@ BOM: Final = b"\xef\xbb\xbf"
 KEEP_ALIVE: Final = b":\n\n"
 _RETRY_DIGITS: Final = 9
 """Longer values exceed eleven days, and Python refuses to parse very long numbers."""
+_LINE: Final = re.compile(rb"^(?:\n+|(data|event|id|retry)(?:: ?(.*))?\n)", re.MULTILINE)
+"""One or more empty lines, or a line with a field that has a meaning. The search skips all other lines in C code, so
+that a stream of line ends or comments costs hardly more than one of data."""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -34,17 +38,19 @@ class EventTooLarge(ValueError):
 class Parser:
     """Takes bytes as they come, and returns the events that they complete.
 
-    `max_bytes` bounds one event with all its lines. After EventTooLarge the parser must not be fed again.
+    `max_bytes` bounds the lines between two empty ones, comments included. After EventTooLarge the parser must not be
+    fed again.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max = max_bytes
-        self._buffer = bytearray()
-        self._scanned = 0
         self._started = False
         self._after_cr = False
-        self._data: list[bytes] = []
+        self._unfinished = bytearray()
+        """The beginning of a line."""
         self._size = 0
+        """The size of the complete lines since the last empty one, each with its line end."""
+        self._data: bytes | bytearray | None = None
         self._id: str | None = None
         self._event = ""
         self.retry_ms: int | None = None
@@ -52,80 +58,81 @@ class Parser:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that `chunk` completes, in order; raises EventTooLarge."""
-        self._buffer += chunk
-        if not self._started and not self._skip_bom():
+        if not self._started:
+            chunk = self._without_bom(chunk)
+        chunk = self._with_line_feeds(chunk)
+        end = chunk.rfind(b"\n") + 1
+        if not end:
+            self._unfinished += chunk
+            self._check(self._size + len(self._unfinished))
             return []
-        if self._after_cr and self._buffer:
-            self._after_cr = False
-            if self._buffer[0] == 0x0A:
-                del self._buffer[:1]
-        events: list[Event] = []
-        start = 0
-        while (end := self._line_end(start)) is not None:
-            stop, following = end
-            event = self._line(bytes(self._buffer[start:stop]))
-            if event is not None:
-                events.append(event)
-            start = following
-        del self._buffer[:start]
-        self._scanned = len(self._buffer)
-        if self._size + len(self._buffer) > self._max:
-            raise EventTooLarge(f"an event is larger than {self._max} bytes")
+        lines = bytes(self._unfinished + chunk[:end]) if self._unfinished else chunk[:end]
+        self._unfinished[:] = chunk[end:]
+        events = self._read(lines)
+        self._check(self._size + len(self._unfinished) if self._unfinished else self._size - 1)
         return events
 
-    def _skip_bom(self) -> bool:
-        head = bytes(self._buffer[:3])
-        if len(head) < len(BOM) and BOM.startswith(head):
-            return False
-        if head == BOM:
-            del self._buffer[:3]
+    def _without_bom(self, chunk: bytes) -> bytes:
+        """The beginning of the stream without a byte order mark; empty until it is clear whether there is one."""
+        chunk = bytes(self._unfinished) + chunk
+        self._unfinished.clear()
+        if len(chunk) < len(BOM) and BOM.startswith(chunk):
+            self._unfinished += chunk
+            return b""
         self._started = True
-        return True
+        return chunk.removeprefix(BOM)
 
-    def _line_end(self, start: int) -> tuple[int, int] | None:
-        """Where the line that begins at `start` ends and the next one begins."""
-        buffer = self._buffer
-        # Earlier chunks are already searched; only a final CR may still wait for its LF.
-        search = max(start, self._scanned - 1)
-        newline = buffer.find(b"\n", search)
-        carriage = buffer.find(b"\r", search, newline if newline >= 0 else len(buffer))
-        if carriage < 0:
-            return None if newline < 0 else (newline, newline + 1)
-        if carriage + 1 == len(buffer):
-            # An LF may follow in the next chunk. The line must not wait for it (a CR-only stream would always be
-            # one event late), so it ends here and `feed` drops the LF when it comes.
-            self._after_cr = True
-            return carriage, carriage + 1
-        if buffer[carriage + 1] == 0x0A:
-            return carriage, carriage + 2
-        return carriage, carriage + 1
+    def _with_line_feeds(self, chunk: bytes) -> bytes:
+        """The chunk with LF for every line end.
 
-    def _line(self, line: bytes) -> Event | None:
-        if not line:
-            return self._dispatch()
-        # `feed` checks unfinished lines against the same bound, so the result does not depend on the chunks.
-        if self._size + len(line) > self._max:
-            raise EventTooLarge(f"an event is larger than {self._max} bytes")
-        name, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
+        A CR at its end ends the line at once, because a stream with CR alone would otherwise be one event late; an LF
+        at the beginning of the next chunk belongs to it.
+        """
+        if self._after_cr and chunk:
+            self._after_cr = False
+            chunk = chunk.removeprefix(b"\n")
+        if b"\r" not in chunk:
+            return chunk
+        self._after_cr = chunk.endswith(b"\r")
+        return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+    def _read(self, lines: bytes) -> list[Event]:
+        """Read complete lines."""
+        events: list[Event] = []
+        begin = -self._size  # where the lines since the last empty one begin
+        for found in _LINE.finditer(lines):
+            name, value = found.groups()
+            if name is None:
+                self._check(found.start() - begin - 1)
+                begin = found.end()
+                if self._data is not None or self._id is not None:
+                    events.append(Event(bytes(self._data or b""), self._id, self._event or "message"))
+                    self._data = self._id = None
+                self._event = ""
+            else:
+                self._take(name, value or b"")
+        self._size = len(lines) - begin
+        return events
+
+    def _take(self, name: bytes, value: bytes) -> None:
         if name == b"data":
-            self._data.append(value)
-            self._size += len(line) + 1
+            if self._data is None:
+                self._data = value
+            else:
+                self._data = bytearray(self._data) if isinstance(self._data, bytes) else self._data
+                self._data += b"\n"
+                self._data += value
         elif name == b"id":
             if b"\0" not in value:
-                self._id = value.decode(errors="replace")
+                self._id = str(value, "utf-8", "replace")
         elif name == b"event":
-            self._event = value.decode(errors="replace")
-        elif name == b"retry" and value.isdigit() and len(value) <= _RETRY_DIGITS:
+            self._event = str(value, "utf-8", "replace")
+        elif value.isdigit() and len(value) <= _RETRY_DIGITS:
             self.retry_ms = int(value)
-        return None
 
-    def _dispatch(self) -> Event | None:
-        event = None
-        if self._data or self._id is not None:
-            event = Event(b"\n".join(self._data), self._id, self._event or "message")
-        self._data, self._size, self._id, self._event = [], 0, None, ""
-        return event
+    def _check(self, size: int) -> None:
+        if size > self._max:
+            raise EventTooLarge(f"an event is larger than {self._max} bytes")
 
 
 def encode(data: bytes) -> bytes:

@@ -26,18 +26,25 @@ _HIDDEN: Final = b"\xff"
 _HIDDEN_HALF: Final = re.compile(rb"\xffu....")
 _BACKSLASH: Final = b"\xfe"
 """Replaces an escaped backslash while the others are searched; neither byte occurs in UTF-8."""
+MAX_HALVES: Final = 10_000
+"""Text that was cut has one half for each cut, so more of them are refused."""
 _SPELLED: Final = (b"\\u005c", b"\\u005C")
 
 
 def hidden(data: bytes) -> bytes | None:
-    """The text with its halves hidden; None if it has none. Raises ValueError if it is not UTF-8."""
+    """The text with its halves hidden; None if it has none.
+
+    Raises ValueError if it is not UTF-8, or has more than MAX_HALVES halves.
+    """
     if b"\\ud" not in data and b"\\uD" not in data:
         return None
     if not data.isascii():
         _ = data.decode()
     apart = data.replace(b"\\\\", _BACKSLASH)
-    found = _HALF.sub(_HIDDEN, apart)
-    return found.replace(_BACKSLASH, b"\\\\") if found != apart else None
+    found, halves = _HALF.subn(_HIDDEN, apart, MAX_HALVES + 1)
+    if halves > MAX_HALVES:
+        raise ValueError(f"more than {MAX_HALVES} unpaired surrogates")
+    return found.replace(_BACKSLASH, b"\\\\") if halves else None
 
 
 def shown(text: bytes) -> bytes:

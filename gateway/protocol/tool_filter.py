@@ -76,16 +76,20 @@ _decode_named = msgspec.json.Decoder(_Named).decode
 def usable(result: Raw) -> tuple[Raw, tuple[OmittedTool, ...]]:
     """Remove the tools that clients reject from a ListToolsResult; the bytes of the others stay unchanged.
 
-    A result without a list of tools is returned unchanged. Raises ValueError if it is not an object.
+    A result without a list of tools is returned unchanged. Raises ValueError if it is not an object, or if it has more
+    than MAX_MEMBERS tools, or more values than that in the tools with annotations.
     """
     opened = jsonrpc.fields(result)
     tools = opened.get("tools")
+    if tools is not None:
+        jsonrpc.check_items(tools)
     if tools is None or (param_headers.ANNOTATION not in bytes(tools) and _all_good(tools)):
         return result, ()
     try:
         items = jsonrpc.items(tools)
     except (ValueError, RecursionError):
         return result, ()
+    jsonrpc.check_values(item for item in items if param_headers.ANNOTATION in bytes(item))
     found = [(item, _flaw(item)) for item in items]
     left_out = tuple(OmittedTool(_name(item), flaw) for item, flaw in found if flaw is not None)
     if not left_out:

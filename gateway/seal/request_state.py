@@ -131,7 +131,7 @@ def bind(
     1 and 1.0 count as different values: a client that repeats its own arguments does not mix them.
     """
     try:
-        named = jsonrpc.canonical({key: jsonrpc.value(value) for key, value in request.params.items()})
+        named = jsonrpc.canonical_members(request.params)
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params" cannot be bound to a requestState: {exc}') from exc
     return Binding(
@@ -148,7 +148,7 @@ def bind(
 def digest_answers(answers: dict[str, msgspec.Raw]) -> bytes:
     """A digest of answers: a repeated retry has the same digest, other answers do not. Raises InvalidParams."""
     try:
-        named = jsonrpc.canonical({key: jsonrpc.value(value) for key, value in answers.items()})
+        named = jsonrpc.canonical_members(answers)
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params.inputResponses" cannot be read: {exc}; the call still waits') from exc
     return hashlib.sha256(named).digest()

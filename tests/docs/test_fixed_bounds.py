@@ -10,7 +10,7 @@ from gateway.exchange import machine, questions, replay
 from gateway.http import listener
 from gateway.identity import bearer_token
 from gateway.process import child, launcher, stderr_log
-from gateway.protocol import request
+from gateway.protocol import jsonrpc, request, surrogates
 from gateway.seal import peer_messages
 from gateway.sessions import list_cache, own_answers, pool
 from gateway.upstream import era_probe, resumption
@@ -37,6 +37,8 @@ def count(value: int) -> str:
 
 
 FIXED = [
+    ("values that the gateway takes out", [count(jsonrpc.MAX_MEMBERS)]),
+    ("unpaired surrogates", [count(surrogates.MAX_HALVES)]),
     ("client info, client capabilities", [size(request._MAX_DECLARATION_BYTES)]),
     ("notifications a client is behind", [count(response_queue._MAX_BEHIND)]),
     ("the body of a caller that is not verified", [size(handler._REFUSED_BYTES)]),
@@ -65,7 +67,7 @@ FIXED = [
         ],
     ),
     ("a bearer token that is verified", [size(bearer_token.MAX_TOKEN_CHARACTERS), count(jwks._TOKENS_KEPT)]),
-    ("open questions of one call", [count(machine.MAX_QUESTIONS)]),
+    ("open questions of one call", [count(questions.MAX_QUESTIONS)]),
     ("requests of the server in one call", [count(machine.MAX_NESTED), size(machine.MAX_NESTED_ID_BYTES)]),
     ("a key of `inputRequests`", [f"{questions._MAX_KEY} characters"]),
     ("recorded answers of one call", [size(replay.MAX_RECORD_BYTES)]),

@@ -15,7 +15,8 @@ from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import machine, questions
 from gateway.exchange.commands import Timer
-from gateway.exchange.machine import MAX_NESTED, MAX_QUESTIONS, TRANSITIONS, Exchange, Policy, State
+from gateway.exchange.machine import MAX_NESTED, TRANSITIONS, Exchange, Policy, State
+from gateway.exchange.questions import MAX_QUESTIONS
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import (

@@ -7,7 +7,7 @@ import pytest
 from msgspec import UNSET, Raw
 
 from gateway.exchange import questions as inputs
-from gateway.exchange.questions import Malformed, Question
+from gateway.exchange.questions import MAX_QUESTIONS, Malformed, Question
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import InvalidParams
@@ -347,3 +347,10 @@ def test_an_answer_with_a_number_that_python_cannot_hold_is_refused(number: byte
     answer = Raw(b'{"action":"accept","content":{"a":%b}}' % number)
     with pytest.raises(InvalidParams, match="range"):
         inputs.check_answer(Question("k", mcp.ELICIT, Raw(b"{}"), raw(0)), answer)
+
+
+def test_an_error_with_more_urls_than_a_user_can_visit_is_refused() -> None:
+    data = raw({"elicitations": [url() for _ in range(MAX_QUESTIONS)]})
+    assert len(inputs.url_questions(data, ())) == MAX_QUESTIONS
+    with pytest.raises(Malformed, match="65 elicitations, more than 64"):
+        inputs.url_questions(raw({"elicitations": [url() for _ in range(MAX_QUESTIONS + 1)]}), ())

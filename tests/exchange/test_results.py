@@ -218,3 +218,17 @@ def test_half_an_emoji_in_an_error_goes_on_as_it_is_written() -> None:
     error = jsonrpc.error(Raw(b'{"code":5,"message":"\\ud83d","data":{"a":"\\uD83D"}}'))
     found = jsonrpc.failure(b"1", results.modern_error(mcp.TOOLS_CALL, "t", error))
     assert found == b'{"jsonrpc":"2.0","id":1,"error":{"code":5,"message":"\\ud83d","data":{"a":"\\uD83D"}}}'
+
+
+def test_a_long_error_text_is_searched_once() -> None:
+    """A quadratic search would take minutes, so that the run would be stopped."""
+    error = jsonrpc.Error(0, "resource not foun " * 1_000_000)
+    assert results.modern_error(mcp.RESOURCES_READ, "file:///x", error) is error
+
+
+def test_nulls_are_removed_as_deep_as_the_schema_nests_objects() -> None:
+    deep: Any = None
+    for _ in range(50):
+        deep = {"content": deep, "_meta": None}
+    written = results.modern(mcp.TOOLS_CALL, raw({"content": [deep]}), raw(INFO), 0, "private", retried=False).body
+    assert written.count(b"null") == 1 + 50 - 4

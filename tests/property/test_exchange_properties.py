@@ -32,8 +32,8 @@ from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import questions as inputs
 from gateway.exchange.commands import Timer
-from gateway.exchange.machine import MAX_QUESTIONS, Exchange, Policy, Snapshot, State
-from gateway.exchange.questions import Question
+from gateway.exchange.machine import Exchange, Policy, Snapshot, State
+from gateway.exchange.questions import MAX_QUESTIONS, Question
 from gateway.exchange.replay import MAX_RECORD_BYTES, MAX_RUNS
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.capabilities import Capabilities

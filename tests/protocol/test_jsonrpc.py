@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
 from gateway.protocol import jsonrpc
+from gateway.protocol.jsonrpc import TooMany
 from tests.support.schema import assert_legacy_message, assert_modern_message
 
 DEEP = b"[" * 100_000
@@ -357,3 +358,53 @@ def test_line_ends_between_tokens_become_spaces_and_nothing_else_changes() -> No
     assert jsonrpc.without_line_ends(b'{"a":\r\n"\\n",\n1}') == b'{"a":  "\\n", 1}'
     one = b'{"a":"\\r\\n"}'
     assert jsonrpc.without_line_ends(one) is one
+
+
+MANY = jsonrpc.MAX_MEMBERS
+NUMBERS = b"[%b]" % b",".join([b"1"] * (MANY + 1))
+MEMBERS = b"{%b}" % b",".join(b'"%d":1' % number for number in range(MANY + 1))
+
+
+@pytest.mark.parametrize("data", [MEMBERS, b'{"unknown":%b}' % NUMBERS, b'{"a":[}' + b"," * MANY])
+def test_an_object_with_more_members_than_the_gateway_takes_out_of_one_is_refused(data: bytes) -> None:
+    with pytest.raises(TooMany, match=str(MANY)):
+        jsonrpc.fields(data)
+
+
+def test_values_that_are_spliced_may_have_any_size() -> None:
+    opened = jsonrpc.fields(b'{"structuredContent":%b,"content":[]}' % NUMBERS)
+    assert bytes(opened["structuredContent"]) == NUMBERS
+    text = jsonrpc.encode({"text": "," * 2 * MANY})
+    assert list(jsonrpc.fields(text)) == ["text"]
+
+
+@pytest.mark.parametrize(
+    "data", [NUMBERS, b"[%b]" % b",".join([b"{}"] * (MANY + 1)), b"[{%b}]" % (b"[],[]," * 10 * MANY)]
+)
+def test_an_array_with_more_items_than_the_gateway_takes_out_of_one_is_refused(data: bytes) -> None:
+    with pytest.raises(TooMany):
+        jsonrpc.items(data)
+
+
+def test_an_array_of_few_objects_may_have_any_number_of_values_in_them() -> None:
+    assert jsonrpc.items(b"[%b,{}]" % MEMBERS)[0] == Raw(MEMBERS)
+
+
+@pytest.mark.parametrize("data", [NUMBERS, MEMBERS, b"[%b]" % b",".join([b"[]"] * MANY)])
+def test_a_value_with_more_values_than_the_gateway_takes_out_of_one_is_refused(data: bytes) -> None:
+    with pytest.raises(TooMany):
+        jsonrpc.value(data)
+
+
+def test_numbers_are_not_checked_in_a_value_that_is_compared_as_text() -> None:
+    jsonrpc.check_numbers(b"[%b,1e999]" % NUMBERS)
+
+
+def test_members_are_canonical_unless_they_have_too_many_values() -> None:
+    spaced = NUMBERS.replace(b",", b" , ")
+    assert jsonrpc.canonical_members({"b": Raw(b'{"d":1, "c":"\\u0061"}'), "a": Raw(b"1.0")}) == (
+        b'{"a":1.0,"b":{"c":"a","d":1}}'
+    )
+    assert jsonrpc.canonical_members({"a": Raw(spaced)}) == b'{"a":%b}' % NUMBERS
+    with pytest.raises(ValueError, match="malformed"):
+        jsonrpc.canonical_members({"a": Raw(NUMBERS[:-1] + b"}")})

@@ -533,3 +533,20 @@ def test_members_of_any_type_only_ever_raise_downstream_errors(
 ) -> None:
     sent = {**CALL, "params": {**CALL["params"], "_meta": {**META, **meta}, **params}, **top}
     survives(json.dumps(sent).encode())
+
+
+MANY = b",".join(b'"%d":{}' % number for number in range(jsonrpc.MAX_MEMBERS + 1))
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "what"),
+    [
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping",%b}' % MANY, InvalidRequest, "The body"),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{%b}}' % MANY, InvalidRequest, '"params"'),
+    ],
+)
+def test_a_request_with_too_many_members_is_refused_as_such(
+    body: bytes, error: type[DownstreamError], what: str
+) -> None:
+    with pytest.raises(error, match=f"{what} has more than 100000 values .* send fewer"):
+        request.read(body, 64)

@@ -1,6 +1,7 @@
 """The grammar of event streams; tests/property/test_sse_split cuts the same streams at every byte."""
 
 import json
+import sys
 
 import pytest
 
@@ -96,3 +97,26 @@ def test_json_with_line_ends_is_written_as_one_event(end: bytes) -> None:
     assert b"\r" not in written
     (event,) = Parser(1000).feed(written)
     assert json.loads(event.data) == {"a": "x\ny", "b": []}
+
+
+def test_comments_count_towards_the_size_of_their_event() -> None:
+    assert Parser(100).feed((b": " + b"x" * 90 + b"\n\n") * 50) == []
+    with pytest.raises(EventTooLarge):
+        Parser(100).feed((b": " + b"x" * 90 + b"\n") * 2)
+
+
+@pytest.mark.parametrize("line", [b"\n", b"\r", b"\r\n", b":\n", b"x\n", b"database:\n"])
+def test_lines_that_mean_nothing_cost_no_python_call_each(line: bytes) -> None:
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        events = Parser(1 << 20).feed(line * 100_000 + b"\n\ndata: a\n\n")
+    finally:
+        sys.setprofile(None)
+    assert events == [Event(b"a")]
+    assert calls < 200

@@ -58,3 +58,10 @@ def test_text_that_is_not_utf8_has_no_place_to_hide_in() -> None:
 
 def test_a_string_with_a_half_is_written_as_an_escape() -> None:
     assert surrogates.written("\ud83dé") == rb'"\ud83d\u00e9"'
+
+
+def test_text_with_more_halves_than_cuts_can_cause_is_refused() -> None:
+    most = rb"\ud83d" * surrogates.MAX_HALVES
+    assert surrogates.hidden(b'"%b"' % most) is not None
+    with pytest.raises(ValueError, match="unpaired surrogates"):
+        surrogates.hidden(rb"\"%b-\ud83d\"" % most)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.protocol import tool_filter
+from gateway.protocol import jsonrpc, tool_filter
 from tests.support.playbook import raw
 
 OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
@@ -165,3 +165,16 @@ def test_half_an_emoji_in_a_list_goes_on_as_it_is_and_hides_no_flaw() -> None:
     kept, left_out = tool_filter.usable(Raw(b'{"tools":[%b,{"name":"\\ud83d"}]}' % good))
     assert bytes(kept) == b'{"tools":[%b]}' % good
     assert [tool.name for tool in left_out] == ["\ufffd"]
+
+
+def test_a_list_with_too_many_tools_is_refused() -> None:
+    many = raw({"tools": [{"name": "t", "inputSchema": OBJECT}] * (jsonrpc.MAX_MEMBERS + 1)})
+    with pytest.raises(jsonrpc.TooMany):
+        tool_filter.usable(many)
+
+
+def test_a_list_with_too_many_values_in_annotated_tools_is_refused() -> None:
+    values = {"enum": [""] * (jsonrpc.MAX_MEMBERS // 2)}
+    assert not tool_filter.usable(raw({"tools": [having(a={**A, **values}), having(b=values)]}))[1]
+    with pytest.raises(jsonrpc.TooMany):
+        tool_filter.usable(raw({"tools": [having(a={**A, **values}), having(a={**A, **values})]}))
