@@ -1,0 +1,75 @@
+"""A budget of bytes that many holders share, in which the oldest holder gives way when it is full."""
+
+from collections.abc import Callable
+
+from gateway.config import InForce
+
+
+class Share:
+    """The bytes of one holder in a budget."""
+
+    def __init__(self, budget: "Budget", give_way: Callable[[], None]) -> None:
+        self._budget = budget
+        self.give_way = give_way
+        self.used = 0
+
+    def grow(self, count: int) -> None:
+        """Hold `count` more bytes. The oldest holders give way if the budget is full; this one may be among them.
+
+        Does nothing after the release.
+        """
+        self._budget.took(self, count)
+
+    def release(self) -> None:
+        """Hold nothing any more; a second call does nothing."""
+        self._budget.release(self)
+
+
+class Budget:
+    """Counts bytes up to a limit.
+
+    A holder that has given way is released, and told so once: it must drop its bytes soon. The oldest gives way,
+    because honest peers are done soon, and a hostile one could otherwise keep the budget full for everybody else.
+    """
+
+    def __init__(self, name: str, limit: InForce[int]) -> None:
+        self.name = name
+        """The key in the configuration that sets the limit."""
+        self._limit = limit
+        self._shares: dict[Share, None] = {}
+        self.used = 0
+        self.given_way = 0
+        """How many holders have given way so far."""
+
+    @property
+    def limit(self) -> int:
+        """The limit as it holds now; a reload that lowers it makes holders give way when the next bytes come."""
+        return self._limit.value
+
+    def __len__(self) -> int:
+        """Return the number of holders."""
+        return len(self._shares)
+
+    def share(self, give_way: Callable[[], None]) -> Share:
+        """Return a share without bytes; its holder must release it. `give_way` is called at most once."""
+        share = Share(self, give_way)
+        self._shares[share] = None
+        return share
+
+    def took(self, share: Share, count: int) -> None:
+        """Count bytes of a share."""
+        if share not in self._shares:
+            return
+        share.used += count
+        self.used += count
+        while self.used > self._limit.value and self._shares:
+            oldest = next(iter(self._shares))
+            self.release(oldest)
+            self.given_way += 1
+            oldest.give_way()
+
+    def release(self, share: Share) -> None:
+        """Stop counting a share, if it is counted still."""
+        if share in self._shares:
+            del self._shares[share]
+            self.used -= share.used
