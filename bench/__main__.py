@@ -13,13 +13,14 @@ from typing import Any
 import uvloop
 
 from bench import modern, report
+from bench.hostile import MIB, HostileOutcome, hostile
 from bench.load import Operation
 from bench.processes import ROOT, Fleet, Process, ProcessError
 from bench.scenarios import Interleaved, ParkedOutcome, Target, forward, interleave, most_calls, park
 
-SCENARIOS = ("echo", "sse", "ask", "forwarded", "parked")
+SCENARIOS = ("echo", "sse", "ask", "forwarded", "parked", "hostile")
 # These start gateways of their own.
-APART = {"forwarded", "parked"}
+APART = {"forwarded", "parked", "hostile"}
 # A round of `ask` waits out the quiet window, so it takes fewer operations to fill a slice.
 ASKS_PER_REQUEST = 0.25
 
@@ -72,7 +73,7 @@ class Bench:
         if options.gateway != "none" and not APART.issuperset(options.only):
             self._gateway = fleet.gateway(options.gateway, self._upstream)
 
-    def run(self, name: str) -> Interleaved | ParkedOutcome | None:
+    def run(self, name: str) -> Interleaved | ParkedOutcome | HostileOutcome | None:
         """None when the scenario says nothing without a gateway."""
         match name:
             case "echo":
@@ -83,8 +84,10 @@ class Bench:
                 return self._ask()
             case "forwarded":
                 return self._forwarded()
-            case _:
+            case "parked":
                 return self._parked()
+            case _:
+                return self._hostile()
 
     def _interleaved(self, title: str, tool: str) -> Interleaved:
         return self._compare(title, modern.echo(tool), modern.echo(tool), self._options.requests)
@@ -121,6 +124,12 @@ class Bench:
         park(gateway, outcome, self._options.clients)
         return outcome
 
+    def _hostile(self) -> HostileOutcome | None:
+        if self._options.gateway == "none":
+            return None
+        gateway = self._fleet.gateway(self._options.gateway, self._fleet.upstream())
+        return uvloop.run(hostile(gateway, (MIB, 4 * MIB, 16 * MIB)))
+
 
 def environment(options: argparse.Namespace) -> dict[str, Any]:
     return {
@@ -131,7 +140,7 @@ def environment(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def run_all(options: argparse.Namespace, fleet: Fleet) -> dict[str, Interleaved | ParkedOutcome]:
+def run_all(options: argparse.Namespace, fleet: Fleet) -> dict[str, Interleaved | ParkedOutcome | HostileOutcome]:
     outcomes = {}
     try:
         bench = Bench(options, fleet)

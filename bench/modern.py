@@ -30,6 +30,25 @@ def call(call_id: int, name: str, marker: str, **more: Any) -> bytes:
     return HEAD.format(name=name, length=len(body)).encode() + body
 
 
+def raw_call(call_id: int, name: str, argument: bytes) -> bytes:
+    """A call with one argument that is JSON already."""
+    meta = msgspec.json.encode(META)
+    params = b'{"name":"%b","arguments":{"marker":"m","large":%b},"_meta":%b}' % (name.encode(), argument, meta)
+    body = b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":%b}' % (call_id, params)
+    return HEAD.format(name=name, length=len(body)).encode() + body
+
+
+def call_hostile(call_id: int, wanted: str) -> bytes:
+    return call(call_id, "hostile", wanted)
+
+
+def read_resource(call_id: int, uri: str) -> bytes:
+    params = {"uri": uri, "_meta": META}
+    body = msgspec.json.encode({"jsonrpc": "2.0", "id": call_id, "method": "resources/read", "params": params})
+    head = HEAD.format(name=uri, length=len(body)).replace("Method: tools/call", "Method: resources/read")
+    return head.encode() + body
+
+
 def result_of(reply: Message, call_id: int) -> dict[str, Any]:
     """The result for this id, from a JSON reply or from the last event of an SSE reply."""
     body = reply.body

@@ -105,7 +105,16 @@ class Process:
         return sum(time.clock_gettime((~pid << 3) | 2) for pid in self.tree())
 
     def rss_kib(self) -> int:
-        return sum(resident_kib(pid) for pid in self.tree())
+        return sum(status_kib(pid, "VmRSS") for pid in self.tree())
+
+    def forget_peak(self) -> None:
+        """Begin to measure `peak_kib` anew."""
+        for pid in self.tree():
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+    def peak_kib(self) -> int:
+        """The largest resident memory since `forget_peak`."""
+        return sum(status_kib(pid, "VmHWM") for pid in self.tree())
 
     def get(self, path: str) -> tuple[int, str]:
         """GET on the admin listener."""
@@ -147,9 +156,9 @@ class Pair:
         return self.first.cpu_seconds() + self.second.cpu_seconds()
 
 
-def resident_kib(pid: int) -> int:
+def status_kib(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1])
     return 0
 

@@ -4,6 +4,7 @@ import dataclasses
 import statistics
 from typing import Any
 
+from bench.hostile import MIB, HostileOutcome
 from bench.scenarios import FORWARDED, Interleaved, ParkedOutcome
 
 
@@ -62,6 +63,21 @@ def parked_rows(outcome: ParkedOutcome) -> list[list[str]]:
     ]
 
 
+def hostile_rows(outcome: HostileOutcome) -> list[list[str]]:
+    return [
+        [
+            each.name,
+            f"{each.size / MIB:.1f}",
+            f"{each.cpu_ms:.0f}",
+            f"{each.ms_per_mib:.0f}",
+            f"{each.held_ms:.0f}",
+            f"{each.peak_mib:.0f}",
+            each.said,
+        ]
+        for each in outcome.costs
+    ]
+
+
 def layout(header: list[str], body: list[list[str]], *, markdown: bool) -> str:
     """Aligned columns, with the bars of Markdown or without."""
     widths = [max(len(line[column]) for line in [header, *body]) for column in range(len(header))]
@@ -73,12 +89,16 @@ def layout(header: list[str], body: list[list[str]], *, markdown: bool) -> str:
     return "\n".join(lines)
 
 
-def text(outcome: Interleaved | ParkedOutcome, *, markdown: bool) -> str:
+def text(outcome: Interleaved | ParkedOutcome | HostileOutcome, *, markdown: bool) -> str:
     """One titled table, and the first few of the replies that were wrong."""
     if isinstance(outcome, ParkedOutcome):
         title = "parked: calls held at once, then each answered"
         title += f" ({outcome.limit})" if outcome.limit else ""
         table = layout(["parked", "mrtr-gateway"], parked_rows(outcome), markdown=markdown)
+    elif isinstance(outcome, HostileOutcome):
+        title = "hostile: one expensive message at a time"
+        header = ["message", "MiB", "CPU ms", "ms/MiB", "longest hold ms", "peak MiB", "reply"]
+        table = layout(header, hostile_rows(outcome), markdown=markdown)
     else:
         title = outcome.title
         table = layout(columns(outcome.anchor), rows(outcome), markdown=markdown)
@@ -88,19 +108,19 @@ def text(outcome: Interleaved | ParkedOutcome, *, markdown: bool) -> str:
     return "\n".join([heading, table, *(f"wrong: {one}" for one in complaints(outcome)[:5]), ""])
 
 
-def complaints(outcome: Interleaved | ParkedOutcome) -> list[str]:
-    if isinstance(outcome, ParkedOutcome):
+def complaints(outcome: Interleaved | ParkedOutcome | HostileOutcome) -> list[str]:
+    if not isinstance(outcome, Interleaved):
         return outcome.wrong
     in_slices = [complaint for slices in outcome.slices.values() for one in slices for complaint in one.wrong]
     return outcome.wrong + in_slices
 
 
-def as_json(outcome: Interleaved | ParkedOutcome) -> dict[str, Any]:
+def as_json(outcome: Interleaved | ParkedOutcome | HostileOutcome) -> dict[str, Any]:
     plain = dataclasses.asdict(outcome)
     if isinstance(outcome, Interleaved):
         plain["ratios"] = {name: ratios(outcome, name) for name in outcome.slices}
         if FORWARDED in outcome.slices:
             plain["forwarding_us"] = forwarding_us(outcome)
-    else:
+    elif isinstance(outcome, ParkedOutcome):
         plain["kib_per_call"] = outcome.kib_per_call
     return plain

@@ -1,4 +1,4 @@
-"""The five scenarios: four interleaved with their anchors, and one that parks many calls at once."""
+"""The scenarios with calls: four interleaved with their anchors, and one that parks many calls at once."""
 
 import math
 import time

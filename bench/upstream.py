@@ -5,9 +5,9 @@ looks free and the machine is never busy with what we measure. So this one is ra
 hand-written HTTP/1.1, and speaks only as much of 2025-11-25 as the benchmarks use. The tests of the gateway
 use real servers.
 
-Tools: `echo` (JSON reply), `echo_sse` (the same as one SSE event) and `ask`, which asks the user on its own
-stream and returns `<marker of the arguments>/<marker of the answer>`, so that an answer at the wrong call is
-visible. Ids of nested requests count from 0 in each session, as in real servers: alone they name nothing.
+Tools: `echo` (JSON reply), `echo_sse` (the same as one SSE event), `hostile` (hostile.py) and `ask`, which asks the
+user on its own stream and returns `<marker of the arguments>/<marker of the answer>`, so that an answer at the wrong
+call is visible. Ids of nested requests count from 0 in each session, as in real servers: alone they name nothing.
 
 `echo` and `echo_sse` also answer without a session, which is what the plain forwarders are measured with.
 """
@@ -21,6 +21,7 @@ from typing import cast
 import msgspec
 import uvloop
 
+from bench import hostile
 from bench.http1 import Message, Reader
 
 MISSING = msgspec.Raw(b"")
@@ -30,11 +31,11 @@ TOOLS = msgspec.json.encode(
             "name": name,
             "inputSchema": {"type": "object", "properties": {"marker": {"type": "string"}}},
         }
-        for name in ("echo", "echo_sse", "ask")
+        for name in ("echo", "echo_sse", "ask", "hostile")
     ]
 )
 INITIALIZED = (
-    b'{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},'
+    b'{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"resources":{},"logging":{}},'
     b'"serverInfo":{"name":"bench-upstream","version":"1"}}'
 )
 QUESTION = (
@@ -53,6 +54,7 @@ class Params(msgspec.Struct):
     """What a request is read for."""
 
     name: str = ""
+    uri: str = ""
     arguments: Marked = msgspec.field(default_factory=Marked)
 
 
@@ -164,6 +166,8 @@ class Connection(asyncio.Protocol):
                 self._reply(b"200 OK", response(call_id, INITIALIZED), b"Mcp-Session-Id: %b\r\n" % session)
             case "tools/list":
                 self._reply(b"200 OK", response(call_id, b'{"tools":%b}' % TOOLS))
+            case "resources/read":
+                self._hostile(call_id, incoming.params.uri)
             case "ping" | "logging/setLevel":
                 self._reply(b"200 OK", response(call_id, b"{}"))
             case "server/discover":
@@ -179,6 +183,8 @@ class Connection(asyncio.Protocol):
                 self._reply(b"200 OK", text_result(call_id, marker))
             case "echo_sse":
                 self._stream(text_result(call_id, marker), last=True)
+            case "hostile":
+                self._hostile(call_id, marker)
             case "ask" if session:
                 number = self._state.sessions[session]
                 self._state.sessions[session] = number + 1
@@ -212,6 +218,14 @@ class Connection(asyncio.Protocol):
         if stream is not None:
             stream.close_stream()
         self._reply(b"200 OK", b"")
+
+    def _hostile(self, call_id: bytes, wanted: str) -> None:
+        name, _, size = wanted.partition("|")
+        body, is_stream = hostile.reply(name, int(size), call_id)
+        kind = b"text/event-stream" if is_stream else b"application/json"
+        self._transport.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (kind, len(body), body)
+        )
 
     def finish(self, result: bytes) -> None:
         """The result of a call whose stream was kept open."""

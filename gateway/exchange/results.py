@@ -19,7 +19,7 @@ _LEVELS: Final = 4
 """A message of a prompt has content with a resource with annotations; each level costs a parse of its own."""
 _TTL: Final = re.compile(rb"[0-9]{1,15}")
 _SCOPES: Final = (b'"private"', b'"public"')
-_NOT_FOUND: Final = re.compile(r"unknown resource|not found", re.IGNORECASE)
+_NOT_FOUND: Final = ("unknown resource", "not found")
 _RESERVED_CODES: Final = range(-32099, -32019)
 """Codes reserved for the specification (basic/index); a legacy server's own use of one would mislead."""
 
@@ -172,4 +172,7 @@ def _is_not_found(method: str, error: jsonrpc.Error) -> bool:
     # resource, only the message tells the cause.
     if error.code != 0:
         return False
-    return method == mcp.PROMPTS_GET or (method == mcp.RESOURCES_READ and bool(_NOT_FOUND.search(error.message)))
+    if method != mcp.RESOURCES_READ:
+        return method == mcp.PROMPTS_GET
+    said = error.message.lower()
+    return any(words in said for words in _NOT_FOUND)

@@ -31,7 +31,7 @@ _INTEGER: Final = re.compile(rb"-?[0-9]{1,300}")
 _LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
 _LEVELS: Final = bytes.maketrans(b"[]{}", b"1010")
 _BRACKETS: Final = b"[]{}"
-MAX_MEMBERS: Final = 100_000
+MAX_MEMBERS: Final = 50_000
 """The largest number of values that are taken out of one message, since each of them becomes a Python object."""
 
 
@@ -406,7 +406,7 @@ def check_items(raw: Raw | bytes) -> None:
     if (commas := _separators(data)) < MAX_MEMBERS:
         return
     try:
-        if commas < 10 * MAX_MEMBERS and len(_decode_objects(data)) <= MAX_MEMBERS:
+        if commas < 20 * MAX_MEMBERS and len(_decode_objects(data)) <= MAX_MEMBERS:
             return
     except (ValueError, RecursionError):
         pass

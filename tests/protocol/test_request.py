@@ -548,5 +548,5 @@ MANY = b",".join(b'"%d":{}' % number for number in range(jsonrpc.MAX_MEMBERS + 1
 def test_a_request_with_too_many_members_is_refused_as_such(
     body: bytes, error: type[DownstreamError], what: str
 ) -> None:
-    with pytest.raises(error, match=f"{what} has more than 100000 values .* send fewer"):
+    with pytest.raises(error, match=f"{what} has more than 50000 values .* send fewer"):
         request.read(body, 64)
