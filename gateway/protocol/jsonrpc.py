@@ -190,7 +190,7 @@ _MALFORMED: Final = "the upstream answered with a malformed JSON-RPC error"
 def error(raw: Raw) -> Error:
     """Read an `error` member; a malformed one becomes an internal error that keeps its `data`, and raises nothing."""
     try:
-        opened = fields(raw)
+        opened = _error_fields(raw)
     except ValueError:
         return Error(-32603, _MALFORMED)
     data = opened.get("data", UNSET)
@@ -199,6 +199,24 @@ def error(raw: Raw) -> Error:
     except (ValueError, KeyError):
         return Error(-32603, _MALFORMED, data)
     return Error(code, said, data) if said is not None else Error(-32603, _MALFORMED, data)
+
+
+class _ErrorParts(msgspec.Struct):
+    code: Raw | UnsetType = UNSET
+    message: Raw | UnsetType = UNSET
+    data: Raw | UnsetType = UNSET
+
+
+_decode_error = msgspec.json.Decoder(_ErrorParts).decode
+
+
+def _error_fields(raw: Raw) -> Mapping[str, Raw]:
+    """The members that an error has, however large its data is."""
+    try:
+        parts = msgspec.structs.asdict(_decode_error(raw))
+    except (msgspec.DecodeError, RecursionError):
+        return fields(raw)
+    return {name: value for name, value in parts.items() if value is not UNSET}
 
 
 def text(raw: Raw | None) -> str | None:
