@@ -1,7 +1,7 @@
 """Compares two configurations to tell which changes a running process can apply.
 
 A key that is not in `RELOADED` needs a restart, so a new key is safe by default. `tests/config/test_diff.py` fails
-until somebody decides about it.
+until its author decides about it.
 """
 
 from collections.abc import Iterator
