@@ -37,7 +37,7 @@ _decode_discovered = msgspec.json.Decoder(_Discovered).decode
 _decode_unsupported = msgspec.json.Decoder(_Unsupported).decode
 
 
-def is_modern(http_method: str, version_header: str | None, posted: Callable[[], request.Posted]) -> bool:
+def is_modern(http_method: str, version_header: str | None, posted: Callable[[], request.ParsedBody]) -> bool:
     """Whether a request is modern, by its header or its `_meta`.
 
     `posted` reads the body if the header does not tell; it may raise a DownstreamError. A body that is not a single

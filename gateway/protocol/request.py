@@ -51,7 +51,7 @@ _UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
 """`clientInfo` is optional in 2026-07-28 and required by `initialize`."""
 
 
-class Posted(msgspec.Struct, frozen=True):
+class ParsedBody(msgspec.Struct, frozen=True):
     """A JSON-RPC body, opened as far as `_meta`; what 2026-07-28 requires is not checked yet."""
 
     id: Raw | None
@@ -91,7 +91,7 @@ class _Declared(msgspec.Struct):
 _decode_declared = msgspec.json.Decoder(_Declared).decode
 
 
-def read(body: bytes, max_depth: int) -> Posted:
+def read(body: bytes, max_depth: int) -> ParsedBody:
     """Open a body; raises ParseError or InvalidRequest.
 
     This costs time: read a body once, and only after the caller is verified, if callers are verified.
@@ -120,7 +120,7 @@ def _posted_id(opened: jsonrpc.Fields) -> bytes | None:
     return bytes(id_) if id_ is not None and jsonrpc.is_id(id_) else None
 
 
-def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> Posted:
+def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> ParsedBody:
     if bytes(opened.get("jsonrpc", b"")) != b'"2.0"':
         raise InvalidRequest('"jsonrpc" must be "2.0"')
     method = jsonrpc.text(opened.get("method"))
@@ -132,7 +132,7 @@ def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> Posted:
         raise InvalidRequest('"id" must be a string or an integer')
     params = _object(opened.get("params"), '"params"', InvalidRequest)
     meta = _object(params["_meta"], '"params._meta"', InvalidParams) if "_meta" in params else None
-    return Posted(id_, method, params, meta)
+    return ParsedBody(id_, method, params, meta)
 
 
 def _object(raw: Raw | None, name: str, error: type[DownstreamError]) -> jsonrpc.Fields:
@@ -146,7 +146,7 @@ def _object(raw: Raw | None, name: str, error: type[DownstreamError]) -> jsonrpc
         raise error(f"{name} must be an object") from exc
 
 
-def is_modern(posted: Posted, version_header: str | None) -> bool:
+def is_modern(posted: ParsedBody, version_header: str | None) -> bool:
     """Whether the request is modern: the header or `_meta` names a modern version.
 
     Any version in `_meta` makes a request modern, because no legacy client sends that key; for an unknown version the
@@ -163,7 +163,7 @@ def names_modern(version: str | None) -> bool:
     return _VERSION.fullmatch(version) is not None and version >= mcp.MODERN
 
 
-def check(posted: Posted, headers: HeaderValues) -> Request:
+def check(posted: ParsedBody, headers: HeaderValues) -> Request:
     """Check a modern request; raises the DownstreamError of the first check that fails."""
     assert posted.id is not None, "the caller answers notifications"
     meta = posted.meta or {}
@@ -317,7 +317,7 @@ def _request_state(params: jsonrpc.Fields) -> str | None:
     return state
 
 
-def _check_headers(posted: Posted, version: str, headers: HeaderValues) -> str | None:
+def _check_headers(posted: ParsedBody, version: str, headers: HeaderValues) -> str | None:
     """Compare the mirrored headers with the body; returns the target of the request."""
     _equal(mcp.PROTOCOL_VERSION, _one(headers, mcp.PROTOCOL_VERSION), version)
     _equal(mcp.METHOD_HEADER, _one(headers, mcp.METHOD_HEADER), posted.method)
