@@ -74,7 +74,7 @@ class Continuation:
         """
         started = time.monotonic()
         try:
-            if incoming.posted(json_depth).id is None:
+            if incoming.parsed(json_depth).id is None:
                 raise no_route(incoming.path)
             request = incoming.request(json_depth)
             envelope = await self._open_without_route(incoming, request)

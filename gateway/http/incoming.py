@@ -31,11 +31,11 @@ class Incoming(msgspec.Struct, eq=False):
     principal: bytes | None = None
     """Its caller, once the caller is authenticated."""
     opened: ParsedBody | DownstreamError | None = None
-    """The outcome of `posted`."""
+    """The outcome of `parsed`."""
     checked: Request | None = None
     """The outcome of `request`."""
 
-    def posted(self, max_depth: int) -> ParsedBody:
+    def parsed(self, max_depth: int) -> ParsedBody:
         """Return the body as JSON-RPC, parsed at the first call only; raises ParseError or InvalidRequest."""
         if self.opened is None:
             try:
@@ -49,7 +49,7 @@ class Incoming(msgspec.Struct, eq=False):
     def request(self, max_depth: int) -> Request:
         """Return the modern request, checked at the first call only; raises the DownstreamError of what is wrong."""
         if self.checked is None:
-            self.checked = check(self.posted(max_depth), self.values)
+            self.checked = check(self.parsed(max_depth), self.values)
         return self.checked
 
     @property

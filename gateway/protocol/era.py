@@ -37,10 +37,10 @@ _decode_discovered = msgspec.json.Decoder(_Discovered).decode
 _decode_unsupported = msgspec.json.Decoder(_Unsupported).decode
 
 
-def is_modern(http_method: str, version_header: str | None, posted: Callable[[], request.ParsedBody]) -> bool:
+def is_modern(http_method: str, version_header: str | None, parse_body: Callable[[], request.ParsedBody]) -> bool:
     """Whether a request is modern, by its header or its `_meta`.
 
-    `posted` reads the body if the header does not tell; it may raise a DownstreamError. A body that is not a single
+    `parse_body` is called if the header does not tell; it may raise a DownstreamError. A body that is not a single
     JSON-RPC request (a batch, a response, not JSON) is not modern.
     """
     if request.names_modern(version_header):
@@ -48,7 +48,7 @@ def is_modern(http_method: str, version_header: str | None, posted: Callable[[],
     if http_method != "POST":
         return False
     try:
-        return request.is_modern(posted(), version_header)
+        return request.is_modern(parse_body(), version_header)
     except DownstreamError:
         return False
 
