@@ -13,7 +13,7 @@ from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as messages
-from gateway.seal.peer_messages import Hop
+from gateway.seal.peer_messages import PeerRequest
 from gateway.telemetry import Metrics, PeerOutcome
 
 _TRIES: Final = 3
@@ -61,7 +61,7 @@ class PeerClient:
         for _ in range(_TRIES):
             address = await self._address(kind, member)
             try:
-                return await self._counted(address, _hop(kind, member, incoming), wire, fresh=fresh)
+                return await self._counted(address, _peer_request(kind, member, incoming), wire, fresh=fresh)
             except PeerDead:
                 self._membership.forget_address(member)
                 if not await self._membership.is_back(member):
@@ -85,11 +85,13 @@ class PeerClient:
             raise OwnerSilent(member, "did not accept a connection a moment ago")
         return address
 
-    async def _counted(self, address: Address, hop: Hop, wire: ReplyWriter, *, fresh: bool) -> Replied:
+    async def _counted(
+        self, address: Address, peer_request: PeerRequest, wire: ReplyWriter, *, fresh: bool
+    ) -> Replied:
         """Send a request, and record its outcome."""
         outcome = PeerOutcome.BROKE
         try:
-            replied = await self._exchange(address, hop, wire, fresh=fresh)
+            replied = await self._exchange(address, peer_request, wire, fresh=fresh)
             outcome = PeerOutcome.SERVED
         except PeerDead:
             outcome = PeerOutcome.DEAD
@@ -100,27 +102,30 @@ class PeerClient:
         except OwnerSilent as exc:
             outcome = PeerOutcome.STALLED if exc.is_connected else PeerOutcome.SILENT
             if exc.is_local:
-                self._membership.forget_address(hop.to)
+                self._membership.forget_address(peer_request.to)
             elif not exc.is_connected:
-                self._membership.note_silent(hop.to)
+                self._membership.note_silent(peer_request.to)
             raise
         except OwnerStalled:
             outcome = PeerOutcome.STALLED
             raise
         finally:
             self._metrics.peer_asked(outcome)
-            self._membership.note(hop.to, _SEEN[outcome])
+            self._membership.note(peer_request.to, _SEEN[outcome])
         return replied
 
-    async def _exchange(self, address: Address, hop: Hop, wire: ReplyWriter, *, fresh: bool) -> Replied:
-        async with await self._connections.open(address, hop, fresh=fresh) as response:
+    async def _exchange(
+        self, address: Address, peer_request: PeerRequest, wire: ReplyWriter, *, fresh: bool
+    ) -> Replied:
+        async with await self._connections.open(address, peer_request, fresh=fresh) as response:
             if response.status != 200:
                 # The process is alive, so no other replica may take its calls over.
                 raise OwnerStalled(
-                    hop.to, f"refuses this one (HTTP {response.status}; do clocks and state.keys of both agree?)"
+                    peer_request.to,
+                    f"refuses this one (HTTP {response.status}; do clocks and state.keys of both agree?)",
                 )
-            relay = ReplyRelay(wire, hop.to, self._connections)
-            return await relay.run(response, self._connections.frames(hop))
+            relay = ReplyRelay(wire, peer_request.to, self._connections)
+            return await relay.run(response, self._connections.frames(peer_request))
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -132,15 +137,17 @@ class PeerClient:
         address = await self._membership.address(member)
         if address is None:
             raise PeerDead(member)
-        hop = Hop(kind=kind, to=member, issued=time.time(), nonce=messages.nonce(), path=about, body=detail)
+        peer_request = PeerRequest(
+            kind=kind, to=member, issued=time.time(), nonce=messages.nonce(), path=about, body=detail
+        )
         timeouts = self._connections.timeouts
         wait = 2 * (timeouts.peer_connect_seconds + timeouts.peer_accept_seconds) + timeouts.peer_accept_seconds
         try:
             async with asyncio.timeout(wait):
-                answers = await self._connections.question(address, hop, fresh=False)
+                answers = await self._connections.question(address, peer_request, fresh=False)
         except (*NETWORK_ERRORS, InvalidState) as exc:
             raise OwnerStalled(member) from exc
-        words = [frame.word for frame in answers if isinstance(frame, messages.Told)]
+        words = [frame.word for frame in answers if isinstance(frame, messages.Answer)]
         return words[0] if words else "unknown"
 
     async def reach(self, member: str) -> str:
@@ -152,15 +159,15 @@ class PeerClient:
             address = None
         if address is None:
             return "unknown"
-        hop = Hop(kind="who", to=address, issued=time.time(), nonce=messages.nonce())
+        peer_request = PeerRequest(kind="who", to=address, issued=time.time(), nonce=messages.nonce())
         timeouts = self._connections.timeouts
         try:
             # Longer than the connection's own timeouts, whose errors say more precisely what was silent.
             async with asyncio.timeout(timeouts.peer_connect_seconds + 2 * timeouts.peer_accept_seconds):
-                answers = await self._connections.question(address, hop, fresh=True)
+                answers = await self._connections.question(address, peer_request, fresh=True)
         except (*NETWORK_ERRORS, PeerFailed, InvalidState, OwnerStalled) as exc:
             return _testimony(exc)
-        return "reached" if messages.Me(host) in answers else "unknown"
+        return "reached" if messages.Identity(host) in answers else "unknown"
 
 
 def _testimony(failure: Exception) -> str:
@@ -174,9 +181,9 @@ def _testimony(failure: Exception) -> str:
             return "unknown"
 
 
-def _hop(kind: messages.Kind, member: str, incoming: Incoming) -> Hop:
+def _peer_request(kind: messages.Kind, member: str, incoming: Incoming) -> PeerRequest:
     """A client's request as a message to another replica."""
-    return Hop(
+    return PeerRequest(
         kind=kind,
         to=member,
         issued=time.time(),

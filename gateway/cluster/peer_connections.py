@@ -24,7 +24,7 @@ from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as messages
-from gateway.seal.peer_messages import Frames, Hop, PeerSealer
+from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 
 PATH: Final = "/peer"
 CONTENT_TYPE: Final = "application/octet-stream"
@@ -42,11 +42,11 @@ _REMOTE_CAUSES: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, e
 class PeerConnections:
     """The HTTP connections to other replicas."""
 
-    def __init__(self, timeouts: InForce[Timeouts], listen: Address | None, own: str, hops: PeerSealer) -> None:
+    def __init__(self, timeouts: InForce[Timeouts], listen: Address | None, own: str, sealer: PeerSealer) -> None:
         """`listen` is `replica.listen`; `own` is the id of this process, for the texts of errors."""
         self._timeouts = timeouts
         self._own = own
-        self._hops = hops
+        self._sealer = sealer
         self._clients: dict[tuple[Address, bool], aiohttp.ClientSession] = {}
         host = split_address(listen)[0] if listen is not None else ""
         # The peers see this address as the source of requests, and take it for this process's address.
@@ -69,45 +69,45 @@ class PeerConnections:
 
         Returns None if no process is there. Raises TimeoutError if the process does not answer.
         """
-        hop = Hop(kind="who", to=address, issued=time.time(), nonce=messages.nonce(), path=introduced)
+        peer_request = PeerRequest(kind="who", to=address, issued=time.time(), nonce=messages.nonce(), path=introduced)
         try:
             async with asyncio.timeout(self.timeouts.peer_accept_seconds):
-                answers = await self.question(address, hop, fresh=False)
+                answers = await self.question(address, peer_request, fresh=False)
         except PeerDead:
             return None
         except (*NETWORK_ERRORS, PeerFailed, OwnerStalled, InvalidState) as exc:
             raise TimeoutError from exc
-        found = [frame for frame in answers if isinstance(frame, messages.Me)]
+        found = [frame for frame in answers if isinstance(frame, messages.Identity)]
         if not found:
             raise TimeoutError
         return found[0].id
 
-    async def question(self, address: Address, hop: Hop, *, fresh: bool) -> list[messages.Frame]:
+    async def question(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> list[messages.Frame]:
         """The frames that answer a question; raises what `open` and reading raise."""
-        async with await self.open(address, hop, fresh=fresh) as response:
+        async with await self.open(address, peer_request, fresh=fresh) as response:
             if response.status != 200:
-                raise OwnerStalled(hop.to, f"refuses a question (HTTP {response.status})")
-            return self.frames(hop).feed(await response.read())
+                raise OwnerStalled(peer_request.to, f"refuses a question (HTTP {response.status})")
+            return self.frames(peer_request).feed(await response.read())
 
-    def frames(self, hop: Hop) -> Frames:
+    def frames(self, peer_request: PeerRequest) -> Frames:
         """The decoder of the reply to a request."""
-        return Frames(self._hops.keyring, hop.nonce, FRAME_BYTES)
+        return Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
 
-    async def open(self, address: Address, hop: Hop, *, fresh: bool) -> aiohttp.ClientResponse:
+    async def open(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> aiohttp.ClientResponse:
         """Send a request, over a new connection if `fresh`; return when the head of the reply is here."""
         try:
-            return await self._post(address, hop, fresh=fresh)
+            return await self._post(address, peer_request, fresh=fresh)
         except StaleConnection:
             # A kept connection ended with its process, or by its age: nothing was sent on it.
             try:
-                return await self._post(address, hop, fresh=True)
+                return await self._post(address, peer_request, fresh=True)
             except StaleConnection as exc:
                 # A process accepts connections, so it lives.
-                raise OwnerStalled(hop.to, "closes its connections (is it at limits.connections?)") from exc
+                raise OwnerStalled(peer_request.to, "closes its connections (is it at limits.connections?)") from exc
 
-    async def _post(self, address: Address, hop: Hop, *, fresh: bool) -> aiohttp.ClientResponse:
+    async def _post(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> aiohttp.ClientResponse:
         client, url = self._client(address, fresh=fresh)
-        sealed = self._hops.seal(hop)
+        sealed = self._sealer.seal(peer_request)
         sent = False
         connected = asyncio.Event()
 
@@ -131,19 +131,19 @@ class PeerConnections:
                     trace_request_ctx=connected,
                 )
         except aiohttp.ConnectionTimeoutError as exc:
-            raise self.slow(hop.to) from exc
+            raise self.slow(peer_request.to) from exc
         except aiohttp.ClientConnectorDNSError as exc:
-            raise self._unresolved(hop.to, "does not resolve") from exc
+            raise self._unresolved(peer_request.to, "does not resolve") from exc
         except aiohttp.ClientConnectorError as exc:
-            raise await self._not_connected(address, hop.to, exc.os_error) from exc
+            raise await self._not_connected(address, peer_request.to, exc.os_error) from exc
         except TimeoutError as exc:
             if sent:
-                raise PeerStuck(hop.to) from exc
+                raise PeerStuck(peer_request.to) from exc
             if connected.is_set():
-                raise OwnerSilent(hop.to, "does not react", is_connected=True) from exc
-            raise self._unresolved(hop.to, "did not resolve in time") from exc
+                raise OwnerSilent(peer_request.to, "does not react", is_connected=True) from exc
+            raise self._unresolved(peer_request.to, "did not resolve in time") from exc
         except NETWORK_ERRORS as exc:
-            raise (ReplyBroken if sent else StaleConnection)(f"{hop.to}: {type(exc).__name__}") from exc
+            raise (ReplyBroken if sent else StaleConnection)(f"{peer_request.to}: {type(exc).__name__}") from exc
 
     def _client(self, address: Address, *, fresh: bool) -> tuple[aiohttp.ClientSession, str]:
         """The client for all TCP peers, or for one unix socket, with the URL to post to."""

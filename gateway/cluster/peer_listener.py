@@ -15,7 +15,7 @@ from gateway.http.incoming import Incoming, read_body
 from gateway.http.reply import ReplyWriter, leave_open, send
 from gateway.protocol.errors import GatewayError, InvalidState
 from gateway.seal import peer_messages as messages
-from gateway.seal.peer_messages import Frames, Hop, PeerSealer
+from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 from gateway.telemetry import Ending, Event, Metrics, get_logger
 
 log = get_logger()
@@ -32,7 +32,7 @@ _REJECTED_FIX: Final = (
 
 Serve = Callable[[Incoming, ReplyWriter], Awaitable[object]]
 """Serves a client's request that came from another replica; raises PeerFailed."""
-Tell = Callable[[Hop, bool], Awaitable[str]]
+Tell = Callable[[PeerRequest, bool], Awaitable[str]]
 """Answers a question of another replica; the flag tells whether the question comes from a process of this host."""
 
 
@@ -43,14 +43,14 @@ class PeerListener:
         self,
         in_force: InForce[Config],
         membership: Membership,
-        hops: PeerSealer,
+        sealer: PeerSealer,
         serve: Serve,
         tell: Tell,
         metrics: Metrics,
     ) -> None:
         self._in_force = in_force
         self._membership = membership
-        self._hops = hops
+        self._sealer = sealer
         self._serve = serve
         self._tell = tell
         self._metrics = metrics
@@ -71,19 +71,19 @@ class PeerListener:
         config = self._in_force.value
         try:
             sealed = await read_body(http, config.limits.body_bytes + _OVERHEAD_BYTES, config.limits.receive_seconds)
-            hop = self._hops.open(sealed, time.time())
+            peer_request = self._sealer.open(sealed, time.time())
         except InvalidState as exc:
             self._reject(exc.reason, http.remote)
             return web.Response(status=403)
         except GatewayError as exc:
             return web.Response(status=exc.status)
-        frames = Frames(self._hops.keyring, hop.nonce, FRAME_BYTES)
+        frames = Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
         reply = PeerReply(http, frames, config.timeouts.send_seconds)
         await reply.open()
-        if hop.kind in ("who", "reach", "holds"):
-            await reply.frame(await self._answer(hop, http.remote, is_local=is_local))
+        if peer_request.kind in ("who", "reach", "holds"):
+            await reply.frame(await self._answer(peer_request, http.remote, is_local=is_local))
         else:
-            await self._serve_hop(hop, reply, http, is_local=is_local)
+            await self._serve_request(peer_request, reply, http, is_local=is_local)
         return await reply.close()
 
     def _reject(self, reason: str, remote: str | None) -> None:
@@ -92,24 +92,34 @@ class PeerListener:
             self._logged = time.monotonic()
             log.warning(Event.PEER_REJECTED, reason=reason, remote=remote, fix=_REJECTED_FIX)
 
-    async def _answer(self, hop: Hop, remote: str | None, *, is_local: bool) -> messages.Frame:
+    async def _answer(self, peer_request: PeerRequest, remote: str | None, *, is_local: bool) -> messages.Frame:
         """The answer to a question."""
-        if hop.kind != "who":
-            return messages.Told(await self._tell(hop, is_local))
-        if hop.path:
-            self._membership.greeted(hop.path, remote)
-        return messages.Me(self._membership.host)
+        if peer_request.kind != "who":
+            return messages.Answer(await self._tell(peer_request, is_local))
+        if peer_request.path:
+            self._membership.greeted(peer_request.path, remote)
+        return messages.Identity(self._membership.host)
 
-    async def _serve_hop(self, hop: Hop, reply: "PeerReply", http: web.BaseRequest, *, is_local: bool) -> None:
+    async def _serve_request(
+        self, peer_request: PeerRequest, reply: "PeerReply", http: web.BaseRequest, *, is_local: bool
+    ) -> None:
         """Have a client's request served."""
-        headers = CIMultiDictProxy(CIMultiDict((_text(name), _text(value)) for name, value in hop.headers))
-        incoming = Incoming(hop.path, headers, hop.remote, hop.body, hop, is_local, hop.request_id)
+        headers = CIMultiDictProxy(CIMultiDict((_text(name), _text(value)) for name, value in peer_request.headers))
+        incoming = Incoming(
+            peer_request.path,
+            headers,
+            peer_request.remote,
+            peer_request.body,
+            peer_request,
+            is_local,
+            peer_request.request_id,
+        )
         try:
             _ = await self._serve(incoming, reply)
         except PeerReplaced:
             await reply.frame(messages.Gone(self._membership.host))
         except PeerFailed as exc:
-            log.warning(Event.PEER_FAILED, cause=str(exc), request_id=hop.request_id)
+            log.warning(Event.PEER_FAILED, cause=str(exc), request_id=peer_request.request_id)
             if http.transport is not None:
                 http.transport.abort()  # the other replica must see that the reply is incomplete
 

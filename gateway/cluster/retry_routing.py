@@ -48,11 +48,11 @@ class RetryRouting:
 
         Raises OwnerStalled; for a request that came through another replica also PeerReplaced.
         """
-        if incoming.hop is None:
+        if incoming.peer_request is None:
             if envelope.owner == _NO_REPLICA:
                 return TakeOver(proven=True)
             return await self._ask_owner(envelope, incoming, wire)
-        kind, to = incoming.hop.kind, incoming.hop.to
+        kind, to = incoming.peer_request.kind, incoming.peer_request.to
         if to == self._membership.own:
             if kind == "owner":
                 raise PeerReplaced(to)  # a former process of this id held the call

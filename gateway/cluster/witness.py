@@ -14,7 +14,7 @@ from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed
 from gateway.protocol.errors import OwnerStalled
 from gateway.runtime.tasks import Tasks
-from gateway.seal.peer_messages import Hop
+from gateway.seal.peer_messages import PeerRequest
 
 _MOST_WITNESSES: Final = 8
 _GOOD_SECONDS: Final = 2.0
@@ -108,19 +108,21 @@ class Witness:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    async def tell(self, hop: Hop, is_local: bool) -> str:  # noqa: FBT001  (a callback of the peer listener)
+    async def tell(self, peer_request: PeerRequest, is_local: bool) -> str:  # noqa: FBT001  (a callback of the peer listener)
         """Answer another replica's question."""
-        if hop.kind == "reach":
-            is_own_host = self._membership.is_own_host(hop.path)
-            return "unknown" if is_own_host else await self._peers.reach(hop.path)
-        own = self._own_word(hop)
+        if peer_request.kind == "reach":
+            is_own_host = self._membership.is_own_host(peer_request.path)
+            return "unknown" if is_own_host else await self._peers.reach(peer_request.path)
+        own = self._own_word(peer_request)
         if own == "yes" or is_local:
             return own
-        siblings = [name for name in self._membership.local_candidates(hop.path) if name != self._membership.own]
-        round_ = int(hop.body or b"0")
-        words = [own, *await asyncio.gather(*(self._holds(name, hop.path, round_) for name in siblings))]
+        siblings = [
+            name for name in self._membership.local_candidates(peer_request.path) if name != self._membership.own
+        ]
+        round_ = int(peer_request.body or b"0")
+        words = [own, *await asyncio.gather(*(self._holds(name, peer_request.path, round_) for name in siblings))]
         return next((word for word in ("yes", "unknown") if word in words), "no")
 
-    def _own_word(self, hop: Hop) -> str:
-        found = self._lot.find(hop.path)
-        return "yes" if found is not None and found.has_taken_over(int(hop.body or b"0")) else "no"
+    def _own_word(self, peer_request: PeerRequest) -> str:
+        found = self._lot.find(peer_request.path)
+        return "yes" if found is not None and found.has_taken_over(int(peer_request.body or b"0")) else "no"

@@ -22,7 +22,6 @@ from gateway.config.model import (
     Sessions,
     State,
     Timeouts,
-    Tls,
     Upstream,
     UpstreamTls,
 )
@@ -55,7 +54,6 @@ __all__ = [
     "Sessions",
     "State",
     "Timeouts",
-    "Tls",
     "Upstream",
     "UpstreamTls",
     "cautions",

@@ -1,8 +1,9 @@
 """The structs of the configuration: every key with its type, range, default, meaning.
 
-These structs are the only place where a key is declared. The loader, the environment overrides and the JSON
-Schema all walk them, so a new key is one new line here, and one in `config/full.yaml` (a test compares).
-`extra={"form": ...}` names the text form of `gateway/config/parsing/formats.py` that a value must have.
+These structs are the only place where a key is declared. The loader, the environment overrides, the JSON Schema and
+the documentation all read them, so a new key is one new field here, and one line in `config/full.yaml` (a test
+compares). The text below a field is its description (`schema.py` reads it). `extra={"form": ...}` names the text form
+of `gateway/config/parsing/formats.py` that a value must have.
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,9 @@ Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 SomeSeconds = Annotated[float, Meta(ge=0.001, le=86_400)]
 Count = Annotated[int, Meta(ge=1, le=10_000_000)]
 Bytes = Annotated[int, Meta(ge=1, le=1_073_741_824)]
+QuietSeconds = Annotated[float, Meta(ge=0, le=5)]
+Depth = Annotated[int, Meta(ge=8, le=512)]
+Rounds = Annotated[int, Meta(ge=0, le=9)]
 
 Address = Annotated[str, Meta(extra={"form": "address"})]
 Header = Annotated[str, Meta(extra={"form": "header"})]
@@ -71,21 +75,12 @@ def _hidden(value: object) -> str | None:
 class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """TLS of the listener for clients, switched on by `cert_file`."""
 
-    cert_file: Annotated[
-        Text | None,
-        Meta(description="Certificate (PEM), followed by its intermediate certificates. null: plain HTTP."),
-    ] = None
-    key_file: Annotated[
-        Text | None,
-        Meta(description="Private key (PEM) of the certificate, without a password. null: the key is in `cert_file`."),
-    ] = None
-    client_ca_file: Annotated[
-        Text | None,
-        Meta(
-            description="Authorities (PEM) of client certificates: other clients are rejected. null: no "
-            "client certificate is needed."
-        ),
-    ] = None
+    cert_file: Text | None = None
+    """Certificate (PEM), followed by its intermediate certificates. null: plain HTTP."""
+    key_file: Text | None = None
+    """Private key (PEM) of the certificate, without a password. null: the key is in `cert_file`."""
+    client_ca_file: Text | None = None
+    """Authorities (PEM) of client certificates: other clients are rejected. null: no client certificate is needed."""
 
 
 class State(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,23 +88,14 @@ class State(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     _secrets = frozenset({"keys"})
 
-    keys: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="State keys (`mrtr-gateway keygen`): base64 or hex of 32 bytes or more. The first key "
-            "seals, all keys open. Empty: the gateway makes a key at each start, for a single "
-            "replica only.",
-            extra={"secret": True},
-        ),
-    ] = ()
-    keys_file: Annotated[
-        Text | None,
-        Meta(
-            description="Alternative to `keys`: a file with one key per line and `#` comments. A relative "
-            "path starts in the folder of the configuration file."
-        ),
-    ] = None
-    ttl_seconds: Annotated[SomeSeconds, Meta(description="Lifetime of a sealed state.")] = 600.0
+    keys: Annotated[tuple[str, ...], Meta(extra={"secret": True})] = ()
+    """State keys (`mrtr-gateway keygen`): base64 or hex of 32 bytes or more. The first key seals, all keys open.
+    Empty: the gateway makes a key at each start, for a single replica only."""
+    keys_file: Text | None = None
+    """Alternative to `keys`: a file with one key per line and `#` comments. A relative path starts in the folder of
+    the configuration file."""
+    ttl_seconds: SomeSeconds = 600.0
+    """Lifetime of a sealed state."""
 
     def raw_keys(self) -> tuple[bytes, ...]:
         """Return the keys as bytes, in order; raises ValueError for a malformed key (never after `load`)."""
@@ -117,164 +103,105 @@ class State(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One process among its peers."""
+    """This process among its peers."""
 
-    id: Annotated[
-        ReplicaId | None,
-        Meta(description="Name of this replica, unique among its peers. null: the host's name."),
-    ] = None
-    listen: Annotated[Address | None, Meta(description="host:port of the peer listener. null: no peer listener.")] = (
-        None
-    )
-    peers: Annotated[
-        dict[ReplicaId, Address],
-        Meta(description="Peer listeners of all replicas by replica id, including this one's."),
-    ] = {}
-    peers_dns: Annotated[
-        Address | None,
-        Meta(description="Alternative to `peers`: name:port of a headless service that resolves to all replicas."),
-    ] = None
+    id: ReplicaId | None = None
+    """Name of this replica, unique among its peers. null: the host's name."""
+    listen: Address | None = None
+    """host:port of the peer listener. null: no peer listener."""
+    peers: dict[ReplicaId, Address] = {}
+    """Peer listeners of all replicas by replica id, including this one's."""
+    peers_dns: Address | None = None
+    """Alternative to `peers`: name:port of a headless service that resolves to all replicas."""
 
 
 class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Calls that wait between two rounds."""
 
-    ttl_seconds: Annotated[
-        SomeSeconds,
-        Meta(description="How long a parked call waits for its next round. state.ttl_seconds limits the wait too."),
-    ] = 600.0
-    max_calls: Annotated[Count, Meta(description="Maximum number of parked calls in this replica.")] = 10_000
-    max_calls_per_principal: Annotated[Count, Meta(description="Maximum number of parked calls of one principal.")] = (
-        1_000
-    )
-    quiet_seconds: Annotated[
-        Annotated[float, Meta(ge=0, le=5)],
-        Meta(
-            description="Nested requests that arrive within this time of each other share a round. 0: each is "
-            "sent at once."
-        ),
-    ] = 0.04
-    grace_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="When the client of a retry disconnects: how long it may come back before the call is "
-            "cancelled."
-        ),
-    ] = 1.5
-    linger_seconds: Annotated[
-        Seconds, Meta(description="How long a delivered result is kept in case the client repeats the same retry.")
-    ] = 30.0
-    drain_delay_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="After SIGTERM: how long the replica reports unready but still serves new calls, so "
-            "that load balancers notice. SIGINT skips this delay."
-        ),
-    ] = 2.0
-    drain_seconds: Annotated[
-        Seconds,
-        Meta(description="After that delay: how long parked calls may take to finish. Peers can still reach them."),
-    ] = 30.0
+    ttl_seconds: SomeSeconds = 600.0
+    """How long a parked call waits for its next round. state.ttl_seconds limits the wait too."""
+    max_calls: Count = 10_000
+    """Maximum number of parked calls in this replica."""
+    max_calls_per_principal: Count = 1_000
+    """Maximum number of parked calls of one principal."""
+    quiet_seconds: QuietSeconds = 0.04
+    """Nested requests that arrive within this time of each other share a round. 0: each is sent at once."""
+    grace_seconds: Seconds = 1.5
+    """When the client of a retry disconnects: how long it may come back before the call is cancelled."""
+    linger_seconds: Seconds = 30.0
+    """How long a delivered result is kept in case the client repeats the same retry."""
+    drain_delay_seconds: Seconds = 2.0
+    """After SIGTERM: how long the replica reports unready but still serves new calls, so that load balancers notice.
+    SIGINT skips this delay."""
+    drain_seconds: Seconds = 30.0
+    """After that delay: how long parked calls may take to finish. Peers can still reach them."""
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum sizes of messages, and limits of connections."""
 
-    body_bytes: Annotated[
-        Bytes,
-        Meta(description="Maximum size of a client's request body, after decompression. A larger one gets HTTP 413."),
-    ] = 4_194_304
-    event_bytes: Annotated[
-        Bytes, Meta(description="Maximum size of one SSE event or JSON response of an upstream.")
-    ] = 16_777_216
-    behind_bytes: Annotated[
-        Bytes,
-        Meta(
-            description="Maximum size of the notifications that wait for one client that does not read. Beyond it, "
-            "the gateway drops the oldest, but keeps the newest whatever its size."
-        ),
-    ] = 1_048_576
-    json_depth: Annotated[
-        Annotated[int, Meta(ge=8, le=512)], Meta(description="Maximum nesting of objects and arrays in a message.")
-    ] = 64
-    state_bytes: Annotated[
-        Annotated[int, Meta(ge=1024, le=65_536)], Meta(description="Maximum size of a sealed `requestState`.")
-    ] = 8_192
-    receive_seconds: Annotated[
-        SomeSeconds, Meta(description="Time limit for a request head to arrive, and again for its whole body.")
-    ] = 30.0
-    connections: Annotated[Count, Meta(description="Maximum number of open client connections.")] = 20_000
+    body_bytes: Bytes = 4_194_304
+    """Maximum size of a client's request body, after decompression. A larger one gets HTTP 413."""
+    event_bytes: Bytes = 16_777_216
+    """Maximum size of one SSE event or JSON response of an upstream."""
+    behind_bytes: Bytes = 1_048_576
+    """Maximum size of the notifications that wait for one client that does not read. Beyond it, the gateway drops the
+    oldest, but keeps the newest whatever its size."""
+    json_depth: Depth = 64
+    """Maximum nesting of objects and arrays in a message."""
+    state_bytes: Annotated[int, Meta(ge=1024, le=65_536)] = 8_192
+    """Maximum size of a sealed `requestState`."""
+    receive_seconds: SomeSeconds = 30.0
+    """Time limit for a request head to arrive, and again for its whole body."""
+    connections: Count = 20_000
+    """Maximum number of open client connections."""
 
 
 class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Timeouts towards clients, upstreams and peers, in seconds."""
 
-    connect_seconds: Annotated[
-        SomeSeconds, Meta(description="Time limit for opening a connection to an upstream.")
-    ] = 5.0
-    handshake_seconds: Annotated[SomeSeconds, Meta(description="Time limit from `initialize` to its result.")] = 10.0
-    answer_seconds: Annotated[
-        SomeSeconds, Meta(description="Time limit for the upstream to accept the POST of an answer or a notification.")
-    ] = 10.0
-    idle_seconds: Annotated[SomeSeconds, Meta(description="How long an upstream may be silent during a call.")] = 300.0
-    session_wait_seconds: Annotated[
-        SomeSeconds, Meta(description="How long a request waits for a free session when the caps are reached.")
-    ] = 10.0
-    keepalive_seconds: Annotated[
-        SomeSeconds,
-        Meta(description="How long a response stream may be silent before the gateway sends an SSE comment."),
-    ] = 15.0
-    cancel_seconds: Annotated[
-        SomeSeconds, Meta(description="Time limit for delivering `notifications/cancelled` or DELETE.")
-    ] = 5.0
-    send_seconds: Annotated[SomeSeconds, Meta(description="How long a client may fail to read its reply.")] = 30.0
-    peer_connect_seconds: Annotated[
-        SomeSeconds,
-        Meta(
-            description="Time limit for opening a connection to a peer. A peer that takes longer counts as silent, "
-            "not as proven dead."
-        ),
-    ] = 0.5
-    peer_accept_seconds: Annotated[
-        SomeSeconds,
-        Meta(
-            description="Time limit for a connected peer to take the request over. After it, the client is "
-            "told to retry."
-        ),
-    ] = 1.0
+    connect_seconds: SomeSeconds = 5.0
+    """Time limit for opening a connection to an upstream."""
+    handshake_seconds: SomeSeconds = 10.0
+    """Time limit from `initialize` to its result."""
+    answer_seconds: SomeSeconds = 10.0
+    """Time limit for the upstream to accept the POST of an answer or a notification."""
+    idle_seconds: SomeSeconds = 300.0
+    """How long an upstream may be silent during a call."""
+    session_wait_seconds: SomeSeconds = 10.0
+    """How long a request waits for a free session when the caps are reached."""
+    keepalive_seconds: SomeSeconds = 15.0
+    """How long a response stream may be silent before the gateway sends an SSE comment."""
+    cancel_seconds: SomeSeconds = 5.0
+    """Time limit for delivering `notifications/cancelled` or DELETE."""
+    send_seconds: SomeSeconds = 30.0
+    """How long a client may fail to read its reply."""
+    peer_connect_seconds: SomeSeconds = 0.5
+    """Time limit for opening a connection to a peer. A peer that takes longer counts as silent, not as proven dead."""
+    peer_accept_seconds: SomeSeconds = 1.0
+    """Time limit for a connected peer to take the request over. After it, the client is told to retry."""
 
 
 class Sessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The pool of upstream sessions."""
 
-    max: Annotated[
-        Count, Meta(description="Maximum number of sessions per route, in use or idle. A parked call uses one.")
-    ] = 11_000
-    max_per_principal: Annotated[
-        Count, Meta(description="Maximum number of sessions of one principal on one route.")
-    ] = 1_100
-    idle_seconds: Annotated[
-        Seconds, Meta(description="After this idle time, the gateway closes a session with DELETE.")
-    ] = 60.0
-    quarantine_seconds: Annotated[
-        Seconds,
-        Meta(description="How long an abandoned call may take to end before its session is dropped."),
-    ] = 60.0
+    max: Count = 11_000
+    """Maximum number of sessions per route, in use or idle. A parked call uses one."""
+    max_per_principal: Count = 1_100
+    """Maximum number of sessions of one principal on one route."""
+    idle_seconds: Seconds = 60.0
+    """After this idle time, the gateway closes a session with DELETE."""
+    quarantine_seconds: Seconds = 60.0
+    """How long an abandoned call may take to end before its session is dropped."""
 
 
 class Legs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Early ends of long requests, for clients that give up at 60 seconds."""
 
-    limit_seconds: Annotated[
-        SomeSeconds, Meta(description="A request that is open this long is answered with a round without questions.")
-    ] = 50.0
-    rounds: Annotated[
-        Annotated[int, Meta(ge=0, le=9)],
-        Meta(
-            description="Maximum number of such rounds per exchange (clients allow 10 rounds in all). 0: "
-            "streams stay open."
-        ),
-    ] = 4
+    limit_seconds: SomeSeconds = 50.0
+    """A request that is open this long is answered with a round without questions."""
+    rounds: Rounds = 4
+    """Maximum number of such rounds per exchange (clients allow 10 rounds in all). 0: streams stay open."""
 
 
 class Principal(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -282,152 +209,102 @@ class Principal(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     _urls = frozenset({"jwks_url"})
 
-    source: Annotated[
-        Literal["authorization", "header", "jwt"],
-        Meta(
-            description="How callers are identified. `authorization`: by the bearer token, not verified; "
-            "`header`: by a header that a trusted proxy sets; `jwt`: by the bearer token, "
-            "verified with its issuer's keys."
-        ),
-    ] = "authorization"
-    header: Annotated[Header | None, Meta(description="With source `header`: the name of the header.")] = None
-    trusted_proxies: Annotated[
-        tuple[Network, ...], Meta(description="Networks (CIDR) of proxies whose forwarded headers are trusted.")
-    ] = ()
-    issuer: Annotated[Text | None, Meta(description="With source `jwt`: the exact value that `iss` must have.")] = None
-    jwks_url: Annotated[
-        str | None, Meta(description="With source `jwt`: the URL of the issuer's keys.", extra={"form": "url"})
-    ] = None
-    jwks_file: Annotated[Text | None, Meta(description="Alternative to `jwks_url`: a file with the keys (JWKS).")] = (
-        None
-    )
-    jwks_ca_file: Annotated[
-        Text | None, Meta(description="Authority (PEM) of the server at `jwks_url`. null: the system's authorities.")
-    ] = None
-    jwks_stale_seconds: Annotated[
-        Annotated[float, Meta(ge=0, le=604_800)],
-        Meta(description="How long the keys stay in use after the last successful fetch."),
-    ] = 86_400.0
-    audience: Annotated[
-        tuple[Text, ...], Meta(description="With source `jwt`: `aud` must name one of these. Empty: not checked.")
-    ] = ()
-    algorithms: Annotated[
-        tuple[Algorithm, ...],
-        Meta(description="With source `jwt`: the accepted signature algorithms.", min_length=1),
-    ] = ("RS256", "ES256")
+    source: Literal["authorization", "header", "jwt"] = "authorization"
+    """How callers are identified. `authorization`: by the bearer token, not verified; `header`: by a header that a
+    trusted proxy sets; `jwt`: by the bearer token, verified with its issuer's keys."""
+    header: Header | None = None
+    """With source `header`: the name of the header."""
+    trusted_proxies: tuple[Network, ...] = ()
+    """Networks (CIDR) of proxies whose forwarded headers are trusted."""
+    issuer: Text | None = None
+    """With source `jwt`: the exact value that `iss` must have."""
+    jwks_url: Annotated[str | None, Meta(extra={"form": "url"})] = None
+    """With source `jwt`: the URL of the issuer's keys."""
+    jwks_file: Text | None = None
+    """Alternative to `jwks_url`: a file with the keys (JWKS)."""
+    jwks_ca_file: Text | None = None
+    """Authority (PEM) of the server at `jwks_url`. null: the system's authorities."""
+    jwks_stale_seconds: Annotated[float, Meta(ge=0, le=604_800)] = 86_400.0
+    """How long the keys stay in use after the last successful fetch."""
+    audience: tuple[Text, ...] = ()
+    """With source `jwt`: `aud` must name one of these. Empty: not checked."""
+    algorithms: Annotated[tuple[Algorithm, ...], Meta(min_length=1)] = ("RS256", "ES256")
+    """With source `jwt`: the accepted signature algorithms."""
 
 
 class Security(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Protection against DNS rebinding."""
 
-    allowed_hosts: Annotated[
-        tuple[Host, ...],
-        Meta(
-            description="Accepted values of `Host`. Empty: loopback names if `listen` is on loopback, otherwise any."
-        ),
-    ] = ()
-    allowed_origins: Annotated[
-        tuple[Origin, ...],
-        Meta(description="Accepted values of `Origin`. Requests without `Origin` are always accepted."),
-    ] = ()
+    allowed_hosts: tuple[Host, ...] = ()
+    """Accepted values of `Host`. Empty: loopback names if `listen` is on loopback, otherwise any."""
+    allowed_origins: tuple[Origin, ...] = ()
+    """Accepted values of `Origin`. Requests without `Origin` are always accepted."""
 
 
 class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The log on stderr."""
 
-    level: Annotated[
-        Level, Meta(description="Minimum level. It is read only at start, and `serve --log-level` overrides it.")
-    ] = "info"
-    format: Annotated[
-        Literal["auto", "json", "console"],
-        Meta(description="`auto`: console format on a terminal, otherwise JSON lines."),
-    ] = "auto"
+    level: Level = "info"
+    """Minimum level. It is read only at start, and `serve --log-level` overrides it."""
+    format: Literal["auto", "json", "console"] = "auto"
+    """`auto`: console format on a terminal, otherwise JSON lines."""
 
 
 class Debug(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Debugging aids."""
 
-    bodies: Annotated[
-        bool,
-        Meta(
-            description="true: log every message of clients and upstreams, truncated and with secrets masked. "
-            "The gateway logs a warning about this at every start and reload."
-        ),
-    ] = False
+    bodies: bool = False
+    """true: log every message of clients and upstreams, truncated and with secrets masked. The gateway logs a warning
+    about this at every start and reload."""
 
 
 class UpstreamTls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """TLS towards one upstream."""
+    """TLS towards an upstream whose URL is https."""
 
-    ca_file: Annotated[
-        Text | None,
-        Meta(description="Trusted authorities (PEM), instead of the system's. null: the system's authorities."),
-    ] = None
-    cert_file: Annotated[Text | None, Meta(description="Client certificate (PEM) for the server. null: none.")] = None
-    key_file: Annotated[
-        Text | None,
-        Meta(description="Private key (PEM) of the certificate, without a password. null: the key is in `cert_file`."),
-    ] = None
-    server_name: Annotated[
-        Host | None, Meta(description="Name that the server's certificate must be for. null: the name in `url`.")
-    ] = None
-    verify: Annotated[
-        bool,
-        Meta(
-            description="false: accept any certificate, and so any server. The gateway logs a warning about "
-            "this at every start and reload."
-        ),
-    ] = True
+    ca_file: Text | None = None
+    """Trusted authorities (PEM), instead of the system's. null: the system's authorities."""
+    cert_file: Text | None = None
+    """Client certificate (PEM) for the server. null: none."""
+    key_file: Text | None = None
+    """Private key (PEM) of the certificate, without a password. null: the key is in `cert_file`."""
+    server_name: Host | None = None
+    """Name that the server's certificate must be for. null: the name in `url`."""
+    verify: bool = True
+    """false: accept any certificate, and so any server. The gateway logs a warning about this at every start and
+    reload."""
 
 
-class Upstream(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One server: `url` or `command`."""
+class Upstream(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The server behind a route: `url` or `command`."""
 
-    url: Annotated[str | None, Meta(description="URL of the server's MCP endpoint.", extra={"form": "url"})] = None
-    command: Annotated[
-        Annotated[tuple[Text, ...], Meta(min_length=1)] | None,
-        Meta(description="Program and arguments of a stdio server, started without a shell."),
-    ] = None
-    env: Annotated[
-        dict[Variable, Annotated[str, Meta(extra={"secret": True})]],
-        Meta(
-            description="With `command`: the child's environment. Of the gateway's own variables it gets only "
-            "PATH, HOME, USER, SHELL, TERM, TMPDIR, TZ and the locale."
-        ),
-    ] = {}
-    cwd: Annotated[
-        Text | None, Meta(description="With `command`: the working directory. null: the gateway's own.")
-    ] = None
-    max_children: Annotated[
-        Annotated[int, Meta(ge=1, le=10_000)],
-        Meta(
-            description="With `command`: maximum number of its processes, in use, idle or ending. A parked "
-            "call uses one."
-        ),
-    ] = 32
-    warm: Annotated[
-        Annotated[int, Meta(ge=0, le=100)],
-        Meta(description="With `command`: how many children are started in advance."),
-    ] = 1
-    transport: Annotated[
-        Literal["auto", "streamable-http", "sse", "stdio"],
-        Meta(description="Transport of the server. `auto` detects it."),
-    ] = "auto"
-    tls: Annotated[UpstreamTls, Meta(description="TLS towards the server, if the URL is https.")] = UpstreamTls()
+    _secrets = frozenset({"env"})
+    _urls = frozenset({"url"})
+
+    url: Annotated[str | None, Meta(extra={"form": "url"})] = None
+    """URL of the server's MCP endpoint."""
+    command: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
+    """Program and arguments of a stdio server, started without a shell."""
+    env: dict[Variable, Annotated[str, Meta(extra={"secret": True})]] = {}
+    """With `command`: the child's environment. Of the gateway's own variables it gets only PATH, HOME, USER, SHELL,
+    TERM, TMPDIR, TZ and the locale."""
+    cwd: Text | None = None
+    """With `command`: the working directory. null: the gateway's own."""
+    max_children: Annotated[int, Meta(ge=1, le=10_000)] = 32
+    """With `command`: maximum number of its processes, in use, idle or ending. A parked call uses one."""
+    warm: Annotated[int, Meta(ge=0, le=100)] = 1
+    """With `command`: how many children are started in advance."""
+    transport: Literal["auto", "streamable-http", "sse", "stdio"] = "auto"
+    """Transport of the server. `auto` detects it."""
+    tls: UpstreamTls = UpstreamTls()
 
     @property
     def name(self) -> str:
         """The upstream's name in logs and errors: the redacted url, or the program without its arguments."""
         return redacted_url(self.url) if self.url else (self.command or ("?",))[0]
 
-    def __repr__(self) -> str:
-        return f"Upstream({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Return the fields with possible secrets hidden, as `State` does."""
-        url = self.url and redacted_url(self.url)
-        shown = {"url": url, "command": self.command and (self.command[0], "..."), "env": sorted(self.env)}
-        return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
+    def _shown(self, name: str, value: Any) -> Any:
+        """Hide the arguments of the command too."""
+        return value and (value[0], "...") if name == "command" else super()._shown(name, value)
 
 
 class Credentials(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -435,56 +312,41 @@ class Credentials(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     _secrets = frozenset({"token"})
 
-    mode: Annotated[
-        Literal["forward", "drop", "replace"],
-        Meta(
-            description="What happens to the client's `Authorization`: `forward` sends it upstream, `drop` "
-            "does not, `replace` sends the gateway's own instead."
-        ),
-    ] = "forward"
-    token: Annotated[
-        HeaderValue | None, Meta(description="With `replace`: the gateway's own secret.", extra={"secret": True})
-    ] = None
-    token_file: Annotated[
-        Text | None, Meta(description="Alternative to `token`: a file with the secret in its only line.")
-    ] = None
-    header: Annotated[
-        Header | None,
-        Meta(description="With `replace`: the header that carries the bare secret. null: `Authorization: Bearer`."),
-    ] = None
+    mode: Literal["forward", "drop", "replace"] = "forward"
+    """What happens to the client's `Authorization`: `forward` sends it upstream, `drop` does not, `replace` sends the
+    gateway's own instead."""
+    token: Annotated[HeaderValue | None, Meta(extra={"secret": True})] = None
+    """With `replace`: the gateway's own secret."""
+    token_file: Text | None = None
+    """Alternative to `token`: a file with the secret in its only line."""
+    header: Header | None = None
+    """With `replace`: the header that carries the bare secret. null: `Authorization: Bearer`."""
 
 
 class Freshness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Overrides for one method. Keys that are left out have the route's value."""
 
-    ttl_ms: Annotated[TtlMs | None, Meta(description="`ttlMs` of this method's results.")] = None
-    scope: Annotated[CacheScope | None, Meta(description="`cacheScope` of this method's results.")] = None
+    ttl_ms: TtlMs | None = None
+    """`ttlMs` of this method's results."""
+    scope: CacheScope | None = None
+    """`cacheScope` of this method's results."""
 
 
 _AS_FOR_ALL = Freshness()
 
 
 class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Freshness, which modern results must state and legacy servers cannot."""
+    """Freshness of lists and resources, which modern results must state and legacy servers cannot."""
 
-    ttl_ms: Annotated[
-        TtlMs, Meta(description="`ttlMs` of lists and resources. A server's own value takes precedence.")
-    ] = 0
-    scope: Annotated[
-        CacheScope,
-        Meta(description="`cacheScope` of the same results. `public` lets caches share them between callers."),
-    ] = "private"
-    methods: Annotated[
-        dict[Cacheable, Freshness],
-        Meta(description="Values for single methods, e.g. `tools/list: {ttl_ms: 60000, scope: public}`."),
-    ] = {}
-    lists_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="How long the gateway answers a caller's lists from its own memory. 0: never. A "
-            "`list_changed` from the server ends this early."
-        ),
-    ] = 0.0
+    ttl_ms: TtlMs = 0
+    """`ttlMs` of lists and resources. A server's own value takes precedence."""
+    scope: CacheScope = "private"
+    """`cacheScope` of the same results. `public` lets caches share them between callers."""
+    methods: dict[Cacheable, Freshness] = {}
+    """Values for single methods, e.g. `tools/list: {ttl_ms: 60000, scope: public}`."""
+    lists_seconds: Seconds = 0.0
+    """How long the gateway answers a caller's lists from its own memory. 0: never. A `list_changed` from the server
+    ends this early."""
 
     def of(self, method: str) -> tuple[int, str]:
         """Return `ttlMs` and `cacheScope` of a method's results."""
@@ -497,59 +359,50 @@ class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class RouteHold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Overrides of `hold` for one route. Keys that are left out have the value of `hold`."""
 
-    ttl_seconds: Annotated[SomeSeconds | None, Meta(description="As `hold.ttl_seconds`.")] = None
-    quiet_seconds: Annotated[
-        Annotated[float, Meta(ge=0, le=5)] | None, Meta(description="As `hold.quiet_seconds`.")
-    ] = None
-    grace_seconds: Annotated[Seconds | None, Meta(description="As `hold.grace_seconds`.")] = None
-    linger_seconds: Annotated[Seconds | None, Meta(description="As `hold.linger_seconds`.")] = None
+    ttl_seconds: SomeSeconds | None = None
+    quiet_seconds: QuietSeconds | None = None
+    grace_seconds: Seconds | None = None
+    linger_seconds: Seconds | None = None
 
 
 class RouteLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Overrides of `limits` for one route. Keys that are left out have the value of `limits`."""
 
-    body_bytes: Annotated[Bytes | None, Meta(description="As `limits.body_bytes`.")] = None
-    event_bytes: Annotated[Bytes | None, Meta(description="As `limits.event_bytes`.")] = None
-    json_depth: Annotated[Annotated[int, Meta(ge=8, le=512)] | None, Meta(description="As `limits.json_depth`.")] = (
-        None
-    )
+    body_bytes: Bytes | None = None
+    event_bytes: Bytes | None = None
+    json_depth: Depth | None = None
 
 
 class RouteTimeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Overrides of `timeouts` for one route. Keys that are left out have the value of `timeouts`."""
 
-    connect_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.connect_seconds`.")] = None
-    handshake_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.handshake_seconds`.")] = None
-    answer_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.answer_seconds`.")] = None
-    idle_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.idle_seconds`.")] = None
-    session_wait_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.session_wait_seconds`.")] = None
-    keepalive_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.keepalive_seconds`.")] = None
-    cancel_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.cancel_seconds`.")] = None
-    send_seconds: Annotated[SomeSeconds | None, Meta(description="As `timeouts.send_seconds`.")] = None
+    connect_seconds: SomeSeconds | None = None
+    handshake_seconds: SomeSeconds | None = None
+    answer_seconds: SomeSeconds | None = None
+    idle_seconds: SomeSeconds | None = None
+    session_wait_seconds: SomeSeconds | None = None
+    keepalive_seconds: SomeSeconds | None = None
+    cancel_seconds: SomeSeconds | None = None
+    send_seconds: SomeSeconds | None = None
 
 
 class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Overrides of `sessions` for one route, and how its calls share sessions."""
 
-    affinity: Annotated[
-        Literal["none", "principal"],
-        Meta(
-            description="`none`: a call uses any session of its principal; `principal`: all calls of a "
-            "principal with the same client and capabilities use one session while it lives, one "
-            "after another."
-        ),
-    ] = "none"
-    max: Annotated[Count | None, Meta(description="As `sessions.max`.")] = None
-    max_per_principal: Annotated[Count | None, Meta(description="As `sessions.max_per_principal`.")] = None
-    idle_seconds: Annotated[Seconds | None, Meta(description="As `sessions.idle_seconds`.")] = None
-    quarantine_seconds: Annotated[Seconds | None, Meta(description="As `sessions.quarantine_seconds`.")] = None
+    affinity: Literal["none", "principal"] = "none"
+    """`none`: a call uses any session of its principal; `principal`: all calls of a principal with the same client
+    and capabilities use one session while it lives, one after another."""
+    max: Count | None = None
+    max_per_principal: Count | None = None
+    idle_seconds: Seconds | None = None
+    quarantine_seconds: Seconds | None = None
 
 
 class RouteLegs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Overrides of `legs` for one route. Keys that are left out have the value of `legs`."""
 
-    limit_seconds: Annotated[SomeSeconds | None, Meta(description="As `legs.limit_seconds`.")] = None
-    rounds: Annotated[Annotated[int, Meta(ge=0, le=9)] | None, Meta(description="As `legs.rounds`.")] = None
+    limit_seconds: SomeSeconds | None = None
+    rounds: Rounds | None = None
 
 
 class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -557,57 +410,34 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     _secrets = frozenset({"set_headers"})
 
-    path: Annotated[str, Meta(description="The public path.", extra={"form": "path"})] = "/mcp"
-    upstream: Annotated[Upstream, Meta(description="The server behind this route.")]
-    continuation: Annotated[
-        Literal["hold", "replay"],
-        Meta(
-            description="`hold` parks the call between rounds; `replay` holds nothing and runs the call again "
-            "with the answers, so every tool of the route must be safe to run twice."
-        ),
-    ] = "hold"
-    ephemeral: Annotated[
-        tuple[Text, ...],
-        Meta(
-            description="Name patterns of tools that may run twice, e.g. `weather_*`, in addition to tools "
-            "with `readOnlyHint` or `idempotentHint`. If a call of such a tool is lost, it is run "
-            "again."
-        ),
-    ] = ()
-    undeclared: Annotated[
-        Literal["abort", "refuse"],
-        Meta(
-            description="What happens to a nested request that needs a capability which the client did not "
-            "declare: `abort` ends the call (-32021), `refuse` answers the server with an error "
-            "and lets the tool continue."
-        ),
-    ] = "abort"
-    credentials: Annotated[Credentials, Meta(description="Credential that the upstream receives.")] = Credentials()
-    forward_headers: Annotated[
-        tuple[Header, ...], Meta(description="Client headers that go upstream, in addition to `Authorization`.")
-    ] = ()
-    bind_headers: Annotated[
-        tuple[Header, ...] | None,
-        Meta(
-            description="The `forward_headers` that are credentials: a retry must bring the same values. null: all "
-            "except traceparent, tracestate, baggage, x-request-id, x-forwarded-*, forwarded, via, user-agent and "
-            "accept-language."
-        ),
-    ] = None
-    drop_headers: Annotated[
-        tuple[Header, ...],
-        Meta(description="Client headers that do not go upstream with passed-through requests, where all others do."),
-    ] = ()
-    set_headers: Annotated[
-        dict[Header, HeaderValue],
-        Meta(description="Headers of every upstream request. They replace the client's, and are treated as secrets."),
-    ] = {}
-    cache: Annotated[Cache, Meta(description="Freshness of this route's lists and resources.")] = Cache()
-    hold: Annotated[RouteHold, Meta(description="Overrides of `hold` for this route.")] = RouteHold()
-    limits: Annotated[RouteLimits, Meta(description="Overrides of `limits` for this route.")] = RouteLimits()
-    timeouts: Annotated[RouteTimeouts, Meta(description="Overrides of `timeouts` for this route.")] = RouteTimeouts()
-    sessions: Annotated[RouteSessions, Meta(description="Overrides of `sessions` for this route.")] = RouteSessions()
-    legs: Annotated[RouteLegs, Meta(description="Overrides of `legs` for this route.")] = RouteLegs()
+    path: Annotated[str, Meta(extra={"form": "path"})] = "/mcp"
+    """The public path."""
+    upstream: Upstream
+    continuation: Literal["hold", "replay"] = "hold"
+    """`hold` parks the call between rounds; `replay` holds nothing and runs the call again with the answers, so every
+    tool of the route must be safe to run twice."""
+    ephemeral: tuple[Text, ...] = ()
+    """Name patterns of tools that may run twice, e.g. `weather_*`, in addition to tools with `readOnlyHint` or
+    `idempotentHint`. If a call of such a tool is lost, it is run again."""
+    undeclared: Literal["abort", "refuse"] = "abort"
+    """What happens to a nested request that needs a capability which the client did not declare: `abort` ends the
+    call (-32021), `refuse` answers the server with an error and lets the tool continue."""
+    credentials: Credentials = Credentials()
+    forward_headers: tuple[Header, ...] = ()
+    """Client headers that go upstream, in addition to `Authorization`."""
+    bind_headers: tuple[Header, ...] | None = None
+    """The `forward_headers` that are credentials: a retry must bring the same values. null: all except traceparent,
+    tracestate, baggage, x-request-id, x-forwarded-*, forwarded, via, user-agent and accept-language."""
+    drop_headers: tuple[Header, ...] = ()
+    """Client headers that do not go upstream with passed-through requests, where all others do."""
+    set_headers: dict[Header, HeaderValue] = {}
+    """Headers of every upstream request. They replace the client's, and are treated as secrets."""
+    cache: Cache = Cache()
+    hold: RouteHold = RouteHold()
+    limits: RouteLimits = RouteLimits()
+    timeouts: RouteTimeouts = RouteTimeouts()
+    sessions: RouteSessions = RouteSessions()
+    legs: RouteLegs = RouteLegs()
 
     @property
     def bound_headers(self) -> tuple[str, ...]:
@@ -640,44 +470,28 @@ def _credentials_among(names: tuple[str, ...]) -> tuple[str, ...]:
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration of one mrtr-gateway process."""
 
-    listen: Annotated[Address, Meta(description="host:port for clients. Port 0 picks a free port.")] = "127.0.0.1:8080"
-    public_url: Annotated[
-        Origin | None,
-        Meta(
-            description="Origin at which clients reach this gateway, used in OAuth metadata. null: the "
-            "request's `Host`."
-        ),
-    ] = None
-    admin: Annotated[
-        Address | None,
-        Meta(description="host:port of /metrics, /healthz, /readyz and /status. null: no admin listener."),
-    ] = "127.0.0.1:9090"
-    workers: Annotated[
-        Annotated[int, Meta(ge=1, le=1024)],
-        Meta(
-            description="Number of processes that share `listen`. The caps of hold, limits and sessions apply "
-            "to each process."
-        ),
-    ] = 1
-    tls: Annotated[Tls, Meta(description="TLS of `listen`.")] = Tls()
-    state: Annotated[State, Meta(description="How `requestState` is sealed.")] = State()
-    replica: Annotated[Replica, Meta(description="This process among its peers.")] = Replica()
-    hold: Annotated[Hold, Meta(description="Calls that wait between two rounds.")] = Hold()
-    limits: Annotated[Limits, Meta(description="Maximum sizes of messages, and limits of connections.")] = Limits()
-    timeouts: Annotated[Timeouts, Meta(description="Timeouts towards clients, upstreams and peers.")] = Timeouts()
-    sessions: Annotated[Sessions, Meta(description="The pool of upstream sessions.")] = Sessions()
-    legs: Annotated[Legs, Meta(description="Early ends of long requests, for clients that give up at 60 seconds.")] = (
-        Legs()
-    )
-    principal: Annotated[Principal, Meta(description="How callers are identified.")] = Principal()
-    security: Annotated[Security, Meta(description="Protection against DNS rebinding.")] = Security()
-    log: Annotated[Log, Meta(description="The log on stderr.")] = Log()
-    traces: Annotated[
-        bool,
-        Meta(
-            description="true: send spans with OTLP over HTTP, as the OTEL_* environment variables say. Needs "
-            "`pip install 'mrtr-gateway[otel]'`."
-        ),
-    ] = False
-    debug: Annotated[Debug, Meta(description="Debugging aids.")] = Debug()
-    routes: Annotated[tuple[Route, ...], Meta(description="Public paths and their upstreams.", min_length=1)]
+    listen: Address = "127.0.0.1:8080"
+    """host:port for clients. Port 0 picks a free port."""
+    public_url: Origin | None = None
+    """Origin at which clients reach this gateway, used in OAuth metadata. null: the request's `Host`."""
+    admin: Address | None = "127.0.0.1:9090"
+    """host:port of /metrics, /healthz, /readyz and /status. null: no admin listener."""
+    workers: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Number of processes that share `listen`. The caps of hold, limits and sessions apply to each process."""
+    tls: Tls = Tls()
+    state: State = State()
+    replica: Replica = Replica()
+    hold: Hold = Hold()
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    sessions: Sessions = Sessions()
+    legs: Legs = Legs()
+    principal: Principal = Principal()
+    security: Security = Security()
+    log: Log = Log()
+    traces: bool = False
+    """true: send spans with OTLP over HTTP, as the OTEL_* environment variables say. Needs `pip install
+    'mrtr-gateway[otel]'`."""
+    debug: Debug = Debug()
+    routes: Annotated[tuple[Route, ...], Meta(min_length=1)]
+    """Public paths and their upstreams."""

@@ -60,7 +60,7 @@ class Continuation:
         found = await self._elsewhere(envelope, incoming, round_.reply)
         if isinstance(found, TakeOver):
             return await self._take_over(round_, envelope, is_proven=found.proven)
-        if incoming.hop is None:
+        if incoming.peer_request is None:
             round_.continued(Step.FORWARDED)
         return found
 
@@ -74,7 +74,7 @@ class Continuation:
         """
         started = time.monotonic()
         try:
-            if incoming.posted(json_depth).id is None:
+            if incoming.parsed(json_depth).id is None:
                 raise no_route(incoming.path)
             request = incoming.request(json_depth)
             envelope = await self._open_without_route(incoming, request)
@@ -87,7 +87,7 @@ class Continuation:
         if isinstance(found, TakeOver):
             raise no_route(incoming.path)
         response, ending = found
-        if incoming.hop is None:
+        if incoming.peer_request is None:
             # The state was sealed for this path, so it was a route once: the client did not choose the label.
             metrics, seconds = self._process.metrics, time.monotonic() - started
             metrics.continued(incoming.path, Step.FORWARDED)

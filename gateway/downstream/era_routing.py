@@ -33,7 +33,7 @@ class EraRouting:
     async def passed(self, http: web.BaseRequest, incoming: Incoming, live: LiveRoute) -> web.StreamResponse | None:
         """Return the upstream's own reply; None if the request must be bridged."""
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
-        if not eras.is_modern(http.method, version, lambda: incoming.posted(live.config.limits.json_depth)):
+        if not eras.is_modern(http.method, version, lambda: incoming.parsed(live.config.limits.json_depth)):
             await self._authenticate(incoming, live)
             return await self._passthrough.legacy(http, live, incoming)
         if http.method != "POST":
@@ -74,7 +74,7 @@ class EraRouting:
         if _OUR_STATE not in incoming.body:
             return False
         try:
-            if incoming.posted(json_depth).id is None:
+            if incoming.parsed(json_depth).id is None:
                 return False
             request = incoming.request(json_depth)
             principal = await self._authenticator.principal(incoming, is_checked=asks_as_client(live.route))

@@ -164,7 +164,7 @@ class RequestHandler:
             return
         try:
             incoming.body = await read_body(http, _REFUSED_BYTES, config.limits.receive_seconds)
-            _ = incoming.posted(config.limits.json_depth)
+            _ = incoming.parsed(config.limits.json_depth)
         except DownstreamError:
             pass
 
@@ -182,7 +182,7 @@ class RequestHandler:
     async def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
         """Check a request as JSON-RPC and as a modern request, and serve its round."""
         json_depth = live.config.limits.json_depth
-        if incoming.posted(json_depth).id is None:
+        if incoming.parsed(json_depth).id is None:
             # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
             return web.Response(status=202, headers={ids.HEADER: incoming.request_id})
         started = time.monotonic()

@@ -17,7 +17,7 @@ class Legs:
 
     async def write(self, round_: Round, driver: Driver, queue: ResponseQueue) -> Replied:
         """Write what an exchange sends to a round, until its final message."""
-        is_relayed = round_.incoming.hop is not None
+        is_relayed = round_.incoming.peer_request is not None
         waiting = self.relayed if is_relayed else self.running
         waiting.add(driver)
         try:

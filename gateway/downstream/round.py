@@ -84,7 +84,7 @@ class Round(msgspec.Struct, eq=False):
         self.is_counted = True
         if self.incoming.span is not None:
             self.incoming.span.end(ending)
-        if self.incoming.hop is None:
+        if self.incoming.peer_request is None:
             request, seconds = self.request, time.monotonic() - self.started
             path, metrics = self.live.route.path, self.live.process.metrics
             metrics.operation_finished(path, request.method, request.version, ending, seconds)
@@ -130,8 +130,8 @@ def _upstream_headers(incoming: Incoming, live: LiveRoute, request: Request, dis
 
 def begin_span(traces: Traces, incoming: Incoming, live: LiveRoute, request: Request) -> Span:
     """Begin the span of a round; a forwarded round continues the span of the replica that forwarded it."""
-    if incoming.hop is not None:
-        return traces.elsewhere(incoming.hop.trace)
+    if incoming.peer_request is not None:
+        return traces.elsewhere(incoming.peer_request.trace)
     about = Operation(request.method, request.target, request.version, live.route.path)
     meta = {name: text for name, raw in request.user_meta.items() if (text := jsonrpc.text(raw)) is not None}
     headers = {name.lower(): joined(incoming.headers, name) or "" for name in incoming.headers}

@@ -8,8 +8,8 @@ from aiohttp import HttpVersion11, web
 from multidict import CIMultiDictProxy
 
 from gateway.protocol.errors import DownstreamError, InvalidRequest, TooLarge
-from gateway.protocol.request import Posted, Request, check, read
-from gateway.seal.peer_messages import Hop
+from gateway.protocol.request import ParsedBody, Request, check, read
+from gateway.seal.peer_messages import PeerRequest
 from gateway.telemetry import Span
 
 
@@ -20,7 +20,7 @@ class Incoming(msgspec.Struct, eq=False):
     headers: CIMultiDictProxy[str]
     remote: str | None
     body: bytes
-    hop: Hop | None = None
+    peer_request: PeerRequest | None = None
     """The message that carried it here, if another replica forwarded it."""
     is_local: bool = False
     """Whether another process of this host forwarded it."""
@@ -30,12 +30,12 @@ class Incoming(msgspec.Struct, eq=False):
     """The span of its round; set after the checks, if requests are traced."""
     principal: bytes | None = None
     """Its caller, once the caller is authenticated."""
-    opened: Posted | DownstreamError | None = None
-    """The outcome of `posted`."""
+    opened: ParsedBody | DownstreamError | None = None
+    """The outcome of `parsed`."""
     checked: Request | None = None
     """The outcome of `request`."""
 
-    def posted(self, max_depth: int) -> Posted:
+    def parsed(self, max_depth: int) -> ParsedBody:
         """Return the body as JSON-RPC, parsed at the first call only; raises ParseError or InvalidRequest."""
         if self.opened is None:
             try:
@@ -49,13 +49,13 @@ class Incoming(msgspec.Struct, eq=False):
     def request(self, max_depth: int) -> Request:
         """Return the modern request, checked at the first call only; raises the DownstreamError of what is wrong."""
         if self.checked is None:
-            self.checked = check(self.posted(max_depth), self.values)
+            self.checked = check(self.parsed(max_depth), self.values)
         return self.checked
 
     @property
     def rpc_id(self) -> bytes | None:
         """JSON of the request's id; None if it has no id, or the body was not parsed."""
-        if isinstance(self.opened, Posted):
+        if isinstance(self.opened, ParsedBody):
             return bytes(self.opened.id) if self.opened.id is not None else None
         return self.opened.request_id if self.opened is not None else None
 

@@ -89,7 +89,7 @@ def protected_resource(document: Document, place: Place) -> Document:
     servers = document.get("authorization_servers")
     if isinstance(servers, list):
         renamed = [place.public + place.suffix if place.is_private(each) else each for each in servers]
-        changed["authorization_servers"] = list(dict.fromkeys(filter(_is_text, renamed)))
+        changed["authorization_servers"] = list(dict.fromkeys(each for each in renamed if isinstance(each, str)))
     return changed
 
 
@@ -138,7 +138,3 @@ def _field(part: str, values: Mapping[str, tuple[str, str]]) -> str:
     name, _, value = part.partition("=")
     found = values.get(unquote_plus(name))
     return f"{name}={quote(found[1], safe='')}" if found is not None and unquote_plus(value) == found[0] else part
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)

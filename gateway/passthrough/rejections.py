@@ -11,7 +11,7 @@ from gateway.routes.live_route import LiveRoute
 def id_of(incoming: Incoming, max_depth: int) -> bytes | None:
     """The JSON-RPC id of a request; None if the body is not a request."""
     try:
-        id_ = incoming.posted(max_depth).id
+        id_ = incoming.parsed(max_depth).id
     except DownstreamError:
         return None
     return bytes(id_) if id_ is not None else None
@@ -39,12 +39,12 @@ def not_passable(http: web.BaseRequest, live: LiveRoute, incoming: Incoming) -> 
     if http.method != "POST":
         return not_allowed(http.method, "POST")
     try:
-        posted = incoming.posted(live.config.limits.json_depth)
+        parsed = incoming.parsed(live.config.limits.json_depth)
     except DownstreamError as exc:
         return exc
-    requested = jsonrpc.text(posted.params.get("protocolVersion")) or http.headers.get(mcp.PROTOCOL_VERSION)
+    requested = jsonrpc.text(parsed.params.get("protocolVersion")) or http.headers.get(mcp.PROTOCOL_VERSION)
     error = UnsupportedVersion(requested or "none")
-    error.request_id = bytes(posted.id) if posted.id is not None else None
+    error.request_id = bytes(parsed.id) if parsed.id is not None else None
     error.message += (
         f"; this is a legacy request (it begins with initialize), and the server of route {live.route.path} does not "
         "speak streamable HTTP, so the request cannot be passed through: use a client of 2026-07-28, or connect to "

@@ -7,13 +7,15 @@ from a legacy one. An answer that may come from a proxy (an error page, a refuse
 
 import re
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from gateway.protocol import jsonrpc, mcp, reply_messages, request
 from gateway.protocol.errors import DownstreamError
+
+T = TypeVar("T")
 
 _MODERN_ERRORS: Final = frozenset({mcp.HEADER_MISMATCH, mcp.MISSING_CAPABILITY})
 _ORDINARY: Final = frozenset({mcp.PARSE_ERROR, mcp.INVALID_PARAMS})
@@ -35,10 +37,10 @@ _decode_discovered = msgspec.json.Decoder(_Discovered).decode
 _decode_unsupported = msgspec.json.Decoder(_Unsupported).decode
 
 
-def is_modern(http_method: str, version_header: str | None, posted: Callable[[], request.Posted]) -> bool:
+def is_modern(http_method: str, version_header: str | None, parse_body: Callable[[], request.ParsedBody]) -> bool:
     """Whether a request is modern, by its header or its `_meta`.
 
-    `posted` reads the body if the header does not tell; it may raise a DownstreamError. A body that is not a single
+    `parse_body` is called if the header does not tell; it may raise a DownstreamError. A body that is not a single
     JSON-RPC request (a batch, a response, not JSON) is not modern.
     """
     if request.names_modern(version_header):
@@ -46,7 +48,7 @@ def is_modern(http_method: str, version_header: str | None, posted: Callable[[],
     if http_method != "POST":
         return False
     try:
-        return request.is_modern(posted(), version_header)
+        return request.is_modern(parse_body(), version_header)
     except DownstreamError:
         return False
 
@@ -73,9 +75,7 @@ def verdict(status: int, content_type: str, body: bytes) -> bool | None:
         return None if status < 300 else False
     if isinstance(opened.result, Raw):
         return _discovers(opened.result)
-    if isinstance(opened.error, Raw):
-        return _is_modern_error(jsonrpc.error(opened.error))
-    return None
+    return isinstance(opened.error, Raw) and _is_modern_error(jsonrpc.error(opened.error))
 
 
 def refutes(status: int, body: bytes) -> bool:
@@ -101,17 +101,19 @@ def _final(content_type: str, body: bytes) -> jsonrpc.Message | None:
 
 
 def _discovers(result: Raw) -> bool:
-    try:
-        return any(map(request.names_modern, jsonrpc.inspect(_decode_discovered, result).supportedVersions))
-    except (ValueError, RecursionError):
-        return False
+    discovered = _decoded(_decode_discovered, result)
+    return discovered is not None and any(map(request.names_modern, discovered.supportedVersions))
 
 
 def _is_modern_error(error: jsonrpc.Error) -> bool:
     if error.code != mcp.UNSUPPORTED_VERSION:
         return error.code in _MODERN_ERRORS
+    refused = _decoded(_decode_unsupported, error.data) if isinstance(error.data, Raw) else None
+    return refused is not None and any(map(request.names_modern, refused.supported))
+
+
+def _decoded(decode: Callable[[Raw | bytes], T], raw: Raw) -> T | None:
     try:
-        supported = jsonrpc.inspect(_decode_unsupported, error.data) if isinstance(error.data, Raw) else None
+        return jsonrpc.inspect(decode, raw)
     except (ValueError, RecursionError):
-        supported = None
-    return supported is not None and any(map(request.names_modern, supported.supported))
+        return None

@@ -1,32 +1,7 @@
 """Every exception of the gateway.
 
-GatewayError                  an error for the client: JSON-RPC `code`, HTTP `status`, `message`, `data`
-├── DownstreamError           caused by the client; not logged as an error
-│   ├── ParseError            -32700  400  the body is not JSON
-│   ├── InvalidRequest        -32600  400  the body is not a JSON-RPC request
-│   ├── InvalidParams         -32602  400  parameters or `_meta` are wrong
-│   ├── InvalidState          -32602  400  requestState is not accepted; one message for every cause
-│   ├── HeaderMismatch        -32020  400  a header differs from the body
-│   ├── MissingCapability     -32021  400  the call needs a capability that the client did not declare
-│   ├── UnsupportedVersion    -32022  400  the protocol version is not supported
-│   ├── MethodNotFound        -32601  404  the method does not exist
-│   ├── Unauthorized          -32600  401  the token is missing or not accepted; carries WWW-Authenticate
-│   ├── Forbidden             -32600  403  Host or Origin is not allowed
-│   ├── TooLarge              -32600  413  the body is too large
-│   └── Busy                  -32603  429/503  a limit is reached; carries Retry-After
-├── UpstreamError             caused by the upstream; a JSON-RPC error in HTTP 200
-│   ├── Unreachable           the upstream cannot be reached, or did not finish the handshake
-│   │   └── NoHandshake       the upstream answers, but refuses `initialize`
-│   ├── SessionLost           the upstream lost the session before it took the call
-│   ├── CallLost              the call was sent, but its result will not come
-│   │   └── CallGone          the upstream lost the session while the call ran
-│   ├── CannotAsk             the upstream asked a question in a mode that cannot take the answer
-│   └── Refused               the upstream refused the credentials (401, 403)
-├── NoKeys                    -32603  503  the issuer's keys are not available, so tokens cannot be verified
-├── OwnerStalled              -32603  503  the replica that holds the call does not respond; try again
-│   └── OwnerSilent           this replica could not reach the owner, which may still be alive
-└── Stopping                  -32603  503  this replica is shutting down
-LocalProtocolError            a bug in the gateway: the exchange's table forbids the event
+A `DownstreamError` is caused by the client, and is not logged as an error. An `UpstreamError` is caused by the
+upstream, and is a JSON-RPC error in HTTP 200. Any other `GatewayError` is a condition of the gateway itself.
 """
 
 from collections.abc import Mapping

@@ -51,7 +51,7 @@ _UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
 """`clientInfo` is optional in 2026-07-28 and required by `initialize`."""
 
 
-class Posted(msgspec.Struct, frozen=True):
+class ParsedBody(msgspec.Struct, frozen=True):
     """A JSON-RPC body, opened as far as `_meta`; what 2026-07-28 requires is not checked yet."""
 
     id: Raw | None
@@ -91,7 +91,7 @@ class _Declared(msgspec.Struct):
 _decode_declared = msgspec.json.Decoder(_Declared).decode
 
 
-def read(body: bytes, max_depth: int) -> Posted:
+def read(body: bytes, max_depth: int) -> ParsedBody:
     """Open a body; raises ParseError or InvalidRequest.
 
     This costs time: read a body once, and only after the caller is verified, if callers are verified.
@@ -101,7 +101,7 @@ def read(body: bytes, max_depth: int) -> Posted:
         opened = jsonrpc.distinct(body)
     except jsonrpc.RepeatedKey as exc:
         refused = InvalidRequest("The request repeats a key; send each key once")
-        refused.request_id = _posted_id(jsonrpc.fields(body))
+        refused.request_id = _usable_id(jsonrpc.fields(body))
         raise refused from exc
     except msgspec.ValidationError as exc:
         raise InvalidRequest("The body must be one JSON-RPC object; batches were removed from MCP") from exc
@@ -109,20 +109,20 @@ def read(body: bytes, max_depth: int) -> Posted:
         raise InvalidRequest(f"The body has {exc}; send fewer in one request") from exc
     except ValueError as exc:
         raise ParseError(f"The body is not valid JSON: {exc}") from exc
-    posted_id = _posted_id(opened)
+    usable_id = _usable_id(opened)
     try:
-        return _shape(opened, Raw(posted_id) if posted_id is not None else None)
+        return _shape(opened, Raw(usable_id) if usable_id is not None else None)
     except DownstreamError as exc:
-        exc.request_id = posted_id
+        exc.request_id = usable_id
         raise
 
 
-def _posted_id(opened: jsonrpc.Fields) -> bytes | None:
+def _usable_id(opened: jsonrpc.Fields) -> bytes | None:
     id_ = opened.get("id")
     return bytes(id_) if id_ is not None and jsonrpc.is_id(id_) else None
 
 
-def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> Posted:
+def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> ParsedBody:
     if bytes(opened.get("jsonrpc", b"")) != b'"2.0"':
         raise InvalidRequest('"jsonrpc" must be "2.0"')
     method = jsonrpc.text(opened.get("method"))
@@ -134,7 +134,7 @@ def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> Posted:
         raise InvalidRequest('"id" must be a string or an integer')
     params = _object(opened.get("params"), '"params"', InvalidRequest)
     meta = _object(params["_meta"], '"params._meta"', InvalidParams) if "_meta" in params else None
-    return Posted(id_, method, params, meta)
+    return ParsedBody(id_, method, params, meta)
 
 
 def _object(raw: Raw | None, name: str, error: type[DownstreamError]) -> jsonrpc.Fields:
@@ -150,13 +150,13 @@ def _object(raw: Raw | None, name: str, error: type[DownstreamError]) -> jsonrpc
         raise error(f"{name} must be an object") from exc
 
 
-def is_modern(posted: Posted, version_header: str | None) -> bool:
+def is_modern(parsed: ParsedBody, version_header: str | None) -> bool:
     """Whether the request is modern: the header or `_meta` names a modern version.
 
     Any version in `_meta` makes a request modern, because no legacy client sends that key; for an unknown version the
     client then gets the error that lists the supported ones.
     """
-    if posted.meta is not None and mcp.META_VERSION in posted.meta:
+    if parsed.meta is not None and mcp.META_VERSION in parsed.meta:
         return True
     return names_modern(version_header)
 
@@ -167,31 +167,31 @@ def names_modern(version: str | None) -> bool:
     return _VERSION.fullmatch(version) is not None and version >= mcp.MODERN
 
 
-def check(posted: Posted, headers: HeaderValues) -> Request:
+def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
     """Check a modern request; raises the DownstreamError of the first check that fails."""
-    assert posted.id is not None, "the caller answers notifications"
-    meta = posted.meta or {}
+    assert parsed.id is not None, "the caller answers notifications"
+    meta = parsed.meta or {}
     version = _required_version(meta)
     declared_raw, declared = _capabilities(meta)
     log_level = _log_level(meta)
     progress_token = _progress_token(meta)
     client_info = _client_info(meta)
-    target = _check_headers(posted, version, headers)
+    target = _check_headers(parsed, version, headers)
     if version not in mcp.SUPPORTED_VERSIONS:
         raise UnsupportedVersion(version)
-    if posted.method not in mcp.METHODS:
-        raise MethodNotFound(f"Method not found: {posted.method[:80]}")
-    asking = posted.method in mcp.ASKING
+    if parsed.method not in mcp.METHODS:
+        raise MethodNotFound(f"Method not found: {parsed.method[:80]}")
+    asking = parsed.method in mcp.ASKING
     if asking and target is None:
-        field = mcp.TARGET_FIELD[posted.method]
-        raise InvalidParams(f'{posted.method} needs "params.{field}", a string')
+        field = mcp.TARGET_FIELD[parsed.method]
+        raise InvalidParams(f'{parsed.method} needs "params.{field}", a string')
     if asking:
-        _check_numbers(posted.params)
+        _check_numbers(parsed.params)
     return Request(
-        id=posted.id,
-        method=posted.method,
+        id=parsed.id,
+        method=parsed.method,
         version=version,
-        params={key: value for key, value in posted.params.items() if key not in _OURS},
+        params={key: value for key, value in parsed.params.items() if key not in _OURS},
         user_meta={key: value for key, value in meta.items() if key not in _PROTOCOL_META},
         target=target or "",
         client_info=client_info,
@@ -199,8 +199,8 @@ def check(posted: Posted, headers: HeaderValues) -> Request:
         declared=declared,
         log_level=log_level,
         progress_token=progress_token,
-        input_responses=_input_responses(posted.params) if asking else None,
-        request_state=_request_state(posted.params) if asking else None,
+        input_responses=_input_responses(parsed.params) if asking else None,
+        request_state=_request_state(parsed.params) if asking else None,
     )
 
 
@@ -323,14 +323,14 @@ def _request_state(params: jsonrpc.Fields) -> str | None:
     return state
 
 
-def _check_headers(posted: Posted, version: str, headers: HeaderValues) -> str | None:
+def _check_headers(parsed: ParsedBody, version: str, headers: HeaderValues) -> str | None:
     """Compare the mirrored headers with the body; returns the target of the request."""
     _equal(mcp.PROTOCOL_VERSION, _one(headers, mcp.PROTOCOL_VERSION), version)
-    _equal(mcp.METHOD_HEADER, _one(headers, mcp.METHOD_HEADER), posted.method)
-    field = mcp.TARGET_FIELD.get(posted.method)
+    _equal(mcp.METHOD_HEADER, _one(headers, mcp.METHOD_HEADER), parsed.method)
+    field = mcp.TARGET_FIELD.get(parsed.method)
     if field is None:
         return None
-    target = jsonrpc.text(posted.params.get(field))
+    target = jsonrpc.text(parsed.params.get(field))
     name = _one(headers, mcp.NAME_HEADER)
     if target is not None:
         _equal(mcp.NAME_HEADER, decode_value(mcp.NAME_HEADER, name), target)

@@ -13,8 +13,8 @@ import base64
 import binascii
 import hashlib
 import os
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -29,7 +29,8 @@ MIN_KEY_BYTES: Final = 32
 
 _SALT_BYTES: Final = 16
 _NONCE_BYTES: Final = 12
-_TAG_BYTES: Final = 16
+_OVERHEAD_BYTES: Final = _SALT_BYTES + _NONCE_BYTES + 16
+"""Of salt, nonce and tag: the least that is encrypted."""
 _KEY_ID_CHARACTERS: Final = 8
 _SEALS_PER_SALT: Final = 2**32
 _SUBKEYS_KEPT: Final = 1024
@@ -49,7 +50,7 @@ class Keyring:
         if len(self._keys) != len(keys):
             raise ValueError("a state key is repeated")
         self._purpose = purpose.encode()
-        self._subkeys: OrderedDict[tuple[str, bytes], AESGCM] = OrderedDict()
+        self._subkey = lru_cache(_SUBKEYS_KEPT)(self._derive)
         self._first = _key_id(keys[0])
         self._renew()
         self.sealed = 0
@@ -73,7 +74,7 @@ class Keyring:
     def open_bytes(self, sealed: bytes, bound: bytes) -> bytes:
         """The plaintext of `seal_bytes`; raises InvalidState."""
         key_id, rest = sealed[:_KEY_ID_CHARACTERS], sealed[_KEY_ID_CHARACTERS:]
-        if len(rest) < _SALT_BYTES + _NONCE_BYTES + _TAG_BYTES:
+        if len(rest) < _OVERHEAD_BYTES:
             raise InvalidState("malformed")
         return self._decrypt(key_id.decode("ascii", "replace"), rest, key_id + bound)
 
@@ -111,16 +112,9 @@ class Keyring:
         self._head = f"{PREFIX}.{self._first}.".encode()
         self._sealer = self._subkey(self._first, self._salt)
 
-    def _subkey(self, key_id: str, salt: bytes) -> AESGCM:
-        name = (key_id, salt)
-        subkey = self._subkeys.get(name)
-        if subkey is None:
-            info = b"mrtr-gateway/1/" + self._purpose
-            subkey = AESGCM(HKDF(SHA256(), 32, salt, info).derive(self._keys[key_id]))
-            self._subkeys[name] = subkey
-            if len(self._subkeys) > _SUBKEYS_KEPT:
-                self._subkeys.popitem(last=False)
-        return subkey
+    def _derive(self, key_id: str, salt: bytes) -> AESGCM:
+        info = b"mrtr-gateway/1/" + self._purpose
+        return AESGCM(HKDF(SHA256(), 32, salt, info).derive(self._keys[key_id]))
 
 
 def _key_id(key: bytes) -> str:
@@ -133,8 +127,6 @@ def _decode(body: str) -> bytes:
         decoded = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as exc:
         raise InvalidState("malformed") from exc
-    if base64.urlsafe_b64encode(decoded).rstrip(b"=") != body.encode() or len(decoded) < (
-        _SALT_BYTES + _NONCE_BYTES + _TAG_BYTES
-    ):
+    if base64.urlsafe_b64encode(decoded).rstrip(b"=") != body.encode() or len(decoded) < _OVERHEAD_BYTES:
         raise InvalidState("malformed")
     return decoded

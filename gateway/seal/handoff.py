@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.exchange import questions as inputs
 from gateway.exchange.machine import Snapshot, State
-from gateway.exchange.questions import Question
+from gateway.exchange.questions import Question, question_digest
 from gateway.seal.request_state import Envelope, Open, unpack_record
 
 
@@ -15,7 +14,7 @@ def opened(question: Question) -> Open:
     """A question that the client has, with everything that another process needs to continue."""
     upstream_id = bytes(question.upstream_id) if question.upstream_id is not None else None
     params = bytes(question.params) if question.params is not None else None
-    return Open(question.key, question.method, upstream_id, inputs.question_digest(question), params)
+    return Open(question.key, question.method, upstream_id, question_digest(question), params)
 
 
 def ever_smaller(envelope: Envelope, *, held: bool) -> Iterator[Envelope]:

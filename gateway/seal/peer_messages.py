@@ -29,7 +29,7 @@ for the receiver's id (the sender is `path`, if given). `reach`: asks whether th
 that it does not know with HTTP 403."""
 
 
-class Hop(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One client request, or a question of a replica, on its way to another replica.
 
     `to` is a member (`gw-1`, `gw-2#0`) or the host of several (`gw-2`); `remote` is the client's address as the first
@@ -80,22 +80,22 @@ class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     id: str = ""
 
 
-class Me(msgspec.Struct, frozen=True, array_like=True, tag="me"):
+class Identity(msgspec.Struct, frozen=True, array_like=True, tag="me"):
     """The answer to `who`: the id of this replica."""
 
     id: str
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     """The answer to `reach` (`reached`, `silent`, `unknown`) and to `holds` (`yes`, `no`, `unknown`)."""
 
     word: str
 
 
-Frame = Head | Data | End | Gone | Me | Told
+Frame = Head | Data | End | Gone | Identity | Answer
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_hop = msgspec.msgpack.Decoder(Hop).decode
+_decode_request = msgspec.msgpack.Decoder(PeerRequest).decode
 _decode_frame = msgspec.msgpack.Decoder(Frame).decode
 
 
@@ -111,22 +111,22 @@ class PeerSealer:
         """The ring of the next request; a reply keeps the ring of its request."""
         return self._keyring.value
 
-    def seal(self, hop: Hop) -> bytes:
+    def seal(self, request: PeerRequest) -> bytes:
         """A request, sealed."""
-        return self.keyring.seal_bytes(_encode(hop), b"request")
+        return self.keyring.seal_bytes(_encode(request), b"request")
 
-    def open(self, sealed: bytes, now: float) -> Hop:
+    def open(self, sealed: bytes, now: float) -> PeerRequest:
         """The request, if it is authentic, in time and new; raises InvalidState."""
         try:
-            hop = _decode_hop(self.keyring.open_bytes(sealed, b"request"))
+            request = _decode_request(self.keyring.open_bytes(sealed, b"request"))
         except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
             raise InvalidState("version") from exc
-        if hop.issued > now + SKEW_SECONDS:
+        if request.issued > now + SKEW_SECONDS:
             raise InvalidState("future")
-        if hop.issued < now - SKEW_SECONDS:
+        if request.issued < now - SKEW_SECONDS:
             raise InvalidState("expired")
-        self._remember(hop.nonce, now)
-        return hop
+        self._remember(request.nonce, now)
+        return request
 
     def _remember(self, nonce: bytes, now: float) -> None:
         """Accept a nonce once; forget those whose requests are too old to be accepted again."""

@@ -45,12 +45,6 @@ Digest = Callable[[Sequence[str]], bytes]
 """Returns the digest of a request's headers of these names (`principal.of_headers`)."""
 
 
-def _no_headers(names: Sequence[str]) -> bytes:
-    """The digest of a request without such headers; it opens no state that was sealed with names."""
-    _ = names
-    return b""
-
-
 class Open(msgspec.Struct, frozen=True, array_like=True):
     """One question that the client has; `params` are dropped if the state would be too large."""
 
@@ -119,39 +113,32 @@ def unpack_record(packed: bytes) -> tuple[Recorded, ...]:
         raise InvalidState("version") from exc
 
 
-def bind(
-    route: str,
-    request: Request,
-    principal: bytes,
-    names: tuple[str, ...] | None = (),
-    digest: Digest = _no_headers,
-) -> Binding:
+def bind(route: str, request: Request, principal: bytes, names: tuple[str, ...] | None, digest: Digest) -> Binding:
     """The binding of a request; equal JSON values bind equally, in any spelling. Raises InvalidParams.
 
     1 and 1.0 count as different values: a client that repeats its own arguments does not mix them.
     """
     try:
-        named = jsonrpc.canonical_members(request.params)
+        arguments = hashlib.sha256(jsonrpc.canonical_members(request.params)).digest()
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params" cannot be bound to a requestState: {exc}') from exc
     return Binding(
         route,
         request.method,
         hashlib.sha256(request.target.encode("utf-8", "surrogatepass")).digest(),
-        hashlib.sha256(named).digest(),
+        arguments,
         principal,
         names,
         digest(names) if names else b"",
     )
 
 
-def digest_answers(answers: dict[str, msgspec.Raw]) -> bytes:
+def digest_answers(answers: jsonrpc.Fields) -> bytes:
     """A digest of answers: a repeated retry has the same digest, other answers do not. Raises InvalidParams."""
     try:
-        named = jsonrpc.canonical_members(answers)
+        return hashlib.sha256(jsonrpc.canonical_members(answers)).digest()
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params.inputResponses" cannot be read: {exc}; the call still waits') from exc
-    return hashlib.sha256(named).digest()
 
 
 class Sealer:
@@ -176,7 +163,7 @@ class Sealer:
             raise ValueError(f"the state has {len(state)} bytes, more than limits.state_bytes ({most})")
         return state
 
-    def open(self, state: str, binding: Binding, now: float, digest: Digest = _no_headers) -> Envelope:
+    def open(self, state: str, binding: Binding, now: float, digest: Digest) -> Envelope:
         """The envelope of `state`, if it is authentic, in time and belongs to this request; raises InvalidState.
 
         `digest` digests the request's headers of the names in the envelope.

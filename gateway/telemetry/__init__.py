@@ -19,21 +19,19 @@ from gateway.telemetry.labels import (
     UpstreamEra,
     UpstreamFailure,
 )
-from gateway.telemetry.log import Event, Logger, configure_logging, get_logger, mask, redact, secret_arguments
-from gateway.telemetry.metrics import OTHER, Metrics, bounded_kind, bounded_method, bounded_version
+from gateway.telemetry.log import Event, configure_logging, get_logger, secret_arguments
+from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.tracing import ClientRequest, Operation, Span, Traces, TracesUnavailable
 from gateway.telemetry.tracing_setup import check_traces, open_traces
 
 __all__ = [
     "COMPLETE",
-    "OTHER",
     "OTHER_ERROR",
     "TOOL_ERROR",
     "ClientRequest",
     "Direction",
     "Ending",
     "Event",
-    "Logger",
     "Metrics",
     "NestedOutcome",
     "Operation",
@@ -52,14 +50,9 @@ __all__ = [
     "UpstreamEra",
     "UpstreamFailure",
     "bodies",
-    "bounded_kind",
-    "bounded_method",
-    "bounded_version",
     "check_traces",
     "configure_logging",
     "get_logger",
-    "mask",
     "open_traces",
-    "redact",
     "secret_arguments",
 ]

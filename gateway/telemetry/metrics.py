@@ -57,26 +57,17 @@ _NOTIFICATIONS = frozenset(
         mcp.RESOURCE_UPDATED,
     }
 )
-ERROR_TYPES = frozenset(
-    {
-        "",
-        TOOL_ERROR,
-        *map(
-            str,
-            (
-                mcp.PARSE_ERROR,
-                mcp.INVALID_REQUEST,
-                mcp.METHOD_NOT_FOUND,
-                mcp.INVALID_PARAMS,
-                mcp.INTERNAL_ERROR,
-                mcp.HEADER_MISMATCH,
-                mcp.MISSING_CAPABILITY,
-                mcp.UNSUPPORTED_VERSION,
-                *_ODD_CODES,
-            ),
-        ),
-    }
+_CODES = (
+    mcp.PARSE_ERROR,
+    mcp.INVALID_REQUEST,
+    mcp.METHOD_NOT_FOUND,
+    mcp.INVALID_PARAMS,
+    mcp.INTERNAL_ERROR,
+    mcp.HEADER_MISMATCH,
+    mcp.MISSING_CAPABILITY,
+    mcp.UNSUPPORTED_VERSION,
 )
+ERROR_TYPES = frozenset({"", TOOL_ERROR, *map(str, _CODES + _ODD_CODES)})
 """The values of `error_type` besides OTHER_ERROR: for MCP, OpenTelemetry's `error.type` is the JSON-RPC code."""
 _DURATIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 _HOLDS = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -114,7 +105,7 @@ class _Children(dict[tuple[str, ...], M], Generic[M]):
         self._metric = metric
 
     def __missing__(self, values: tuple[str, ...]) -> M:
-        child = self[values] = self._metric.labels(*values)
+        child = self[values] = self._metric.labels(*values) if values else self._metric
         return child
 
 
@@ -164,13 +155,8 @@ class Metrics:
         self._rejections = self._counter(
             "downstream_rejected_total", "Requests that the gateway refused before they reached an upstream.", "reason"
         )
-
         self._passed = self._counter(
-            "passed_through_total",
-            "Passed-through requests, by outcome.",
-            "route",
-            "era",
-            "outcome",
+            "passed_through_total", "Passed-through requests, by outcome.", "route", "era", "outcome"
         )
         self._passing = self._histogram(
             "mcp_gateway_passed_through_duration_seconds",
@@ -208,20 +194,14 @@ class Metrics:
         self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route")
         self._lost = self._counter("sessions_lost_total", "Upstream sessions that the upstream forgot.", "route")
         self._lists = self._counter(
-            "lists_answered_total",
-            "Lists on routes with cache.lists_seconds, by source.",
-            "route",
-            "source",
+            "lists_answered_total", "Lists on routes with cache.lists_seconds, by source.", "route", "source"
         )
         self._left_out = self._counter(
             "tools_left_out_total", "Tools left out of a list because clients would refuse the whole list.", "route"
         )
         self._subscriptions = self._gauge("subscriptions", "Open subscriptions/listen streams.", "route")
         self._subscriptions_lost = self._counter(
-            "subscriptions_lost_total",
-            "Subscriptions that lost their session, by outcome.",
-            "route",
-            "outcome",
+            "subscriptions_lost_total", "Subscriptions that lost their session, by outcome.", "route", "outcome"
         )
         self._children = self._gauge("children", "Child processes: warm, idle, in use or ending.", "route")
         self._children_ended = self._counter(
@@ -234,19 +214,12 @@ class Metrics:
         self._build = self._gauge("build_info", "The running version.", "version")
         self._build[version,].set(1)
         self._reloads = self._counter("config_reloads_total", "Configuration reloads.", "outcome")
-        registry = self._registry
-        self._limit = Gauge("mcp_gateway_held_calls_limit", "Maximum number of parked calls.", registry=registry)
-        self._seals = Counter(
-            "mcp_gateway_seals_total", "requestState values that this process sealed.", registry=registry
-        )
-        self._worker_restarts = Counter(
-            "mcp_gateway_worker_restarts_total",
-            "Workers that ended unexpectedly and were restarted.",
-            registry=registry,
-        )
-        self._task_failures = Counter(
-            "mcp_gateway_task_failures_total", "Unexpected exceptions: each is a bug.", registry=registry
-        )
+        self._limit = self._gauge("held_calls_limit", "Maximum number of parked calls.")[()]
+        self._seals = self._counter("seals_total", "requestState values that this process sealed.")[()]
+        self._worker_restarts = self._counter(
+            "worker_restarts_total", "Workers that ended unexpectedly and were restarted."
+        )[()]
+        self._task_failures = self._counter("task_failures_total", "Unexpected exceptions: each is a bug.")[()]
 
     def _show_own_zeroes(self) -> None:
         """As `show_zeroes`, for the metrics without a route."""

@@ -111,20 +111,20 @@ class OtelTraces(Traces):
         span = self._tracer.start_span(
             _name(about), context=parent, kind=SpanKind.SERVER, attributes=attributes, links=links
         )
-        return OtelSpan(self._tracer, span, parent)
+        return _Span(self._tracer, span, parent)
 
     def elsewhere(self, token: bytes) -> Span:
         """See `Traces`."""
-        return OtelSpan(self._tracer, NonRecordingSpan(_opened(token)), Context())
+        return _Span(self._tracer, NonRecordingSpan(_opened(token)), Context())
 
     def close(self, seconds: float) -> None:
-        """See `Traces`: a hanging exporter is abandoned together with its thread."""
+        """Abandon a hanging exporter together with its thread."""
         closing = threading.Thread(target=self._provider.shutdown, name="close traces", daemon=True)
         closing.start()
         closing.join(seconds)
 
 
-class OtelSpan(Span):
+class _Span(Span):
     """One OpenTelemetry span."""
 
     def __init__(self, tracer: Tracer, span: trace.Span, parent: Context) -> None:
@@ -135,34 +135,28 @@ class OtelSpan(Span):
 
     @property
     def token(self) -> bytes:
-        """See `Span`."""
         own = self._span.get_span_context()
         if not own.is_valid:
             return b""
         return bytes(own.trace_id.to_bytes(16) + own.span_id.to_bytes(8) + bytes([own.trace_flags]))
 
     def headers(self) -> dict[str, str]:
-        """See `Span`."""
         carrier: dict[str, str] = {}
         propagate.inject(carrier, self._context)
         return carrier
 
     def note(self, name: str, value: str | int | bool) -> None:  # noqa: FBT001  (as declared)
-        """See `Span`."""
         self._span.set_attribute(_OURS + name, value)
 
     def happened(self, name: str) -> None:
-        """See `Span`."""
         self._span.add_event(_OURS + name)
 
     def link(self, token: bytes) -> None:
-        """See `Span`."""
         other = _opened(token)
         if other.is_valid:
             self._span.add_link(other)
 
     def call(self, about: Operation, upstream: str | None) -> Span:
-        """See `Span`."""
         attributes: dict[str, str | int] = {**_attributes(about), _OURS + "route": about.route}
         if upstream is None:
             attributes["network.transport"] = "pipe"
@@ -171,10 +165,9 @@ class OtelSpan(Span):
         span = self._tracer.start_span(
             _name(about), context=self._context, kind=SpanKind.CLIENT, attributes=attributes
         )
-        return OtelSpan(self._tracer, span, self._context)
+        return _Span(self._tracer, span, self._context)
 
     def end(self, ending: Ending) -> None:
-        """See `Span`."""
         if self._ended:
             return
         self._ended = True

@@ -11,7 +11,7 @@ from typing import Final
 from weakref import WeakSet
 
 from gateway.protocol.errors import Busy, GatewayError, InvalidState, NoKeys, OwnerStalled, UpstreamError
-from gateway.telemetry import mask
+from gateway.telemetry.log import mask
 from gateway.telemetry.status import MOST_ERRORS, ErrorStatus
 
 _TEXT_CHARACTERS: Final = 400

@@ -261,7 +261,7 @@ async def test_a_stream_that_began_here_goes_on_with_the_candidates_whole_reply(
     assert len(reply.notifications) == 1
     assert reply.text == "whole"
     assert (first.kinds, second.kinds) == (["owner"], ["heir"])
-    assert second.asked[0].hop.to == "gw-3"
+    assert second.asked[0].peer_request.to == "gw-3"
 
 
 async def test_a_stream_that_began_here_goes_on_with_the_candidates_stream(
@@ -294,8 +294,8 @@ async def test_an_owner_that_restarted_takes_its_former_call_over_in_its_turn(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     async def script(asked: Asked) -> None:
-        hop = await asked.take()
-        if hop.kind == "owner":
+        peer_request = await asked.take()
+        if peer_request.kind == "owner":
             await asked.begin()
             await asked.say(Gone())
             await asked.end()
@@ -312,9 +312,9 @@ async def test_an_owner_that_restarted_takes_its_former_call_over_in_its_turn(
 
 
 async def served_as_candidate(asked: Asked) -> None:
-    hop = await asked.take()
+    peer_request = await asked.take()
     await asked.reply(b'{"jsonrpc":"2.0","id":"c2","error":{"code":-32603,"message":"heir"}}')
-    assert hop.kind == "heir"
+    assert peer_request.kind == "heir"
 
 
 async def test_a_dead_candidate_is_skipped_and_asked_again_at_once(upstream: FakeUpstream, cluster: Cluster) -> None:

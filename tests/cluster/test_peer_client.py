@@ -109,9 +109,9 @@ async def test_every_header_and_the_clients_address_reach_the_other_replica_as_t
     assert (await in_time(reader.readuntil(b"\r\n\r\n"))).startswith(b"HTTP/1.1 200 ")
     writer.close()
     await writer.wait_closed()
-    hop = peer.asked[0].hop
-    assert list(hop.headers) == raw
-    assert (hop.remote, hop.body) == ("127.0.0.1", body)
+    peer_request = peer.asked[0].peer_request
+    assert list(peer_request.headers) == raw
+    assert (peer_request.remote, peer_request.body) == ("127.0.0.1", body)
     assert b"odd" not in peer.asked[0].head.lower(), "nothing of it can be read on the way"
 
 
@@ -274,8 +274,8 @@ async def test_a_client_that_leaves_closes_the_way_to_the_owner_and_the_next_tak
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     async def script(asked: Asked) -> None:
-        hop = await asked.take()
-        if b"last" in hop.body:
+        peer_request = await asked.take()
+        if b"last" in peer_request.body:
             await asked.reply(b'{"jsonrpc":"2.0","id":"c3","result":{"resultType":"complete","content":[]}}')
         else:
             await asked.begin()

@@ -9,18 +9,20 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config import InForce
-from gateway.seal import peer_messages as hops
+from gateway.seal import peer_messages as messages
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import Data, End, Gone, Head, Hop, Me, PeerSealer
+from gateway.seal.peer_messages import Data, End, Gone, Head, Identity, PeerRequest, PeerSealer
 from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream
-from tests.support.replicas import Cluster, ask, asked_peers, frames_of, hop_for, orphan, retry_params
+from tests.support.replicas import Cluster, ask, asked_peers, frames_of, orphan, peer_request_for, retry_params
 from tests.support.workbench import Stand
 
 
 def sealed(ring: Keyring | None = None, **changes: Any) -> bytes:
-    hop = Hop(kind="owner", to="gw-1", issued=time.time(), nonce=hops.nonce(), path="/mcp", body=b"{}")
-    return PeerSealer(InForce(ring or Keyring((KEY,), "peer"))).seal(replace(hop, **changes))
+    peer_request = PeerRequest(
+        kind="owner", to="gw-1", issued=time.time(), nonce=messages.nonce(), path="/mcp", body=b"{}"
+    )
+    return PeerSealer(InForce(ring or Keyring((KEY,), "peer"))).seal(replace(peer_request, **changes))
 
 
 def refused(stand: Stand) -> dict[str, int]:
@@ -104,12 +106,12 @@ async def test_the_peer_port_serves_nothing_else(upstream: FakeUpstream, cluster
 
 async def test_a_replica_says_who_it_is_to_replicas_only(cluster: Cluster) -> None:
     await cluster.begin("gw-1", "gw-2")
-    assert await frames_of(cluster, "gw-2", hop_for("", "who")) == [Me("gw-2")]
+    assert await frames_of(cluster, "gw-2", peer_request_for("", "who")) == [Identity("gw-2")]
 
 
 @pytest.mark.parametrize("kind", ["owner", "heir", "resume"])
 async def test_a_request_for_a_third_replica_goes_no_further(
-    upstream: FakeUpstream, cluster: Cluster, kind: hops.Kind
+    upstream: FakeUpstream, cluster: Cluster, kind: messages.Kind
 ) -> None:
     """Threat 20: A -> B -> A, or on to anybody else."""
 
@@ -122,13 +124,13 @@ async def test_a_request_for_a_third_replica_goes_no_further(
     asked = await one.client().call()
     client = two.client()
     for to in ("gw-1", "gw-3", "gw-3#1", "gw-9", "", third.address):
-        hop = hop_for(to, kind, asked, client)
-        assert await frames_of(cluster, "gw-2", hop) == [Gone("gw-2")], to
+        peer_request = peer_request_for(to, kind, asked, client)
+        assert await frames_of(cluster, "gw-2", peer_request) == [Gone("gw-2")], to
     assert third.connections == 0
     assert (asked_peers(one), asked_peers(two)) == ({}, {})
     assert "answer" not in upstream.words
     # The owner itself serves it, whatever the request says of its receiver: the call is here.
-    (head, data, end) = await frames_of(cluster, "gw-1", hop_for("gw-1", "owner", asked, client))
+    (head, data, end) = await frames_of(cluster, "gw-1", peer_request_for("gw-1", "owner", asked, client))
     assert isinstance(head, Head)
     assert isinstance(data, Data)
     assert isinstance(end, End)
@@ -139,7 +141,7 @@ async def test_a_request_for_a_worker_that_is_not_there_is_no_loop(cluster: Clus
     one, two = await cluster.begin("gw-1", "gw-2")
     upstream.tool(ask)
     asked = await orphan(one, "gw-2#1")
-    assert await frames_of(cluster, "gw-2", hop_for("gw-2#1", "owner", asked, one.client())) == [Gone("gw-2")]
+    assert await frames_of(cluster, "gw-2", peer_request_for("gw-2#1", "owner", asked, one.client())) == [Gone("gw-2")]
     assert asked_peers(two) == {"dead": 1}
 
 
@@ -152,8 +154,8 @@ async def test_a_hop_with_a_foreign_path_or_a_bad_body_is_answered_as_a_client_w
         ({"body": b"{"}, 400, "-32700"),
         ({"body": b""}, 400, "-32700"),
     ):
-        hop = replace(hop_for("gw-1"), **changes)
-        head, _, end = await frames_of(cluster, "gw-1", hop)
+        peer_request = replace(peer_request_for("gw-1"), **changes)
+        head, _, end = await frames_of(cluster, "gw-1", peer_request)
         assert isinstance(head, Head)
         assert head.status == status
         assert end == End("rejected", code)

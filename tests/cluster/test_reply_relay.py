@@ -9,7 +9,7 @@ import pytest
 
 from gateway.protocol import mcp
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import Data, End, Frames, Head, Me
+from gateway.seal.peer_messages import Data, End, Frames, Head, Identity
 from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, event, text
 from tests.support.replicas import (
@@ -105,7 +105,12 @@ async def test_whatever_a_replica_answers_is_passed_on(
         for name, value in headers.items():
             assert response.headers.getall(name) == [value]
     (taken,) = peer.asked
-    assert (taken.hop.kind, taken.hop.to, taken.hop.path, taken.hop.body) == ("owner", "gw-2", "/mcp", retry)
+    assert (taken.peer_request.kind, taken.peer_request.to, taken.peer_request.path, taken.peer_request.body) == (
+        "owner",
+        "gw-2",
+        "/mcp",
+        retry,
+    )
 
 
 async def test_a_large_result_comes_over_whole(upstream: FakeUpstream, cluster: Cluster) -> None:
@@ -214,7 +219,7 @@ async def answers_another_request(asked: Asked) -> None:
 async def answers_who_it_is(asked: Asked) -> None:
     await asked.take()
     await asked.begin()
-    await asked.say(Me("gw-2"))
+    await asked.say(Identity("gw-2"))
     await asked.silence()
 
 

@@ -19,7 +19,7 @@ from gateway.config import split_address
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
-from gateway.seal.peer_messages import Gone, Hop, Told
+from gateway.seal.peer_messages import Answer, Gone, PeerRequest
 from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole
 from tests.support.fake_peer import Asked, FakePeer
@@ -31,9 +31,9 @@ from tests.support.replicas import (
     asked_peers,
     exchange_failing_over_to,
     frames_of,
-    hop_for,
     in_time,
     orphan,
+    peer_request_for,
     resealed,
     steps,
 )
@@ -363,12 +363,12 @@ async def test_a_replica_that_cannot_tell_is_no_witness(
         if word == "refuses":
             await asked.refuse(403)
             await asked.silence()
-        hop = await asked.take()
-        assert (hop.kind, hop.path) == ("reach", "gw-2")
+        peer_request = await asked.take()
+        assert (peer_request.kind, peer_request.path) == ("reach", "gw-2")
         if word == "silence":
             await asked.silence()
         await asked.begin()
-        await asked.say(Told(word))
+        await asked.say(Answer(word))
         await asked.end()
 
     peer = await cluster.fake(FakePeer(script))
@@ -387,11 +387,11 @@ async def test_an_older_candidate_is_skipped_for_a_silent_owners_call(
     """It does not know that it must not harm the call."""
 
     async def script(asked: Asked) -> None:
-        hop = await asked.take()
-        kinds.append(hop.kind)
-        if hop.kind == "reach":
+        peer_request = await asked.take()
+        kinds.append(peer_request.kind)
+        if peer_request.kind == "reach":
             await asked.begin()
-            await asked.say(Told("silent"))
+            await asked.say(Answer("silent"))
             await asked.end()
         else:
             asked.die()
@@ -414,7 +414,7 @@ async def test_many_retries_cost_one_round_of_questions(
         await asked.take()
         await go.wait()
         await asked.begin()
-        await asked.say(Told("unknown"))
+        await asked.say(Answer("unknown"))
         await asked.end()
 
     go = asyncio.Event()
@@ -442,20 +442,20 @@ async def test_a_witness_says_what_an_attempt_of_its_own_shows(cluster: Cluster,
     await cluster.begin("gw-1", "gw-2", fakes=at, timeouts={"peer_connect_seconds": 0.1})
     words = {}
     for name in ("gw-1", "gw-2", *at, "gw-9"):
-        words[name] = await frames_of(cluster, "gw-1", replaced(hop_for("gw-1", "reach"), name))
+        words[name] = await frames_of(cluster, "gw-1", replaced(peer_request_for("gw-1", "reach"), name))
     assert words == {
-        "gw-1": [Told("unknown")],
-        "gw-2": [Told("reached")],
-        "gw-4": [Told("silent")],
-        "gw-5": [Told("silent")],
-        "gw-6": [Told("unknown")],
-        "gw-7": [Told("unknown")],
-        "gw-9": [Told("unknown")],
+        "gw-1": [Answer("unknown")],
+        "gw-2": [Answer("reached")],
+        "gw-4": [Answer("silent")],
+        "gw-5": [Answer("silent")],
+        "gw-6": [Answer("unknown")],
+        "gw-7": [Answer("unknown")],
+        "gw-9": [Answer("unknown")],
     }
 
 
-def replaced(hop: Hop, about: str, detail: bytes = b"") -> Hop:
-    return replace(hop, path=about, body=detail)
+def replaced(peer_request: PeerRequest, about: str, detail: bytes = b"") -> PeerRequest:
+    return replace(peer_request, path=about, body=detail)
 
 
 async def test_a_replica_says_whether_it_went_on_with_an_exchange(upstream: FakeUpstream, cluster: Cluster) -> None:
@@ -465,11 +465,11 @@ async def test_a_replica_says_whether_it_went_on_with_an_exchange(upstream: Fake
     exchange = only(one).id
 
     async def told(about: str, round_: int) -> Any:
-        return await frames_of(cluster, "gw-1", replaced(hop_for("gw-1", "holds"), about, b"%d" % round_))
+        return await frames_of(cluster, "gw-1", replaced(peer_request_for("gw-1", "holds"), about, b"%d" % round_))
 
-    assert await told(exchange, 0) == [Told("yes")]
-    assert await told(exchange, 1) == [Told("no")], "it is in that round itself, as the asking replica is"
-    assert await told("other", 0) == [Told("no")]
+    assert await told(exchange, 0) == [Answer("yes")]
+    assert await told(exchange, 1) == [Answer("no")], "it is in that round itself, as the asking replica is"
+    assert await told("other", 0) == [Answer("no")]
     assert json.loads((await one.client().answer(asked)).text) == ACCEPT
 
 
@@ -503,7 +503,7 @@ async def test_an_owner_whose_relay_breaks_asks_whether_the_call_goes_on_elsewhe
     async def script(asked: Asked) -> None:
         await asked.take()
         await asked.begin()
-        await asked.say(Told(word))
+        await asked.say(Answer(word))
         await asked.end()
 
     third = await cluster.fake(FakePeer(script))
@@ -572,12 +572,12 @@ async def test_a_client_that_comes_while_the_others_are_asked_finds_its_call(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     async def script(asked: Asked) -> None:
-        hop = await asked.take()
-        assert hop.kind == "holds"
+        peer_request = await asked.take()
+        assert peer_request.kind == "holds"
         arrived.set()
         await go.wait()
         await asked.begin()
-        await asked.say(Told("no"))
+        await asked.say(Answer("no"))
         await asked.end()
 
     arrived, go = asyncio.Event(), asyncio.Event()

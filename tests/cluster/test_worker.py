@@ -22,11 +22,11 @@ from tests.support.replicas import (
     asked_peers,
     exchange_failing_over_to,
     frames_of,
-    hop_for,
     in_time,
     later,
     order,
     orphan,
+    peer_request_for,
     steps,
 )
 from tests.support.workbench import ACCEPT, Stand
@@ -66,15 +66,15 @@ async def test_a_worker_passes_on_what_came_from_another_host_but_not_from_its_o
     *own, other = await workers(cluster, tmp_path, 2)
     upstream.tool(ask)
     asked = await orphan(other, "gw-2#0")
-    hop = hop_for("gw-2#0", "owner", asked, other.client())
+    peer_request = peer_request_for("gw-2#0", "owner", asked, other.client())
     connector = aiohttp.UnixConnector(str(tmp_path / "peer-1.sock"))
     async with aiohttp.ClientSession(connector=connector) as http:
         ring = Keyring((KEY,), "peer")
         async with (
             asyncio.timeout(DEADLINE),
-            http.post("http://peer/peer", data=PeerSealer(InForce(ring)).seal(hop)) as response,
+            http.post("http://peer/peer", data=PeerSealer(InForce(ring)).seal(peer_request)) as response,
         ):
-            found = Frames(ring, hop.nonce, 1 << 20).feed(await response.read())
+            found = Frames(ring, peer_request.nonce, 1 << 20).feed(await response.read())
     assert found == [Gone("gw-2")]
     assert [asked_peers(each) for each in own] == [{}, {}]
 
@@ -88,7 +88,7 @@ async def test_the_workers_of_a_candidate_host_agree_on_one_worker(
     assert (await order(other, exchange))[0] == "gw-2"
     asked = await orphan(other, "gw-9", exchange=exchange)
     for _ in range(12):  # each on a connection of its own: the kernel chooses the worker
-        found = await frames_of(cluster, "gw-2", hop_for("gw-2", "heir", asked, other.client()), close=True)
+        found = await frames_of(cluster, "gw-2", peer_request_for("gw-2", "heir", asked, other.client()), close=True)
         assert found[-1] == End("complete")
     assert len(upstream.of("tools/call")) == 2, "the second runs it, and keeps the result for all others"
     assert (steps(first), steps(second).get("replayed")) == ({}, 1)

@@ -1,4 +1,4 @@
-"""What differs between two configurations; every key there is has been thought about."""
+"""The differences of two configurations, and for each key whether a reload applies it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +39,7 @@ KEYS = sorted(leaves(config_shape()))
 
 
 def with_other(struct: Any, path: list[str]) -> Any:
-    """The struct with another value at that place; what it is does not matter to who compares."""
+    """The struct with another value at that place; a comparison does not look at its type."""
     name, *rest = path
     if name == "routes[]":
         return replace(struct, routes=(with_other(struct.routes[0], rest),))
@@ -51,12 +51,12 @@ def test_every_key_is_either_reloaded_or_needs_a_restart() -> None:
     assert not RELOADED & RESTART
 
 
-def test_the_walk_sees_keys_of_every_kind() -> None:
+def test_the_walk_finds_keys_of_every_kind() -> None:
     assert {"listen", "state.keys", "replica.peers", "routes[].cache.scope", "hold.ttl_seconds"} <= set(KEYS)
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_every_key_that_differs_is_found_and_nothing_else(key: str) -> None:
+def test_exactly_the_key_that_differs_is_found(key: str) -> None:
     other = with_other(CONFIG, key.split("."))
     found = changes(CONFIG, other)
     if key == "routes[].path":
@@ -68,18 +68,18 @@ def test_every_key_that_differs_is_found_and_nothing_else(key: str) -> None:
     assert refused((change,)) == ((key,) if key in RESTART else ())
 
 
-def test_a_key_nobody_thought_of_needs_a_restart() -> None:
+def test_a_key_that_is_in_no_list_needs_a_restart() -> None:
     (change,) = changes(CONFIG, with_other(CONFIG, ["listen"]))
     assert refused((change._replace(key="hold.new_seconds", text="hold.new_seconds"),)) == ("hold.new_seconds",)
 
 
-def test_nothing_differs_from_itself() -> None:
+def test_equal_configurations_do_not_differ() -> None:
     same = Config(state=State(keys=("0f" * 32,)), routes=(Route(upstream=Upstream(url="http://127.0.0.1:1/mcp")),))
     assert changes(CONFIG, same) == ()
     assert digest(CONFIG) == digest(same)
 
 
-def test_routes_are_paired_by_their_paths() -> None:
+def test_routes_are_matched_by_their_paths() -> None:
     def route(path: str, url: str = "http://127.0.0.1:1/mcp") -> Route:
         return Route(path=path, upstream=Upstream(url=url))
 
@@ -92,12 +92,12 @@ def test_routes_are_paired_by_their_paths() -> None:
     assert changes(old, turned) == (), "the order of routes means nothing"
 
 
-def test_all_that_is_refused_is_named_at_once() -> None:
+def test_every_change_that_needs_a_restart_is_named() -> None:
     new = replace(CONFIG, listen="127.0.0.1:1", workers=3, hold=replace(CONFIG.hold, ttl_seconds=1.0))
     assert refused(changes(CONFIG, new)) == ("listen", "workers")
 
 
-def test_no_value_is_told() -> None:
+def test_a_change_names_no_value() -> None:
     new = replace(
         CONFIG,
         state=State(keys=("1e" * 32, "0f" * 32)),

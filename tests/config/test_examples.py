@@ -98,7 +98,7 @@ def minimal(config: Config) -> None:
 
 @says("full.yaml", "Every key with its default; only `routes` is required (see minimal.yaml).")
 def full(config: Config) -> None:
-    assert config == load(CONFIG / "minimal.yaml", {})  # every key: test_config.py compares them with the model's
+    assert config == load(CONFIG / "minimal.yaml", {})  # every key: test_model.py compares them with the model's
 
 
 @says(

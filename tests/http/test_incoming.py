@@ -97,7 +97,7 @@ async def test_a_body_is_opened_once_however_many_ask(
 ) -> None:
     opened: list[bytes] = []
 
-    def counting(body: bytes, max_depth: int) -> modern.Posted:
+    def counting(body: bytes, max_depth: int) -> modern.ParsedBody:
         opened.append(body)
         return modern.read(body, max_depth)
 

@@ -253,42 +253,6 @@ async def test_only_clients_with_a_certificate_are_let_in(
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-def problems(tmp_path: Path, **sections: Any) -> tuple[str, ...]:
-    with pytest.raises(ConfigError) as caught:
-        parse(configuration("https://127.0.0.1:1/mcp", **sections), str(tmp_path / "gateway.yaml"), {})
-    return caught.value.problems
-
-
-def test_every_file_that_cannot_be_used_is_told_with_its_reason(tmp_path: Path, ca: Authority) -> None:
-    (tmp_path / "text.pem").write_text("nothing")
-    ca.sign("locked", password=b"pass")
-    ca.sign("one")
-    ca.sign("two")
-
-    def of(**tls: str) -> tuple[str, ...]:
-        return problems(tmp_path, tls=tls)
-
-    assert of(cert_file="no.pem") == (
-        "tls.cert_file: cannot be read (No such file or directory); check its path and permissions",
-    )
-    assert of(cert_file="text.pem") == ("tls.cert_file: contains no readable certificate; give it as PEM",)
-    assert of(cert_file="ca.pem") == ("tls.cert_file: contains no readable private key; give it as PEM",)
-    assert of(cert_file="locked.pem") == ("tls.cert_file: is encrypted; write the key without a password",)
-    assert of(cert_file="one.pem", key_file="two.pem") == (
-        "tls.key_file: is not the key of the certificate in cert_file; give a matching pair",
-    )
-    assert of(cert_file="one.pem", client_ca_file="text.pem") == (
-        "tls.client_ca_file: contains no readable certificate; give certificates as PEM",
-    )
-    assert of(key_file="one.pem") == (
-        "tls.key_file: is set without tls.cert_file; give the certificate too, or remove it",
-    )
-    upstream = {"url": "https://127.0.0.1:1/mcp", "tls": {"ca_file": "text.pem", "cert_file": "one.pem"}}
-    assert problems(tmp_path, route={"upstream": upstream}) == (
-        "routes[0].upstream.tls.ca_file: contains no readable certificate; give certificates as PEM",
-    )
-
-
 async def test_a_reload_whose_files_are_gone_changes_nothing(
     upstream: FakeUpstream, ca: Authority, begin: Start
 ) -> None:

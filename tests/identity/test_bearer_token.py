@@ -138,6 +138,13 @@ def test_a_token_without_a_key_id_is_of_the_only_key() -> None:
         principal(nameless, read_keys(jwks(public_jwk(KEY), public_jwk(private("ES256"), "k2"))))
 
 
+def test_a_token_whose_key_id_is_too_long_is_refused_without_a_fetch_of_keys() -> None:
+    named = jwt.encode({"iss": ISSUER, "sub": "ada", "exp": NOW + 9_999}, KEY, "ES256", headers={"kid": "k" * 257})
+    with pytest.raises(BadToken, match="malformed key id") as caught:
+        principal(named)
+    assert not isinstance(caught.value, UnknownKey)
+
+
 @pytest.mark.parametrize("crit", [["b64"], ["new"], [], "b64", None])
 def test_what_must_be_understood_and_is_not_is_refused(crit: Any) -> None:
     signed = f"{part({'alg': 'ES256', 'kid': 'k1', 'crit': crit, 'b64': False})}."

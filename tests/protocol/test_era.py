@@ -37,9 +37,9 @@ def test_the_era_of_a_request(method: str, header: str | None, body: bytes, *, m
 
 
 def test_the_probe_is_a_modern_request() -> None:
-    posted = request.read(era.discover(), DEPTH)
+    parsed = request.read(era.discover(), DEPTH)
     headers = {mcp.PROTOCOL_VERSION: [mcp.MODERN], mcp.METHOD_HEADER: [mcp.DISCOVER]}
-    assert request.check(posted, lambda name: headers.get(name, [])).method == mcp.DISCOVER
+    assert request.check(parsed, lambda name: headers.get(name, [])).method == mcp.DISCOVER
 
 
 def result(**fields: Any) -> bytes:

@@ -408,3 +408,20 @@ def test_members_are_canonical_unless_they_have_too_many_values() -> None:
     assert jsonrpc.canonical_members({"a": Raw(spaced)}) == b'{"a":%b}' % NUMBERS
     with pytest.raises(ValueError, match="malformed"):
         jsonrpc.canonical_members({"a": Raw(NUMBERS[:-1] + b"}")})
+
+
+@pytest.mark.parametrize("number", ["0", "-1.5", "1e9", "1e99", "1e308", "1" * 299, "1" * 300])
+def test_a_number_that_python_can_hold_passes_the_check(number: str) -> None:
+    jsonrpc.check_numbers(Raw(b'{"a":[%b,"1e999 \\u0031"]}' % number.encode()))
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1E+400", "1" * 5000, "[" * 3000 + "1e99" + "]" * 3000])
+def test_a_number_that_python_cannot_hold_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        jsonrpc.check_numbers(Raw(value.encode()))
+
+
+def test_a_huge_number_beside_an_unpaired_surrogate_is_refused_too() -> None:
+    assert jsonrpc.value(b'["\\ud83d",1e9]') == ["\ud83d", 1e9]
+    with pytest.raises(ValueError, match="out of range"):
+        jsonrpc.value(b'["\\ud83d",1e999]')

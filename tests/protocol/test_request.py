@@ -413,10 +413,10 @@ def test_header_names_are_asked_for_as_the_specification_writes_them() -> None:
 
 def survives(data: bytes) -> None:
     try:
-        posted = request.read(data, DEPTH)
-        request.is_modern(posted, None)
-        if posted.id is not None:
-            request.check(posted, values(HEADERS))
+        parsed = request.read(data, DEPTH)
+        request.is_modern(parsed, None)
+        if parsed.id is not None:
+            request.check(parsed, values(HEADERS))
     except DownstreamError:
         pass
 

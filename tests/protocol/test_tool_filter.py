@@ -139,7 +139,7 @@ def test_the_bytes_of_the_others_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("depth", [50, 200, 300, 400, 450, 480, 490, 5000])
-def test_a_schema_without_end_is_left_out_or_no_result(depth: int) -> None:
+def test_a_tool_that_is_nested_too_deeply_is_left_out_or_refused_with_the_result(depth: int) -> None:
     deep = b'{"properties":{"a":' * depth + b'{"x-mcp-header":"A"}' + b"}}" * depth
     bad = b'{"name":"deep","inputSchema":{"type":"object","not":%b}}' % deep
     try:
@@ -151,15 +151,21 @@ def test_a_schema_without_end_is_left_out_or_no_result(depth: int) -> None:
         assert len(left_out) == 1
 
 
+def test_a_tool_that_exhausts_the_recursion_limit_is_left_out() -> None:
+    # Since Python 3.12, the list may be read although the search for annotations is nested too deeply for Python.
+    deep = b'{"not":' * 5000 + b"{}" + b"}" * 5000
+    assert tool_filter._flaw(Raw(b'{"name":"deep","inputSchema":%b}' % deep)) == "it is nested too deeply"
+
+
 @pytest.mark.parametrize("tools", [b"5", b"{}", b"null"])
-def test_a_list_that_is_none_is_somebody_elses_business(tools: bytes) -> None:
+def test_a_result_without_a_list_of_tools_is_returned_unchanged(tools: bytes) -> None:
     for result in (Raw(b'{"tools":%b}' % tools), Raw(b"{}")):
         assert tool_filter.usable(result) == (result, ())
     with pytest.raises(ValueError, match="object"):
         tool_filter.usable(Raw(tools if tools != b"{}" else b"[]"))
 
 
-def test_half_an_emoji_in_a_list_goes_on_as_it_is_and_hides_no_flaw() -> None:
+def test_an_unpaired_surrogate_in_a_list_is_forwarded_unchanged_and_hides_no_flaw() -> None:
     good = b'{"name":"a","description":"\\ud83d","inputSchema":{"type":"object"}}'
     assert tool_filter.usable(Raw(b'{"tools":[%b]}' % good)) == (Raw(b'{"tools":[%b]}' % good), ())
     kept, left_out = tool_filter.usable(Raw(b'{"tools":[%b,{"name":"\\ud83d"}]}' % good))

@@ -11,14 +11,25 @@ from msgspec.structs import replace
 
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
-from gateway.seal import peer_messages as hops
+from gateway.seal import peer_messages as messages
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import SKEW_SECONDS, Data, End, Frame, Frames, Gone, Head, Hop, Me, PeerSealer
+from gateway.seal.peer_messages import (
+    SKEW_SECONDS,
+    Data,
+    End,
+    Frame,
+    Frames,
+    Gone,
+    Head,
+    Identity,
+    PeerRequest,
+    PeerSealer,
+)
 from gateway.telemetry import PeerReason
 
 ONE, TWO, THREE = (bytes([number]) * 32 for number in (1, 2, 3))
 NOW = 1_800_000_000.0
-HOP = Hop(
+REQUEST = PeerRequest(
     kind="owner",
     to="gw-2#1",
     issued=NOW,
@@ -33,7 +44,7 @@ FRAMES: list[Frame] = [
     Data(b"one"),
     Data(b""),
     Data(bytes(70_000)),
-    Me("gw-1"),
+    Identity("gw-1"),
     Gone(),
     End("complete"),
 ]
@@ -51,7 +62,7 @@ def refusal(sealed: bytes, by: PeerSealer | None = None, now: float = NOW) -> st
     return caught.value.reason
 
 
-def sealing(nonce: bytes = HOP.nonce, *keys: bytes) -> Frames:
+def sealing(nonce: bytes = REQUEST.nonce, *keys: bytes) -> Frames:
     return Frames(ring(*keys), nonce, MAX)
 
 
@@ -65,14 +76,14 @@ def broken(data: bytes, by: Frames | None = None) -> str:
 
 
 def test_a_request_comes_over_whole() -> None:
-    assert PeerSealer(InForce(ring())).open(PeerSealer(InForce(ring())).seal(HOP), NOW) == HOP
+    assert PeerSealer(InForce(ring())).open(PeerSealer(InForce(ring())).seal(REQUEST), NOW) == REQUEST
     for kind in ("owner", "heir", "who"):
-        least = Hop(kind=kind, to="", issued=NOW, nonce=b"")
+        least = PeerRequest(kind=kind, to="", issued=NOW, nonce=b"")
         assert PeerSealer(InForce(ring())).open(PeerSealer(InForce(ring())).seal(least), NOW) == least
 
 
 def test_a_request_changed_at_any_byte_or_cut_is_refused_and_leaves_no_trace() -> None:
-    by, sealed = PeerSealer(InForce(ring())), PeerSealer(InForce(ring())).seal(HOP)
+    by, sealed = PeerSealer(InForce(ring())), PeerSealer(InForce(ring())).seal(REQUEST)
     for place in range(len(sealed)):
         changed = sealed[:place] + bytes([sealed[place] ^ 0x20]) + sealed[place + 1 :]
         assert refusal(changed, by) in ("unknown_key", "forged")
@@ -80,7 +91,7 @@ def test_a_request_changed_at_any_byte_or_cut_is_refused_and_leaves_no_trace() -
     assert refusal(sealed + b"\0", by) == "forged"
     assert refusal(b"", by) == "malformed"
     assert not by._seen, "a forger can neither fill the memory nor use up a nonce"
-    assert by.open(sealed, NOW) == HOP
+    assert by.open(sealed, NOW) == REQUEST
 
 
 @given(st.binary(max_size=300))
@@ -90,22 +101,24 @@ def test_garbage_is_refused(garbage: bytes) -> None:
 
 def test_no_other_purposes_key_opens_a_request_and_a_request_opens_no_state() -> None:
     for purpose in ("state", "admin", "peer2", ""):
-        assert refusal(PeerSealer(InForce(ring(purpose=purpose))).seal(HOP)) == "forged"
-        assert refusal(PeerSealer(InForce(ring())).seal(HOP), PeerSealer(InForce(ring(purpose=purpose)))) == "forged"
-    sealed = PeerSealer(InForce(ring())).seal(HOP)
+        assert refusal(PeerSealer(InForce(ring(purpose=purpose))).seal(REQUEST)) == "forged"
+        assert (
+            refusal(PeerSealer(InForce(ring())).seal(REQUEST), PeerSealer(InForce(ring(purpose=purpose)))) == "forged"
+        )
+    sealed = PeerSealer(InForce(ring())).seal(REQUEST)
     with pytest.raises(InvalidState, match="requestState"):
         ring(purpose="state").open_bytes(sealed, b"request")
-    assert refusal(PeerSealer(InForce(ring(TWO))).seal(HOP)) == "unknown_key"
+    assert refusal(PeerSealer(InForce(ring(TWO))).seal(REQUEST)) == "unknown_key"
 
 
 def test_a_frame_is_no_request_and_a_request_is_no_frame() -> None:
     keys = ring()
-    frame = Frames(keys, HOP.nonce, MAX).seal(FRAMES[0])
+    frame = Frames(keys, REQUEST.nonce, MAX).seal(FRAMES[0])
     assert refusal(frame[4:]) == "forged"
-    request = PeerSealer(InForce(keys)).seal(HOP)
+    request = PeerSealer(InForce(keys)).seal(REQUEST)
     assert broken(len(request).to_bytes(4) + request) == "forged"
     for bound in (b"", b"reply", b"requests"):
-        assert refusal(keys.seal_bytes(msgspec.msgpack.encode(HOP), bound)) == "forged"
+        assert refusal(keys.seal_bytes(msgspec.msgpack.encode(REQUEST), bound)) == "forged"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +131,7 @@ def test_a_frame_is_no_request_and_a_request_is_no_frame() -> None:
         msgspec.msgpack.encode(["elder", "gw-2", NOW, b"n"]),
         msgspec.msgpack.encode(["owner", "gw-2", "now", b"n"]),
         msgspec.msgpack.encode(["owner", 2, NOW, b"n"]),
-        msgspec.msgpack.encode(HOP) + b"\x00",
+        msgspec.msgpack.encode(REQUEST) + b"\x00",
         b"\x94\xa5owner\xa1\xff\xcb" + bytes(8) + b"\xc4\x00",
     ],
 )
@@ -141,7 +154,7 @@ def test_another_versions_request_is_refused(content: bytes) -> None:
     ],
 )
 def test_a_request_is_good_for_a_minute(age: float, why: str | None) -> None:
-    sealed = PeerSealer(InForce(ring())).seal(replace(HOP, issued=NOW - age))
+    sealed = PeerSealer(InForce(ring())).seal(replace(REQUEST, issued=NOW - age))
     by = PeerSealer(InForce(ring()))
     if why is None:
         assert by.open(sealed, NOW).issued == NOW - age
@@ -153,12 +166,15 @@ def test_a_request_is_good_for_a_minute(age: float, why: str | None) -> None:
 def test_a_request_is_good_once_as_long_as_it_could_be_good() -> None:
     """Sealed by the fastest clock that is believed, it is remembered for as long as any clock would take it."""
     for ahead in (-SKEW_SECONDS, 0, SKEW_SECONDS):
-        by, sealed = PeerSealer(InForce(ring())), PeerSealer(InForce(ring())).seal(replace(HOP, issued=NOW + ahead))
+        by, sealed = (
+            PeerSealer(InForce(ring())),
+            PeerSealer(InForce(ring())).seal(replace(REQUEST, issued=NOW + ahead)),
+        )
         by.open(sealed, NOW)
         for later in (0, 1, SKEW_SECONDS + ahead, SKEW_SECONDS + ahead + 0.001, 3 * SKEW_SECONDS):
             # Others come in between: they are what makes it forget.
             by.open(
-                PeerSealer(InForce(ring())).seal(replace(HOP, issued=NOW + later, nonce=f"{later}".encode())),
+                PeerSealer(InForce(ring())).seal(replace(REQUEST, issued=NOW + later, nonce=f"{later}".encode())),
                 NOW + later,
             )
             expected = "replayed" if later <= SKEW_SECONDS + ahead else "expired"
@@ -167,32 +183,32 @@ def test_a_request_is_good_once_as_long_as_it_could_be_good() -> None:
 
 def test_the_same_nonce_under_another_seal_is_a_replay_too() -> None:
     by = PeerSealer(InForce(ring()))
-    by.open(PeerSealer(InForce(ring())).seal(HOP), NOW)
-    assert refusal(PeerSealer(InForce(ring())).seal(replace(HOP, body=b"other", to="gw-3")), by) == "replayed"
-    assert by.open(PeerSealer(InForce(ring())).seal(replace(HOP, nonce=b"m" * 16)), NOW).nonce == b"m" * 16
+    by.open(PeerSealer(InForce(ring())).seal(REQUEST), NOW)
+    assert refusal(PeerSealer(InForce(ring())).seal(replace(REQUEST, body=b"other", to="gw-3")), by) == "replayed"
+    assert by.open(PeerSealer(InForce(ring())).seal(replace(REQUEST, nonce=b"m" * 16)), NOW).nonce == b"m" * 16
 
 
 def test_nonces_are_forgotten_when_they_would_be_too_old() -> None:
     by = PeerSealer(InForce(ring()))
     for second in range(1000):
         nonce = second.to_bytes(16)
-        by.open(PeerSealer(InForce(by.keyring)).seal(replace(HOP, nonce=nonce, issued=NOW + second)), NOW + second)
+        by.open(PeerSealer(InForce(by.keyring)).seal(replace(REQUEST, nonce=nonce, issued=NOW + second)), NOW + second)
         assert len(by._seen) <= 2 * SKEW_SECONDS + 1
     assert len(by._seen) == 2 * SKEW_SECONDS + 1
 
 
 def test_the_memory_of_nonces_is_bounded_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hops, "_MAX_REMEMBERED", 10)
+    monkeypatch.setattr(messages, "_MAX_REMEMBERED", 10)
     by = PeerSealer(InForce(ring()))
     for number in range(50):
-        by.open(PeerSealer(InForce(by.keyring)).seal(replace(HOP, nonce=number.to_bytes(16))), NOW)
+        by.open(PeerSealer(InForce(by.keyring)).seal(replace(REQUEST, nonce=number.to_bytes(16))), NOW)
         assert len(by._seen) <= 10
-    assert refusal(PeerSealer(InForce(by.keyring)).seal(replace(HOP, nonce=(49).to_bytes(16))), by) == "replayed"
-    assert refusal(PeerSealer(InForce(by.keyring)).seal(replace(HOP, nonce=(40).to_bytes(16))), by) == "replayed"
+    assert refusal(PeerSealer(InForce(by.keyring)).seal(replace(REQUEST, nonce=(49).to_bytes(16))), by) == "replayed"
+    assert refusal(PeerSealer(InForce(by.keyring)).seal(replace(REQUEST, nonce=(40).to_bytes(16))), by) == "replayed"
 
 
 def test_nonces_are_drawn_anew() -> None:
-    drawn = {hops.nonce() for _ in range(1000)}
+    drawn = {messages.nonce() for _ in range(1000)}
     assert len(drawn) == 1000
     assert {len(each) for each in drawn} == {16}
 
@@ -200,7 +216,7 @@ def test_nonces_are_drawn_anew() -> None:
 # -- frames ---------------------------------------------------------------------------------------------------------
 
 
-def sealed_frames(nonce: bytes = HOP.nonce, *keys: bytes) -> list[bytes]:
+def sealed_frames(nonce: bytes = REQUEST.nonce, *keys: bytes) -> list[bytes]:
     by = sealing(nonce, *keys)
     return [by.seal(frame) for frame in FRAMES]
 
@@ -255,14 +271,14 @@ def test_frames_of_another_reply_are_refused() -> None:
     assert by.feed(ours[0]) == FRAMES[:1]
     assert broken(others[1], by) == "forged"
     # A nonce that is longer by what a number is shorter: the place is of a fixed width.
-    assert broken(sealed_frames(HOP.nonce + bytes(8))[0]) == "forged"
+    assert broken(sealed_frames(REQUEST.nonce + bytes(8))[0]) == "forged"
 
 
 def test_a_frame_larger_than_the_bound_is_refused_before_it_is_there() -> None:
     assert broken((MAX + 1).to_bytes(4)) == "too_large"
     assert broken(b"\xff\xff\xff\xff") == "too_large"
     assert sealing().feed(MAX.to_bytes(4)) == []
-    assert broken(Frames(ring(), HOP.nonce, 2 * MAX).seal(Data(bytes(MAX)))) == "too_large"
+    assert broken(Frames(ring(), REQUEST.nonce, 2 * MAX).seal(Data(bytes(MAX)))) == "too_large"
 
 
 def test_a_frame_cut_short_or_with_a_wrong_length_is_refused() -> None:
@@ -276,13 +292,13 @@ def test_a_frame_cut_short_or_with_a_wrong_length_is_refused() -> None:
 @pytest.mark.parametrize("content", [b"", b"\xc1", ["nothing"], ["head", "200", [], True], ["data"], ["end", 1], {}])
 def test_another_versions_frame_is_refused(content: Any) -> None:
     raw = content if isinstance(content, bytes) else msgspec.msgpack.encode(content)
-    sealed = ring().seal_bytes(raw, b"reply" + HOP.nonce + bytes(8))
+    sealed = ring().seal_bytes(raw, b"reply" + REQUEST.nonce + bytes(8))
     assert broken(len(sealed).to_bytes(4) + sealed) == "version"
 
 
 def test_frames_of_other_keys_and_purposes_are_refused() -> None:
-    assert broken(sealed_frames(HOP.nonce, TWO)[0]) == "unknown_key"
-    state = Frames(ring(purpose="state"), HOP.nonce, MAX).seal(FRAMES[0])
+    assert broken(sealed_frames(REQUEST.nonce, TWO)[0]) == "unknown_key"
+    state = Frames(ring(purpose="state"), REQUEST.nonce, MAX).seal(FRAMES[0])
     assert broken(state) == "forged"
 
 
@@ -293,9 +309,9 @@ def test_replicas_in_two_phases_of_a_rotation_understand_each_other() -> None:
     phases = [(ONE,), (ONE, TWO), (TWO, ONE), (TWO,)]
     for older, newer in itertools.pairwise(phases):
         for here, there in ((older, newer), (newer, older)):
-            sealed = PeerSealer(InForce(ring(*here))).seal(HOP)
-            assert PeerSealer(InForce(ring(*there))).open(sealed, NOW) == HOP
-            answered = sealed_frames(HOP.nonce, *there)
-            assert sealing(HOP.nonce, *here).feed(b"".join(answered)) == FRAMES
-    assert refusal(PeerSealer(InForce(ring(ONE, TWO))).seal(HOP), PeerSealer(InForce(ring(TWO)))) == "unknown_key"
-    assert refusal(PeerSealer(InForce(ring(TWO))).seal(HOP), PeerSealer(InForce(ring(ONE)))) == "unknown_key"
+            sealed = PeerSealer(InForce(ring(*here))).seal(REQUEST)
+            assert PeerSealer(InForce(ring(*there))).open(sealed, NOW) == REQUEST
+            answered = sealed_frames(REQUEST.nonce, *there)
+            assert sealing(REQUEST.nonce, *here).feed(b"".join(answered)) == FRAMES
+    assert refusal(PeerSealer(InForce(ring(ONE, TWO))).seal(REQUEST), PeerSealer(InForce(ring(TWO)))) == "unknown_key"
+    assert refusal(PeerSealer(InForce(ring(TWO))).seal(REQUEST), PeerSealer(InForce(ring(ONE)))) == "unknown_key"

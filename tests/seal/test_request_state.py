@@ -59,7 +59,20 @@ def request(arguments: str = '{"a":1}', method: str = "tools/call", target: str 
     )
 
 
-BINDING = bind("/mcp", request(), PRINCIPAL)
+def digest_of(**values: str) -> Digest:
+    return lambda names: ",".join(f"{name}={values.get(name)}" for name in names).encode()
+
+
+def bound(route: str, given: Request, principal: bytes) -> Binding:
+    """The binding of a request on a route that binds no headers."""
+    return bind(route, given, principal, (), digest_of())
+
+
+def opened(by: Sealer, state: str, now: float = NOW, binding: Binding | None = None) -> Envelope:
+    return by.open(state, binding or BINDING, now, digest_of())
+
+
+BINDING = bound("/mcp", request(), PRINCIPAL)
 QUESTION = Open("k", "elicitation/create", b"0", b"d" * 16, b'{"message":"Name?"}')
 WHERE = Upstream("s", "2025-11-25", b'"c"', b'{"name":"old"}', "9")
 RECORD = (Recorded("k", b"d" * 16, 0, b'{"action":"accept"}'), Recorded("l", b"e" * 16, 1, b"{}"))
@@ -82,7 +95,7 @@ def sealer(max_bytes: int = 8192) -> Sealer:
 
 def reason(state: str, binding: Binding = BINDING, now: float = NOW, by: Sealer | None = None) -> str:
     with pytest.raises(InvalidState) as caught:
-        (by or sealer()).open(state, binding, now)
+        opened(by or sealer(), state, now, binding)
     assert caught.value.reason in set(StateReason), "every reason is a label"
     assert (caught.value.message, caught.value.code, caught.value.status) == (
         "Invalid or expired requestState",
@@ -95,12 +108,12 @@ def reason(state: str, binding: Binding = BINDING, now: float = NOW, by: Sealer 
 def test_an_envelope_comes_back_whole() -> None:
     wordless = replace(QUESTION, key="l", params=None, upstream_id=None)
     full = replace(ENVELOPE, sheds=3, open=(QUESTION, wordless), upstream=WHERE, record=pack_record(RECORD))
-    assert sealer().open(sealer().seal(full), BINDING, NOW) == full
+    assert opened(sealer(), sealer().seal(full)) == full
     assert unpack_record(full.record or b"") == RECORD
     for part in (replace(WHERE, cursor=None), None):
         less = replace(full, upstream=part, record=b"", open=())
-        assert sealer().open(sealer().seal(less), BINDING, NOW) == less
-    assert sealer().open(sealer().seal(ENVELOPE), BINDING, NOW) == ENVELOPE
+        assert opened(sealer(), sealer().seal(less)) == less
+    assert opened(sealer(), sealer().seal(ENVELOPE)) == ENVELOPE
 
 
 @pytest.mark.parametrize(
@@ -136,7 +149,7 @@ def test_each_field_of_the_binding_is_checked(field: str, value: Any) -> None:
 def test_the_state_of_one_request_does_not_serve_another(
     route: str, given_request: Request, principal: bytes, field: str
 ) -> None:
-    assert reason(sealer().seal(ENVELOPE), bind(route, given_request, principal)) == f"other_{field}"
+    assert reason(sealer().seal(ENVELOPE), bound(route, given_request, principal)) == f"other_{field}"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +165,7 @@ def test_the_state_of_one_request_does_not_serve_another(
 def test_times_hold_exactly_at_their_edges(now: float, why: str | None) -> None:
     state = sealer().seal(ENVELOPE)
     if why is None:
-        assert sealer().open(state, BINDING, now) == ENVELOPE
+        assert opened(sealer(), state, now) == ENVELOPE
     else:
         assert reason(state, now=now) == why
 
@@ -196,7 +209,7 @@ def test_an_oversized_state_is_refused_before_it_is_decoded(monkeypatch: pytest.
     for size in (1025, 65_537, 10_000_000):
         assert reason(state + "A" * (size - len(state)), by=by) == "too_large"
     with pytest.raises(AssertionError, match="looked at"):
-        by.open("A" * 1024, BINDING, NOW)
+        opened(by, "A" * 1024)
 
 
 def test_sealing_past_the_cap_is_an_error_of_ours() -> None:
@@ -308,7 +321,7 @@ def test_what_an_exchange_records_is_far_within_the_bound() -> None:
     ],
 )
 def test_equal_values_bind_equally_however_they_are_spelled(one: str, other: str) -> None:
-    assert bind("/mcp", request(one), PRINCIPAL) == bind("/mcp", request(other), PRINCIPAL)
+    assert bound("/mcp", request(one), PRINCIPAL) == bound("/mcp", request(other), PRINCIPAL)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +344,7 @@ def test_equal_values_bind_equally_however_they_are_spelled(one: str, other: str
     ],
 )
 def test_different_arguments_bind_differently(one: str, other: str) -> None:
-    assert bind("/mcp", request(one), PRINCIPAL).arguments != bind("/mcp", request(other), PRINCIPAL).arguments
+    assert bound("/mcp", request(one), PRINCIPAL).arguments != bound("/mcp", request(other), PRINCIPAL).arguments
 
 
 JSON = st.recursive(
@@ -348,23 +361,29 @@ JSON = st.recursive(
 @given(JSON, JSON)
 def test_the_digest_of_arguments_is_that_of_their_value(one: Any, other: Any) -> None:
     def digest(value: Any, **style: Any) -> bytes:
-        return bind("/mcp", request(json.dumps(value, **style)), PRINCIPAL).arguments
+        return bound("/mcp", request(json.dumps(value, **style)), PRINCIPAL).arguments
 
     assert digest(one) == digest(one, indent=1, ensure_ascii=False)
     if repr(one) != repr(other) and json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True):
         assert digest(one) != digest(other)
 
 
+@pytest.mark.parametrize("answer", ["1e999", "[" * 5000 + "]" * 5000])
+def test_answers_that_have_no_digest_are_refused_and_the_call_still_waits(answer: str) -> None:
+    with pytest.raises(InvalidParams, match="the call still waits"):
+        digest_answers({"key": Raw(answer.encode())})
+
+
 @pytest.mark.parametrize("arguments", ['{"a":1e999}', '{"a":' + "1" * 5000 + "}", "[" * 5000 + "]" * 5000])
 def test_arguments_that_have_no_digest_are_refused_and_never_crash(arguments: str) -> None:
     with pytest.raises(InvalidParams):
-        bind("/mcp", request(arguments), PRINCIPAL)
+        bound("/mcp", request(arguments), PRINCIPAL)
 
 
 def test_everything_that_goes_upstream_is_bound_not_only_the_arguments() -> None:
     more = request()
     more.params["task"] = Raw(b"{}")
-    assert bind("/mcp", more, PRINCIPAL) != BINDING
+    assert bound("/mcp", more, PRINCIPAL) != BINDING
 
 
 def test_answers_are_named_by_their_values() -> None:
@@ -378,7 +397,7 @@ def test_answers_are_named_by_their_values() -> None:
 
 def test_nothing_of_the_state_can_be_read_from_its_token() -> None:
     secrets = ["canary-tool", "canary-argument", "canary-answer", "canary-session", "canary-principal", "/canary"]
-    binding = bind(secrets[5], request('{"a":"canary-argument"}', target=secrets[0]), secrets[4].encode())
+    binding = bound(secrets[5], request('{"a":"canary-argument"}', target=secrets[0]), secrets[4].encode())
     state = sealer().seal(
         replace(
             ENVELOPE,
@@ -407,15 +426,11 @@ def test_fields_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
         return real(one, other)
 
     monkeypatch.setattr(hmac, "compare_digest", note)
-    sealer().open(sealer().seal(ENVELOPE), BINDING, NOW)
+    opened(sealer(), sealer().seal(ENVELOPE))
     assert len(compared) == len(Binding.__struct_fields__) - 1, "all but the names of headers, which are no secret"
 
 
 # -- headers that are credentials -------------------------------------------------------------------------------------
-
-
-def digest_of(**values: str) -> Digest:
-    return lambda names: ",".join(f"{name}={values.get(name)}" for name in names).encode()
 
 
 KEYED = bind("/mcp", request(), PRINCIPAL, ("x-key",), digest_of(**{"x-key": "mine"}))

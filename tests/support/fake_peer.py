@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.config import InForce
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, Hop, PeerSealer
+from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, PeerRequest, PeerSealer
 from tests.support.fake_upstream import DEADLINE
 
 KEY = bytes(range(32))
@@ -67,10 +67,10 @@ class Asked:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:
         self._reader, self._writer = reader, writer
         self.head = head
-        self.hop: Hop
+        self.peer_request: PeerRequest
         self.frames: Frames
 
-    async def take(self) -> Hop:
+    async def take(self) -> PeerRequest:
         """Say that the request is taken, and read it."""
         await self.raw(_CONTINUE)
         body = bytearray()
@@ -80,9 +80,9 @@ class Asked:
         await self._reader.readexactly(2)
         ring = Keyring((KEY,), "peer")
         # The forwarder's clock is this process's.
-        self.hop = PeerSealer(InForce(ring)).open(bytes(body), time.time())
-        self.frames = Frames(ring, self.hop.nonce, _MAX_BYTES)
-        return self.hop
+        self.peer_request = PeerSealer(InForce(ring)).open(bytes(body), time.time())
+        self.frames = Frames(ring, self.peer_request.nonce, _MAX_BYTES)
+        return self.peer_request
 
     async def raw(self, data: bytes) -> None:
         self._writer.write(data)
@@ -139,7 +139,7 @@ class FakePeer(Server):
     @property
     def kinds(self) -> list[str]:
         """What was taken."""
-        return [asked.hop.kind for asked in self.asked if hasattr(asked, "hop")]
+        return [asked.peer_request.kind for asked in self.asked if hasattr(asked, "peer_request")]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray) -> None:
         while True:

@@ -13,9 +13,9 @@ from gateway.cluster.worker import Address, Worker
 from gateway.config import InForce
 from gateway.exchange.events import Expired
 from gateway.protocol import mcp
-from gateway.seal import peer_messages as hops
+from gateway.seal import peer_messages as messages
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import Frames, Hop, PeerSealer
+from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 from gateway.seal.request_state import Envelope
 from tests.parts.launch import free_port
 from tests.support import workbench
@@ -200,22 +200,26 @@ def retry_params(asked: Reply, answer: Any = None) -> dict[str, Any]:
     return {"name": "tool", "arguments": {}, "requestState": asked.state, "inputResponses": answers}
 
 
-async def frames_of(cluster: Cluster, name: str, hop: Hop, *, close: bool = False) -> list[hops.Frame]:
+async def frames_of(
+    cluster: Cluster, name: str, peer_request: PeerRequest, *, close: bool = False
+) -> list[messages.Frame]:
     """What a replica answers another one."""
     ring = Keyring((KEY,), "peer")
     url = f"http://{cluster.peers[name]}/peer"
     headers = {"Connection": "close"} if close else {}
-    sealed_hop = PeerSealer(InForce(ring)).seal(hop)
-    async with asyncio.timeout(DEADLINE), cluster.http.post(url, data=sealed_hop, headers=headers) as response:
+    sealed = PeerSealer(InForce(ring)).seal(peer_request)
+    async with asyncio.timeout(DEADLINE), cluster.http.post(url, data=sealed, headers=headers) as response:
         assert response.status == 200
-        return Frames(ring, hop.nonce, 1 << 24).feed(await response.read())
+        return Frames(ring, peer_request.nonce, 1 << 24).feed(await response.read())
 
 
-def hop_for(to: str, kind: hops.Kind = "owner", asked: Reply | None = None, client: Client | None = None) -> Hop:
+def peer_request_for(
+    to: str, kind: messages.Kind = "owner", asked: Reply | None = None, client: Client | None = None
+) -> PeerRequest:
     headers, body = client.build("tools/call", retry_params(asked)) if client and asked else ({}, b"")
     raw = tuple((name.encode(), value.encode()) for name, value in headers.items())
-    return Hop(
-        kind=kind, to=to, issued=time.time(), nonce=hops.nonce(), path="/mcp", headers=raw, remote="::1", body=body
+    return PeerRequest(
+        kind=kind, to=to, issued=time.time(), nonce=messages.nonce(), path="/mcp", headers=raw, remote="::1", body=body
     )
 
 

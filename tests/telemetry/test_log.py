@@ -15,13 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry import (
-    Event,
-    configure_logging,
-    get_logger,
-    mask,
-    secret_arguments,
-)
+from gateway.telemetry.log import Event, configure_logging, get_logger, mask, secret_arguments
 
 CANARY = "c4nary-7f3a9"
 

@@ -35,7 +35,7 @@ CANARY = "c4nary-7f3a9"
 
 
 def exercised() -> Metrics:
-    """Return metrics on which every verb was used."""
+    """Return metrics on which every method was called."""
     metrics = Metrics("1.2.3", ["/mcp"])
     metrics.operation_finished("/mcp", "tools/call", "2026-07-28", COMPLETE, 0.03)
     metrics.downstream_rejected(Rejection.HEADERS)
@@ -45,6 +45,7 @@ def exercised() -> Metrics:
     metrics.nested_request("/mcp", "elicitation/create", NestedOutcome.ASKED)
     metrics.notification("/mcp", "notifications/progress", forwarded=True)
     metrics.notification("/mcp", "notifications/odd", forwarded=False)
+    metrics.notifications_dropped("/mcp", 2)
     metrics.call_parked("/mcp")
     metrics.call_parked("/mcp")
     metrics.call_released("/mcp", 20)
@@ -85,7 +86,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
     return samples(metrics)[f"{name}{sorted(labels.items())}" if labels else name]
 
 
-def test_every_verb_is_counted_under_its_name_and_labels() -> None:
+def test_every_method_counts_under_its_name_and_labels() -> None:
     metrics = exercised()
     operation = {
         "route": "/mcp",
@@ -109,7 +110,7 @@ def test_every_verb_is_counted_under_its_name_and_labels() -> None:
             1,
         ),
         ("mcp_gateway_notifications_total", {"route": "/mcp", "kind": "progress", "outcome": "forwarded"}, 1),
-        ("mcp_gateway_notifications_total", {"route": "/mcp", "kind": "other", "outcome": "dropped"}, 1),
+        ("mcp_gateway_notifications_total", {"route": "/mcp", "kind": "other", "outcome": "dropped"}, 3),
         ("mcp_gateway_held_calls", {"route": "/mcp"}, 1),
         ("mcp_gateway_held_calls_limit", {}, 10_000),
         ("mcp_gateway_hold_duration_seconds_sum", {"route": "/mcp"}, 20),
@@ -326,3 +327,7 @@ def test_what_an_alert_watches_begins_at_zero() -> None:
     ]
     found = text_.decode().splitlines()
     assert [line for line in zeroes if f"mcp_gateway_{line} 0.0" not in found] == []
+
+
+def test_the_sessions_of_a_route_are_counted_by_state() -> None:
+    assert exercised().sessions("/mcp") == {"idle": 1, "busy": 0, "quarantined": 0}

@@ -2,14 +2,24 @@
 
 import pytest
 
-from gateway.protocol.errors import InvalidParams, InvalidState, Unauthorized, Unreachable
+from gateway.protocol.errors import (
+    Busy,
+    GatewayError,
+    InvalidParams,
+    InvalidState,
+    NoKeys,
+    OwnerStalled,
+    Stopping,
+    Unauthorized,
+    Unreachable,
+)
 from gateway.telemetry.recent_errors import RecentErrors, presentable
 from gateway.telemetry.status import (
     MOST_ERRORS,
 )
 
 
-def test_errors_that_differ_in_numbers_are_one_and_there_are_never_many() -> None:
+def test_errors_that_differ_in_numbers_are_one_entry_and_the_number_of_entries_is_bounded() -> None:
     errors = RecentErrors()
     for number in range(5):
         _ = errors.note(Unreachable(f"is started again in {number} s"), "/mcp")
@@ -25,7 +35,7 @@ def test_errors_that_differ_in_numbers_are_one_and_there_are_never_many() -> Non
     assert all(error.text != "the same one" for error in errors.told()), "the oldest has gone"
 
 
-def test_what_only_its_client_can_mend_is_no_trouble() -> None:
+def test_an_error_that_only_its_client_can_mend_is_not_recorded() -> None:
     errors, mended = RecentErrors(), (InvalidParams("x"), InvalidState("expired"), Unauthorized("x", has_token=True))
     assert [errors.note(error) for error in mended] == [None] * 3
     assert errors.note(InvalidState("unknown_key")) == "unknown_key"
@@ -42,5 +52,22 @@ def test_what_only_its_client_can_mend_is_no_trouble() -> None:
         ("y" * 1000, "y" * 399 + "…"),
     ],
 )
-def test_a_text_is_one_harmless_line(text: str, shown: str) -> None:
+def test_a_shown_text_is_one_line_without_secrets(text: str, shown: str) -> None:
     assert presentable(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (Busy("full", status=503), "busy"),
+        (NoKeys("none"), "no_keys"),
+        (OwnerStalled("gw-1"), "owner_stalled"),
+        (GatewayError("odd"), "internal"),
+        (Stopping("ends"), None),
+    ],
+)
+def test_a_condition_of_the_gateway_is_recorded_by_its_kind(error: GatewayError, kind: str | None) -> None:
+    errors = RecentErrors()
+    assert errors.note(error, fix="" if kind != "busy" else "raise the cap") == kind
+    assert [told.kind for told in errors.told()] == ([kind] if kind else [])
+    assert kind != "busy" or errors.told()[0].fix == "Raise the cap"

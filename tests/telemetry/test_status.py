@@ -12,7 +12,7 @@ from tests.support.status import held, process, route, status_of
 from tests.support.workbench import configuration
 
 
-def test_the_last_word_is_the_health() -> None:
+def test_the_latest_answer_or_failure_decides_the_health() -> None:
     failure = Failure(kind="k", cause="c", fix="f", seconds_ago=5)
     assert health(None, None) == "unknown"
     assert health(9.0, None) == "ok"
@@ -21,7 +21,7 @@ def test_the_last_word_is_the_health() -> None:
     assert health(1.0, failure) == "ok"
 
 
-def test_workers_are_told_as_one() -> None:
+def test_the_statuses_of_workers_are_merged_into_one() -> None:
     failure = Failure(kind="call_lost", cause="c", fix="f", seconds_ago=3)
     parts = [
         status_of(process(1), routes=(route(last_failure=failure, health="failing"),), routes_total=1, held_total=1),
@@ -51,7 +51,7 @@ def test_workers_are_told_as_one() -> None:
     assert "gw-1#2" in page(whole)
 
 
-def test_workers_that_run_under_different_configurations_are_told() -> None:
+def test_workers_with_different_configurations_are_a_notice() -> None:
     parts = [status_of(process(0, "aaa")), status_of(process(1, "bbb"))]
     config = parse(configuration("http://127.0.0.1:1/mcp", listen="127.0.0.1:1", workers=2), "test", {})
     whole = together(about(config, "gw-1", 0, is_draining=False), parts)

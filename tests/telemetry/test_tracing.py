@@ -3,8 +3,6 @@
 import asyncio
 import json
 import re
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -14,12 +12,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
 
-from gateway.__main__ import main
 from gateway.protocol import mcp
-from gateway.telemetry import Traces, TracesUnavailable, check_traces, open_traces
+from gateway.telemetry import Traces, open_traces
 from gateway.telemetry.otel import OtelTraces
 from tests.parts.launch import free_port
-from tests.support import workbench
 from tests.support.fake_otlp import FakeOtlp
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
@@ -384,50 +380,3 @@ async def test_a_receiver_that_hangs_does_not_keep_the_gateway_from_ending(
         assert receiver.waiting, "it was asked, and has not answered yet"
         left = [thread.name for thread in threading.enumerate()]
         assert "close traces" in left, "who waits for it does so without the gateway"
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("OTEL_TRACES_EXPORTER", "zipkin", "only otlp"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "only http/protobuf"),
-        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "only http/protobuf"),
-    ],
-)
-def test_what_cannot_be_sent_is_an_error_that_says_what_can(
-    environment: pytest.MonkeyPatch, name: str, value: str, says: str
-) -> None:
-    environment.setenv(name, value)
-    with pytest.raises(TracesUnavailable, match=f"{name}={value}.*{says}"):
-        check_traces()
-
-
-@pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")])
-def test_the_environment_can_switch_them_off(environment: pytest.MonkeyPatch, name: str, value: str) -> None:
-    environment.setenv(name, value)
-    assert open_traces("1", "gw-1") is None
-
-
-@pytest.fixture
-def _not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As without the extra: a None in sys.modules is a package that cannot be imported."""
-    for name in [name for name in sys.modules if name.startswith("opentelemetry")]:
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "gateway.telemetry.otel")
-
-
-@pytest.mark.usefixtures("_not_installed")
-def test_without_the_extra_the_error_names_the_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "gateway.yaml"
-    tree = json.loads(workbench.configuration("http://127.0.0.1:9/mcp", traces=True))
-    path.write_text(json.dumps(tree))
-    assert main(["serve", "--config", str(path)]) == 1
-    assert "pip install 'mrtr-gateway[otel]'" in capsys.readouterr().err
-    assert main(["check", "--config", str(path)]) == 0
-    assert "note: traces: true needs OpenTelemetry" in capsys.readouterr().out
-
-
-def test_nothing_of_opentelemetry_is_imported_while_they_are_off() -> None:
-    script = "import gateway.__main__, sys; print([name for name in sys.modules if 'opentelemetry' in name])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -1,0 +1,107 @@
+"""From a tree to structs: each value of a wrong type or range, and each unknown key, is a problem."""
+
+import pytest
+from msgspec import Struct, inspect
+
+from gateway.config.parsing.decoder import Walker
+from tests.support.configurations import (
+    KEY,
+    ROUTE,
+    check_refused,
+    good,
+    problems,
+)
+
+REFUSED = [
+    ("lisen: a:1\n", 'lisen: unknown key; did you mean "listen"?'),
+    ("hold: {ttl: 5}\n", 'hold.ttl: unknown key; did you mean "ttl_seconds"?'),
+    (
+        "cache: {}\n",
+        (
+            "cache: unknown key; remove it, or use one of: listen, public_url, admin, workers, tls, state, replica, "
+            "hold, limits, timeouts, sessions, legs, principal, security, log, traces, debug, routes"
+        ),
+    ),
+    ("hold: 5\n", "hold: 5 is a number, but a section is expected; write key: value"),
+    ("hold:\n", "hold: is empty, but a section is expected; write key: value"),
+    (
+        "workers: true\n",
+        "workers: true is true or false, but a whole number is expected; write e.g. 1",
+    ),
+    ("workers: 1.0\n", "workers: 1.0 is a number, but a whole number is expected; write e.g. 1"),
+    ("workers: '1'\n", 'workers: "1" is a text, but a whole number is expected; write e.g. 1'),
+    ("workers: 0\n", "workers: 0 is too small; write 1 or more"),
+    ("legs: {rounds: 10}\n", "legs.rounds: 10 is too large; write 9 or less"),
+    ("hold: {quiet_seconds: -1}\n", "hold.quiet_seconds: -1 is too small; write 0 or more"),
+    ("log: {level: inf}\n", 'log.level: "inf" is not one of the choices; did you mean "info"?'),
+    ("log: {format: 5}\n", "log.format: 5 is not one of the choices; write auto or console or json"),
+    ("state: {keys_file: ''}\n", "state.keys_file: is empty; give a text, or remove it"),
+    ("state: {keys_file: 5}\n", "state.keys_file: 5 is a number, but a text is expected; put it in quotes"),
+    ("hold: {drain_delay_seconds: -1}\n", "hold.drain_delay_seconds: -1 is too small; write 0 or more"),
+    ("timeouts: {peer_connect_seconds: 0}\n", None),
+    ("timeouts: {peer_accept_seconds: 0}\n", None),
+    ("# no routes\n", "routes: is missing; add it"),
+    ("routes: []", "routes: is an empty list; give at least one entry"),
+    ("routes: {}", "routes: is a mapping, but a list is expected; write [ ] around it"),
+    ("routes: [{path: /mcp}]", "routes[0].upstream: is missing; add it"),
+    (f"routes: [{{upstrem: {{url: '{ROUTE}'}}, upstream: {{url: '{ROUTE}'}}}}]", None),
+    (f"routes: [{{upstream: {{url: '{ROUTE}'}}, continuation: resume}}]", None),
+    ("routes: [{upstream: {command: []}}]", None),
+    (f"routes: [{{upstream: {{url: '{ROUTE}', transport: streamable}}}}]", None),
+    ("replica: {peers: [a]}\n", "replica.peers: is a list, but a mapping is expected; write name: value"),
+    ("traces: 1\n", "traces: 1 is a number; write true or false"),
+    ("traces: '${MISSING}'\n", "traces: ${MISSING} is not set; export MISSING, or give a default: ${MISSING:-value}"),
+    ("traces: on\n", None),
+    ("state: {keys: [5]}\n", "state.keys[0]: is a number, but a text is expected; put it in quotes"),
+    ("state: {keys: [2026-11-21]}\n", "state.keys[0]: is read as a date by YAML; put it in quotes"),
+    ("state: {keys: {}}\n", "state.keys: is a mapping, but a list is expected; write [ ] around it"),
+    ("replica: {id: ['a']}\n", 'replica.id: a list is not a replica id; write "gw-1"'),
+    (f"routes: [{{upstream: {{url: '{ROUTE}'}}, forward_headers: [te]}}]", None),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), REFUSED)
+def test_a_wrong_value_is_one_problem_with_its_path_and_fix(text: str, problem: str | None) -> None:
+    check_refused(text, problem)
+
+
+def test_values_of_each_kind_are_read() -> None:
+    config = good(
+        "hold: {ttl_seconds: 5, quiet_seconds: 0.5}\nadmin: null\ntraces: true\nlog: {level: debug}\n"
+        "security: {allowed_hosts: [A.Example, b.example:80]}\n"
+        f"replica: {{id: a, listen: 'b:1', peers: {{a: 'b:1'}}}}\nstate: {{keys: ['{KEY}']}}\n"
+    )
+    assert (config.hold.ttl_seconds, config.hold.quiet_seconds, config.admin) == (5.0, 0.5, None)
+    assert isinstance(config.hold.ttl_seconds, float)
+    assert (config.traces, config.log.level) == (True, "debug")
+    assert config.security.allowed_hosts == ("a.example", "b.example:80")
+    assert config.replica.peers == {"a": "b:1"}
+
+
+def test_values_of_variables_are_read_by_their_kind() -> None:
+    text = "workers: '${N}'\ntraces: '${T}'\nadmin: '${E:-}'\nreplica: {id: '${I}'}\n"
+    config = good(text, {"N": "3", "T": "true", "I": "gw-3"})
+    assert (config.workers, config.traces, config.admin, config.replica.id) == (3, True, None, "gw-3")
+    assert type(config.replica.id) is str
+
+
+def test_a_list_in_place_of_the_document_is_one_problem() -> None:
+    assert problems("- a\n", routes=False) == ("document: is a list, but a section is expected; write key: value",)
+
+
+def test_a_value_in_a_mapping_has_its_own_path() -> None:
+    assert 'replica.peers.a: "b" is not host:port; write "127.0.0.1:8080"' in problems("replica: {peers: {a: b}}\n")
+
+
+def test_a_value_that_yaml_could_not_give_leaves_one_problem() -> None:
+    assert problems("listen: !tag x\n") == ("line 1: has a YAML tag, which is not supported; remove it",)
+
+
+def test_a_model_with_a_type_that_cannot_be_read_is_a_bug() -> None:
+    class Odd(Struct):
+        value: bytes
+
+    shape = inspect.type_info(Odd)
+    assert isinstance(shape, inspect.StructType)
+    with pytest.raises(TypeError, match="value: the model uses"):
+        Walker({}).read(shape, {"value": "x"})

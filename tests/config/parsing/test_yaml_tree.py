@@ -1,0 +1,95 @@
+"""YAML as a plain tree: readings of YAML 1.1, aliases, tags and bombs are refused."""
+
+import re
+import time
+
+import pytest
+
+from gateway.config.parsing.yaml_tree import MAX_TEXT_CHARACTERS, read_tree
+from tests.support.configurations import (
+    check_refused,
+    problems,
+)
+
+REFUSED = [
+    (
+        "log: {level: on}\n",
+        'log.level: on is read as true by YAML; write "on" in quotes for the text, or a plain value',
+    ),
+    (
+        "hold: {ttl_seconds: 1:30}\n",
+        (
+            "hold.ttl_seconds: 1:30 is read as a number in another notation by YAML; "
+            'write "1:30" in quotes for the text, or a plain value'
+        ),
+    ),
+    ("hold: {ttl_seconds: 0600}\n", None),
+    ("hold: {ttl_seconds: 0x10}\n", None),
+    ("hold: {ttl_seconds: .nan}\n", None),
+    ("hold: {ttl_seconds: .inf}\n", None),
+    ("hold: {max_calls: 1_000}\n", None),
+    ("replica: {id: 2026-11-21}\n", None),
+    ("replica: {id: yes}\n", None),
+    ("on: 5\n", 'line 1: "on" is not a text key; put it in quotes if that is the intended key'),
+    ("<<: {}\n", 'line 1: "<<" is not a text key; put it in quotes if that is the intended key'),
+    ("? [a]\n: b\n", "line 1: has a key that is not text; put it in quotes if that is the intended key"),
+    ("listen: !!python/name:os.system x\n", "line 1: has a YAML tag, which is not supported; remove it"),
+    ("listen: !!binary aGk=\n", None),
+    ("hold: !!set {}\n", "line 1: has a YAML tag, which is not supported; remove it"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), REFUSED)
+def test_a_scalar_that_yaml_1_1_reads_unexpectedly_is_one_problem(text: str, problem: str | None) -> None:
+    check_refused(text, problem)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &x [1]\nb: *x\n",
+        "a: &a [x,x]\nb: &b [*a,*a,*a]\nc: &c [*b,*b,*b]\n",
+        "&k listen: a:1\nadmin: *k\n",
+    ],
+)
+def test_an_alias_is_refused_with_its_line(text: str) -> None:
+    assert any(re.match(r'line 2: alias "\w" is not allowed; write the value out', line) for line in problems(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 10_000, "a: " * 2 + "{a: " * 40, "- " * 5_000, "x" * (MAX_TEXT_CHARACTERS + 1)]
+)
+def test_a_bomb_is_refused_at_once(text: str) -> None:
+    started = time.monotonic()
+    assert len(problems(text, routes=False)) == 1
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("text", ["a: b: c\n", "'", "\x00", "a\n---\nb\n", "%YAML 9.9\n---\na", "\t- a", "- a\nb: c"])
+def test_broken_yaml_is_one_problem_with_its_line(text: str) -> None:
+    found = problems(text, routes=False)
+    assert len(found) == 1
+    assert re.match(r"(line \d+|document): is not YAML: ", found[0])
+
+
+def test_a_document_that_is_too_long_is_not_parsed() -> None:
+    assert problems("#" * (MAX_TEXT_CHARACTERS + 1)) == ("document: has over 262144 characters; split the routes",)
+
+
+def test_duplicate_keys_are_refused_at_every_depth_with_their_line() -> None:
+    found = problems("hold:\n  ttl_seconds: 1\n  ttl_seconds: 2\nlisten: a:1\nlisten: b:1\n")
+    assert found == (
+        'line 3: duplicate key "ttl_seconds"; keep one of them',
+        'line 5: duplicate key "listen"; keep one of them',
+    )
+
+
+def test_an_alias_in_place_of_a_value_is_one_problem() -> None:
+    assert problems("listen: &x a:1\nadmin: *x\n") == ('line 2: alias "x" is not allowed; write the value out',)
+
+
+def test_the_values_that_both_versions_of_yaml_read_alike_are_read() -> None:
+    tree, found = read_tree("{a: true, b: False, c: null, d: -5, e: 1.5, f: x, g: [1], h: '5'}")
+    assert tree == {"a": True, "b": False, "c": None, "d": -5, "e": 1.5, "f": "x", "g": [1], "h": "5"}
+    assert not found
+    assert read_tree("# nothing") == ({}, [])

@@ -1,0 +1,254 @@
+"""The rules between keys: each broken one is a problem with its path and its fix."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.config import (
+    parse,
+)
+from gateway.config.model import Tls
+from gateway.config.rules import broken_rules
+from tests.support.configurations import (
+    KEY,
+    ROUTE,
+    check_refused,
+    good,
+    problems,
+    route_problems,
+    with_route,
+)
+
+REFUSED = [
+    ("state: {keys: [abc]}\n", None),
+    ("state: {keys: ['a b']}\n", "state.keys[0]: is not base64 or hex; make one with `mrtr-gateway keygen`"),
+    ("state: {keys: ['']}\n", "state.keys[0]: is not base64 or hex; make one with `mrtr-gateway keygen`"),
+    (
+        f"state: {{keys: ['{KEY[:40]}']}}\n",
+        "state.keys[0]: has 30 bytes, but at least 32 are needed; make one with `mrtr-gateway keygen`",
+    ),
+    (
+        f"state: {{keys: ['{KEY}', '{bytes(range(32)).hex()}']}}\n",
+        "state.keys[1]: is the same key as state.keys[0]; remove one of them",
+    ),
+    (
+        "admin: 127.0.0.1:8080\n",
+        "admin: 127.0.0.1:8080 is already used by listen (127.0.0.1:8080); choose another port",
+    ),
+    ("admin: 0.0.0.0:8080\n", "admin: 0.0.0.0:8080 is already used by listen (127.0.0.1:8080); choose another port"),
+    (
+        "principal: {header: x-user}\n",
+        "principal.header: is only read with principal.source: header; set that, or remove it",
+    ),
+    (
+        "replica: {id: a, peers: {a: 'b:1'}}\nstate: {keys: [KEY]}\n".replace("KEY", KEY),
+        "replica.listen: is missing, but peers are set; give the host:port at which they reach this replica",
+    ),
+    (
+        "replica: {peers_dns: 'b:1'}\nstate: {keys: [KEY]}\n".replace("KEY", KEY),
+        "replica.listen: is missing, but peers are set; give the host:port at which they reach this replica",
+    ),
+    (
+        "workers: 2\nlisten: 127.0.0.1:0\n",
+        "listen: is port 0, which picks a free port per process, but workers share one; write the port",
+    ),
+    ("routes: [{upstream: {}}]", "routes[0].upstream: has neither of url and command; give exactly one"),
+    (
+        f"routes: [{{upstream: {{url: '{ROUTE}'}}, forward_headers: [x-a, X-A]}}]",
+        'routes[0].forward_headers: lists "x-a" 2 times; keep one',
+    ),
+    (
+        f"routes: [{{upstream: {{url: '{ROUTE}'}}}}, {{upstream: {{url: '{ROUTE}'}}}}]",
+        'routes[1].path: "/mcp" is also routes[0].path; change one',
+    ),
+    ('routes: [{upstream: {command: [npx, "a\\0b"]}}]', None),
+    ('routes: [{upstream: {command: [npx], env: {A: "\\0"}}}]', None),
+    (
+        "routes: [{upstream: {command: [npx], transport: streamable-http}}]",
+        "routes[0].upstream.transport: is for a url, but a command speaks stdio; write stdio or auto",
+    ),
+    (
+        "routes: [{upstream: {command: [npx], max_children: 2, warm: 3}}]",
+        "routes[0].upstream.warm: is more than max_children (2); lower it",
+    ),
+    (
+        f"routes: [{{upstream: {{url: '{ROUTE}', env: {{A: b}}}}}}]",
+        "routes[0].upstream.env: is only used with upstream.command; remove it",
+    ),
+    (f"routes: [{{upstream: {{url: '{ROUTE}', cwd: /}}}}]", None),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), REFUSED)
+def test_a_broken_rule_is_one_problem_with_its_path_and_fix(text: str, problem: str | None) -> None:
+    check_refused(text, problem)
+
+
+SECRET = "s3cret-of-the-gateway"
+
+
+REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
+    (
+        {"credentials": {"mode": "replace"}},
+        "credentials.token: is missing, but mode is replace; give token or token_file",
+    ),
+    ({"credentials": {"token": SECRET}}, "credentials.token: is only read with mode: replace; set that, or remove it"),
+    ({"credentials": "drop"}, 'credentials: "drop" is a text, but a section is expected; write key: value'),
+    (
+        {"credentials": {"mode": "replace", "token": f"{SECRET}\nx"}},
+        'credentials.token: a secret is not one line of plain text for a header; write "acme"',
+    ),
+    ({"set_headers": {"x-a": 5}}, "set_headers.x-a: is a number, but a text is expected; put it in quotes"),
+    (
+        {"set_headers": {"x-a": ""}},
+        'set_headers.x-a: a secret is not one line of plain text for a header; write "acme"',
+    ),
+    (
+        {"set_headers": {"x-a": SECRET}, "forward_headers": ["X-A"]},
+        'set_headers: lists "x-a", which is in forward_headers too; keep one',
+    ),
+    ({"drop_headers": ["x-a", "x-a"]}, 'drop_headers: lists "x-a" 2 times; keep one'),
+    *(
+        ({"set_headers": {name: SECRET}}, f'set_headers.{name}: "{name}" is written by the gateway itself; remove it')
+        for name in ("Host", "Content-Length", "Authorization", "Mcp-Session-Id", "Accept", "Origin", "Sec-Fetch-Mode")
+    ),
+    *(
+        (
+            {"drop_headers": [name]},
+            f'drop_headers[0]: "{name}" concerns one connection and is never forwarded; remove it',
+        )
+        for name in ("Connection", "Transfer-Encoding", "Keep-Alive", "Upgrade")
+    ),
+    (
+        {"hold": {"max_calls": 5}},
+        "hold.max_calls: unknown key; remove it, or use one of: ttl_seconds, quiet_seconds, ",
+    ),
+    (
+        {"forward_headers": ["x-api-key"], "bind_headers": ["x-apikey"]},
+        (
+            'bind_headers: lists "x-apikey", which is not in forward_headers and so does not go upstream; '
+            'did you mean "x-api-key"?'
+        ),
+    ),
+    (
+        {"bind_headers": ["X-Tenant"]},
+        'bind_headers: lists "x-tenant", which is not in forward_headers and so does not go upstream; add it there, ',
+    ),
+    (
+        {"forward_headers": ["x-api-key"], "bind_headers": ["x-api-key", "X-Api-Key"]},
+        'bind_headers: lists "x-api-key" 2 times; keep one',
+    ),
+    ({"bind_headers": ["authorization"]}, 'bind_headers[0]: "authorization" is written by the gateway itself'),
+    ({"legs": {"rounds": 10}}, "legs.rounds: 10 is too large; write 9 or less"),
+    (
+        {"upstream": {"url": "http://a/mcp", "tls": {"verify": False}}},
+        "upstream.tls: is set, but upstream.url is not https; give an https url, or remove it",
+    ),
+    (
+        {"upstream": {"url": "https://a/mcp", "tls": {"verify": False, "server_name": "b"}}},
+        "upstream.tls.verify: is false, so ca_file and server_name have no effect; remove verify, or remove them",
+    ),
+    (
+        {"upstream": {"url": "https://a/mcp", "tls": {"verify": "no"}}},
+        'upstream.tls.verify: "no" is a text; write true or false',
+    ),
+]
+
+
+@pytest.mark.parametrize(("route", "said"), REFUSED_ROUTES)
+def test_a_wrong_route_is_one_problem_and_quotes_no_secret(route: dict[str, Any], said: str) -> None:
+    (problem,) = route_problems(**route)
+    assert problem.startswith(f"routes[0].{said}")
+    assert SECRET not in problem
+
+
+def test_peers_without_keys_or_without_this_replica_are_refused() -> None:
+    found = problems("replica: {id: c, peers: {a: 'x:1', b: 'y:1'}, peers_dns: 'z:1'}\n")
+    assert [problem.partition(":")[0] for problem in found[:3]] == [
+        "replica.peers_dns",
+        "state.keys",
+        "replica.peers",
+    ]
+    assert found[2] == 'replica.peers: does not list "c", which is replica.id; list this replica too'
+    assert "replica.id: is missing" in "".join(problems("replica: {peers: {a: 'x:1'}}\n"))
+    dns_only = problems("replica: {peers_dns: 'z:1'}\n")
+    assert any(problem.startswith("state.keys: is empty, but peers cannot open") for problem in dns_only)
+
+
+def test_affinity_without_idle_sessions_is_refused() -> None:
+    route = f"routes: [{{upstream: {{url: '{ROUTE}'}}, sessions: {{affinity: principal}}}}]\n"
+    assert parse(route, "test.yaml", {}).routes[0].sessions.affinity == "principal"
+    found = problems(route + "sessions: {idle_seconds: 0}\n", routes=False)
+    assert [problem.partition(":")[0] for problem in found] == ["routes[0].sessions.affinity"]
+
+
+def test_a_principal_from_a_header_needs_its_name_and_a_trusted_proxy() -> None:
+    found = problems("principal: {source: header}\n")
+    assert [problem.partition(":")[0] for problem in found] == [
+        "principal.header",
+        "principal.trusted_proxies",
+    ]
+    fine = good("principal: {source: header, header: X-User, trusted_proxies: [10.0.0.0/8, '::1']}\n")
+    assert fine.principal.header == "x-user"
+    assert fine.principal.trusted_proxies == ("10.0.0.0/8", "::1/128")
+
+
+PRINCIPALS: list[tuple[dict[str, Any], set[str]]] = [
+    ({"source": "jwt"}, {"issuer: is missing", "jwks_url: neither of jwks_url and jwks_file"}),
+    (
+        {"source": "jwt", "issuer": "i", "jwks_url": "http://as.example/jwks"},
+        {"jwks_url: is http: an attacker on the path could replace the signing keys"},
+    ),
+    ({"issuer": "i"}, {"issuer: is only read with principal.source: jwt"}),
+    (
+        {"source": "jwt", "issuer": "i", "jwks_url": "https://a/j", "algorithms": ["HS256"]},
+        {'algorithms[0]: "HS256" is not one of the choices'},
+    ),
+    ({"source": "jwt", "issuer": "i", "jwks_url": "https://a/j", "algorithms": []}, {"algorithms: is an empty list"}),
+    ({"source": "jwt", "issuer": "i", "jwks_url": "https://a/j", "header": "x-u"}, {"header: is only read with"}),
+]
+
+
+@pytest.mark.parametrize(("principal", "said"), PRINCIPALS)
+def test_a_wrong_principal_section_is_refused(principal: dict[str, Any], said: set[str]) -> None:
+    found = route_problems({"principal": principal})
+    assert len(found) == len(said)
+    assert all(any(each.startswith(f"principal.{start}") for each in found) for start in said), found
+
+
+def test_two_listeners_may_both_ask_for_any_free_port() -> None:
+    assert good("listen: 'a:0'\nadmin: 'a:0'\n").admin == "a:0"
+
+
+def test_a_url_with_the_transport_stdio_is_refused() -> None:
+    found = problems(f"routes: [{{upstream: {{url: '{ROUTE}', transport: stdio}}}}]", routes=False)
+    assert found[0].startswith("routes[0].upstream.transport: is stdio, but stdio has no url; give upstream.command")
+
+
+def test_a_certificate_authority_for_keys_needs_an_https_url() -> None:
+    principal = {"source": "jwt", "issuer": "i", "jwks_url": "http://127.0.0.1/jwks", "jwks_ca_file": "/dev/null"}
+    found = route_problems({"principal": principal})
+    assert "principal.jwks_ca_file: is only read with an https jwks_url; remove it" in found
+
+
+def test_a_key_file_without_a_certificate_is_refused() -> None:
+    upstream = {"url": "https://a/mcp", "tls": {"key_file": "/dev/null"}}
+    assert route_problems(upstream=upstream) == (
+        "routes[0].upstream.tls.key_file: is set without cert_file; give the certificate too, or remove it",
+    )
+    assert route_problems({"tls": {"key_file": "/dev/null"}}) == (
+        "tls.key_file: is set without tls.cert_file; give the certificate too, or remove it",
+    )
+
+
+def test_the_header_of_the_credential_may_be_in_no_other_list() -> None:
+    credentials = {"mode": "replace", "token": SECRET, "header": "x-api-key"}
+    assert route_problems(credentials=credentials, forward_headers=["x-api-key"]) == (
+        'routes[0].credentials.header: lists "x-api-key", which is in forward_headers too; keep one',
+    )
+
+
+def test_a_configuration_with_a_certificate_breaks_no_rule() -> None:
+    config = replace(with_route(), tls=Tls(cert_file="gateway.pem", client_ca_file="ca.pem"))
+    assert not list(broken_rules(config))

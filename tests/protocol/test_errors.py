@@ -1,0 +1,71 @@
+"""The errors of the gateway: code, HTTP status, headers and data that a client gets."""
+
+import pytest
+
+from gateway.protocol import errors
+
+UNAVAILABLE = [
+    (errors.Busy("full", status=429, retry_after_seconds=5), 429, "busy", "5"),
+    (errors.NoKeys("no keys"), 503, "no_keys", "10"),
+    (errors.OwnerStalled("gw-1"), 503, "owner_stalled", "1"),
+    (errors.OwnerSilent("gw-1", "is silent"), 503, "owner_stalled", "1"),
+    (errors.Stopping("ends"), 503, "stopping", "1"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "reason", "seconds"), UNAVAILABLE)
+def test_a_condition_that_passes_names_its_reason_and_when_to_retry(
+    error: errors.GatewayError, status: int, reason: str, seconds: str
+) -> None:
+    assert (error.code, error.status) == (-32603, status)
+    assert error.data == {"reason": reason}
+    assert error.headers == {"Retry-After": seconds}
+
+
+def test_every_rejected_state_looks_the_same_to_the_client() -> None:
+    one, other = errors.InvalidState("forged"), errors.InvalidState("expired")
+    assert (one.code, one.status, one.message, one.data) == (other.code, other.status, other.message, other.data)
+    assert (one.code, one.status, one.data) == (-32602, 400, {"reason": "invalid_request_state"})
+    assert (one.reason, other.reason) == ("forged", "expired")
+
+
+def test_an_unsupported_version_is_answered_with_the_supported_ones() -> None:
+    error = errors.UnsupportedVersion("2099-01-01")
+    assert (error.code, error.status) == (-32022, 400)
+    assert error.data == {"supported": ["2026-07-28"], "requested": "2099-01-01"}
+
+
+def test_a_missing_capability_is_named() -> None:
+    error = errors.MissingCapability({"sampling": {}, "elicitation": {"url": {}}}, "an elicitation")
+    assert (error.code, error.status) == (-32021, 400)
+    assert error.data == {"requiredCapabilities": {"sampling": {}, "elicitation": {"url": {}}}}
+    assert "elicitation, sampling" in error.message
+
+
+def test_the_challenge_says_what_is_wrong_with_a_token_only_if_there_was_one() -> None:
+    assert errors.Unauthorized("No token", has_token=False).headers == {"WWW-Authenticate": "Bearer"}
+    assert errors.Unauthorized("The token has expired", has_token=True).headers == {
+        "WWW-Authenticate": 'Bearer error="invalid_token", error_description="The token has expired"'
+    }
+
+
+@pytest.mark.parametrize(
+    ("challenge", "is_clients", "status", "headers"),
+    [
+        ("Bearer x", True, 401, {"WWW-Authenticate": "Bearer x"}),
+        (None, True, 401, {}),
+        ("Bearer x", False, 200, {}),
+    ],
+)
+def test_a_refusal_of_the_upstream_reaches_the_client_if_the_credential_is_its_own(
+    challenge: str | None, status: int, headers: dict[str, str], *, is_clients: bool
+) -> None:
+    error = errors.Refused("refused", status=401, challenge=challenge, is_clients=is_clients)
+    assert (error.status, error.headers) == (status, headers)
+    assert error.data == {"reason": "upstream_refused", "status": 401}
+
+
+def test_an_owner_that_cannot_be_reached_for_a_local_cause_is_fixed_on_this_replica() -> None:
+    local = errors.OwnerSilent("gw-1", "cannot be asked", is_local=True)
+    assert local.fix.startswith("check this replica, not the owner")
+    assert errors.OwnerSilent("gw-1", "is silent").fix.startswith("check that replica")
