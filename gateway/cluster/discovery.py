@@ -11,8 +11,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from gateway.cluster.worker import Address
-from gateway.config import split_address
+from gateway.cluster.worker import Address, host_id
+from gateway.config import InForce, Replica, split_address
 from gateway.runtime.tasks import Tasks
 
 Resolve = Callable[[str, int], Awaitable[list[Address]]]
@@ -44,18 +44,18 @@ async def resolve(host: str, port: int) -> list[Address]:
 class Discovery:
     """The other hosts of one DNS name, as far as this process has found them."""
 
-    def __init__(  # noqa: PLR0913  (the name, and what a lookup needs)
+    def __init__(
         self,
-        host: str,
-        name: str | None,
+        replica: InForce[Replica],
         tasks: Tasks,
         ask_name: AskName,
         resolve: Resolve,
         on_answer: Callable[[str], None],
     ) -> None:
-        """`host` is this host's id, `name` is `replica.peers_dns`; `on_answer` gets each host that told its id."""
-        self._host = host
-        self._name = name
+        """`on_answer` gets the id of each host that a lookup finds."""
+        self._host = host_id(replica.value)
+        self._name = replica.value.peers_dns
+        replica.after_replace(self._use)
         self._tasks = tasks
         self._ask_name = ask_name
         self._resolve = resolve
@@ -72,15 +72,15 @@ class Discovery:
         self.is_unsure = False
         """Whether a replica may be missing: the last lookup failed, or an address did not tell its id."""
 
-    def change(self, name: str | None) -> None:
-        """Use another DNS name from now on; what was found under the former one is forgotten."""
-        if name == self._name:
-            return
-        self._name = name
-        self._looked = float("-inf")
-        self._found = {}
-        self._greeted.clear()
-        self._last.clear()
+    def _use(self, replica: Replica) -> None:
+        """Look for peers under the DNS name of a new configuration; forget those of another name."""
+        if replica.peers_dns != self._name:
+            self._name = replica.peers_dns
+            self._looked = float("-inf")
+            self._found = {}
+            self._greeted.clear()
+            self._last.clear()
+        self._tasks.spawn(self.begin(), "look for peers")
 
     async def begin(self) -> None:
         """Look the peers up now and periodically: of two replicas that start together, the later lookup finds both."""

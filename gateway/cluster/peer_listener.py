@@ -7,9 +7,9 @@ from typing import Final
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.cluster.membership import Membership
 from gateway.cluster.peer_connections import CONTENT_TYPE, FRAME_BYTES, PATH
 from gateway.cluster.peer_errors import PeerFailed, PeerReplaced
+from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming, read_body
 from gateway.http.reply import ReplyWriter, leave_open, send
@@ -32,27 +32,19 @@ _REJECTED_FIX: Final = (
 
 Serve = Callable[[Incoming, ReplyWriter], Awaitable[object]]
 """Serves a client's request that came from another replica; raises PeerFailed."""
-Tell = Callable[[Hop, bool], Awaitable[str]]
-"""Answers a question of another replica; the flag tells whether the question comes from a process of this host."""
 
 
 class PeerListener:
-    """Opens the requests of other replicas, and hands them to `serve` and `tell`."""
+    """Opens the requests of other replicas, and hands them to `serve` and `witness`."""
 
-    def __init__(  # noqa: PLR0913  (what a listener needs)
-        self,
-        in_force: InForce[Config],
-        membership: Membership,
-        hops: PeerSealer,
-        serve: Serve,
-        tell: Tell,
-        metrics: Metrics,
+    def __init__(
+        self, in_force: InForce[Config], hops: PeerSealer, serve: Serve, witness: Witness, metrics: Metrics
     ) -> None:
         self._in_force = in_force
-        self._membership = membership
+        self._membership = witness.membership
         self._hops = hops
         self._serve = serve
-        self._tell = tell
+        self._witness = witness
         self._metrics = metrics
         self._logged = float("-inf")
 
@@ -95,9 +87,9 @@ class PeerListener:
     async def _answer(self, hop: Hop, remote: str | None, *, is_local: bool) -> messages.Frame:
         """The answer to a question."""
         if hop.kind != "who":
-            return messages.Told(await self._tell(hop, is_local))
+            return messages.Told(await self._witness.tell(hop, is_local=is_local))
         if hop.path:
-            self._membership.greeted(hop.path, remote)
+            self._membership.discovery.greeted(hop.path, remote)
         return messages.Me(self._membership.host)
 
     async def _serve_hop(self, hop: Hop, reply: "PeerReply", http: web.BaseRequest, *, is_local: bool) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.cluster import discovery, membership
 from gateway.cluster.membership import Membership
-from gateway.config import Replica
+from gateway.config import InForce, Replica
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.support.fake_name_service import FakeClock, FakeNameService
@@ -64,6 +64,6 @@ def world() -> FakeNameService:
 @pytest.fixture
 def dns(world: FakeNameService, tasks: Tasks) -> Membership:
     replica = Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="peers.example:8081")
-    found = Membership(replica, None, tasks, world.ask_name, world.resolve)
-    found._discovery._born = float("-inf")  # it has been here for long
+    found = Membership(InForce(replica), None, tasks, world.ask_name, world.resolve)
+    found.discovery._born = float("-inf")  # it has been here for long
     return found

@@ -70,8 +70,8 @@ async def test_a_replica_that_introduces_itself_is_known_before_the_name_service
     world: FakeNameService, dns: Membership, clock: FakeClock
 ) -> None:
     world.names["10.0.0.9:8081"] = "gw-9"
-    dns.greeted("gw-9", "10.0.0.9")
-    await eventually(lambda: "gw-9" in dns._discovery._greeted)
+    dns.discovery.greeted("gw-9", "10.0.0.9")
+    await eventually(lambda: "gw-9" in dns.discovery._greeted)
     assert (await dns.address("gw-9"), world.resolved) == ("10.0.0.9:8081", [])
     assert world.greeted == [], "verifying an introduction does not introduce, or two replicas would never stop"
     assert await dns.is_back("gw-9")
@@ -89,17 +89,17 @@ async def test_an_introduction_is_believed_only_from_its_senders_address(
 ) -> None:
     if there is not None:
         world.names["10.0.0.9:8081"] = there
-    dns.greeted(host, remote)
+    dns.discovery.greeted(host, remote)
     await eventually(lambda: world.asked == ["10.0.0.9:8081"])
     await eventually(lambda: not len(tasks))
-    assert dns._discovery._greeted == {}
+    assert dns.discovery._greeted == {}
 
 
 async def test_introductions_are_ignored_with_configured_peers(tasks: Tasks) -> None:
     members = static("gw-1", tasks)
-    members.greeted("gw-9", "10.0.0.9")
-    members.greeted("gw-1", "10.0.0.9")
-    await members.begin()
+    members.discovery.greeted("gw-9", "10.0.0.9")
+    members.discovery.greeted("gw-1", "10.0.0.9")
+    await members.discovery.begin()
     assert len(tasks) == 0
     assert not await members.is_back("gw-2")
 
@@ -107,7 +107,7 @@ async def test_introductions_are_ignored_with_configured_peers(tasks: Tasks) -> 
 async def test_a_young_process_takes_an_unknown_id_for_a_new_replica(
     world: FakeNameService, dns: Membership, clock: FakeClock
 ) -> None:
-    dns._discovery._born = clock.now
+    dns.discovery._born = clock.now
     world.has(gw_2="10.0.0.2:1")
     assert await dns.address("gw-2") == "10.0.0.2:1"
     assert not await dns.is_unlisted("gw-3")
@@ -231,7 +231,7 @@ async def test_an_unlisted_replica_keeps_its_last_address(
     assert sorted(await dns.candidates("e")) == ["gw-1", "gw-3"]
     assert await dns.is_unlisted("gw-2")
     assert await dns.address("gw-2") == "10.0.0.2:1", "a name service may drop one that lives"
-    dns.change(Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="other.example:8081"))
+    dns._in_force.replace(Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="other.example:8081"))
     clock.now += 60
     with pytest.raises(OwnerSilent):
         await dns.address("gw-2")
@@ -294,8 +294,8 @@ async def test_replicas_that_a_name_service_knows_find_one_another(upstream: Fak
     section = {"peers": {}, "peers_dns": "peers.example:8081"}
     for name, listen in names.items():
         stand = await cluster.start(name, listen, replica=section, timeouts={"peer_accept_seconds": 2}, **TWICE)
-        stand.gateway.members._discovery._resolve = resolve
-        stand.gateway.members._discovery._born = float("-inf")  # it has been here for long
+        stand.gateway.members.discovery._resolve = resolve
+        stand.gateway.members.discovery._born = float("-inf")  # it has been here for long
     one, two, three = cluster.stands.values()
     upstream.tool(ask)
     asked = await one.client().call()
@@ -317,7 +317,7 @@ async def test_a_stopped_process_that_a_name_service_knows_may_be_the_owner(
 
     section = {"peers": {}, "peers_dns": "peers.example:8081"}
     one = await cluster.start("gw-1", f"127.0.0.1:{free_port()}", replica=section, **TWICE)
-    one.gateway.members._discovery._resolve = resolve
+    one.gateway.members.discovery._resolve = resolve
     upstream.tool(ask)
     asked = await one.client().call()
     state = resealed(asked.state, owner="gw-2", exchange="x", upstream=None)

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.cluster import membership
 from gateway.cluster.membership import Membership
-from gateway.config import Replica
+from gateway.config import InForce, Replica
 from gateway.protocol.errors import OwnerSilent
 from gateway.runtime.tasks import Tasks
 from tests.support.fake_name_service import EXCHANGES, IDS, PEERS, FakeClock, FakeNameService, static, worker
@@ -16,24 +16,26 @@ from tests.support.fake_name_service import EXCHANGES, IDS, PEERS, FakeClock, Fa
 
 
 async def test_a_replica_without_peers_is_alone(tasks: Tasks) -> None:
-    lone = Membership(Replica(id="gw-1"), None, tasks, FakeNameService().ask_name)
+    lone = Membership(InForce(Replica(id="gw-1")), None, tasks, FakeNameService().ask_name)
     assert (lone.own, lone.host, lone.alone) == ("gw-1", "gw-1", True)
     assert await lone.candidates("e") == ["gw-1"]
     with pytest.raises(OwnerSilent, match=r"not among replica\.peers of gw-1"):
         await lone.address("gw-2")
     assert static("gw-1", tasks, {"gw-1": "127.0.0.1:1"}).alone, "it is its only peer"
-    assert Membership(Replica(id="gw-1"), worker(0, 1), tasks, FakeNameService().ask_name).alone
+    assert Membership(InForce(Replica(id="gw-1")), worker(0, 1), tasks, FakeNameService().ask_name).alone
     for accompanied in (
         static("gw-1", tasks),
-        Membership(Replica(id="gw-1", peers_dns="a:1"), None, tasks, FakeNameService().ask_name),
-        Membership(Replica(id="gw-1"), worker(0, 2), tasks, FakeNameService().ask_name),
+        Membership(InForce(Replica(id="gw-1", peers_dns="a:1")), None, tasks, FakeNameService().ask_name),
+        Membership(InForce(Replica(id="gw-1")), worker(0, 2), tasks, FakeNameService().ask_name),
     ):
         assert not accompanied.alone
 
 
 async def test_without_an_id_the_host_gives_its_name(tasks: Tasks) -> None:
-    assert Membership(Replica(), None, tasks, FakeNameService().ask_name).own == socket.gethostname()
-    assert Membership(Replica(), worker(2), tasks, FakeNameService().ask_name).own == f"{socket.gethostname()}#2"
+    assert Membership(InForce(Replica()), None, tasks, FakeNameService().ask_name).own == socket.gethostname()
+    assert (
+        Membership(InForce(Replica()), worker(2), tasks, FakeNameService().ask_name).own == f"{socket.gethostname()}#2"
+    )
 
 
 async def test_an_address_comes_from_the_configuration_and_from_nowhere_else(tasks: Tasks) -> None:

@@ -4,7 +4,7 @@ import asyncio  # noqa: TC003  (one import style)
 
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Address, Worker
-from gateway.config import Replica
+from gateway.config import InForce, Replica
 from gateway.runtime.tasks import Tasks
 
 IDS = tuple(f"gw-{number}" for number in range(1, 6))
@@ -57,7 +57,9 @@ class FakeNameService:
 
 
 def static(own: str, tasks: Tasks, peers: dict[str, Address] = PEERS, worker: Worker | None = None) -> Membership:
-    return Membership(Replica(id=own, listen="127.0.0.1:1", peers=peers), worker, tasks, FakeNameService().ask_name)
+    return Membership(
+        InForce(Replica(id=own, listen="127.0.0.1:1", peers=peers)), worker, tasks, FakeNameService().ask_name
+    )
 
 
 def worker(number: int, count: int = 3) -> Worker:
