@@ -72,11 +72,11 @@ def peer_address(replica: Gateway) -> str:
 
 
 @pytest.mark.parametrize(("tool", "step"), [("ask_slow", "lost"), ("ask_read", "replayed")])
-async def test_two_retries_at_once_meet_at_one_replica(stage: Stage, tool: str, step: str) -> None:
+async def test_two_concurrent_retries_reach_the_same_replica(stage: Stage, tool: str, step: str) -> None:
     await two_retries(stage, tool, step)
 
 
-async def test_two_retries_at_once_resume_a_call_once() -> None:
+async def test_two_concurrent_retries_resume_a_call_once() -> None:
     async with staged("py130-store") as stage:
         await two_retries(stage, "ask_slow", "resumed")
 
@@ -101,7 +101,7 @@ async def two_retries(stage: Stage, tool: str, step: str) -> None:
     await c.settled()
 
 
-async def test_a_replica_that_came_back_is_not_dead(stage: Stage) -> None:
+async def test_a_replica_that_came_back_counts_as_alive(stage: Stage) -> None:
     """What was learnt of its predecessor a moment ago says nothing of it, as an owner or as an heir."""
     server, c = stage
     owner, second, third = c.replicas
@@ -126,7 +126,7 @@ async def test_a_replica_that_came_back_is_not_dead(stage: Stage) -> None:
     await c.settled()
 
 
-async def test_a_stopped_owner_is_not_dead(stage: Stage) -> None:
+async def test_a_stopped_owner_does_not_count_as_dead(stage: Stage) -> None:
     server, c = stage
     owner, *survivors = c.replicas
     call = Call(server, "ask_slow", "while the owner sleeps")
@@ -147,7 +147,7 @@ async def test_a_stopped_owner_is_not_dead(stage: Stage) -> None:
     await c.settled()
 
 
-async def test_an_owner_that_stops_in_the_middle_of_its_reply(stage: Stage, tmp_path: Path) -> None:
+async def test_an_owner_that_stops_during_its_reply_keeps_its_call(stage: Stage, tmp_path: Path) -> None:
     server, c = stage
     owner, *survivors = c.replicas
     after = Gate(tmp_path / "after")
@@ -227,7 +227,7 @@ async def test_a_replica_out_of_descriptors_does_not_take_the_owner_for_dead(sta
     await c.settled()
 
 
-async def test_a_stopped_owners_call_is_resumed_where_another_replica_is_a_witness() -> None:
+async def test_a_stopped_owners_call_is_resumed_if_there_is_a_witness() -> None:
     async with staged("py130-store") as (server, c):
         owner, *survivors = c.replicas
         call = Call(server, "ask_slow", "while the owner sleeps, with a witness")
@@ -244,7 +244,7 @@ async def test_a_stopped_owners_call_is_resumed_where_another_replica_is_a_witne
         await c.settled()
 
 
-async def test_a_stopped_owners_call_waits_for_it_where_there_is_no_witness() -> None:
+async def test_a_stopped_owners_call_waits_for_it_without_a_witness() -> None:
     sections: dict[str, Any] = {"timeouts": {"keepalive_seconds": 0.5}}
     async with old_server("py130-store") as server, cluster(server.url, replicas=2, **sections) as c:
         owner, other = c.replicas

@@ -45,7 +45,7 @@ async def stopping(replica: Gateway, client: Wire) -> None:
     await replica.until(refuses, "refuses new calls")
 
 
-async def test_new_calls_are_taken_for_a_while_and_held_ones_longer() -> None:
+async def test_a_drain_accepts_new_calls_for_a_while_and_keeps_held_ones_longer() -> None:
     hold = {"drain_delay_seconds": 1.5, "drain_seconds": 20}
     async with old_server("py130") as server, cluster(server.url, hold=hold) as c, wire(c.url) as client:
         owner, other, _ = c.replicas
@@ -68,7 +68,7 @@ async def test_new_calls_are_taken_for_a_while_and_held_ones_longer() -> None:
         assert not server.ledger("cancelled")
 
 
-async def test_who_is_connected_is_sent_to_another_replica(tmp_path: Path) -> None:
+async def test_connected_clients_are_sent_to_another_replica(tmp_path: Path) -> None:
     """A call in its first round, and one whose tool works on after the answer."""
     hold = {"drain_delay_seconds": 0, "drain_seconds": 20}
     async with old_server("py130") as server, cluster(server.url, hold=hold) as c, wire(c.url) as client:
@@ -107,7 +107,9 @@ async def test_who_is_connected_is_sent_to_another_replica(tmp_path: Path) -> No
     ("name", "tool", "step"),
     [("py130-store", "ask_slow", "resumed"), ("py130", "ask_read", "replayed"), ("py130", "ask_slow", "lost")],
 )
-async def test_what_is_left_at_the_deadline(name: str, tool: str, step: str, tmp_path: Path) -> None:
+async def test_calls_left_at_the_deadline_continue_elsewhere_or_are_lost(
+    name: str, tool: str, step: str, tmp_path: Path
+) -> None:
     """One call is parked, one has a client that waits through another replica."""
     hold: dict[str, Any] = {"drain_delay_seconds": 0, "drain_seconds": 1}
     async with old_server(name) as server, cluster(server.url, hold=hold) as c, wire(c.url) as client:
@@ -145,7 +147,7 @@ async def test_what_is_left_at_the_deadline(name: str, tool: str, step: str, tmp
         await c.settled()
 
 
-async def test_a_second_signal_ends_it_at_once() -> None:
+async def test_a_second_signal_ends_the_gateway_at_once() -> None:
     hold = {"drain_delay_seconds": 30, "drain_seconds": 60}
     async with old_server("py130") as server, cluster(server.url, hold=hold) as c, wire(c.url) as client:
         owner, other, _ = c.replicas

@@ -61,7 +61,7 @@ async def reload(replica: Gateway, keys: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("name", "change"), [("py130-store", restart), ("py130", reload)])
-async def test_a_rotation_in_three_phases_rejects_nobody(
+async def test_a_rotation_in_three_phases_rejects_no_state(
     name: str, change: Callable[[Gateway, list[str]], Awaitable[None]]
 ) -> None:
     """By restarts the calls are resumed elsewhere; by SIGHUP they stay where they are."""
@@ -82,7 +82,7 @@ async def test_a_rotation_in_three_phases_rejects_nobody(
         assert not server.ledger("cancelled")
 
 
-async def test_a_phase_left_out_is_seen() -> None:
+async def test_a_rotation_without_one_phase_rejects_states() -> None:
     async with old_server("py130-store") as server, cluster(server.url) as c, wire(c.url) as client:
         call = Call(server, "ask_slow", "of the old key")
         owner, hasty, other = c.replicas

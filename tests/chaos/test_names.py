@@ -86,7 +86,7 @@ def move(replica: Gateway, host: str) -> None:
     section["listen"] = f"{host}:{section['listen'].rpartition(':')[2]}"
 
 
-async def test_a_replica_that_is_new_in_the_name_is_found(
+async def test_a_replica_that_is_added_to_the_name_is_found(
     server: OldServer, names: Names, replicas: list[Gateway]
 ) -> None:
     one, two, three = replicas
@@ -121,7 +121,7 @@ async def test_a_replica_that_moved_is_found(server: OldServer, names: Names, re
     assert [(call.runs, call.answers) for call in (before, after)] == [(1, 1)] * 2
 
 
-async def test_a_replica_that_is_gone_from_the_name_is_dead(
+async def test_a_replica_that_is_removed_from_the_name_is_dead(
     server: OldServer, names: Names, replicas: list[Gateway]
 ) -> None:
     one, two, _ = replicas
@@ -134,7 +134,7 @@ async def test_a_replica_that_is_gone_from_the_name_is_dead(
         assert (call.runs, call.answers) == (1, 0)
 
 
-async def test_a_stopped_replica_whose_name_is_not_known_yet_is_not_dead(
+async def test_a_stopped_replica_that_is_not_listed_yet_does_not_count_as_dead(
     server: OldServer, replicas: list[Gateway]
 ) -> None:
     one, two, _ = replicas

@@ -65,7 +65,7 @@ async def draining(replica: Gateway) -> None:
     await replica.until(says_so, "drains")
 
 
-async def test_people_answer_during_a_rolling_restart() -> None:
+async def test_users_answer_during_a_rolling_restart() -> None:
     hold = {"drain_delay_seconds": 0, "drain_seconds": 1.5}
     async with old_server("py130") as plain, old_server("py130-store") as stored:
         routes = [{"path": PATHS[server.name], "upstream": {"url": server.url}} for server in (plain, stored)]

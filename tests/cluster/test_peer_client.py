@@ -31,7 +31,7 @@ from tests.support.replicas import (
 from tests.support.workbench import ACCEPT, Reply, eventually
 
 
-async def test_the_owners_refusal_comes_back_as_it_is(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_the_client_gets_the_owners_refusal_unchanged(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2")
     upstream.tool(ask)
     asked = await one.client().call()
@@ -52,7 +52,7 @@ async def test_the_owners_refusal_comes_back_as_it_is(upstream: FakeUpstream, cl
     assert len(upstream.of("tools/call")) == 1
 
 
-async def test_a_retry_through_another_replica_is_judged_by_its_credentials_all_the_same(
+async def test_a_retry_through_another_replica_needs_the_same_credentials(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     upstream.tool(ask)
@@ -88,7 +88,7 @@ class Recorder(ReplyWriter):
         raise AssertionError
 
 
-async def test_every_header_and_the_clients_address_reach_the_other_replica_as_they_came(
+async def test_headers_and_the_clients_address_reach_the_other_replica_unchanged(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     async def script(asked: Asked) -> None:
@@ -116,7 +116,7 @@ async def test_every_header_and_the_clients_address_reach_the_other_replica_as_t
 
 
 @pytest.mark.parametrize("limit", [100_000, 4_194_304])
-async def test_a_body_up_to_the_limit_goes_over_and_no_larger_one(
+async def test_a_body_up_to_the_limit_is_forwarded_and_a_larger_one_is_refused(
     upstream: FakeUpstream, cluster: Cluster, limit: int
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", limits={"body_bytes": limit})
@@ -135,7 +135,7 @@ async def test_a_body_up_to_the_limit_goes_over_and_no_larger_one(
     assert asked_peers(two) == {"served": 1}
 
 
-async def test_no_address_ever_comes_out_of_a_state(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_an_address_never_comes_from_a_state(upstream: FakeUpstream, cluster: Cluster) -> None:
     """Threat 17: an owner that is not a member is not asked, whatever its id looks like; it may be a newer member."""
 
     async def never(asked: Asked) -> None:
@@ -190,7 +190,9 @@ async def test_an_owner_that_stops_after_it_took_the_request_is_stalled_too(
 
 
 @pytest.mark.parametrize("status", [403, 404, 413, 500, 503])
-async def test_an_owner_that_refuses_the_request_lives(upstream: FakeUpstream, cluster: Cluster, status: int) -> None:
+async def test_an_owner_that_refuses_the_request_counts_as_alive(
+    upstream: FakeUpstream, cluster: Cluster, status: int
+) -> None:
     """Clocks or keys that disagree: its calls are not taken over, and the operator reads why."""
 
     async def script(asked: Asked) -> None:
@@ -236,7 +238,7 @@ async def test_a_peer_that_accepts_and_closes_connections_is_alive(
     assert (peer.kinds, len(peer.asked)) == ([], 2)
 
 
-async def test_a_kept_connection_is_used_again(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_kept_connection_is_reused(upstream: FakeUpstream, cluster: Cluster) -> None:
     ports = free_port()
     proxy = await cluster.fake(Proxy(f"127.0.0.1:{ports}"))
     cluster.peers = {"gw-1": f"127.0.0.1:{ports}", "gw-2": f"127.0.0.1:{free_port()}"}
@@ -250,7 +252,7 @@ async def test_a_kept_connection_is_used_again(upstream: FakeUpstream, cluster: 
     assert proxy.connections == 1
 
 
-async def test_a_kept_connection_that_is_stale_costs_one_more_and_the_request_runs_once(
+async def test_a_stale_connection_is_replaced_and_the_request_runs_once(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     ports = free_port()
@@ -270,7 +272,7 @@ async def test_a_kept_connection_that_is_stale_costs_one_more_and_the_request_ru
     assert len(upstream.of("answer")) == len(upstream.of("tools/call")) == 2
 
 
-async def test_a_client_that_leaves_closes_the_way_to_the_owner_and_the_next_takes_a_new_one(
+async def test_a_client_that_disconnects_closes_the_connection_to_the_owner(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     async def script(asked: Asked) -> None:

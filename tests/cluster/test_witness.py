@@ -146,7 +146,7 @@ def is_unharmed(upstream: FakeUpstream) -> bool:
 # -- with a witness ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_silent_owners_call_is_resumed_on_the_word_of_another_replica(
+async def test_a_silent_owners_call_is_resumed_if_a_witness_confirms_the_silence(
     upstream: FakeUpstream, cluster: Cluster, hole: Address
 ) -> None:
     one, two, three = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
@@ -178,7 +178,7 @@ async def test_a_silent_owners_ephemeral_call_runs_again_and_the_first_run_is_le
     assert json.loads((await one.client().answer(asked)).text) == ACCEPT
 
 
-async def test_a_silent_owners_call_that_can_only_be_lost_waits_for_its_owner(
+async def test_a_silent_owners_call_that_cannot_be_continued_waits_for_its_owner(
     upstream: FakeUpstream, cluster: Cluster, hole: Address
 ) -> None:
     one, two, three = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
@@ -218,7 +218,7 @@ async def test_a_silent_owners_call_that_cannot_be_resumed_is_given_back_unharme
         assert (await one.client().answer(asked)).text == "done"
 
 
-async def test_behind_a_silent_candidate_a_call_that_it_may_have_resumed_is_not_cancelled(
+async def test_a_call_that_a_silent_candidate_may_have_resumed_is_not_cancelled(
     upstream: FakeUpstream, cluster: Cluster, hole: Address
 ) -> None:
     """The owner is proven dead, but the first candidate may have taken the call over before it fell silent."""
@@ -243,7 +243,7 @@ async def test_behind_a_silent_candidate_a_call_that_it_may_have_resumed_is_not_
 
 
 @pytest.mark.parametrize("sections", [{}, TWICE], ids=["once", "ephemeral"])
-async def test_of_two_replicas_neither_can_take_the_other_for_dead_by_silence(
+async def test_silence_proves_nothing_with_two_replicas(
     upstream: FakeUpstream, cluster: Cluster, hole: Address, sections: dict[str, Any]
 ) -> None:
     one, two = await cut_off(cluster, hole, ("gw-1", "gw-2"), **sections)
@@ -276,7 +276,7 @@ async def test_a_replica_that_reaches_the_owner_keeps_its_call_from_being_run_ag
 
 @pytest.mark.parametrize("address", ["gw-1.invalid:8081", "[::1]:8081"], ids=["name", "local address"])
 @pytest.mark.parametrize("sections", [{}, TWICE], ids=["once", "ephemeral"])
-async def test_a_fault_of_this_replica_says_nothing_of_the_owner(
+async def test_a_fault_of_this_replica_proves_nothing_about_the_owner(
     upstream: FakeUpstream, cluster: Cluster, hole: Address, address: Address, sections: dict[str, Any]
 ) -> None:
     """A name that does not resolve; connections from 127.0.0.1, which cannot go to ::1. No witness is asked."""
@@ -299,7 +299,7 @@ async def test_a_fault_of_this_replica_says_nothing_of_the_owner(
     assert json.loads((await one.client().answer(asked)).text) == ACCEPT
 
 
-async def test_a_name_whose_addresses_all_refuse_is_a_proof(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_name_whose_addresses_all_refuse_proves_death(upstream: FakeUpstream, cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"localhost:{free_port()}"})
     upstream.tool(ask)
     reply = await one.client().answer(await orphan(one, "gw-2"))
@@ -308,7 +308,7 @@ async def test_a_name_whose_addresses_all_refuse_is_a_proof(upstream: FakeUpstre
 
 
 @pytest.mark.parametrize("order", [1, -1])
-async def test_a_name_one_of_whose_addresses_does_not_refuse_proves_nothing(
+async def test_a_name_with_an_address_that_does_not_refuse_proves_nothing(
     upstream: FakeUpstream, cluster: Cluster, hole: Address, monkeypatch: pytest.MonkeyPatch, order: int
 ) -> None:
     """The name service has an old address beside the new one, or both of two networks."""
@@ -354,7 +354,7 @@ async def test_another_replica_at_the_owners_address_proves_nothing(upstream: Fa
 
 
 @pytest.mark.parametrize("word", ["refuses", "unknown", "silence"])
-async def test_a_replica_that_cannot_tell_is_no_witness(
+async def test_a_replica_that_cannot_tell_does_not_testify(
     upstream: FakeUpstream, cluster: Cluster, hole: Address, word: str
 ) -> None:
     """One of an older version refuses the question."""
@@ -437,7 +437,7 @@ async def test_many_retries_cost_one_round_of_questions(
 # -- the witness ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_witness_says_what_an_attempt_of_its_own_shows(cluster: Cluster, hole: Address) -> None:
+async def test_a_witness_reports_its_own_attempt_to_connect(cluster: Cluster, hole: Address) -> None:
     at = {"gw-4": hole, "gw-5": f"127.0.0.1:{free_port()}", "gw-6": "gw-6.invalid:1", "gw-7": "[::1]:1"}
     await cluster.begin("gw-1", "gw-2", fakes=at, timeouts={"peer_connect_seconds": 0.1})
     words = {}
@@ -458,7 +458,7 @@ def replaced(hop: Hop, about: str, detail: bytes = b"") -> Hop:
     return replace(hop, path=about, body=detail)
 
 
-async def test_a_replica_says_whether_it_went_on_with_an_exchange(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_replica_tells_whether_it_continued_an_exchange(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, _ = await cluster.begin("gw-1", "gw-2")
     upstream.tool(ask)
     asked = await one.client().call()
@@ -495,7 +495,7 @@ async def test_an_owner_does_not_cancel_a_call_that_another_replica_has_resumed(
 
 
 @pytest.mark.parametrize(("word", "cancelled"), [("yes", False), ("unknown", False), ("no", True)])
-async def test_an_owner_whose_relay_breaks_asks_whether_the_call_goes_on_elsewhere(
+async def test_an_owner_whose_relay_breaks_asks_whether_the_call_continues_elsewhere(
     upstream: FakeUpstream, cluster: Cluster, word: str, *, cancelled: bool
 ) -> None:
     """A network that parts two replicas looks to the owner like a client that left."""
@@ -542,7 +542,7 @@ async def test_an_owner_that_cannot_ask_does_not_cancel(
         assert is_unharmed(upstream)
 
 
-async def test_an_owner_that_does_not_know_who_is_there_does_not_cancel(
+async def test_an_owner_that_is_unsure_of_the_members_does_not_cancel(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     """Cut off, it forgets the addresses of its peers, and the name service may be out of reach too."""
@@ -556,7 +556,7 @@ async def test_an_owner_that_does_not_know_who_is_there_does_not_cancel(
         assert is_unharmed(upstream)
 
 
-async def test_an_owner_whose_call_no_replica_has_cancels_it_when_its_time_is_over(
+async def test_an_owner_cancels_an_expired_call_that_no_other_replica_has(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     (one, two) = await cluster.begin("gw-1", "gw-2")
@@ -568,7 +568,7 @@ async def test_an_owner_whose_call_no_replica_has_cancels_it_when_its_time_is_ov
         assert len(one.gateway.lot) == 0
 
 
-async def test_a_client_that_comes_while_the_others_are_asked_finds_its_call(
+async def test_a_retry_that_arrives_during_the_inquiry_finds_its_call(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     async def script(asked: Asked) -> None:

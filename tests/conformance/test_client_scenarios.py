@@ -60,13 +60,13 @@ async def test_the_upstream_side_conforms_to_2025_11_25(name: str, tmp_path: Pat
     assert code == 0 or warned, printed
 
 
-async def test_no_scenario_is_left_out() -> None:
+async def test_every_scenario_of_the_suite_is_run() -> None:
     _, printed = await suite("list", "--client", *SPEC)
     named = {line.split()[1] for line in printed.splitlines() if line.startswith("  - ")}
     assert {name for name in named if not name.startswith("auth/")} == set(SCENARIOS)
 
 
-async def test_a_client_that_does_nothing_fails(tmp_path: Path) -> None:
+async def test_a_client_that_does_nothing_fails_the_suite(tmp_path: Path) -> None:
     """The counter-check: the suite can fail."""
     code, _, checks = await judged("tools_call", "true", tmp_path)
     assert code != 0

@@ -141,7 +141,7 @@ async def be_silent(replica: Replica, request: web.Request) -> web.StreamRespons
 
 
 @pytest.mark.parametrize("name", FILES)
-async def test_one_connection_is_no_reason_to_stay_with_a_replica(name: BalancerName) -> None:
+async def test_requests_of_one_connection_go_to_different_replicas(name: BalancerName) -> None:
     async with row(name, say_name, count=3) as r:
         said = [await r.post(headers=CALLER) for _ in range(6)]
     assert [text for _, text in said] == ["gw-1", "gw-2", "gw-3"] * 2
@@ -192,7 +192,7 @@ async def test_a_request_that_could_not_be_sent_goes_to_another_replica(name: Ba
 
 
 @pytest.mark.parametrize("name", FILES)
-async def test_an_event_comes_when_it_is_written_and_leaving_is_passed_on(name: BalancerName) -> None:
+async def test_an_event_is_not_buffered_and_a_disconnect_reaches_the_replica(name: BalancerName) -> None:
     async with row(name, stream_until_left, count=1) as r, asyncio.timeout(WAIT_SECONDS):
         async with r.http.post(r.url, data=b"{}") as response:
             assert await response.content.readuntil(b"\n\n") == b"data: 1\n\n"
@@ -204,7 +204,7 @@ async def test_an_event_comes_when_it_is_written_and_leaving_is_passed_on(name: 
 
 @pytest.mark.parametrize("pieces", [1, 2], ids=["in one segment", "head and body apart"])
 @pytest.mark.parametrize("name", FILES)
-async def test_leaving_before_the_reply_is_passed_on(name: BalancerName, pieces: int) -> None:
+async def test_a_disconnect_before_the_reply_reaches_the_replica(name: BalancerName, pieces: int) -> None:
     head, body = b"POST /mcp HTTP/1.1\r\nHost: mcp.example.com\r\nContent-Length: 2\r\n\r\n", b"{}"
     async with row(name, be_silent, count=1) as r, asyncio.timeout(WAIT_SECONDS):
         _, writer = await r.connect()
@@ -217,7 +217,7 @@ async def test_leaving_before_the_reply_is_passed_on(name: BalancerName, pieces:
         await r.replicas[0].left.wait()
 
 
-async def test_haproxy_leaves_out_a_replica_that_drains() -> None:
+async def test_haproxy_skips_a_draining_replica() -> None:
     async with row("haproxy", say_name) as r, asyncio.timeout(WAIT_SECONDS):
         r.replicas[0].is_ready = False
         while {(await r.post())[1] for _ in range(4)} != {"gw-2"}:

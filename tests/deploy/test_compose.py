@@ -40,12 +40,12 @@ def check(path: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_the_file_is_one_of_compose(folder: str) -> None:
+def test_each_compose_file_matches_the_schema(folder: str) -> None:
     code, said = check(FOLDERS[folder] / "compose.yaml")
     assert code == 0, said
 
 
-def test_a_wrong_file_would_be_refused(tmp_path: Path) -> None:
+def test_an_invalid_compose_file_does_not_match_the_schema(tmp_path: Path) -> None:
     wrong = tmp_path / "compose.yaml"
     wrong.write_text((FOLDERS["gateway"] / "compose.yaml").read_text().replace("read_only:", "readonly:"))
     code, said = check(wrong)
@@ -54,7 +54,7 @@ def test_a_wrong_file_would_be_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("folder", "service"), EVERY)
-def test_the_configuration_loads_with_what_the_container_is_given(folder: str, service: str, tmp_path: Path) -> None:
+def test_the_configuration_loads_with_the_containers_environment(folder: str, service: str, tmp_path: Path) -> None:
     config = configuration(folder, service, tmp_path)
     assert config.routes[0].upstream.url == ENVIRONMENT["MRTR_UPSTREAM"]
     assert len(config.state.raw_keys()) == 1
@@ -86,13 +86,13 @@ def mounted(folder: str, service: str) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_nothing_is_published_to_the_world(folder: str) -> None:
+def test_ports_are_published_only_to_this_host(folder: str) -> None:
     published = [port for each in read(folder, ENVIRONMENT)["services"].values() for port in each.get("ports", [])]
     assert published
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
-def test_what_must_be_given_is_asked_for() -> None:
+def test_a_missing_variable_is_an_error() -> None:
     for folder, name in (("gateway", "MRTR_UPSTREAM"), ("replicas", "MRTR_UPSTREAM"), ("replicas", "MRTR_STATE_KEY")):
         with pytest.raises(Unset):
             read(folder, {**ENVIRONMENT, name: ""})
@@ -116,7 +116,7 @@ def test_the_replicas_know_one_another(tmp_path: Path) -> None:
 # --- nginx ---
 
 
-def test_nginx_has_the_file_that_is_tested_elsewhere_with_other_addresses() -> None:
+def test_the_nginx_files_differ_only_in_addresses() -> None:
     theirs = FILES["nginx"].read_text()
     for number, name in enumerate(services("replicas"), start=1):
         theirs = replaced(theirs, f"10.0.0.1{number}:8080", f"{name}:8080")
@@ -124,7 +124,7 @@ def test_nginx_has_the_file_that_is_tested_elsewhere_with_other_addresses() -> N
 
 
 @pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
-def test_nginx_accepts_it(tmp_path: Path) -> None:
+def test_nginx_accepts_the_file(tmp_path: Path) -> None:
     balancer = Balancer("nginx", tmp_path, "127.0.0.1:20000")
     # Names are looked up when the file is read; here they lead nowhere.
     text = re.sub(r"\bgw-(\d):8080", r"10.0.0.1\1:8080", (FOLDERS["replicas"] / "nginx.conf").read_text())
@@ -140,7 +140,7 @@ def test_every_configuration_names_its_schema() -> None:
         assert (folder / first.partition("$schema=")[2]).resolve().exists()
 
 
-def test_the_image_runs_by_a_configuration_of_its_own() -> None:
+def test_the_image_has_a_configuration() -> None:
     path = FOLDERS["gateway"].parents[1] / "container" / "config.yaml"
     config = load(path, ENVIRONMENT)
     assert (config.listen, config.admin) == ("0.0.0.0:8080", "0.0.0.0:9090")

@@ -49,18 +49,18 @@ def yaml_blocks() -> list[Block]:
     return [block for page in PAGES for block in blocks(page) if block.kind in {"yaml", "yml"}]
 
 
-def test_the_configuration_page_is_what_its_script_prints() -> None:
+def test_the_configuration_page_is_the_output_of_its_script() -> None:
     page = (REPOSITORY / "docs" / "configuration.md").read_text()
     assert page == printed("print_configuration"), "run scripts/print_configuration > docs/configuration.md"
 
 
-def test_the_transition_table_is_what_its_script_prints() -> None:
+def test_the_transition_table_is_the_output_of_its_script() -> None:
     table = printed("print_transitions")
     assert table.count("\n") > 2
     assert f"\n\n{table}\n" in (REPOSITORY / "ARCHITECTURE.md").read_text(), "paste the output of the script"
 
 
-def test_the_list_of_files_is_what_its_script_prints() -> None:
+def test_the_list_of_files_is_the_output_of_its_script() -> None:
     begin, end = (f"<!-- {word}: scripts/print_code_map -->\n" for word in ("begin", "end"))
     page = (REPOSITORY / "ARCHITECTURE.md").read_text()
     assert f"{begin}{printed('print_code_map')}{end}" in page, "run scripts/print_code_map --update"
@@ -108,7 +108,7 @@ def defaults() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "said"), defaults())
-def test_every_default_is_the_one_of_the_code(where: str, said: str) -> None:
+def test_every_default_on_the_pages_equals_the_code(where: str, said: str) -> None:
     match = DEFAULT.fullmatch(said)
     assert match is not None
     sections = {field.name: field.default for field in msgspec.structs.fields(Config)} | {"upstream": Upstream()}

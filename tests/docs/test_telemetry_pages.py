@@ -29,7 +29,7 @@ def script(name: str) -> ModuleType:
 
 
 @pytest.mark.parametrize(("page", "name"), [("metrics.md", "print_metrics"), ("logs.md", "print_events")])
-def test_a_page_is_what_its_script_prints(page: str, name: str) -> None:
+def test_each_telemetry_page_is_the_output_of_its_script(page: str, name: str) -> None:
     run = [sys.executable, str(REPOSITORY / "scripts" / name)]
     printed = subprocess.run(run, capture_output=True, text=True, check=True).stdout
     assert (REPOSITORY / "docs" / page).read_text() == printed, f"run scripts/{name} > docs/{page}"
@@ -77,7 +77,7 @@ def test_every_level_of_an_event_is_documented() -> None:
         assert level.replace("exception", "error") in told[Event[name]].level.split(", "), name
 
 
-def test_an_alarm_that_the_pages_speak_of_is_a_metric_that_there_is() -> None:
+def test_every_metric_that_the_pages_name_exists() -> None:
     metrics = (REPOSITORY / "docs" / "metrics.md").read_text()
     declared = set(re.findall(r"^### `(\w+)`$", metrics, re.MULTILINE))
     pages = [*REPOSITORY.glob("docs/**/*.md"), REPOSITORY / "README.md"]

@@ -23,7 +23,7 @@ async def asked(client: Client, tool: str) -> Reply:
 
 
 @pytest.mark.parametrize("server_name", ["py130", "ts132"])
-async def test_a_counter_counts_on_while_its_user_thinks(server_name: str) -> None:
+async def test_a_counter_continues_while_its_user_thinks(server_name: str) -> None:
     if not (PARTS / ("py130" if server_name == "py130" else "node")).exists():
         pytest.skip("scripts/parts has not built it")
     route = {"sessions": {"affinity": "principal"}}

@@ -108,7 +108,7 @@ def status(box: Container) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["ts", "py"])
-async def test_a_modern_client_answers_the_question_of_an_old_server(
+async def test_a_modern_client_answers_a_question_of_a_legacy_server(
     kind: Any, box: Container, server: OldServer, drivers: Drivers
 ) -> None:
     before = len(server.ledger("finished", "ask"))
@@ -120,13 +120,13 @@ async def test_a_modern_client_answers_the_question_of_an_old_server(
     await box.settled()
 
 
-async def test_it_is_scraped_and_calls_itself_healthy(box: Container) -> None:
+async def test_the_container_is_scraped_and_healthy(box: Container) -> None:
     assert await box.metric("mcp_gateway_build_info") == 1
     assert box.is_healthy()
 
 
 @pytest.mark.skipif(not prometheus_installed(), reason="apt install prometheus")
-async def test_a_published_server_a_container_and_a_prometheus(image: None, drivers: Drivers) -> None:
+async def test_a_published_server_works_with_a_container_and_a_prometheus(image: None, drivers: Drivers) -> None:
     """A platform team's first hour: server-everything, the image, a question, a scrape, the dashboard's queries."""
     async with old_server("everything") as server, AsyncExitStack() as stack:
         config = addresses()
@@ -151,7 +151,7 @@ async def test_a_published_server_a_container_and_a_prometheus(image: None, driv
         assert not await found.query('ALERTS{alertstate="firing"}')
 
 
-async def test_it_runs_as_nobody_with_no_right_and_writes_nothing(box: Container) -> None:
+async def test_the_container_runs_unprivileged_and_writes_nothing(box: Container) -> None:
     found = status(box)
     assert {*found["Uid"].split(), *found["Gid"].split()} == {USER}
     assert {found[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {NO_RIGHTS}
@@ -160,7 +160,7 @@ async def test_it_runs_as_nobody_with_no_right_and_writes_nothing(box: Container
     assert podman("diff", box.name).splitlines() == ["C /etc"], "podman's own places for hosts and resolv.conf"
 
 
-async def test_sigterm_lets_a_person_finish_and_ends_well(image: None, server: OldServer) -> None:
+async def test_sigterm_lets_a_user_finish_and_exits_with_0(image: None, server: OldServer) -> None:
     config = addresses()
     async with container("drain", config, *STRICT, *given(config, server)) as box, wire(box.url) as client:
         asked = await client.call("ask", {"question": "Who?"})
@@ -192,7 +192,7 @@ async def test_a_container_whose_gateway_does_not_answer_is_not_healthy(image: N
         assert await box.exited() == 0
 
 
-async def test_without_an_upstream_it_says_what_is_missing(image: None) -> None:
+async def test_the_container_without_an_upstream_names_the_missing_variable(image: None) -> None:
     code, said = once(*STRICT)
     assert code == 1
     assert said.startswith("routes[0].upstream.url: ${MRTR_UPSTREAM} is not set; export MRTR_UPSTREAM")
@@ -204,7 +204,7 @@ async def test_the_image_can_trace(image: None) -> None:
     assert (code, "note: " in said) == (0, False), said
 
 
-async def test_the_image_says_what_it_is(image: None) -> None:
+async def test_the_image_has_labels(image: None) -> None:
     found = inspected(IMAGE)
     assert found["User"] == f"{USER}:{USER}"
     assert found["Config"]["Entrypoint"] == ["mrtr-gateway"]
@@ -218,7 +218,7 @@ async def test_the_image_says_what_it_is(image: None) -> None:
     assert "index-url" not in history
 
 
-async def test_the_list_of_parts_is_what_is_inside(image: None) -> None:
+async def test_the_list_of_parts_equals_the_content(image: None) -> None:
     code, said = once("--entrypoint=cat", command=[SBOM])
     assert code == 0, said
     parts = json.loads(said)
@@ -232,7 +232,9 @@ async def test_the_list_of_parts_is_what_is_inside(image: None) -> None:
 # --- what deploy/compose says, with the host's network ---
 
 
-async def test_compose_one_gateway_with_its_key_in_a_file(image: None, server: OldServer, tmp_path: Path) -> None:
+async def test_compose_starts_one_gateway_with_its_key_in_a_file(
+    image: None, server: OldServer, tmp_path: Path
+) -> None:
     folder = tmp_path / "gateway"
     folder.mkdir()
     for name in ("compose.yaml", "config.yaml"):
@@ -251,7 +253,7 @@ async def test_compose_one_gateway_with_its_key_in_a_file(image: None, server: O
 
 
 @pytest.mark.skipif(not balancer_installed("nginx"), reason="apt install nginx-light")
-async def test_compose_three_replicas_behind_nginx(
+async def test_compose_starts_three_replicas_behind_nginx(
     image: None, server: OldServer, drivers: Drivers, tmp_path: Path
 ) -> None:
     """Each replica has an address of its own on the loopback; the others know it by its name."""

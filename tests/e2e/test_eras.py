@@ -197,7 +197,9 @@ async def all_of(*plays: Awaitable[list[str]]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", OLD_SERVERS)
-async def test_an_old_server(name: str, drivers: Drivers, request: pytest.FixtureRequest) -> None:
+async def test_a_legacy_server_serves_legacy_and_modern_clients(
+    name: str, drivers: Drivers, request: pytest.FixtureRequest
+) -> None:
     """Old clients get its questions on both streams; the first modern one finds out that it is old."""
     clients = OLD_SERVERS[name]
     async with old_server(name) as server, gateway(server.url) as gw:
@@ -215,7 +217,9 @@ async def test_an_old_server(name: str, drivers: Drivers, request: pytest.Fixtur
 
 
 @pytest.mark.parametrize("name", ["py130-sse", "ts132-sse"])
-async def test_an_old_server_of_http_sse(name: str, drivers: Drivers, request: pytest.FixtureRequest) -> None:
+async def test_an_http_sse_server_serves_legacy_and_modern_clients(
+    name: str, drivers: Drivers, request: pytest.FixtureRequest
+) -> None:
     """Clients of its own time find their way through the gateway, also where streamable HTTP is tried first."""
     async with old_server(name) as server, gateway(server.url) as gw:
         calls = [ECHO, ASK, ASK_GET]
@@ -227,7 +231,9 @@ async def test_an_old_server_of_http_sse(name: str, drivers: Drivers, request: p
 
 
 @pytest.mark.parametrize("name", MODERN_SERVERS)
-async def test_a_modern_server(name: str, drivers: Drivers, request: pytest.FixtureRequest) -> None:
+async def test_a_modern_server_serves_legacy_and_modern_clients(
+    name: str, drivers: Drivers, request: pytest.FixtureRequest
+) -> None:
     """Modern clients play its rounds with it; old ones get what it has for them."""
     clients = MODERN_SERVERS[name]
     async with old_server(name) as server, gateway(server.url) as gw:

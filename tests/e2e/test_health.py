@@ -69,7 +69,7 @@ async def fake_listener(reply: bytes, *, drips: bool = False) -> AsyncIterator[s
 # --- a real gateway ---
 
 
-async def test_a_gateway_that_serves_is_healthy_and_one_that_is_gone_is_not(tmp_path: Path) -> None:
+async def test_a_running_gateway_is_healthy_and_a_stopped_one_is_not(tmp_path: Path) -> None:
     async with gateway(NOWHERE) as gw:
         port = gw.config["admin"].rpartition(":")[2]
         well = (0, "healthy: /healthz says ok")
@@ -84,7 +84,7 @@ async def test_a_gateway_that_serves_is_healthy_and_one_that_is_gone_is_not(tmp_
     assert said.startswith(f"not healthy: no connection to {gw.config['admin']} (--admin): Connection refused; ")
 
 
-async def test_a_gateway_that_drains_is_healthy_and_not_ready() -> None:
+async def test_a_draining_gateway_is_healthy_and_not_ready() -> None:
     async with gateway(NOWHERE, hold={"drain_delay_seconds": 60}) as gw:
         gw.terminate()
 
@@ -120,7 +120,7 @@ async def test_a_gateway_that_hangs_is_not_healthy() -> None:
     ],
     ids=["nothing", "ssh", "another server", "terminal codes", "a flood"],
 )
-async def test_what_answers_otherwise_is_not_healthy(reply: bytes, said: str) -> None:
+async def test_another_answer_than_200_is_not_healthy(reply: bytes, said: str) -> None:
     async with fake_listener(reply) as address:
         code, text = await ask("--admin", address)
     assert code == 1
@@ -138,7 +138,7 @@ async def test_a_reply_that_drips_does_not_outlast_the_timeout() -> None:
 
 
 @pytest.mark.parametrize("text", ["admin: [", "\udc80", "- a list", ""], ids=["no YAML", "no text", "no map", "empty"])
-async def test_a_file_that_was_spoilt_does_not_make_a_gateway_unwell(text: str, tmp_path: Path) -> None:
+async def test_an_invalid_file_does_not_make_a_gateway_unhealthy(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_bytes(text.encode(errors="surrogateescape"))
     address, source = health.whereabouts(None, path, {})
@@ -146,7 +146,7 @@ async def test_a_file_that_was_spoilt_does_not_make_a_gateway_unwell(text: str, 
     assert source == f"the default, because {path} cannot be read"
 
 
-def test_the_order_is_that_of_the_gateway(tmp_path: Path) -> None:
+def test_the_health_check_looks_for_the_file_in_the_gateways_order(tmp_path: Path) -> None:
     path = Path(file(tmp_path, "admin: file:1"))
     assert health.whereabouts("flag:1", path, {"GATEWAY_ADMIN": "variable:1"}) == ("flag:1", "--admin")
     assert health.whereabouts(None, path, {"GATEWAY_ADMIN": "variable:1"}) == ("variable:1", "GATEWAY_ADMIN")
@@ -162,13 +162,13 @@ async def test_a_gateway_without_an_admin_listener_cannot_be_asked(tmp_path: Pat
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:", "host:0", "host:65536", "http://host:1", "::1:80"])
-async def test_what_is_no_address_is_told(address: str) -> None:
+async def test_an_invalid_address_is_reported(address: str) -> None:
     code, said = await ask("--admin", address)
     assert code == 1
     assert said == f"not healthy: '{address}' (--admin) is not an address; use the form 127.0.0.1:9090"
 
 
-async def test_ipv6_is_asked_without_its_brackets() -> None:
+async def test_an_ipv6_address_is_used_without_brackets() -> None:
     code, said = await ask("--admin", f"[::]:{free_port()}")
     assert code == 1
     assert "no connection" in said
@@ -217,11 +217,11 @@ def first_process(while_starting: str) -> int:
 @pytest.mark.parametrize(
     ("happens", "code"), [("pass", 7), ("signal.raise_signal(signal.SIGTERM)", 0)], ids=["nothing", "a stop"]
 )
-def test_a_container_that_is_stopped_while_it_starts_ends_well(happens: str, code: int) -> None:
+def test_a_container_that_is_stopped_while_it_starts_exits_with_0(happens: str, code: int) -> None:
     assert first_process(happens) == code
 
 
-def test_elsewhere_the_signal_is_left_alone() -> None:
+def test_the_entry_point_handles_the_signal_only_in_process_1() -> None:
     script = "import signal, sys; from gateway import entry; sys.argv = ['x', '--version']\n"
     script += "try: entry.main()\nexcept SystemExit: print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
     assert printed(script).splitlines()[-1] == "True"

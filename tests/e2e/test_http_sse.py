@@ -54,7 +54,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
 
 @pytest.mark.parametrize("pair", [FIRST], indirect=True)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_a_real_client_with_a_real_server_of_2024(
+async def test_a_real_client_plays_each_case_with_a_real_http_sse_server(
     case: Case, pair: Pair, drivers: Drivers, request: pytest.FixtureRequest
 ) -> None:
     await played(case, pair, drivers, request)
@@ -62,7 +62,7 @@ async def test_a_real_client_with_a_real_server_of_2024(
 
 @pytest.mark.parametrize("pair", OTHERS, indirect=True)
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in TELLING], ids=lambda case: case.name)
-async def test_a_real_client_with_another_real_server_of_2024(
+async def test_a_real_client_plays_telling_cases_with_other_http_sse_servers(
     case: Case, pair: Pair, drivers: Drivers, request: pytest.FixtureRequest
 ) -> None:
     await played(case, pair, drivers, request)
@@ -78,7 +78,7 @@ async def test_every_telling_case_exists() -> None:
     assert {case.name for case in CASES} >= TELLING
 
 
-async def test_a_server_that_dies_takes_its_calls_along_but_those_that_may_run_twice() -> None:
+async def test_calls_of_a_dead_http_sse_server_run_again_only_if_they_may_run_twice() -> None:
     async with (
         old_server("py130-sse") as server,
         gateway(server.url, route={"upstream": {"url": server.url, "transport": "sse"}}) as gw,
@@ -97,7 +97,7 @@ async def test_a_server_that_dies_takes_its_calls_along_but_those_that_may_run_t
 
 
 @pytest.mark.parametrize("name", HTTP_SSE)
-async def test_what_a_post_to_a_session_that_is_gone_is_answered(name: str) -> None:
+async def test_a_post_to_a_lost_session_gets_the_known_refusal(name: str) -> None:
     """Why every POST has a deadline: a server that nobody patched may never answer it."""
     async with old_server(name) as server, aiohttp.ClientSession() as http:
         async with http.get(server.url) as stream:

@@ -75,7 +75,7 @@ async def test_a_question_of_a_stateless_server_ends_the_call_at_once(modes: Wir
     assert "Run the server with sessions" in error["message"]
 
 
-async def test_a_question_that_a_stateless_server_loses_ends_the_call_by_its_silence(modes: Wire) -> None:
+async def test_a_question_that_a_stateless_server_loses_ends_the_call_at_the_idle_timeout(modes: Wire) -> None:
     """Python only: the TypeScript SDK finds no capability of the client in such a session, and sends nothing."""
     error = (await at(modes, "py-stateless").call("ask_get")).error
     assert error["data"]["reason"] == "call_lost"
@@ -84,7 +84,9 @@ async def test_a_question_that_a_stateless_server_loses_ends_the_call_by_its_sil
 
 
 @pytest.mark.parametrize("mode", ["py-json", "ts-json", "py-both"])
-async def test_a_question_that_a_json_server_swallows_ends_the_call_by_its_silence(modes: Wire, mode: str) -> None:
+async def test_a_question_that_a_json_server_swallows_ends_the_call_at_the_idle_timeout(
+    modes: Wire, mode: str
+) -> None:
     error = (await at(modes, mode).call("ask")).error
     assert error["data"]["reason"] == "call_lost"
     assert "timeouts.idle_seconds" in error["message"]

@@ -111,7 +111,7 @@ def path(name: str) -> str:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", TABLE)
-async def test_a_probe_says_of_a_real_server_what_it_is(
+async def test_a_probe_identifies_a_real_server(
     name: str, found: dict[str, Upstream], servers: dict[str, OldServer]
 ) -> None:
     it, row, said = found[name], TABLE[name], answers(found[name])
@@ -140,7 +140,7 @@ async def words(client: Wire, name: str, tool: str) -> str:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", OLD)
-async def test_the_gateway_does_what_the_probe_said_of_questions(
+async def test_the_gateway_handles_questions_as_the_probe_predicts(
     name: str, client: Wire, found: dict[str, Upstream]
 ) -> None:
     match answers(found[name])["questions"]:
@@ -156,7 +156,7 @@ async def test_the_gateway_does_what_the_probe_said_of_questions(
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", OLD)
-async def test_the_gateway_does_what_the_probe_said_of_progress(
+async def test_the_gateway_handles_progress_as_the_probe_predicts(
     name: str, client: Wire, found: dict[str, Upstream]
 ) -> None:
     answer = await client.on(client.url + path(name)).call("progress", {"steps": 2}, progress="token")
@@ -166,7 +166,7 @@ async def test_the_gateway_does_what_the_probe_said_of_progress(
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", ["py130", "modern-py", "modern-ts", "modern-ts-both"])
-async def test_the_gateway_does_what_the_probe_said_of_old_clients(
+async def test_the_gateway_serves_legacy_clients_as_the_probe_predicts(
     name: str, client: Wire, found: dict[str, Upstream]
 ) -> None:
     headers = {"Accept": "application/json, text/event-stream"}
@@ -225,7 +225,7 @@ def printed(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tup
     return code, it
 
 
-def test_a_probe_tells_what_a_command_speaks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_probe_reports_what_a_command_speaks(capsys: pytest.CaptureFixture[str]) -> None:
     with stdio_server("ts132") as (server, upstream):
         env = upstream["env"]
         given = [f"--env={name}={value}" for name, value in env.items()]
@@ -266,6 +266,6 @@ async def as_documented(server: OldServer) -> str:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_the_documented_output_is_that_of_today(servers: dict[str, OldServer]) -> None:
+async def test_the_documented_output_is_up_to_date(servers: dict[str, OldServer]) -> None:
     page = (REPOSITORY / "docs" / "probe.md").read_text()
     assert f"$ mrtr-gateway probe http://127.0.0.1:9000/mcp\n{await as_documented(servers['py130'])}\n```\n" in page

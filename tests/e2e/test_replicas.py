@@ -65,7 +65,7 @@ async def behind_haproxy() -> AsyncIterator[Pair]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_real_client_with_three_replicas_behind_nginx(
+async def test_a_real_client_plays_each_case_with_replicas_behind_nginx(
     case: Case, kind: Kind, behind_nginx: Pair, drivers: Drivers, request: pytest.FixtureRequest
 ) -> None:
     found = tables.words(request.config, tables.SERVERS, case.name, f"{behind_nginx.server.name} nginx")
@@ -75,14 +75,14 @@ async def test_a_real_client_with_three_replicas_behind_nginx(
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in FEW], ids=lambda case: case.name)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_real_client_with_three_replicas_behind_haproxy(
+async def test_a_real_client_plays_cases_with_replicas_behind_haproxy(
     case: Case, kind: Kind, behind_haproxy: Pair, drivers: Drivers, request: pytest.FixtureRequest
 ) -> None:
     found = tables.words(request.config, tables.SERVERS, case.name, f"{behind_haproxy.server.name} haproxy")
     await judge(case, kind, behind_haproxy, drivers, None, found)
 
 
-async def test_every_case_behind_haproxy_is_a_case() -> None:
+async def test_every_case_for_haproxy_exists() -> None:
     assert {case.name for case in CASES} >= FEW
 
 
@@ -123,7 +123,7 @@ async def test_a_client_that_leaves_its_stream_cancels_the_call(server: OldServe
         await c.settled()
 
 
-async def test_a_replica_ends_and_nobody_notices(server: OldServer) -> None:
+async def test_clients_do_not_notice_that_a_replica_stops(server: OldServer) -> None:
     """SIGTERM before HAProxy: new calls go on, and the questions that wait there are answered through the others."""
     hold = {"drain_delay_seconds": DRAIN_DELAY_SECONDS, "drain_seconds": 30}
     async with cluster(server.url, balancer="haproxy", hold=hold) as c, wire(c.url) as client:
@@ -163,7 +163,7 @@ async def test_another_process_finishes_the_call(server: OldServer, drivers: Dri
         await c.settled()
 
 
-async def test_a_stranger_does_not(server: OldServer, drivers: Drivers) -> None:
+async def test_another_principal_cannot_finish_the_call(server: OldServer, drivers: Drivers) -> None:
     """Not through the owner, and not through another one."""
     async with cluster(server.url) as c, wire(c.url, **TOKEN) as asked:
         began = await asked.call("ask", {"question": "Who?"})

@@ -32,7 +32,7 @@ async def told(by: Wire) -> dict[str, Any]:
     return headers
 
 
-async def test_two_servers_get_what_their_routes_say_and_nothing_else(tmp_path: Path) -> None:
+async def test_two_servers_get_only_what_their_routes_configure(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(f"{SECRET}\n")
     async with old_server("py130") as python, old_server("ts132") as node:

@@ -97,7 +97,7 @@ async def cells(tab: Tab, section: str) -> list[list[str]]:
 # What is there.
 
 
-async def test_a_gateway_at_work_is_told(stage: Stage) -> None:
+async def test_the_page_shows_a_working_gateway(stage: Stage) -> None:
     tab = await shown(stage, stage.well)
     assert await tab.run("document.title") == "gw-2: ready - mrtr-gateway"
     (route,) = await cells(tab, "routes")
@@ -120,7 +120,7 @@ async def test_a_gateway_at_work_is_told(stage: Stage) -> None:
     assert not await tab.run("document.querySelector('#attention')")
 
 
-async def test_trouble_is_told_first_and_with_its_fix(stage: Stage) -> None:
+async def test_errors_come_first_and_with_their_fix(stage: Stage) -> None:
     tab = await shown(stage, stage.troubled)
     assert " problems" in await tab.run("document.querySelector('h1').innerText")
     first = await tab.run("document.querySelector('section h2').innerText")
@@ -143,7 +143,7 @@ async def test_trouble_is_told_first_and_with_its_fix(stage: Stage) -> None:
     assert {row[0].split("\n")[0] for row in await cells(tab, "errors")} == {"upstream_unreachable"}
 
 
-async def test_the_json_says_the_same(stage: Stage) -> None:
+async def test_the_json_has_the_same_content(stage: Stage) -> None:
     async with stage.troubled.http.get(f"{stage.troubled.admin}/status.json") as response:
         told = await response.json()
     tab = await shown(stage, stage.troubled)
@@ -152,7 +152,7 @@ async def test_the_json_says_the_same(stage: Stage) -> None:
     assert told["state"] == "ready"
 
 
-async def test_no_contents_and_no_callers(stage: Stage) -> None:
+async def test_the_page_shows_no_contents_and_no_callers(stage: Stage) -> None:
     async with stage.troubled.http.get(f"{stage.troubled.admin}/status.json") as response:
         told = await response.text()
     tab = await shown(stage, stage.troubled)
@@ -164,7 +164,7 @@ async def test_no_contents_and_no_callers(stage: Stage) -> None:
 # That it is safe.
 
 
-async def test_hostile_names_are_text(stage: Stage) -> None:
+async def test_hostile_names_are_escaped(stage: Stage) -> None:
     tab = await shown(stage, stage.troubled)
     body = await tab.run("document.body.innerText")
     assert body.count('<script>document.title="owned"</script>') >= 2, "the tool's name, and the server's error"
@@ -172,7 +172,7 @@ async def test_hostile_names_are_text(stage: Stage) -> None:
     assert "owned" not in await tab.run("document.title")
 
 
-async def test_the_page_asks_nobody_and_complains_of_nothing(stage: Stage) -> None:
+async def test_the_page_loads_nothing_and_logs_no_error_in_the_browser(stage: Stage) -> None:
     before = [len(gw.log()) for gw in (stage.troubled, stage.well)]
     for gw in (stage.troubled, stage.well):
         tab = await shown(stage, gw)
@@ -182,7 +182,7 @@ async def test_the_page_asks_nobody_and_complains_of_nothing(stage: Stage) -> No
     assert [len(gw.log()) for gw in (stage.troubled, stage.well)] == before
 
 
-async def test_what_a_browser_is_told_not_to_do_it_does_not(stage: Stage) -> None:
+async def test_the_browser_enforces_the_content_security_policy(stage: Stage) -> None:
     """The policy holds: a script and a style that get into the page are of no effect."""
     tab = await shown(stage, stage.well)
     await tab.run(
@@ -224,7 +224,7 @@ CONTRASTS = """
 
 
 @pytest.mark.parametrize(("screen", "dark"), LOOKS, ids=str)
-async def test_every_text_stands_out_and_nothing_hangs_over(stage: Stage, screen: str, dark: bool) -> None:  # noqa: FBT001
+async def test_every_text_has_contrast_and_nothing_overflows(stage: Stage, screen: str, dark: bool) -> None:  # noqa: FBT001
     for gw in (stage.troubled, stage.well):
         tab = await shown(stage, gw, screen, dark=dark)
         contrasts = await tab.run(CONTRASTS)
@@ -239,7 +239,7 @@ async def test_every_text_stands_out_and_nothing_hangs_over(stage: Stage, screen
         assert over == []
 
 
-async def test_dark_is_dark_and_light_is_light(stage: Stage) -> None:
+async def test_the_page_follows_the_dark_and_light_setting(stage: Stage) -> None:
     backs = []
     for dark in (False, True):
         tab = await shown(stage, stage.well, dark=dark)
@@ -250,7 +250,7 @@ async def test_dark_is_dark_and_light_is_light(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("screen", SCREENS)
-async def test_axe_finds_nothing(stage: Stage, screen: str) -> None:
+async def test_axe_reports_no_violation(stage: Stage, screen: str) -> None:
     """https://github.com/dequelabs/axe-core: the rules of WCAG 2.2 A and AA, and its best practices."""
     for gw in (stage.troubled, stage.well):
         tab = await shown(stage, gw, screen)
@@ -260,7 +260,7 @@ async def test_axe_finds_nothing(stage: Stage, screen: str) -> None:
         assert found["good"] > 15
 
 
-async def test_a_narrow_screen_changes_the_look_and_not_the_tables(stage: Stage) -> None:
+async def test_a_narrow_screen_changes_the_layout_and_keeps_the_table_semantics(stage: Stage) -> None:
     wide, narrow = await shown(stage, stage.troubled), await shown(stage, stage.troubled, "phone")
     assert await wide.run("getComputedStyle(document.querySelector('td')).display") == "table-cell"
     assert await narrow.run("getComputedStyle(document.querySelector('td')).display") != "table-cell"
@@ -271,7 +271,7 @@ async def test_a_narrow_screen_changes_the_look_and_not_the_tables(stage: Stage)
     )
 
 
-async def test_all_that_can_be_used_can_be_used_by_keyboard(stage: Stage) -> None:
+async def test_every_control_works_by_keyboard(stage: Stage) -> None:
     tab = await shown(stage, stage.well)
     reached = []
     for _ in range(3):

@@ -60,7 +60,9 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("name", PLAYED)
-async def test_a_real_client_with_a_child(name: str, drivers: Drivers, request: pytest.FixtureRequest) -> None:
+async def test_a_real_client_plays_each_case_with_a_stdio_server(
+    name: str, drivers: Drivers, request: pytest.FixtureRequest
+) -> None:
     async with pair_behind(name, gateway) as pair:
         for case in PLAYED[name]:
             found = tables.words(request.config, tables.SERVERS, case.name, name)
@@ -68,7 +70,7 @@ async def test_a_real_client_with_a_child(name: str, drivers: Drivers, request: 
             await judge(case, KIND, pair, drivers, why_not, found)
 
 
-async def test_fastmcp_asks_as_a_child_too() -> None:
+async def test_fastmcp_asks_over_stdio_too() -> None:
     with stdio_server("fm3") as (server, upstream):
         async with gateway(upstream) as gw, wire(gw.url) as client:
             asked = await client.call("ask_get", {"question": "Who?"})
@@ -79,5 +81,5 @@ async def test_fastmcp_asks_as_a_child_too() -> None:
         assert len(server.ledger("run")) == 1
 
 
-async def test_every_case_over_stdio_is_a_case() -> None:
+async def test_every_case_for_stdio_exists() -> None:
     assert {case.name for case in CASES} >= LIKE_OVER_HTTP.union(*OTHERS.values())

@@ -174,14 +174,14 @@ async def test_all_workers_serve_and_one_scrape_counts_all_requests() -> None:
         assert await gw.metric("mcp_gateway_held_calls_limit") == 20_000
 
 
-async def test_one_worker_is_no_child() -> None:
+async def test_a_single_worker_runs_without_a_child_process() -> None:
     async with gateway(NOBODY) as gw:
         await refused(gw)
         assert not children(supervisor(gw))
         assert not gw.log("worker.started")
 
 
-async def test_workers_without_keys_share_one_and_say_so_once() -> None:
+async def test_workers_without_keys_share_one_and_log_that_once() -> None:
     async with gateway(NOBODY, workers=2, state={"keys": []}) as gw:
         assert len(gw.log("config.loaded")) == 1
         (one, two) = gw.log("server.started")
@@ -238,7 +238,7 @@ async def test_counters_never_go_backwards() -> None:
             assert await gw.metric(RESTARTS) == restarts
 
 
-async def test_a_worker_that_dies_again_and_again_is_started_ever_more_slowly() -> None:
+async def test_a_worker_that_keeps_dying_is_restarted_with_backoff() -> None:
     async with gateway(NOBODY, workers=2) as gw:
         for restarts in range(1, 5):
             os.kill(workers(gw)[1], signal.SIGKILL)
@@ -247,7 +247,7 @@ async def test_a_worker_that_dies_again_and_again_is_started_ever_more_slowly() 
         await gw.until(lambda: is_ready(gw), "all are ready", START_SECONDS)
 
 
-async def test_a_worker_that_somebody_ends_is_started_again() -> None:
+async def test_a_worker_that_gets_sigterm_is_started_again() -> None:
     async with gateway(NOBODY, workers=2) as gw:
         os.kill(workers(gw)[1], signal.SIGTERM)
         await started(gw, 3)
@@ -274,7 +274,7 @@ async def test_the_host_is_unready_while_one_worker_is_missing() -> None:
 # The end.
 
 
-async def test_a_stop_ends_all_and_leaves_nothing() -> None:
+async def test_a_stop_ends_all_workers_and_leaves_nothing() -> None:
     async with gateway(NOBODY, workers=2) as gw:
         pids = children(supervisor(gw))
         (directory,) = {Path(line["admin"].removeprefix("unix:")).parent for line in gw.log("server.started")}
@@ -288,7 +288,7 @@ async def test_a_stop_ends_all_and_leaves_nothing() -> None:
         assert not directory.exists()
 
 
-async def test_a_host_that_drains_says_so_until_its_workers_have_ended_and_a_second_signal_ends_them() -> None:
+async def test_a_draining_host_stays_unready_and_a_second_signal_ends_its_workers() -> None:
     async with gateway(NOBODY, workers=2, hold={"drain_delay_seconds": 60}) as gw:
         gw.terminate()
         await gw.until(lambda: is_unready(gw), "unready")
@@ -306,7 +306,7 @@ async def test_a_host_that_drains_says_so_until_its_workers_have_ended_and_a_sec
         assert len(gw.log("server.stopped")) == 2
 
 
-async def test_an_interrupt_is_handed_on_as_one() -> None:
+async def test_an_interrupt_reaches_the_workers_as_an_interrupt() -> None:
     """An interrupt does not wait for load balancers: the delay tells which signal the workers got."""
     async with gateway(NOBODY, workers=2, hold={"drain_delay_seconds": 60}) as gw:
         os.kill(supervisor(gw), signal.SIGINT)
@@ -321,7 +321,7 @@ async def test_a_terminal_does_not_reach_the_workers() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_stop_while_workers_start_is_no_crash(number: signal.Signals) -> None:
+async def test_a_stop_while_workers_start_does_not_count_as_a_crash(number: signal.Signals) -> None:
     async with starting(workers=2) as gw:
         pids = children(supervisor(gw))
         for pid in (supervisor(gw), *workers(gw).values()):  # as a terminal would, before they have a session
@@ -331,7 +331,7 @@ async def test_a_stop_while_workers_start_is_no_crash(number: signal.Signals) ->
         await gone(gw, pids)
 
 
-async def test_a_reload_reaches_all_workers_even_those_that_start() -> None:
+async def test_a_reload_reaches_all_workers_including_those_that_start() -> None:
     async with starting(workers=2) as gw:
         os.kill(supervisor(gw), signal.SIGHUP)
 
@@ -345,7 +345,7 @@ async def test_a_reload_reaches_all_workers_even_those_that_start() -> None:
         assert not gw.log("worker.ended")
 
 
-async def test_a_worker_that_starts_after_a_reload_has_what_the_others_have() -> None:
+async def test_a_worker_that_starts_after_a_reload_has_the_new_configuration() -> None:
     """The file may be broken by then: it is the supervisor who knows what was taken over."""
     limit = "mcp_gateway_held_calls_limit"
     async with gateway(NOBODY, check=False, workers=2, hold={"max_calls": 5}) as gw:
@@ -379,7 +379,7 @@ async def test_no_worker_outlives_its_supervisor() -> None:
         await gone(gw, pids)
 
 
-async def test_no_worker_that_starts_outlives_its_supervisor() -> None:
+async def test_a_starting_worker_does_not_outlive_its_supervisor() -> None:
     async with starting(workers=2) as gw:
         pids = children(supervisor(gw))
         await gw.kill()
@@ -412,7 +412,7 @@ async def test_a_worker_that_does_not_end_is_killed(delay_seconds: float, signal
 
 @pytest.mark.parametrize("name", ["listen", "admin", "replica.listen"])
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "with SO_REUSEPORT"])
-async def test_an_address_that_is_taken_ends_the_program(name: str, tmp_path: Path, *, shared: bool) -> None:
+async def test_an_address_in_use_ends_the_program(name: str, tmp_path: Path, *, shared: bool) -> None:
     with socket.socket() as other:
         port = free_port()
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -427,7 +427,7 @@ async def test_an_address_that_is_taken_ends_the_program(name: str, tmp_path: Pa
     assert "Traceback" not in said
 
 
-async def test_a_second_program_does_not_creep_in_beside_the_first() -> None:
+async def test_a_second_program_cannot_share_the_port() -> None:
     async with gateway(NOBODY, workers=2) as gw:
         with pytest.raises(GatewayError, match="ended with 1"):
             async with gateway(NOBODY, check=False, workers=2, listen=gw.config["listen"]):
@@ -440,7 +440,7 @@ async def test_a_second_program_does_not_creep_in_beside_the_first() -> None:
 
 @pytest.mark.real
 @pytest.mark.skipif(not (PARTS / "py130").exists(), reason="scripts/parts has not been run")
-async def test_an_answer_may_come_to_another_worker_than_the_question() -> None:
+async def test_an_answer_may_reach_another_worker_than_the_question() -> None:
     async with old_server("py130") as server, gateway(server.url, workers=2) as gw, wire(gw.url) as client:
         crossed = "mcp_gateway_continuations_total"
         for number in range(1, 1000):
@@ -457,7 +457,7 @@ async def test_an_answer_may_come_to_another_worker_than_the_question() -> None:
 
 @pytest.mark.real
 @pytest.mark.skipif(not (PARTS / "py130").exists(), reason="scripts/parts has not been run")
-async def test_a_host_that_stops_lets_parked_calls_complete_wherever_their_answers_come() -> None:
+async def test_a_stopping_host_completes_parked_calls_whichever_worker_gets_the_answers() -> None:
     async with (
         old_server("py130") as server,
         gateway(server.url, workers=2, hold={"drain_seconds": 20}) as gw,

@@ -54,7 +54,7 @@ class Ear:
         return str(json.loads(bytes(result))["content"][0]["text"])
 
 
-class Replica:
+class UpstreamSide:
     """The upstream side of one process: channels, sessions and their pool, over real HTTP."""
 
     def __init__(self, url: str, *, times: StreamTimes = SHORT_TIMES, **sections: Any) -> None:
