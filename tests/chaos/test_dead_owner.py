@@ -1,4 +1,4 @@
-"""Who is dead, and who only does not react: the owner's address leads nowhere, or to silence."""
+"""A dead owner against a silent one: its address refuses connections, or does not react."""
 
 import asyncio
 import errno
@@ -102,7 +102,7 @@ async def two_retries(stage: Stage, tool: str, step: str) -> None:
 
 
 async def test_a_replica_that_came_back_counts_as_alive(stage: Stage) -> None:
-    """What was learnt of its predecessor a moment ago says nothing of it, as an owner or as an heir."""
+    """What is known of its predecessor does not apply to it, as an owner or as a candidate."""
     server, c = stage
     owner, second, third = c.replicas
     old, new = Call(server, "ask_slow", "of the predecessor"), Call(server, "ask_slow", "of the successor")
@@ -174,7 +174,7 @@ async def test_an_owner_that_stops_during_its_reply_keeps_its_call(stage: Stage,
 
 @pytest.mark.parametrize("dead", [1, 2])
 async def test_an_owner_whose_address_is_a_black_hole_is_not_declared_lost(stage: Stage, dead: int) -> None:
-    """As that of a host that lost its power, or its network alone: which of both, nobody can tell."""
+    """A host that lost its power and one that lost only its network look the same."""
     server, c = stage
     owner, survivors = c.replicas[0], c.replicas[dead:]
     async with wire(owner.url) as client:
@@ -198,7 +198,7 @@ async def test_an_owner_whose_address_is_a_black_hole_is_not_declared_lost(stage
 
 
 async def test_a_replica_out_of_descriptors_does_not_take_the_owner_for_dead(stage: Stage) -> None:
-    """EMFILE: it can open a connection to no replica, and that is its own trouble."""
+    """EMFILE: it cannot open a connection to any replica, and the fault is its own."""
     server, c = stage
     owner, other, _ = c.replicas
     call = Call(server, "ask_read", "without descriptors")
@@ -237,7 +237,7 @@ async def test_a_stopped_owners_call_is_resumed_if_there_is_a_witness() -> None:
             assert call.outcome(await prompt(call.retry(client.on(survivors[0].url), state), 8)) == "result"
             owner.cont()
             assert (await steps(survivors))["resumed"] == 1
-            # The owner wakes up with the call in its hands: it has heard the result too, and runs or cancels nothing.
+            # The owner wakes up and still holds the call. It got the result too, and runs or cancels nothing.
             await call.ended("finished")
             assert call.outcome(await call.retry(client, state)) == "result"
         assert (call.runs, call.answers, call.ends) == (1, 1, ["finished"])

@@ -1,4 +1,4 @@
-"""State keys are rotated while calls wait: in three phases nobody notices, in fewer somebody does."""
+"""State keys are rotated while calls wait: three phases reject no state, fewer do."""
 
 from collections.abc import Awaitable, Callable
 
@@ -12,7 +12,7 @@ from tests.support.gateway_process import STATE_KEY, Gateway
 
 NEXT_KEY = "1e" * 32
 PHASES = [[STATE_KEY, NEXT_KEY], [NEXT_KEY, STATE_KEY], [NEXT_KEY]]
-"""Add the new key, let it seal, take the old one away once no state of it is left."""
+"""Add the new key, seal with it, and remove the old one when no state of it is left."""
 
 pytestmark = [
     pytest.mark.real,
@@ -45,7 +45,7 @@ class Waiting:
             self.open.append((call, await call.begin(self.client.on(replica.url))))
 
     async def answer(self) -> None:
-        """Each is answered at a replica that did not ask."""
+        """Answer each at a replica that did not ask."""
         for number, (call, state) in enumerate(self.open, 1):
             replica = self.c.replicas[number % len(self.c.replicas)]
             assert call.outcome(await call.retry(self.client.on(replica.url), state)) == "result"
@@ -64,7 +64,7 @@ async def reload(replica: Gateway, keys: list[str]) -> None:
 async def test_a_rotation_in_three_phases_rejects_no_state(
     name: str, change: Callable[[Gateway, list[str]], Awaitable[None]]
 ) -> None:
-    """By restarts the calls are resumed elsewhere; by SIGHUP they stay where they are."""
+    """With restarts, other replicas resume the calls; with SIGHUP, the calls stay."""
     async with old_server(name) as server, cluster(server.url, replicas=2) as c, wire(c.url) as client:
         waiting = Waiting(server, c, client)
         await waiting.park()

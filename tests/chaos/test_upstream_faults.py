@@ -1,4 +1,4 @@
-"""The old server dies, stops, or loses its connections while calls wait behind a living gateway."""
+"""The legacy server dies, stops, or loses its connections while calls wait behind a living gateway."""
 
 import asyncio
 import signal
@@ -134,5 +134,5 @@ async def test_a_call_ends_when_its_server_stops_for_too_long() -> None:
         assert (await client.call("echo", {"text": "on"})).text == "on"
         await call.wait(lambda call: bool(call.ends), "ended")
         assert call.runs == 1
-        assert call.answers <= 1  # it may have read what was sent while it stood
+        assert call.answers <= 1  # it may have read what was sent while it was stopped
         await gw.settled()

@@ -1,4 +1,4 @@
-"""The replicas of one cluster, which may leave nothing behind; a membership with a fake name service."""
+"""Fixtures: replicas that may leave nothing behind, and a membership with a fake name service."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ from tests.support.workbench import eventually
 
 @pytest.fixture
 async def cluster(upstream: FakeUpstream) -> AsyncIterator[Cluster]:
-    """Starts replicas; afterwards those that live must come to rest and leave nothing behind."""
+    """Starts replicas; afterwards the living ones must come to rest and leave nothing behind."""
     before = asyncio.all_tasks()
     http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
     found = Cluster(upstream, http)
@@ -65,5 +65,5 @@ def world() -> FakeNameService:
 def dns(world: FakeNameService, tasks: Tasks) -> Membership:
     replica = Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="peers.example:8081")
     found = Membership(InForce(replica), None, tasks, world.ask_name, world.resolve)
-    found.discovery._born = float("-inf")  # it has been here for long
+    found.discovery._born = float("-inf")  # it has run for long
     return found

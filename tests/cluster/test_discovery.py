@@ -293,7 +293,7 @@ async def test_replicas_find_one_another_through_a_name_service(upstream: FakeUp
     for name, listen in names.items():
         stand = await cluster.start(name, listen, replica=section, timeouts={"peer_accept_seconds": 2}, **TWICE)
         stand.gateway.members.discovery._resolve = resolve
-        stand.gateway.members.discovery._born = float("-inf")  # it has been here for long
+        stand.gateway.members.discovery._born = float("-inf")  # it has run for long
     one, two, three = cluster.stands.values()
     upstream.tool(ask)
     asked = await one.client().call()

@@ -83,7 +83,7 @@ async def test_a_dead_owners_call_runs_again_if_it_may_run_twice(upstream: FakeU
 async def test_a_call_taken_over_runs_again_once_if_its_stream_and_its_answer_both_fail(
     upstream: FakeUpstream, cluster: Cluster, slower: str
 ) -> None:
-    """Both then look up whether the tool may run twice. The slower of them must not send the call once more."""
+    """Both then look up whether the tool may run twice. The slower one must not send the call again."""
     one, two = await cluster.begin("gw-1", "gw-2")
     upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
 
@@ -320,7 +320,7 @@ async def served_as_candidate(asked: Asked) -> None:
 async def test_a_dead_candidate_is_skipped_and_asked_again_by_the_next_retry(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
-    """It may be back, and have taken the call from another replica."""
+    """It may be back, and may have taken the call over."""
     port = free_port()
     (one,) = await cluster.begin(
         "gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}", "gw-3": f"127.0.0.1:{port}"}, **TWICE
@@ -337,7 +337,7 @@ async def test_a_dead_candidate_is_skipped_and_asked_again_by_the_next_retry(
 async def test_a_silent_candidate_is_skipped_and_not_asked_by_the_next_retry(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
-    """Else every retry would wait for it."""
+    """Otherwise every retry would wait for it."""
     port = free_port()
     (one,) = await cluster.begin(
         "gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}", "gw-3": f"127.0.0.1:{port}"}, **TWICE

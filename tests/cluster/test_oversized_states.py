@@ -152,7 +152,7 @@ async def test_a_failure_while_a_call_is_restored_frees_its_place(
     asked = await one.client().call()
     for broken in ("handle", "restore"):
         with monkeypatch.context() as patched:
-            # No request is known to get here any more; the next bug must not cost a place for ever either.
+            # No known request gets here any more. The test keeps the next bug from occupying a place for ever.
             patched.setattr(Exchange, broken, Mock(side_effect=RuntimeError("a planted bug")))
             reply = await one.client().answer(asked)
         one.planted_bugs += 1

@@ -1,4 +1,4 @@
-"""Requests to other replicas arrive unchanged and once, whatever the peer or the connection does."""
+"""Requests to other replicas arrive unchanged and at most once, also if the peer or the connection fails."""
 
 import asyncio
 import io
@@ -193,7 +193,7 @@ async def test_an_owner_that_stops_after_it_took_the_request_is_stalled_too(
 async def test_an_owner_that_refuses_the_request_counts_as_alive(
     upstream: FakeUpstream, cluster: Cluster, status: int
 ) -> None:
-    """Clocks or keys that disagree: its calls are not taken over, and the operator reads why."""
+    """If clocks or keys differ, its calls are not taken over, and the error says why."""
 
     async def script(asked: Asked) -> None:
         await asked.refuse(status)
@@ -228,7 +228,7 @@ async def test_a_peer_that_closes_and_then_refuses_connections_is_dead(
 async def test_a_peer_that_accepts_and_closes_connections_is_alive(
     upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
 ) -> None:
-    """As a replica does that has all the connections it may have."""
+    """A replica at its limit of connections does this."""
     peer = await cluster.fake(FakePeer(script))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
     upstream.tool(ask)

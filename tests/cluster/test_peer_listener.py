@@ -94,7 +94,7 @@ async def test_the_peer_port_serves_only_peer_requests(upstream: FakeUpstream, c
     async with cluster.http.post(base + "/peer", data=io.BytesIO(bytes(5_000_000))) as response:
         assert (response.status, await response.read()) == (413, b"")
     assert upstream.seen == []
-    # Nor does the clients' port let a replica in.
+    # The clients' port does not accept peer requests either.
     async with cluster.http.post(one.url.replace("/mcp", "/peer"), data=sealed()) as response:
         assert response.status == 404
     async with cluster.http.post(one.url, data=sealed()) as response:
@@ -111,7 +111,7 @@ async def test_a_replica_tells_its_id_only_to_replicas(cluster: Cluster) -> None
 async def test_a_request_for_a_third_replica_is_not_forwarded(
     upstream: FakeUpstream, cluster: Cluster, kind: hops.Kind
 ) -> None:
-    """Threat 20: A -> B -> A, or on to anybody else."""
+    """Threat 20: A -> B -> A, or on to a third replica."""
 
     async def never(asked: Asked) -> None:
         raise AssertionError("it was asked")
@@ -127,7 +127,7 @@ async def test_a_request_for_a_third_replica_is_not_forwarded(
     assert third.connections == 0
     assert (asked_peers(one), asked_peers(two)) == ({}, {})
     assert "answer" not in upstream.words
-    # The owner itself serves it, whatever the request says of its receiver: the call is here.
+    # The owner holds the call, so it serves the request, whatever receiver the request names.
     (head, data, end) = await frames_of(cluster, "gw-1", hop_for("gw-1", "owner", asked, client))
     assert isinstance(head, Head)
     assert isinstance(data, Data)

@@ -261,7 +261,7 @@ async def test_a_call_fails_over_if_its_owner_dies_during_the_reply(
 async def test_an_owner_that_breaks_off_its_reply_and_is_alive_keeps_its_call(
     upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
 ) -> None:
-    """It is asked once more, in case only the connection died; then the client is told to come again."""
+    """It is asked once more, in case only the connection died; then the client is told to retry."""
     peer = await cluster.fake(FakePeer(script))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
     upstream.tool(ask)

@@ -1,4 +1,4 @@
-"""A silent owner: its call goes on elsewhere only on a witness's word, and never with harm to the owner's own call.
+"""A silent owner: another replica continues its call only if a witness confirms, and never harms the owner's call.
 
 The replicas are real and in this process. Owners are cut off by addresses that lead nowhere; the fake upstream has an
 event store, as real servers have that can resume.
@@ -114,7 +114,7 @@ async def stored(upstream: FakeUpstream, *titles: str) -> AsyncIterator[Store]:
 
 
 async def cut_off(cluster: Cluster, hole: Address, names: tuple[str, ...], **sections: Any) -> list[Stand]:
-    """Start replicas of which no other one reaches gw-1, while gw-1 reaches them all."""
+    """Start replicas that cannot reach gw-1, while gw-1 reaches all of them."""
     cluster.peers = {name: f"127.0.0.1:{free_port()}" for name in names}
     for name, door in cluster.peers.items():
         peers = {**cluster.peers, "gw-1": door if name == "gw-1" else hole}
@@ -128,13 +128,13 @@ def only(stand: Stand) -> Any:
 
 
 async def expire(stand: Stand) -> None:
-    """The time of the one parked call is over."""
+    """Let the one parked call expire."""
     only(stand)._fire(Timer.TTL)
     await is_quiet(stand)
 
 
 async def is_quiet(stand: Stand) -> None:
-    """Wait until it has said what it has to say to other replicas and to the upstream."""
+    """Wait until it has sent all its messages to other replicas and to the upstream."""
     speaking = {"ask about an expired call", "send upstream", "close session"}
     await eventually(lambda: not speaking.intersection(stand.tasks()))
 
@@ -279,7 +279,7 @@ async def test_a_replica_that_reaches_the_owner_keeps_its_call_from_being_run_ag
 async def test_a_fault_of_this_replica_proves_nothing_about_the_owner(
     upstream: FakeUpstream, cluster: Cluster, hole: Address, address: Address, sections: dict[str, Any]
 ) -> None:
-    """A name that does not resolve; connections from 127.0.0.1, which cannot go to ::1. No witness is asked."""
+    """A name does not resolve, or connections from 127.0.0.1 cannot reach ::1. No witness is asked."""
     cluster.peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2", "gw-3")}
     at = {"gw-1": cluster.peers["gw-1"], "gw-2": address, "gw-3": hole}
     for name, door in cluster.peers.items():
@@ -324,7 +324,7 @@ async def test_a_name_with_an_address_that_does_not_refuse_proves_nothing(
     monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
     loop = asyncio.get_running_loop()
 
-    async def looked_up(host: Any, port: Any, **options: Any) -> Any:  # as uvloop's own, which is not patched above
+    async def looked_up(host: Any, port: Any, **options: Any) -> Any:  # like uvloop's own, which is not patched above
         return two_addresses(host, port, **options)
 
     monkeypatch.setattr(loop, "getaddrinfo", looked_up)
@@ -357,7 +357,7 @@ async def test_another_replica_at_the_owners_address_proves_nothing(upstream: Fa
 async def test_a_replica_that_cannot_tell_does_not_testify(
     upstream: FakeUpstream, cluster: Cluster, hole: Address, word: str
 ) -> None:
-    """One of an older version refuses the question."""
+    """A replica of an older version refuses the question."""
 
     async def script(asked: Asked) -> None:
         if word == "refuses":
@@ -498,7 +498,7 @@ async def test_an_owner_does_not_cancel_a_call_that_another_replica_has_resumed(
 async def test_an_owner_whose_relay_breaks_asks_whether_the_call_continues_elsewhere(
     upstream: FakeUpstream, cluster: Cluster, word: str, *, cancelled: bool
 ) -> None:
-    """A network that parts two replicas looks to the owner like a client that left."""
+    """A network that separates two replicas looks to the owner like a client that disconnected."""
 
     async def script(asked: Asked) -> None:
         await asked.take()

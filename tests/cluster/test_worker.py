@@ -98,7 +98,7 @@ async def test_the_workers_of_a_candidate_host_agree_on_one_worker(
 async def test_the_calls_of_a_worker_that_dies_under_waiting_clients_fail_over(
     upstream: FakeUpstream, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """They wait at another host, which reaches it straight or through its sibling: the kernel chooses."""
+    """They wait at another host, which reaches it directly or through its sibling: the kernel chooses."""
     first, second, other = await workers(cluster, tmp_path, 2, **TWICE)
     gate = Gate(upstream)
     asked = [await first.client().call() for _ in range(6)]

@@ -1,4 +1,4 @@
-"""The official conformance suite, strictly, against an old server behind the gateway.
+"""The official conformance suite, strictly, against a legacy server behind the gateway.
 
 `--strict` counts a warning as a failure; without it three scenarios pass against a dead address.
 """
@@ -30,7 +30,7 @@ async def run_suite(url: str, *options: str) -> tuple[int, list[str]]:
 
 
 WARM = 8
-"""The suite gives an answer half a second, in which Python does not start, and has many sets of capabilities."""
+"""Start processes in advance: the suite waits half a second for an answer, and uses many sets of capabilities."""
 WITHOUT_NGINX = pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
 
 

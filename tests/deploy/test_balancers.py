@@ -1,4 +1,4 @@
-"""What nginx and HAProxy do with the files of deploy/, seen from behind: a replica here only writes down.
+"""What nginx and HAProxy do with the files of deploy/, seen from a replica that only records.
 
 The real gateways behind them are in tests/e2e/test_replicas.py.
 """
@@ -31,7 +31,7 @@ Handler = Callable[["Replica", web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass
 class Replica:
-    """Stands where a gateway would, for clients and for probes."""
+    """Takes the place of a gateway, for clients and for health checks."""
 
     name: str
     handler: Handler
@@ -67,7 +67,7 @@ class Replica:
 
 @dataclass
 class Row:
-    """A balancer, what is behind it, and a client."""
+    """A balancer, the replicas behind it, and a client."""
 
     balancer: Balancer
     replicas: list[Replica]
@@ -88,7 +88,7 @@ class Row:
 
 @asynccontextmanager
 async def row(name: BalancerName, handler: Handler, *, count: int = 2, dead: int = 0) -> AsyncIterator[Row]:
-    """Put a balancer before so many replicas, and before some addresses where nobody is."""
+    """Put a balancer before so many replicas, and before some addresses without a process."""
     replicas = [Replica(f"gw-{number}", handler) for number in range(1, count + 1)]
     nobody = [Place(f"gone-{number}", *[f"127.0.0.1:{free_port()}"] * 2) for number in range(1, dead + 1)]
     async with AsyncExitStack() as stack:
@@ -124,7 +124,7 @@ async def stream_until_left(replica: Replica, request: web.Request) -> web.Strea
     await response.prepare(request)
     await response.write(b"data: 1\n\n")
     try:
-        await replica.more.wait()  # the first event might go out with the head
+        await replica.more.wait()  # the first event might be sent with the head
         await response.write(b"data: 2\n\n")
         await asyncio.Event().wait()
     finally:
@@ -170,7 +170,7 @@ async def test_headers_reach_the_replica(name: BalancerName) -> None:
 async def test_the_largest_body_passes_and_one_byte_more_does_not(name: BalancerName) -> None:
     async with row(name, say_name) as r, asyncio.timeout(WAIT_SECONDS):
         assert (await r.post(io.BytesIO(b"x" * LIMIT)))[0] == 200
-        # Refused by its length, before a byte of it was sent.
+        # Refused by its length, before a byte of the body was sent.
         reader, writer = await r.connect()
         writer.write(b"POST /mcp HTTP/1.1\r\nHost: mcp.example.com\r\nContent-Length: %d\r\n\r\n" % (LIMIT + 1))
         assert (await reader.readline()).split()[1] == b"413"

@@ -1,4 +1,4 @@
-"""What deploy/compose ships is right as far as it can be told without Docker; tests/e2e/test_container.py runs it."""
+"""Checks deploy/compose as far as that is possible without Docker; tests/e2e/test_container.py runs it."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ ENVIRONMENT = {"MRTR_UPSTREAM": "http://old-server:9000/mcp", "MRTR_STATE_KEY": 
 
 
 def services(folder: str) -> dict[str, dict[str, Any]]:
-    """Those that are gateways."""
+    """The services that are gateways."""
     return {name: each for name, each in read(folder, ENVIRONMENT)["services"].items() if "build" in each}
 
 
@@ -80,7 +80,7 @@ def test_a_container_has_time_to_drain_and_no_more_rights_than_it_needs(
 
 
 def mounted(folder: str, service: str) -> list[str]:
-    """What is mounted and not a secret."""
+    """The mounts, without secrets."""
     options = podman_options(read(folder, ENVIRONMENT), service, FOLDERS[folder])
     return [option for option in options if option.startswith("--volume=") and "/run/secrets/" not in option]
 
@@ -126,7 +126,7 @@ def test_the_nginx_files_differ_only_in_addresses() -> None:
 @pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
 def test_nginx_accepts_the_file(tmp_path: Path) -> None:
     balancer = Balancer("nginx", tmp_path, "127.0.0.1:20000")
-    # Names are looked up when the file is read; here they lead nowhere.
+    # Names are looked up when the file is read; here they do not resolve.
     text = re.sub(r"\bgw-(\d):8080", r"10.0.0.1\1:8080", (FOLDERS["replicas"] / "nginx.conf").read_text())
     balancer.configure([Place(name, f"127.0.0.1:{20000 + n}", "") for n, name in enumerate("ab")], text)
     done = subprocess.run(balancer.command(check=True), capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The balancers' files of deploy/ are right as far as their programs tell; tests/e2e/test_replicas.py runs them."""
+"""Checks the balancers' files of deploy/ with their own programs; tests/e2e/test_replicas.py runs them."""
 
 import json
 import os
@@ -19,7 +19,7 @@ DEFAULTS = parse("routes: [{upstream: {url: 'http://127.0.0.1:9000/mcp'}}]", "de
 
 
 def only(*names: BalancerName) -> list[Any]:
-    """Parameters for those that are installed."""
+    """Parameters for the installed balancers."""
     return [
         pytest.param(name, marks=pytest.mark.skipif(not installed(name), reason=f"apt install {name}"))
         for name in names
@@ -62,7 +62,7 @@ def test_haproxy_accepts_the_unchanged_file(name: BalancerName) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_only_addresses_and_paths_are_replaced_for_the_tests(name: BalancerName, tmp_path: Path) -> None:
-    """A line that the tests run and the file does not have would be tested in vain."""
+    """The tests must not run lines that the shipped file lacks."""
     shipped = FILES[name].read_text()
     places = [Place(f"gw-{number}", f"10.0.0.1{number}:8080", "10.0.0.1:9090") for number in (1, 2, 3)]
     used = CONFIGURATIONS[name](shipped, tmp_path, "127.0.0.1:80", places)

@@ -1,4 +1,4 @@
-"""The Dockerfile, its locks and scripts/image, as far as they can be judged without a build."""
+"""Checks the Dockerfile, its lock files and scripts/image as far as that is possible without a build."""
 
 import os
 import re
@@ -60,7 +60,7 @@ def test_every_package_is_pinned_by_hashes_and_none_by_a_url(name: str) -> None:
 
 
 def test_the_lock_files_cover_several_architectures() -> None:
-    """A compiled package has dozens of files: a lock made of what one machine downloads has one of them."""
+    """A compiled package has dozens of files; a lock file of one machine's downloads would have one of them."""
     assert all(locked("requirements")[name][1] > 20 for name in ("aiohttp", "cryptography", "msgspec", "uvloop"))
 
 
@@ -86,7 +86,7 @@ def test_hadolint_reports_a_wrong_dockerfile(tmp_path: Path) -> None:
 
 
 def test_the_build_context_contains_only_copied_files() -> None:
-    """The first line of .dockerignore leaves everything out: what is let in again is what the Dockerfile copies."""
+    """The first line of .dockerignore excludes everything; the other lines include what the Dockerfile copies."""
     ignore = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     assert ignore[0] == "*"
     let_in = {line[1:] for line in ignore if line.startswith("!")}
@@ -100,7 +100,7 @@ def test_the_build_context_contains_only_copied_files() -> None:
 
 @pytest.fixture
 def fake_docker(tmp_path: Path) -> Path:
-    """A docker that only writes down its arguments and its secrets."""
+    """A docker that only records its arguments and its secrets."""
     program = tmp_path / "docker"
     program.write_text(
         f"#!{sys.executable}\n"

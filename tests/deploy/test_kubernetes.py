@@ -1,4 +1,4 @@
-"""The manifests and the chart of deploy/: real kubectl and helm build them, the schemas of Kubernetes judge them.
+"""The manifests and the chart of deploy/: real kubectl and helm build them, the schemas of Kubernetes check them.
 
 What they mean together (ports, times, names) is compared with the configuration that their pods load.
 """
@@ -44,7 +44,7 @@ OLDEST = {"base": "1.25", "example": "1.25", "sidecar": "1.29", "chart": "1.25"}
 """The oldest Kubernetes that the README and the chart name."""
 NEWEST = "1.37"
 CUSTOM = {"PodMonitor", "PrometheusRule"}
-"""Kinds that Kubernetes itself does not know."""
+"""Kinds that are not part of Kubernetes itself."""
 MONITORED = ("--set", "monitoring.podMonitor=true", "--set", "monitoring.rules=true")
 OWN_NAMES = ("mrtr-gateway", "mrtr-gateway.default", "mrtr-gateway.default.svc")
 STRICT = {
@@ -158,7 +158,7 @@ def test_every_manifest_is_in_a_kustomization() -> None:
 
 
 def comparable(objects: Objects) -> Objects:
-    """Leave out what Helm and Kustomize each add in their own way: labels, digests, and the configuration's text."""
+    """Remove what Helm and Kustomize add in different ways: labels, digests, and the configuration's text."""
     ours = copy.deepcopy(objects)
     for (kind, _), one in ours.items():
         one["metadata"] = {"name": re.sub(r"-[0-9a-z]{10}$", "", one["metadata"]["name"])}
@@ -277,7 +277,7 @@ def test_every_pod_is_a_replica_with_its_own_name_and_the_shared_keys(folder: st
     assert volumes[secret]["secret"]["defaultMode"] == 0o440
     (files,) = (volume["name"] for volume in volumes.values() if "configMap" in volume)
     assert container["args"] == ["serve", "--config", f"{mounts[files]}/gateway.yaml"]
-    # A mount below a read-only one cannot be made.
+    # A mount below a read-only mount is impossible.
     assert not any(
         one != other and one.startswith(f"{other}/") for one in mounts.values() for other in mounts.values()
     )
@@ -387,7 +387,7 @@ def test_the_gateways_of_the_pods_find_one_another() -> None:
 
 
 def test_the_server_outlives_the_gateways_drain() -> None:
-    """Kubernetes ends sidecars last: without both hooks the held calls' server would go first."""
+    """Kubernetes ends sidecars last, so without both hooks the server of held calls would end first."""
     pod = pod_of(kustomize("sidecar"), "old-server")
     config = gateway_of(kustomize("sidecar"))
     (server,), (gateway,) = pod["containers"], pod["initContainers"]
@@ -467,7 +467,7 @@ def test_the_values_of_the_readme_are_sufficient() -> None:
 
 @pytest.mark.parametrize("readme", [KUBERNETES / "README.md", CHART.parent / "README.md"])
 def test_the_pods_mount_the_secret_of_the_readme(readme: Path) -> None:
-    """kubectl itself makes it, of a key of this program."""
+    """kubectl itself makes the Secret, with a key of this program."""
     command = block(readme, "create secret").replace("\\\n", "").strip().splitlines()[0]
     command = command.replace("mrtr-gateway keygen", f"{sys.executable} -m gateway keygen")
     said = run("bash", "-c", command.replace("kubectl", str(KUBECTL), 1) + " --dry-run=client -o yaml")

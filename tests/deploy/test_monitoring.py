@@ -1,4 +1,4 @@
-"""Alerts and dashboard of deploy/: what promtool says of them, and what a real Prometheus finds for each query.
+"""Alerts and dashboard of deploy/: promtool checks them, and a real Prometheus answers each query.
 
 The Prometheus scrapes two real gateways while a real client and others use them. Each query must be answered, and
 must have data where it is not in SILENT.
@@ -36,7 +36,7 @@ RULES: Final = yaml.safe_load((DIRECTORY / "alerts.yml").read_text())["groups"][
 CASES: Final = yaml.safe_load((DIRECTORY / "alerts.test.yml").read_text())["tests"]
 RUNBOOK: Final = (REPOSITORY / "docs" / "monitoring.md").read_text()
 
-SILENT: Final = {"mcp_gateway_peer_rejected_total": "nobody who is no replica asks"}
+SILENT: Final = {"mcp_gateway_peer_rejected_total": "only replicas use the peer port"}
 """Metrics whose queries need not have data, each with its reason."""
 
 WORDS: Final[dict[tuple[str, str], Iterable[str]]] = {
@@ -49,7 +49,7 @@ WORDS: Final[dict[tuple[str, str], Iterable[str]]] = {
     ("mcp_gateway_children_ended_total", "why"): ("asked", "unasked"),
     ("mcp_gateway_config_reloads_total", "outcome"): ("applied", "rejected"),
 }
-"""What a label of a metric can be, wherever a query names a value."""
+"""The possible values of the labels that queries name."""
 
 needs_prometheus = pytest.mark.skipif(not installed(), reason="apt install prometheus")
 
@@ -90,7 +90,7 @@ def test_each_alert_fires_only_when_it_should() -> None:
 
 @needs_prometheus
 def test_promtool_notices_an_alert_that_does_not_fire(tmp_path: Path) -> None:
-    """The threshold of one is doubled."""
+    """The threshold of one alert is doubled."""
     text = (DIRECTORY / "alerts.yml").read_text()
     assert text.count("> 0.05\n") == 1
     (tmp_path / "alerts.yml").write_text(text.replace("> 0.05\n", "> 0.5\n"))
@@ -144,7 +144,7 @@ def test_every_name_in_a_query_exists(where: str, expression: str) -> None:
 
 
 def test_counters_in_alerts_start_at_zero() -> None:
-    """From nothing to 1 is no increase."""
+    """A counter that appears with 1 has no increase."""
     body, _ = Metrics("1", ["/mcp"]).render()
     samples = [sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples]
     seen = 0
@@ -207,7 +207,7 @@ def test_the_provisioned_datasource_fits_the_dashboard() -> None:
 
 
 class Traffic:
-    """What goes through two gateways, again and again: Prometheus sees a rate only between two scrapes."""
+    """Continuous traffic through two gateways, because Prometheus sees a rate only between two scrapes."""
 
     def __init__(self, gateways: list[Gateway], client: ModernClient, plain: Wire) -> None:
         self.gateways = gateways
@@ -216,7 +216,7 @@ class Traffic:
         self.other = plain.on(gateways[1].url)
 
     async def pass_by(self) -> None:
-        """A bit of everything: each line is a panel that would be empty without it."""
+        """A bit of everything: without one of these lines, a panel would be empty."""
         answered = await self.client.call_tool("ask", {"question": "Who?"}, answers=[elicit(ACCEPT)])
         assert answered.text == NAMED
         asked = await self.one.call("ask", {"question": "Who?"})
@@ -286,7 +286,7 @@ def has_data(series: list[dict[str, Any]]) -> bool:
 
 
 async def concrete(found: Prometheus, expression: str) -> str:
-    """Put in what Grafana would: `All` of a variable is all its values."""
+    """Replace variables as Grafana does: `All` of a variable is all its values."""
     values = {"rate_interval": "8s", "interval": "8s", "range": "2m", "__rate_interval": "8s", "__interval": "8s"}
     values["__range"] = "2m"
     for variable in DASHBOARD["templating"]["list"]:
@@ -310,7 +310,7 @@ async def test_prometheus_has_data_for_every_query_of_the_dashboard(
     found, traffic = stage
     everything = {(title, await concrete(found, expression)) for title, expression in queries()}
     for _, expression in everything:
-        await found.query(expression)  # raises where Prometheus does not understand it
+        await found.query(expression)  # raises if Prometheus does not understand it
     waiting = {
         (title, expression) for title, expression in everything if not any(map(expression.__contains__, SILENT))
     }

@@ -1,4 +1,4 @@
-"""Every command in the documents does what they say, in front of a real old server."""
+"""Every command on the pages does what they say, in front of a real legacy server."""
 
 import re
 import shutil
@@ -27,7 +27,7 @@ WITHOUT_PARTS = pytest.mark.skipif(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[OldServer]:
-    """The one at 127.0.0.1:9000."""
+    """The server at 127.0.0.1:9000."""
     async with old_server("py130") as server:
         yield server
 
@@ -40,7 +40,7 @@ def reader(server: OldServer, tmp_path: Path) -> Iterator[Reader]:
 
 
 def to_run(page: Path) -> list[Block]:
-    """Its blocks without those that are not run, or that another test runs."""
+    """The blocks that this test runs."""
     found = blocks(page)
     return [block for block in found if block.run_by is None and (block.left_out is None or block.left_out[0])]
 
@@ -64,7 +64,7 @@ def test_no_command_stands_where_it_is_not_run(block: Block) -> None:
     if not block.is_commands:
         found = COMMAND.search(block.text)
         assert found is None, (
-            f"{block.where}: {found.group()!r} in a block that nobody runs; fence it as sh or console"
+            f"{block.where}: {found.group()!r} in a block that is never run; fence it as sh or console"
         )
 
 

@@ -1,4 +1,4 @@
-"""The pre-commit hooks and the forms of issues are what their programs expect."""
+"""The pre-commit hooks and the issue forms have the form that their programs expect."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The pages about metrics and logs say what the code does: they are printed from it, and nothing is left out."""
+"""The pages about metrics and logs are printed from the code and complete."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ from gateway.telemetry import Event
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = sorted((REPOSITORY / "gateway").rglob("*.py"))
 SPREAD = {event: {"replica", "process"} for event in (Event.CONFIG_LOADED, Event.CONFIG_REJECTED)}
-"""Fields that are in no call: `Reload` is given one of these by who makes it."""
+"""Fields that no logging call names: the maker of `Reload` passes one of these."""
 
 
 def script(name: str) -> ModuleType:
@@ -36,7 +36,7 @@ def test_each_telemetry_page_is_the_output_of_its_script(page: str, name: str) -
 
 
 def written() -> dict[str, set[str]]:
-    """By event, the fields that the code logs with it: keywords, and the keys of dicts that are spread."""
+    """By event, the fields that the code logs with it: keywords, and the keys of unpacked dicts."""
     found: dict[str, set[str]] = {event.name: set() for event in Event}
     through: set[str] = set()
     for tree in (ast.parse(source.read_text()) for source in SOURCES):

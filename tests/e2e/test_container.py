@@ -1,4 +1,4 @@
-"""The image as it is shipped, between a real old server and real modern clients, run by podman without any right."""
+"""The shipped image between a real legacy server and real modern clients, run by podman without privileges."""
 
 import json
 import os
@@ -50,7 +50,7 @@ STRICT: Final = (*HARDENED, "--security-opt=no-new-privileges:true")
 pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(600),  # the first one waits for the build
+    pytest.mark.timeout(600),  # the first test waits for the build
     pytest.mark.skipif(not (available("ts") and available("py")), reason="scripts/parts has not been run"),
     pytest.mark.skipif(not installed(), reason="apt install buildah podman runc mmdebstrap, and run as root"),
 ]
@@ -75,7 +75,7 @@ def addresses() -> dict[str, Any]:
 
 
 def given(config: dict[str, Any], server: OldServer) -> list[str]:
-    """The environment of a container that runs by the image's own configuration."""
+    """The environment of a container that uses the image's own configuration."""
     variables = {
         "MRTR_UPSTREAM": server.url,
         "GATEWAY_LISTEN": config["listen"],
@@ -94,14 +94,14 @@ async def box(image: None, server: OldServer) -> AsyncIterator[Container]:
 
 
 def once(*options: str, command: Sequence[str] = ()) -> tuple[int, str]:
-    """Run a container to its end; exit code and what it said."""
+    """Run a container to its end; return its exit code and output."""
     words = podman_command("run", "--rm", "--network=host", *limits(), *options, IMAGE, *command)
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
 def status(box: Container) -> dict[str, str]:
-    """What the kernel says of the first process in the container."""
+    """The kernel's status of the first process in the container."""
     pid = inspected(box.name)["State"]["Pid"]
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -147,7 +147,7 @@ async def test_a_published_server_works_with_a_container_and_a_prometheus(image:
 
         await found.until(scraped, "both rounds of the call are in Prometheus")
         for _, expression in queries():
-            await found.query(await concrete(found, expression))  # raises where there is no answer
+            await found.query(await concrete(found, expression))  # raises without an answer
         assert not await found.query('ALERTS{alertstate="firing"}')
 
 
@@ -172,7 +172,7 @@ async def test_sigterm_lets_a_user_finish_and_exits_with_0(image: None, server: 
 
         await box.until(draining, "began to drain")
         assert await box.ready() == 503
-        assert box.is_healthy(), "who is killed for draining loses what it waits for"
+        assert box.is_healthy(), "a container that is killed for draining loses its calls"
         assert await box.metric(HELD) == 1
         final = await client.call("ask", {"question": "Who?"}, state=asked.state, answers={key: ACCEPT})
         assert final.text == NAMED
@@ -184,7 +184,7 @@ async def test_a_container_whose_gateway_does_not_answer_is_not_healthy(image: N
     config = addresses()
     async with container("frozen", config, *STRICT, *given(config, server), "--env=GATEWAY_WORKERS=2") as box:
         assert box.is_healthy(), "two workers find a folder for their sockets"
-        pid = inspected(box.name)["State"]["Pid"]  # from inside, nobody can stop process 1
+        pid = inspected(box.name)["State"]["Pid"]  # from inside the container, process 1 cannot be stopped
         os.kill(pid, signal.SIGSTOP)
         assert not box.is_healthy()
         os.kill(pid, signal.SIGCONT)
@@ -281,7 +281,7 @@ async def test_compose_starts_three_replicas_behind_nginx(
         answers = [elicit({"action": "accept", "content": {"name": "Ann"}})]
         for _ in boxes:
             assert (await client.call_tool("ask", {"question": "Who?"}, answers=answers)).text == ANN
-        # Six requests and more, one after another, to three replicas: each has served, and some rounds met no owner.
+        # At least six requests in turn to three replicas: each served some, and some rounds did not reach the owner.
         assert 0 not in [await box.rounds("tools/call") for box in boxes]
         steps = [await box.metric("mcp_gateway_continuations_total", step="forwarded") for box in boxes]
         assert sum(steps) > 0

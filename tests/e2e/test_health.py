@@ -1,4 +1,4 @@
-"""`mrtr-gateway health` as a container's engine runs it, beside a real gateway and beside what is none."""
+"""`mrtr-gateway health` as a container's engine runs it, against a real gateway and against other programs."""
 
 import asyncio
 import os
@@ -19,11 +19,11 @@ from tests.support.gateway_process import gateway
 ROOT = Path(__file__).parent.parent
 NOWHERE = "http://127.0.0.1:9/mcp"
 PROGRAM = [sys.executable, "-c", "import sys; from gateway.entry import main; sys.exit(main())"]
-"""What the installed script does."""
+"""Run the installed script."""
 
 
 async def ask(*arguments: str, **environment: str) -> tuple[int, str]:
-    """Run the command; exit code and what it said."""
+    """Run the command; return its exit code and output."""
     process = await asyncio.create_subprocess_exec(
         *(*PROGRAM, "health", *arguments),
         cwd=ROOT,
@@ -44,13 +44,13 @@ def file(folder: Path, text: str) -> str:
 
 @asynccontextmanager
 async def fake_listener(reply: bytes, *, drips: bool = False) -> AsyncIterator[str]:
-    """Somebody else on the port: says `reply` to whoever connects, or says it without end."""
+    """Another program on the port: sends `reply` to each client, once or endlessly."""
 
     writers: list[asyncio.StreamWriter] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
-        await reader.readuntil(b"\r\n\r\n")  # who closes with something unread resets the connection
+        await reader.readuntil(b"\r\n\r\n")  # closing a connection with unread bytes resets it
         writer.write(reply)
         while drips and not writer.is_closing():
             writer.write(b"x")
@@ -106,7 +106,7 @@ async def test_a_gateway_that_hangs_is_not_healthy() -> None:
     assert (code, said.partition(" from ")[0]) == (1, "not healthy: no answer")
 
 
-# --- anybody else ---
+# --- another program on the port ---
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_the_check_does_not_import_the_gateway() -> None:
 
 
 def first_process(while_starting: str) -> int:
-    """Give the exit code of the program in a process that is called 1, with that in place of the command line."""
+    """The exit code of the program in a process whose pid reads as 1, with this in place of the command line."""
     script = f"""
         import importlib, os, signal, sys
         from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Real servers of HTTP+SSE (2024-11-05) behind the gateway: the cases of cases.py, and what only they do."""
+"""Real HTTP+SSE servers (2024-11-05) behind the gateway: the cases of cases.py, and their special behaviour."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 CLIENT: dict[str, Kind] = {"py130-sse": "py", "ts132-sse": "ts", "everything-sse": "fm"}
-"""Clients are told apart in the matrix; here the transport is what is new."""
+"""The matrix compares clients; here only the transport differs."""
 TELLING = {
     "discover",
     "lists are complete",
@@ -98,7 +98,7 @@ async def test_calls_of_a_dead_http_sse_server_run_again_only_if_they_may_run_tw
 
 @pytest.mark.parametrize("name", HTTP_SSE)
 async def test_a_post_to_a_lost_session_gets_the_known_refusal(name: str) -> None:
-    """Why every POST has a deadline: a server that nobody patched may never answer it."""
+    """This is why every POST has a deadline: an unpatched server may never answer it."""
     async with old_server(name) as server, aiohttp.ClientSession() as http:
         async with http.get(server.url) as stream:
             named = (await stream.content.readuntil(b"\n\n" if name != "py130-sse" else b"\r\n\r\n")).decode()

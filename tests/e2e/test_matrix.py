@@ -1,4 +1,4 @@
-"""Every real modern client with every real old server through the real gateway: the cases of cases.py.
+"""Every real modern client with every real legacy server through the real gateway: the cases of cases.py.
 
 A pair that cannot play a case is in NOT_APPLICABLE (matrix.py) with its reason, is played all the same, and must fail.
 The table is printed at the end of the run.

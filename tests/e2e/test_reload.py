@@ -1,7 +1,7 @@
-"""SIGHUP before real processes: the file is taken over whole or not at all, and no call notices.
+"""SIGHUP to real processes: the file is applied whole or not at all, and no call is disturbed.
 
 What each key does is tested in tests/server/test_reload.py; here are the file, the signal, the log, the metrics and
-the processes. The upstream is a real old server (py130).
+the processes. The upstream is a real legacy server (py130).
 """
 
 import asyncio
@@ -73,14 +73,14 @@ async def setup(server: OldServer, **config: Any) -> AsyncIterator[Setup]:
 
 
 def applied(said: list[dict[str, Any]]) -> list[str]:
-    """What each process says that changed: all say the same."""
+    """The changed keys, as every process logs them alike."""
     assert {line["event"] for line in said} == {"config.loaded"}, said
     (changed,) = {tuple(line["changed"]) for line in said}
     return list(changed)
 
 
 def rejected(said: list[dict[str, Any]]) -> str:
-    """Why the file was not taken, in one text."""
+    """The reasons why the file was rejected, in one text."""
     assert {(line["event"], line["level"]) for line in said} == {("config.rejected", "error")}, said
     (problems,) = {tuple(line["problems"]) for line in said}
     return "\n".join(problems)
@@ -186,7 +186,7 @@ async def test_a_gateway_without_a_file_logs_that_it_has_none(server: OldServer,
 
 
 async def test_keys_are_rotated_over_two_replicas_in_three_phases(server: OldServer) -> None:
-    """The call that waits through phases 1 and 2, and every one in between, is answered, mostly by the other one."""
+    """A call that waits through phases 1 and 2, and every call in between, is answered, mostly elsewhere."""
     async with AsyncExitStack() as stack:
         both = [await stack.enter_async_context(setup(server, replica=replica)) for replica in memberships(2)]
         one, two = both

@@ -1,4 +1,4 @@
-"""Real old servers with an event store: a call survives its connection, and the process that sent it."""
+"""Real legacy servers with an event store: a call survives its connection, and the process that sent it."""
 
 import asyncio
 from collections.abc import AsyncIterator

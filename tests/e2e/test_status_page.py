@@ -1,4 +1,4 @@
-"""The status page as people see it: in a real Chromium, of real gateways that hold calls of a real old server."""
+"""The status page in a real Chromium, of real gateways that hold calls of a real legacy server."""
 
 import re
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ LOOKS: Final = [(screen, dark) for screen, dark in product(SCREENS, (False, True
 
 @dataclass
 class Stage:
-    """A gateway in every kind of trouble, one that is well, and a browser."""
+    """A gateway with every kind of problem, a healthy one, and a browser."""
 
     troubled: Gateway
     well: Gateway
@@ -43,7 +43,7 @@ class Stage:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage() -> AsyncIterator[Stage]:
-    """Two workers before a real server, a dead one and a hostile one; and one process that only has a parked call."""
+    """Two workers before a real, a dead and a hostile server; and one process that only has a parked call."""
     fake = FakeUpstream()  # no real server has a name like this
     await fake.start()
 
@@ -86,7 +86,7 @@ async def shown(stage: Stage, gw: Gateway, screen: str = "desk", *, dark: bool =
 
 
 async def cells(tab: Tab, section: str) -> list[list[str]]:
-    """The rows of a section's table, as they are to be read."""
+    """The rows of a section's table, as text."""
     rows: list[list[str]] = await tab.run(
         f"[...document.querySelectorAll('section[aria-labelledby={section}] tbody tr')]"
         ".map(row => [...row.children].map(cell => cell.innerText.trim()))"
@@ -94,7 +94,7 @@ async def cells(tab: Tab, section: str) -> list[list[str]]:
     return rows
 
 
-# What is there.
+# Content.
 
 
 async def test_the_page_shows_a_working_gateway(stage: Stage) -> None:
@@ -161,7 +161,7 @@ async def test_the_page_shows_no_contents_and_no_callers(stage: Stage) -> None:
         assert "elicitation" in text
 
 
-# That it is safe.
+# Safety.
 
 
 async def test_hostile_names_are_escaped(stage: Stage) -> None:
@@ -183,7 +183,7 @@ async def test_the_page_loads_nothing_and_logs_no_error_in_the_browser(stage: St
 
 
 async def test_the_browser_enforces_the_content_security_policy(stage: Stage) -> None:
-    """The policy holds: a script and a style that get into the page are of no effect."""
+    """A script and a style that are injected into the page have no effect."""
     tab = await shown(stage, stage.well)
     await tab.run(
         "document.body.insertAdjacentHTML('beforeend', '<style>body { display: none }</style>"
@@ -194,7 +194,7 @@ async def test_the_browser_enforces_the_content_security_policy(stage: Stage) ->
     assert any("Content Security Policy" in complaint for complaint in tab.complaints)
 
 
-# That it can be read.
+# Readability.
 
 CONTRASTS = """
 (() => {

@@ -13,7 +13,7 @@ from tests.support import tables
 from tests.support.gateway_process import gateway
 
 KIND: Final[Kind] = "ts"
-"""What a client does differently has nothing to do with stdio: one plays."""
+"""Differences between clients do not concern stdio, so one client plays."""
 NOT_APPLICABLE_HERE = {**NOT_APPLICABLE, ("*", "*", "headers"): "a child has no headers"}
 OTHERS: Final = {
     "ts132-stdio": {
@@ -30,7 +30,7 @@ OTHERS: Final = {
     },
     "everything-stdio": {"form on the POST stream: accept", "sampling on the POST stream", "roots", "progress"},
 }
-"""What the server's SDK could spoil."""
+"""Cases that the server's SDK could break."""
 LIKE_OVER_HTTP: Final = {
     "lists come in pages",
     "completion",
@@ -46,7 +46,7 @@ LIKE_OVER_HTTP: Final = {
     "no logs unless asked",
     "calls at once never mix",
 }
-"""What no transport has a part in, and what takes long with Python and does not with Node."""
+"""Cases that do not involve the transport, or that take long with Python and not with Node."""
 PLAYED: Final = {
     "py130-stdio": [case for case in CASES if case.name not in LIKE_OVER_HTTP],
     **{server: [case for case in CASES if case.name in names] for server, names in OTHERS.items()},

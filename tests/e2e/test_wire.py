@@ -1,4 +1,4 @@
-"""Modern requests, byte by byte, against the real gateway before a real old server (py130)."""
+"""Modern requests, byte by byte, against the real gateway before a real legacy server (py130)."""
 
 import asyncio
 import base64
@@ -91,7 +91,7 @@ async def server() -> AsyncIterator[OldServer]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(server: OldServer) -> AsyncIterator[Setup]:
-    """A gateway for the tests that leave it as it was."""
+    """A gateway for the tests that do not change it."""
     routes = [{"path": path, "upstream": {"url": server.url}} for path in ("/mcp", "/other")]
     async with setup(server=server, routes=routes, hold={"grace_seconds": 0.5}) as made:
         yield made
@@ -147,7 +147,7 @@ BODIES: dict[str, tuple[bytes | Json, int, int]] = {
 }
 
 IDS = {"an id twice": "e", "id null": None, "id a fraction": None}
-"""The id of the error, where it is not simply that of the request."""
+"""The id of the error, if it differs from that of the request."""
 
 
 @pytest.mark.parametrize("case", BODIES)
@@ -582,7 +582,7 @@ async def over(s: Setup, tool: str) -> bool:
 
 
 async def test_a_result_that_arrives_without_a_client_is_kept(server: OldServer) -> None:
-    """Both legs are gone when the result comes; the retry that comes later still gets it."""
+    """Both legs have left when the result arrives; a later retry still gets it."""
     async with setup(server=server, hold={"grace_seconds": 5}) as s:
         state = (await s.park()).state
         s.server.send(signal.SIGSTOP)
@@ -853,7 +853,7 @@ async def test_secrets_stay_out_of_log_and_metrics(s: Setup) -> None:
 
 
 async def test_a_client_that_disconnects_at_the_start_ends_the_call_upstream(server: OldServer) -> None:
-    """Every moment counts: in the handshake, when the call is on its way, when the server has just taken it."""
+    """At any moment: in the handshake, with the call in flight, when the server has just taken it."""
     async with setup(server=server) as s:
         await asyncio.gather(*(s.wire.call("sleep", {"seconds": 0.1}) for _ in range(5)))
         for number in range(80):
@@ -880,7 +880,7 @@ TOOLS_OF_THE_STORM: dict[str, Json] = {
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_many_concurrent_calls_mix_nothing_and_leave_nothing_behind(server: OldServer, seed: int) -> None:
-    """Retries are repeated, dropped, forgotten; every result belongs to its call, and every call ends once."""
+    """Retries are repeated, dropped or never sent; every result belongs to its call, and every call ends once."""
     async with setup(
         server=server, hold={"ttl_seconds": 4, "grace_seconds": 0.3}, sessions={"max_per_principal": 500}
     ) as s:
@@ -896,7 +896,7 @@ async def test_many_concurrent_calls_mix_nothing_and_leave_nothing_behind(server
 
 
 async def weather(s: Setup, dice: Random, number: int) -> bool:
-    """Make one call of the storm; whether it came to its result."""
+    """Make one of many calls; return whether it got its result."""
     marker = f"marker {number}."
     tool = dice.choice(list(TOOLS_OF_THE_STORM))
     text = {"ask": {"question": marker}, "ask_get": {"question": marker}, "echo": {"text": marker}}.get(tool, {})
@@ -1019,7 +1019,7 @@ async def test_a_required_url_becomes_a_round(server: OldServer) -> None:
         assert len(s.new("run")) == 2
         assert len({entry["session"] for entry in s.new("run")}) == 1
 
-        # Nobody comes back: the session that was reserved is free again.
+        # No client comes back, so the reserved session is free again.
         other = s.wire.on(Authorization="Bearer other")
         await other.call("url_required", arguments)
         await s.counted(HELD, 1)

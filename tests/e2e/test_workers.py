@@ -1,4 +1,4 @@
-"""Several processes that share `listen`: that all serve, that one scrape counts all, and that none is left behind.
+"""Several processes that share `listen`: all serve, one scrape counts all, and none is left behind.
 
 No test knows a pid but from the supervisor's log and /proc. Where no upstream is needed there is none: a body that is
 no request is refused, and counted, by the worker that the kernel gave the connection to.
@@ -39,7 +39,7 @@ NOBODY = "http://127.0.0.1:1/mcp"
 REFUSED = "mcp_gateway_downstream_rejected_total"
 RESTARTS = "mcp_gateway_worker_restarts_total"
 SPREAD = 200
-"""Connections after which it is no chance that one of two workers had none."""
+"""So many connections that each of two workers surely had one."""
 SENTENCE = "check that no other process uses the address"
 
 
@@ -83,7 +83,7 @@ async def gone(gw: Gateway, pids: set[int], seconds: float = 5.0) -> None:
 
 
 async def refused(gw: Gateway, times: int = 1) -> None:
-    """Send what is no modern request, each time over a new connection."""
+    """Send requests that are not modern, each over a new connection."""
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(connector=connector) as http:
         for _ in range(times):
@@ -92,7 +92,7 @@ async def refused(gw: Gateway, times: int = 1) -> None:
 
 
 async def own(gw: Gateway) -> list[float]:
-    """What each worker itself has refused: its listener is where its log says."""
+    """The refusals of each worker, from its own listener, whose address is in the log."""
     newest = {line["replica"]: line["admin"] for line in gw.log("server.started")}
     return [await asked(address) for address in newest.values()]
 
@@ -123,7 +123,7 @@ async def started(gw: Gateway, times: int) -> None:
 
 @asynccontextmanager
 async def starting(**overrides: Any) -> AsyncIterator[Gateway]:
-    """A program whose supervisor has begun, and whose workers may not have."""
+    """A program whose supervisor has started, but perhaps not its workers."""
     async with gateway(NOBODY, check=False, **overrides) as gw:
         await gw.end()
         (gw.directory / "stderr").unlink()
@@ -137,7 +137,7 @@ async def starting(**overrides: Any) -> AsyncIterator[Gateway]:
 
 
 async def outcome(config: dict[str, Any], directory: Path) -> tuple[int, str]:
-    """Run a program that ends by itself, whatever its admin address says: exit code and stderr."""
+    """Run a program that ends by itself; return its exit code and stderr."""
     path = directory / "gateway.yaml"
     path.write_text(json.dumps(config))
     process = await asyncio.create_subprocess_exec(
@@ -202,13 +202,13 @@ async def test_a_worker_that_is_killed_is_started_again_and_the_others_serve() -
         good, longest = time.monotonic(), 0.0
         served = 0
         while len(gw.log("worker.started")) < 3 or not await is_ready(gw):
-            with suppress(aiohttp.ClientError):  # what the kernel had already given to the dead one
+            with suppress(aiohttp.ClientError):  # connections that the kernel had already given to the dead worker
                 await refused(gw)
                 served += 1
                 now = time.monotonic()
                 good, longest = now, max(longest, now - good)
             assert await gw.metric(REFUSED) >= SPREAD + served - 1, "a counter went backwards"
-            assert time.monotonic() - good < 1, gw.explain("nobody listens")
+            assert time.monotonic() - good < 1, gw.explain("no process listens")
         assert served
         assert longest < 1
         after = workers(gw)
@@ -346,7 +346,7 @@ async def test_a_reload_reaches_all_workers_including_those_that_start() -> None
 
 
 async def test_a_worker_that_starts_after_a_reload_has_the_new_configuration() -> None:
-    """The file may be broken by then: it is the supervisor who knows what was taken over."""
+    """The file may be invalid by then, so the supervisor keeps the configuration in force."""
     limit = "mcp_gateway_held_calls_limit"
     async with gateway(NOBODY, check=False, workers=2, hold={"max_calls": 5}) as gw:
         path = gw.directory / "gateway.yaml"
@@ -373,7 +373,7 @@ async def test_a_worker_that_starts_after_a_reload_has_the_new_configuration() -
 async def test_no_worker_outlives_its_supervisor() -> None:
     async with gateway(NOBODY, workers=2) as gw:
         pids = children(supervisor(gw))
-        # One of them can do nothing about it itself.
+        # The worker cannot do anything about it.
         os.kill(workers(gw)[1], signal.SIGSTOP)
         await gw.kill()
         await gone(gw, pids)
@@ -396,7 +396,7 @@ async def test_a_worker_that_does_not_end_is_killed(delay_seconds: float, signal
             gw.terminate()
 
             async def told(draining: int = number) -> bool:
-                """The other worker heard it: two signals at once are one."""
+                """The other worker got it too: two signals at once count as one."""
                 return len(gw.log("server.stopped" if draining else "server.draining")) == 1
 
             await gw.until(told, "the other worker heard it")

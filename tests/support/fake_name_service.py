@@ -13,7 +13,7 @@ EXCHANGES = [f"exchange-{number}" for number in range(500)]
 
 
 class FakeClock:
-    """Stands for `time` in the module under test."""
+    """Replaces `time` in the module under test."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -34,7 +34,7 @@ class FakeNameService:
         self.hold: asyncio.Event | None = None
 
     def has(self, **names: str) -> None:
-        """What there is from now on: address by id, `gw_1` for gw-1."""
+        """Set the records from now on: address by id, `gw_1` for gw-1."""
         self.names = {address: name.replace("_", "-") for name, address in names.items()}
         self.records = list(self.names)
 

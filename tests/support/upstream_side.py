@@ -29,7 +29,7 @@ CALL = b'"gw-dead-1"'
 
 
 class Ear:
-    """Who hears of the call."""
+    """The listener of a call."""
 
     def __init__(self) -> None:
         self.heard: list[on.Event] = []
@@ -124,7 +124,7 @@ class UpstreamSide:
 
     @property
     def connections(self) -> int:
-        """Those in use."""
+        """The sessions in use."""
         connector = self.client._http.connector
         assert connector is not None
         return len(connector._acquired)
