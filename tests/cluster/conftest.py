@@ -1,16 +1,19 @@
 """Fixtures: replicas that may leave nothing behind, and a membership with a fake name service."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 import pytest
 
 from gateway.cluster import discovery, membership
 from gateway.cluster.membership import Membership
+from gateway.cluster.worker import Address
 from gateway.config import InForce, Replica
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
+from tests.parts.launch import free_port
+from tests.support.black_hole import black_hole
 from tests.support.fake_name_service import FakeClock, FakeNameService
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.replicas import Cluster
@@ -67,3 +70,11 @@ def dns(world: FakeNameService, tasks: Tasks) -> Membership:
     found = Membership(InForce(replica), None, tasks, world.ask_name, world.resolve)
     found.discovery._born = float("-inf")  # it has run for long
     return found
+
+
+@pytest.fixture
+def hole() -> Iterator[Address]:
+    """An address where no connection is accepted or refused."""
+    address = f"127.0.0.1:{free_port()}"
+    with black_hole(address):
+        yield address

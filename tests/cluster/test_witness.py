@@ -6,8 +6,7 @@ event store, as real servers have that can resume.
 
 import asyncio
 import json
-import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,16 +14,15 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.cluster.worker import Address
-from gateway.config import split_address
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.seal.peer_messages import Gone, Hop, Told
 from tests.parts.launch import free_port
-from tests.support.black_hole import black_hole
 from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, text
 from tests.support.replicas import (
+    STALLED,
     TWICE,
     Cluster,
     ask,
@@ -40,15 +38,6 @@ from tests.support.replicas import (
 from tests.support.workbench import ACCEPT, Stand, eventually
 
 TIMES = {"peer_connect_seconds": 0.2, "peer_accept_seconds": 0.5}
-STALLED = (503, -32603, "owner_stalled")
-
-
-@pytest.fixture
-def hole() -> Iterator[Address]:
-    """An address where no connection is accepted or refused."""
-    address = f"127.0.0.1:{free_port()}"
-    with black_hole(address):
-        yield address
 
 
 class Store:
@@ -297,44 +286,6 @@ async def test_a_fault_of_this_replica_proves_nothing_about_the_owner(
     assert is_unharmed(upstream)
     assert "answer" not in upstream.words
     assert json.loads((await one.client().answer(asked)).text) == ACCEPT
-
-
-async def test_a_name_whose_addresses_all_refuse_proves_death(upstream: FakeUpstream, cluster: Cluster) -> None:
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"localhost:{free_port()}"})
-    upstream.tool(ask)
-    reply = await one.client().answer(await orphan(one, "gw-2"))
-    assert reply.outcome == (200, -32603, "owner_lost")
-    assert asked_peers(one).keys() == {"dead"}
-
-
-@pytest.mark.parametrize("order", [1, -1])
-async def test_a_name_with_an_address_that_does_not_refuse_proves_nothing(
-    upstream: FakeUpstream, cluster: Cluster, hole: Address, monkeypatch: pytest.MonkeyPatch, order: int
-) -> None:
-    """The name service has an old address beside the new one, or both of two networks."""
-    dead, silent = f"127.0.0.2:{hole.rpartition(':')[2]}", hole
-    asking = socket.getaddrinfo
-
-    def two_addresses(host: Any, *rest: Any, **options: Any) -> Any:
-        if host != "gw-2.test":
-            return asking(host, *rest, **options)
-        places = [split_address(address) for address in (dead, silent)]
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places][::order]
-
-    monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
-    loop = asyncio.get_running_loop()
-
-    async def looked_up(host: Any, port: Any, **options: Any) -> Any:  # like uvloop's own, which is not patched above
-        return two_addresses(host, port, **options)
-
-    monkeypatch.setattr(loop, "getaddrinfo", looked_up)
-    port = hole.rpartition(":")[2]
-    times = {"peer_connect_seconds": 0.2, "peer_accept_seconds": 5}
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"gw-2.test:{port}"}, timeouts=times)
-    upstream.tool(ask)
-    reply = await one.client().answer(await orphan(one, "gw-2"))
-    assert reply.outcome == STALLED
-    assert asked_peers(one) == {"silent": 1}
 
 
 async def test_another_replica_at_the_owners_address_proves_nothing(upstream: FakeUpstream, cluster: Cluster) -> None:
