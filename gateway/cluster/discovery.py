@@ -38,7 +38,11 @@ MAX_REMEMBERED: Final = 1000
 async def resolve(host: str, port: int) -> list[Address]:
     """The A and AAAA records of a name; raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(f"[{to[0]}]:{port}" if ":" in str(to[0]) else f"{to[0]}:{port}" for *_, to in found))
+    return list(dict.fromkeys(_joined(str(to[0]), port) for *_, to in found))
+
+
+def _joined(host: str, port: int) -> Address:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Discovery:
@@ -60,7 +64,8 @@ class Discovery:
         self._ask_name = ask_name
         self._resolve = resolve
         self._on_answer = on_answer
-        self._found: dict[str, Address] = {}
+        self.found: dict[str, Address] = {}
+        """The hosts that the last lookup found."""
         self._greeted: dict[str, tuple[Address, float]] = {}
         """Replicas that introduced themselves, and until when that counts."""
         self._last: dict[str, Address] = {}
@@ -77,7 +82,7 @@ class Discovery:
         if replica.peers_dns != self._name:
             self._name = replica.peers_dns
             self._looked = float("-inf")
-            self._found = {}
+            self.found = {}
             self._greeted.clear()
             self._last.clear()
         self._tasks.spawn(self.begin(), "look for peers")
@@ -99,8 +104,7 @@ class Discovery:
 
     def address(self, host: str) -> Address | None:
         """The address of a host that the last lookup found, or that introduced itself recently."""
-        address, until = self._greeted.get(host, ("", 0.0))
-        return self._found.get(host) or (address if time.monotonic() < until else None)
+        return self.known().get(host)
 
     def last_address(self, host: str) -> Address | None:
         """The last known address of a host, however old."""
@@ -110,19 +114,14 @@ class Discovery:
         """Whether an unknown host may be too new for the name service; only a young process has to assume so."""
         return host not in self._last and time.monotonic() - self._born < _NAMELESS_SECONDS
 
-    @property
-    def found(self) -> dict[str, Address]:
-        """The hosts that the last lookup found."""
-        return self._found
-
     def known(self) -> dict[str, Address]:
         """The hosts that the last lookup found, and those that introduced themselves recently."""
         greeted = {host: address for host, (address, until) in self._greeted.items() if time.monotonic() < until}
-        return {**greeted, **self._found}
+        return {**greeted, **self.found}
 
     def forget(self, host: str) -> None:
         """Look a host up again before its address is used: by then the address may belong to another replica."""
-        _ = self._found.pop(host, None), self._greeted.pop(host, None)
+        _ = self.found.pop(host, None), self._greeted.pop(host, None)
 
     # -- introductions ------------------------------------------------------------------------------------------
 
@@ -131,8 +130,8 @@ class Discovery:
         if self._name is None or remote is None or host == self._host:
             return
         _, port = split_address(self._name)
-        address = f"[{remote}]:{port}" if ":" in remote else f"{remote}:{port}"
-        if self._found.get(host) != address:
+        address = _joined(remote, port)
+        if self.found.get(host) != address:
             self._tasks.spawn(self._verify(host, address), "verify a greeting")
 
     async def _verify(self, host: str, address: Address) -> None:
@@ -187,11 +186,11 @@ class Discovery:
     def _take(self, addresses: list[Address], names: list[str | BaseException | None]) -> None:
         """Replace the hosts found before by those of a lookup."""
         self.is_unsure = any(isinstance(name, BaseException) for name in names)
-        self._found = {
+        self.found = {
             name: address
             for name, address in zip(names, addresses, strict=True)
             if isinstance(name, str) and name != self._host
         }
-        for name, address in self._found.items():
+        for name, address in self.found.items():
             self._remember(name, address)
             self._on_answer(name)

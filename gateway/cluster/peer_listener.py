@@ -48,16 +48,11 @@ class PeerListener:
         self._metrics = metrics
         self._logged = float("-inf")
 
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        """One request from the network."""
-        return await self._handle(http, is_local=False)
+    async def handle(self, http: web.BaseRequest, *, is_local: bool = False) -> web.StreamResponse:
+        """Serve one request from the network, or from another process of this host.
 
-    async def handle_local(self, http: web.BaseRequest) -> web.StreamResponse:
-        """One request from another process of this host."""
-        return await self._handle(http, is_local=True)
-
-    async def _handle(self, http: web.BaseRequest, *, is_local: bool) -> web.StreamResponse:
-        """A request that is not sealed with a state key gets a refusal without a reason."""
+        A request that is not sealed with a state key gets a refusal without a reason.
+        """
         if http.method != "POST" or http.path != PATH:
             return web.Response(status=404)
         config = self._in_force.value

@@ -9,6 +9,7 @@ import resource
 import secrets
 import ssl
 import time
+from functools import partial
 from typing import Final
 
 from gateway import __version__
@@ -188,7 +189,7 @@ class Gateway:
         if self.config.replica.listen is not None:
             _ = await self._open(listener.handle, self.config.replica.listen, shared=True)
         if self._worker is not None:
-            _ = await self._open(listener.handle_local, self._worker.socket("peer"))
+            _ = await self._open(partial(listener.handle, is_local=True), self._worker.socket("peer"))
 
     async def _open_admin(self) -> None:
         """Listen for operators, or for the supervisor that answers them."""
