@@ -65,7 +65,7 @@ async def test_all_members_put_the_candidates_of_an_exchange_into_the_same_order
         assert sorted(*orders) == sorted(IDS)
 
 
-async def test_each_exchange_has_an_order_of_its_own(tasks: Tasks) -> None:
+async def test_each_exchange_has_its_own_order(tasks: Tasks) -> None:
     members = static("gw-1", tasks, {name: PEERS[name] for name in IDS[:3]})
     orders = [tuple(await members.candidates(exchange)) for exchange in EXCHANGES]
     assert set(orders) == set(itertools.permutations(IDS[:3]))

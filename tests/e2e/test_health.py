@@ -175,7 +175,7 @@ async def test_an_ipv6_address_is_used_without_brackets() -> None:
 
 
 @pytest.mark.parametrize("words", [["--timeout", "0"], ["--timeout", "nan"], ["--timeout", "soon"], ["--adnim", "x"]])
-async def test_bad_usage_has_a_code_of_its_own(words: list[str]) -> None:
+async def test_bad_usage_has_its_own_exit_code(words: list[str]) -> None:
     assert (await ask(*words))[0] == 2
 
 

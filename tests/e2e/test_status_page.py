@@ -282,7 +282,7 @@ async def test_every_control_works_by_keyboard(stage: Stage) -> None:
     assert reached == ["Reload every 10 s", "as JSON", "metrics"]
 
 
-async def test_the_page_loads_itself_again_when_asked_to(stage: Stage) -> None:
+async def test_the_page_reloads_itself_if_requested(stage: Stage) -> None:
     tab = await shown(stage, stage.well, query="?refresh=2")
     assert "Reloads every 2 s" in await tab.run("document.querySelector('footer').innerText")
     await tab.reload_after()

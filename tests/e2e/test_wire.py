@@ -189,7 +189,7 @@ async def test_a_header_that_differs_from_the_body_is_refused_and_named(s: Setup
 
 
 @pytest.mark.parametrize("name", ["MCP-Protocol-Version", "Mcp-Method", "Mcp-Name"])
-async def test_a_header_that_comes_twice_is_refused(s: Setup, name: str) -> None:
+async def test_a_header_that_appears_twice_is_refused(s: Setup, name: str) -> None:
     headers = headers_of(ECHO)
     answer = await s.wire.raw(json.dumps(ECHO).encode(), [*headers.items(), (name, headers[name])])
     check(answer, ECHO)
@@ -202,7 +202,7 @@ async def test_a_name_in_base64_is_decoded(s: Setup) -> None:
     assert (await s.wire.call("echo", {"text": "x"}, headers={"Mcp-Name": encoded})).text == "x"
 
 
-async def test_an_unknown_version_is_told_the_known_ones(s: Setup) -> None:
+async def test_an_unknown_version_gets_a_list_of_the_known_ones(s: Setup) -> None:
     message = versioned("2027-01-01")
     headers = headers_of(message) | {"MCP-Protocol-Version": "2027-01-01"}
     answer = await s.wire.raw(json.dumps(message).encode(), headers)
@@ -258,7 +258,7 @@ async def test_a_plain_result_is_json_and_progress_makes_it_a_stream(s: Setup) -
     assert [m["params"]["progress"] for m in stream.messages[:-1]] == [1, 2]
 
 
-async def test_progress_has_the_token_of_the_round_it_comes_in(s: Setup) -> None:
+async def test_progress_has_the_token_of_its_round(s: Setup) -> None:
     first = await s.wire.call("progress_ask", {"steps": 1}, progress=1)
     assert [m["params"]["progressToken"] for m in first.messages[:-1]] == [1]
     last = await s.wire.call(
@@ -498,7 +498,7 @@ async def test_two_different_answers_at_once_deliver_one(s: Setup) -> None:
     assert len(s.new("answered")) == len(s.new("run")) == 1
 
 
-async def test_an_old_round_is_answered_with_what_is_open_now(s: Setup) -> None:
+async def test_a_retry_of_an_earlier_round_gets_the_open_questions(s: Setup) -> None:
     first = await s.park("ask_sequence", {"n": 2})
     second = await s.wire.call("ask_sequence", {"n": 2}, state=first.state, answers=ANSWERS)
     repeated = await s.wire.call("ask_sequence", {"n": 2}, state=first.state, answers=ANSWERS)
