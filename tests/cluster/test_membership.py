@@ -135,6 +135,13 @@ async def test_a_silent_member_is_skipped_for_a_while(tasks: Tasks, clock: FakeC
     assert not members.was_silent("gw-2")
 
 
+async def test_a_reload_forgets_which_members_were_silent(tasks: Tasks) -> None:
+    members = static("gw-1", tasks)
+    members.note_silent("gw-2")
+    members._in_force.replace(Replica(id="gw-1", listen="127.0.0.1:1", peers=PEERS))
+    assert not members.was_silent("gw-2")
+
+
 async def test_a_member_that_refused_is_asked_again_at_once(tasks: Tasks) -> None:
     members = static("gw-1", tasks)
     members.forget_address("gw-2")

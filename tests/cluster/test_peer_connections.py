@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.worker import Address
-from gateway.config import split_address
+from gateway.config import InForce, Timeouts, split_address
+from gateway.seal.cipher import Keyring
+from gateway.seal.peer_messages import PeerSealer
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer, Proxy
 from tests.support.fake_upstream import FakeUpstream
@@ -153,3 +156,23 @@ async def test_a_name_with_an_address_that_does_not_refuse_proves_nothing(
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert reply.outcome == STALLED
     assert asked_peers(one) == {"silent": 1}
+
+
+@pytest.mark.parametrize("listen", [None, "0.0.0.0:8081", "[::]:8081", "gw-1.test:8081", "127.0.0.1:8081"])
+async def test_a_peer_is_reached_from_any_listener_of_its_address_family(listen: Address | None) -> None:
+    """Only the address of one interface is the source of requests; that of all interfaces would fix the family."""
+    connections = connections_from(listen)
+    assert await connections.ask_name(f"127.0.0.1:{free_port()}", "") is None, "refused, and so reached"
+    await connections.close()
+
+
+async def test_requests_come_from_the_address_of_the_peer_listener() -> None:
+    connections = connections_from("[::1]:8081")
+    with pytest.raises(TimeoutError):
+        await connections.ask_name(f"127.0.0.1:{free_port()}", "")
+    await connections.close()
+
+
+def connections_from(listen: Address | None) -> PeerConnections:
+    sealer = PeerSealer(InForce(Keyring((bytes(32),), "peer")))
+    return PeerConnections(InForce(Timeouts()), listen, "gw-1", sealer)
