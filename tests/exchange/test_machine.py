@@ -320,7 +320,7 @@ def test_of_two_answers_one_malformed_none_is_sent() -> None:
     play.refuses(answered(SECOND, 1, **{"elicitation-1": ACCEPT, "elicitation-2": raw(3)}), InvalidParams)
 
 
-def test_answers_given_in_advance_are_taken_when_their_question_comes() -> None:
+def test_answers_given_in_advance_are_used_when_their_question_comes() -> None:
     play = waiting(FIRST, given={"elicitation-1": ACCEPT}) >> asked(0) << send(("elicitation-1", 0, ACCEPT))
     assert play.state is State.RUNNING
     assert play.counts == ["given"]

@@ -281,7 +281,7 @@ def test_answers_that_the_second_run_did_not_come_to_are_not_there_for_the_third
     assert play >> question(2, "c") << do.Arm(Timer.QUIET)
 
 
-def test_answers_given_in_advance_are_taken_by_the_next_run_too() -> None:
+def test_answers_given_in_advance_are_used_by_the_next_run_too() -> None:
     play = waiting(FIRST, given={"elicitation-1": reply(1)}) >> question(1) << send((key(1), 1, reply(1)))
     play = rerun(play >> BROKE) >> question(1, "a") << send((key(1), "a", reply(1)))
     assert play.counts == ["given", "replayed"]
