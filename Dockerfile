@@ -1,17 +1,17 @@
 # The gateway in a container: docs/container.md has how to build, run and extend it.
 #
-#     scripts/image            # docker, podman or buildah, whichever is there
+#     scripts/image            # docker, podman or buildah, whichever is installed
 #
-# BASE is any image with a python3 (3.11 or newer) that has venv. Both stages need the same one: the environment that the
-# first makes is moved into the second as it is.
+# BASE is any image with a python3 (3.11 or newer) that has venv. Both stages need the same one, because the environment
+# that the first one makes moves into the second.
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
 WORKDIR /src
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
-# Two environments: the tools of the build stay behind, and what goes into the image has not even pip.
-# Every file that is downloaded is one that a lock has the hash of; wheels only, so that no package runs code in here.
-# The secrets are a pip configuration and its authorities, where packages come from somewhere else; they are in no layer.
+# Two environments: the tools of the build stay behind, and the environment for the image has not even pip.
+# A lock file has the hash of every downloaded file. Only wheels are allowed, so no package runs code during the build.
+# The secrets are a pip configuration and its authorities, for packages from another index; they are in no layer.
 COPY requirements.lock requirements-build.lock ./
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca.crt,target=/run/mrtr-build/ca.crt \
@@ -22,7 +22,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
         -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY gateway gateway
-# --no-index: whatever the locks forgot is an error here, and not a download.
+# --no-index: a package that the lock files lack is an error here, and not a download.
 RUN /tools/bin/pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /tools/bin/pip --python /opt/mrtr-gateway/bin/python install --quiet --no-index --find-links /wheels mrtr-gateway \
  && /tools/bin/pip --python /opt/mrtr-gateway/bin/python check \
@@ -47,7 +47,7 @@ ENV PATH=/opt/mrtr-gateway/bin:$PATH PYTHONUNBUFFERED=1
 # start. So the program runs here once, as root, and shows that it can.
 RUN MRTR_UPSTREAM=http://127.0.0.1:9000/mcp mrtr-gateway check --config /etc/mrtr-gateway/config.yaml \
  && mrtr-gateway --version
-# In numbers, for Kubernetes' runAsNonRoot. It owns nothing, and needs no home.
+# Numeric, for Kubernetes' runAsNonRoot. The user owns nothing and needs no home.
 USER 65532:65532
 WORKDIR /
 # Clients, peers, probes and metrics.
@@ -55,7 +55,7 @@ EXPOSE 8080 8081 9090
 # Alive, not ready: a container that drains is healthy until it ends.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=15s --retries=3 \
     CMD ["mrtr-gateway", "health", "--config", "/etc/mrtr-gateway/config.yaml"]
-# No shell and no init in between: SIGTERM reaches the gateway, which drains and ends with 0. Give it the time: 45 s.
+# Without a shell or an init in between, SIGTERM reaches the gateway, which drains and exits with 0. Allow it 45 s.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["mrtr-gateway"]
 CMD ["serve", "--config", "/etc/mrtr-gateway/config.yaml"]

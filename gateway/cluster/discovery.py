@@ -11,8 +11,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from gateway.cluster.worker import Address
-from gateway.config import split_address
+from gateway.cluster.worker import Address, host_id
+from gateway.config import InForce, Replica, split_address
 from gateway.runtime.tasks import Tasks
 
 Resolve = Callable[[str, int], Awaitable[list[Address]]]
@@ -38,29 +38,34 @@ MAX_REMEMBERED: Final = 1000
 async def resolve(host: str, port: int) -> list[Address]:
     """The A and AAAA records of a name; raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(f"[{to[0]}]:{port}" if ":" in str(to[0]) else f"{to[0]}:{port}" for *_, to in found))
+    return list(dict.fromkeys(_joined(str(to[0]), port) for *_, to in found))
+
+
+def _joined(host: str, port: int) -> Address:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Discovery:
     """The other hosts of one DNS name, as far as this process has found them."""
 
-    def __init__(  # noqa: PLR0913  (the name, and what a lookup needs)
+    def __init__(
         self,
-        host: str,
-        name: str | None,
+        replica: InForce[Replica],
         tasks: Tasks,
         ask_name: AskName,
         resolve: Resolve,
         on_answer: Callable[[str], None],
     ) -> None:
-        """`host` is this host's id, `name` is `replica.peers_dns`; `on_answer` gets each host that told its id."""
-        self._host = host
-        self._name = name
+        """`on_answer` gets the id of each host that a lookup finds."""
+        self._host = host_id(replica.value)
+        self._name = replica.value.peers_dns
+        replica.after_replace(self._use)
         self._tasks = tasks
         self._ask_name = ask_name
         self._resolve = resolve
         self._on_answer = on_answer
-        self._found: dict[str, Address] = {}
+        self.found: dict[str, Address] = {}
+        """The hosts that the last lookup found."""
         self._greeted: dict[str, tuple[Address, float]] = {}
         """Replicas that introduced themselves, and until when that counts."""
         self._last: dict[str, Address] = {}
@@ -72,15 +77,15 @@ class Discovery:
         self.is_unsure = False
         """Whether a replica may be missing: the last lookup failed, or an address did not tell its id."""
 
-    def change(self, name: str | None) -> None:
-        """Use another DNS name from now on; what was found under the former one is forgotten."""
-        if name == self._name:
-            return
-        self._name = name
-        self._looked = float("-inf")
-        self._found = {}
-        self._greeted.clear()
-        self._last.clear()
+    def _use(self, replica: Replica) -> None:
+        """Look for peers under the DNS name of a new configuration; forget those of another name."""
+        if replica.peers_dns != self._name:
+            self._name = replica.peers_dns
+            self._looked = float("-inf")
+            self.found = {}
+            self._greeted.clear()
+            self._last.clear()
+        self._tasks.spawn(self.begin(), "look for peers")
 
     async def begin(self) -> None:
         """Look the peers up now and periodically: of two replicas that start together, the later lookup finds both."""
@@ -99,8 +104,7 @@ class Discovery:
 
     def address(self, host: str) -> Address | None:
         """The address of a host that the last lookup found, or that introduced itself recently."""
-        address, until = self._greeted.get(host, ("", 0.0))
-        return self._found.get(host) or (address if time.monotonic() < until else None)
+        return self.known().get(host)
 
     def last_address(self, host: str) -> Address | None:
         """The last known address of a host, however old."""
@@ -110,19 +114,14 @@ class Discovery:
         """Whether an unknown host may be too new for the name service; only a young process has to assume so."""
         return host not in self._last and time.monotonic() - self._born < _NAMELESS_SECONDS
 
-    @property
-    def found(self) -> dict[str, Address]:
-        """The hosts that the last lookup found."""
-        return self._found
-
     def known(self) -> dict[str, Address]:
         """The hosts that the last lookup found, and those that introduced themselves recently."""
         greeted = {host: address for host, (address, until) in self._greeted.items() if time.monotonic() < until}
-        return {**greeted, **self._found}
+        return {**greeted, **self.found}
 
     def forget(self, host: str) -> None:
         """Look a host up again before its address is used: by then the address may belong to another replica."""
-        _ = self._found.pop(host, None), self._greeted.pop(host, None)
+        _ = self.found.pop(host, None), self._greeted.pop(host, None)
 
     # -- introductions ------------------------------------------------------------------------------------------
 
@@ -131,8 +130,8 @@ class Discovery:
         if self._name is None or remote is None or host == self._host:
             return
         _, port = split_address(self._name)
-        address = f"[{remote}]:{port}" if ":" in remote else f"{remote}:{port}"
-        if self._found.get(host) != address:
+        address = _joined(remote, port)
+        if self.found.get(host) != address:
             self._tasks.spawn(self._verify(host, address), "verify a greeting")
 
     async def _verify(self, host: str, address: Address) -> None:
@@ -187,11 +186,11 @@ class Discovery:
     def _take(self, addresses: list[Address], names: list[str | BaseException | None]) -> None:
         """Replace the hosts found before by those of a lookup."""
         self.is_unsure = any(isinstance(name, BaseException) for name in names)
-        self._found = {
+        self.found = {
             name: address
             for name, address in zip(names, addresses, strict=True)
             if isinstance(name, str) and name != self._host
         }
-        for name, address in self._found.items():
+        for name, address in self.found.items():
             self._remember(name, address)
             self._on_answer(name)

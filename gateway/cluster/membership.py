@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.cluster.discovery import MAX_REMEMBERED, AskName, Discovery, Resolve, resolve
 from gateway.cluster.worker import Address, Worker, host_id, member_id
-from gateway.config import Replica
+from gateway.config import InForce, Replica
 from gateway.protocol.errors import OwnerSilent
 from gateway.runtime.tasks import Tasks
 
@@ -40,31 +40,26 @@ class Membership:
     """All members as one of them sees them."""
 
     def __init__(
-        self, replica: Replica, worker: Worker | None, tasks: Tasks, ask_name: AskName, resolve: Resolve = resolve
+        self,
+        replica: InForce[Replica],
+        worker: Worker | None,
+        tasks: Tasks,
+        ask_name: AskName,
+        resolve: Resolve = resolve,
     ) -> None:
-        self.host = host_id(replica)
-        self.own = member_id(replica, worker)
-        self._replica = replica
+        self.host = host_id(replica.value)
+        self.own = member_id(replica.value, worker)
+        self._in_force = replica
         self._worker = worker
-        self._tasks = tasks
-        self._discovery = Discovery(
-            self.host, replica.peers_dns, tasks, ask_name, resolve, lambda host: self.note(host, "answered")
-        )
+        self.discovery = Discovery(replica, tasks, ask_name, resolve, lambda host: self.note(host, "answered"))
         self._silent: dict[str, float] = {}
+        replica.after_replace(lambda _: self._silent.clear())
         self.seen: dict[str, Seen] = {}
         """By worker on this host, and by host elsewhere."""
 
-    def change(self, replica: Replica) -> None:
-        """Use other peers from now on."""
-        self._discovery.change(replica.peers_dns)
-        if replica != self._replica:
-            self._silent.clear()
-        self._replica = replica
-        self._tasks.spawn(self.begin(), "look for peers")
-
-    async def begin(self) -> None:
-        """Find the other hosts, and look for new ones from time to time."""
-        await self._discovery.begin()
+    @property
+    def _replica(self) -> Replica:
+        return self._in_force.value
 
     # -- members ------------------------------------------------------------------------------------------------
 
@@ -78,7 +73,7 @@ class Membership:
     @property
     def is_unsure(self) -> bool:
         """Whether there may be unknown members: the last lookup failed, or an address did not tell its id."""
-        return self._replica.peers_dns is not None and self._discovery.is_unsure
+        return self._replica.peers_dns is not None and self.discovery.is_unsure
 
     def is_own_host(self, member: str) -> bool:
         """Whether a member is a worker of this host, or the host itself."""
@@ -87,7 +82,7 @@ class Membership:
     def others(self) -> dict[str, Address]:
         """The other members that are known now, with their addresses."""
         replica, worker = self._replica, self._worker
-        found = self._discovery.known() if replica.peers_dns is not None else dict(replica.peers)
+        found = self.discovery.known() if replica.peers_dns is not None else dict(replica.peers)
         found.pop(self.host, None)
         siblings = range(worker.count) if worker is not None else ()
         found |= {f"{self.host}#{number}": "this host" for number in siblings}
@@ -105,20 +100,16 @@ class Membership:
             return False
         if self._replica.peers_dns is None:
             return host not in self._replica.peers
-        await self._discovery.look()
-        is_unknown = self._discovery.address(host) is None and not self._discovery.is_unsure
-        return is_unknown and not self._discovery.may_be_new(host)
-
-    def greeted(self, host: str, remote: str | None) -> None:
-        """Verify the introduction of a process at the address `remote` that claims to be `host`."""
-        self._discovery.greeted(host, remote)
+        await self.discovery.look()
+        is_unknown = self.discovery.address(host) is None and not self.discovery.is_unsure
+        return is_unknown and not self.discovery.may_be_new(host)
 
     # -- failover -----------------------------------------------------------------------------------------------
 
     async def candidates(self, exchange: str) -> list[str]:
         """The members in the order in which this exchange fails over to them; other hosts without their workers."""
-        await self._discovery.look_if_stale()
-        hosts = {self.host, *self._replica.peers, *self._discovery.found}
+        await self.discovery.look_if_stale()
+        hosts = {self.host, *self._replica.peers, *self.discovery.found}
         order: list[str] = []
         for host in sorted(hosts, key=lambda host: _weight(host, exchange)):
             order += self.local_candidates(exchange) if host == self.host else [host]
@@ -146,9 +137,9 @@ class Membership:
             if address is None:
                 raise OwnerSilent(member, f"is not among replica.peers of {self.own}")
             return address
-        if self._discovery.address(host) is None:
-            await self._discovery.look()
-        address = self._discovery.address(host) or self._discovery.last_address(host)
+        if self.discovery.address(host) is None:
+            await self.discovery.look()
+        address = self.discovery.address(host) or self.discovery.last_address(host)
         if address is None:
             raise self._not_found(member)
         return address
@@ -161,7 +152,7 @@ class Membership:
 
     def _not_found(self, member: str) -> OwnerSilent:
         where = f"by {self.own} (does replica.peers_dns name it, and does it answer?)"
-        return OwnerSilent(member, f"cannot be found {where}", is_local=self._discovery.is_unsure)
+        return OwnerSilent(member, f"cannot be found {where}", is_local=self.discovery.is_unsure)
 
     async def is_back(self, member: str) -> bool:
         """Whether a new lookup finds a member that refused a connection, at the same address or another one.
@@ -170,15 +161,15 @@ class Membership:
         """
         if self._replica.peers_dns is None or self.is_own_host(member):
             return False
-        await self._discovery.look()
-        found = self._discovery.address(member.partition("#")[0]) is not None
-        if not found and self._discovery.is_unsure:
+        await self.discovery.look()
+        found = self.discovery.address(member.partition("#")[0]) is not None
+        if not found and self.discovery.is_unsure:
             raise self._not_found(member)
         return found
 
     def forget_address(self, member: str) -> None:
         """Look a member up again before the next request: by then its address may belong to another replica."""
-        self._discovery.forget(member.partition("#")[0])
+        self.discovery.forget(member.partition("#")[0])
 
     # -- contacts -----------------------------------------------------------------------------------------------
 

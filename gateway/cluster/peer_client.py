@@ -39,29 +39,29 @@ class PeerClient:
 
     # -- requests of clients ------------------------------------------------------------------------------------
 
-    async def forward(self, kind: messages.Kind, member: str, incoming: Incoming, wire: ReplyWriter) -> Replied:
-        """Have `member` serve the request, and write its reply to `wire`.
+    async def forward(self, kind: messages.Kind, member: str, incoming: Incoming, reply: ReplyWriter) -> Replied:
+        """Have `member` serve the request, and write what it replies to `reply`.
 
         Raises PeerDead and PeerReplaced, OwnerSilent if the member received nothing and may be alive, and OwnerStalled
         if it is alive but does not serve the request.
         """
         try:
-            return await self._forward(kind, member, incoming, wire)
+            return await self._forward(kind, member, incoming, reply)
         except ReplyBroken:
             # The process died, or only the connection did. If it is alive, it joins both requests: a round's answers
             # are used once.
             try:
-                return await self._forward(kind, member, incoming, wire, fresh=True)
+                return await self._forward(kind, member, incoming, reply, fresh=True)
             except ReplyBroken as exc:
                 raise PeerStuck(member, "breaks off its replies") from exc
 
     async def _forward(
-        self, kind: messages.Kind, member: str, incoming: Incoming, wire: ReplyWriter, *, fresh: bool = False
+        self, kind: messages.Kind, member: str, incoming: Incoming, reply: ReplyWriter, *, fresh: bool = False
     ) -> Replied:
         for _ in range(_TRIES):
             address = await self._address(kind, member)
             try:
-                return await self._counted(address, _peer_request(kind, member, incoming), wire, fresh=fresh)
+                return await self._counted(address, _peer_request(kind, member, incoming), reply, fresh=fresh)
             except PeerDead:
                 self._membership.forget_address(member)
                 if not await self._membership.is_back(member):
@@ -86,12 +86,12 @@ class PeerClient:
         return address
 
     async def _counted(
-        self, address: Address, peer_request: PeerRequest, wire: ReplyWriter, *, fresh: bool
+        self, address: Address, peer_request: PeerRequest, reply: ReplyWriter, *, fresh: bool
     ) -> Replied:
         """Send a request, and record its outcome."""
         outcome = PeerOutcome.BROKE
         try:
-            replied = await self._exchange(address, peer_request, wire, fresh=fresh)
+            replied = await self._exchange(address, peer_request, reply, fresh=fresh)
             outcome = PeerOutcome.SERVED
         except PeerDead:
             outcome = PeerOutcome.DEAD
@@ -115,7 +115,7 @@ class PeerClient:
         return replied
 
     async def _exchange(
-        self, address: Address, peer_request: PeerRequest, wire: ReplyWriter, *, fresh: bool
+        self, address: Address, peer_request: PeerRequest, reply: ReplyWriter, *, fresh: bool
     ) -> Replied:
         async with await self._connections.open(address, peer_request, fresh=fresh) as response:
             if response.status != 200:
@@ -124,7 +124,7 @@ class PeerClient:
                     peer_request.to,
                     f"refuses this one (HTTP {response.status}; do clocks and state.keys of both agree?)",
                 )
-            relay = ReplyRelay(wire, peer_request.to, self._connections)
+            relay = ReplyRelay(reply, peer_request.to, self._connections)
             return await relay.run(response, self._connections.frames(peer_request))
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -198,5 +198,5 @@ def _peer_request(kind: messages.Kind, member: str, incoming: Incoming) -> PeerR
 
 
 def _bytes(text: str) -> bytes:
-    """Header text as it was on the wire: bytes that are not UTF-8 came in as surrogates."""
+    """Header text as it was sent: bytes that are not UTF-8 came in as surrogates."""
     return text.encode("utf-8", "surrogateescape")

@@ -50,7 +50,8 @@ class PeerConnections:
         self._clients: dict[tuple[Address, bool], aiohttp.ClientSession] = {}
         host = split_address(listen)[0] if listen is not None else ""
         # The peers see this address as the source of requests, and take it for this process's address.
-        self._source = (host, 0) if _is_one_interface(host) else None
+        interface = _literal(host)
+        self._source = (host, 0) if interface is not None and not interface.is_unspecified else None
 
     @property
     def timeouts(self) -> Timeouts:
@@ -184,7 +185,7 @@ class PeerConnections:
         number = failure.errno
         if address.startswith(_UNIX):
             is_proof = number in _UNUSED_SOCKET
-        elif _is_literal(split_address(address)[0]):
+        elif _literal(split_address(address)[0]) is not None:
             is_proof = number == errno.ECONNREFUSED
         else:
             is_proof = await self._all_refuse(address)
@@ -229,14 +230,9 @@ def _connection_trace() -> aiohttp.TraceConfig:
     return config
 
 
-def _is_literal(host: str) -> bool:
+def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host is; None for a name."""
     try:
-        _ = ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
-
-
-def _is_one_interface(host: str) -> bool:
-    """Whether a host is the address of one interface, rather than a name or the unspecified address."""
-    return _is_literal(host) and not ipaddress.ip_address(host).is_unspecified
+        return None

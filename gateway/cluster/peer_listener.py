@@ -7,9 +7,9 @@ from typing import Final
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.cluster.membership import Membership
 from gateway.cluster.peer_connections import CONTENT_TYPE, FRAME_BYTES, PATH
 from gateway.cluster.peer_errors import PeerFailed, PeerReplaced
+from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming, read_body
 from gateway.http.reply import ReplyWriter, leave_open, send
@@ -32,40 +32,27 @@ _REJECTED_FIX: Final = (
 
 Serve = Callable[[Incoming, ReplyWriter], Awaitable[object]]
 """Serves a client's request that came from another replica; raises PeerFailed."""
-Tell = Callable[[PeerRequest, bool], Awaitable[str]]
-"""Answers a question of another replica; the flag tells whether the question comes from a process of this host."""
 
 
 class PeerListener:
-    """Opens the requests of other replicas, and hands them to `serve` and `tell`."""
+    """Opens the requests of other replicas, and hands them to `serve` and `witness`."""
 
-    def __init__(  # noqa: PLR0913  (what a listener needs)
-        self,
-        in_force: InForce[Config],
-        membership: Membership,
-        sealer: PeerSealer,
-        serve: Serve,
-        tell: Tell,
-        metrics: Metrics,
+    def __init__(
+        self, in_force: InForce[Config], sealer: PeerSealer, serve: Serve, witness: Witness, metrics: Metrics
     ) -> None:
         self._in_force = in_force
-        self._membership = membership
+        self._membership = witness.membership
         self._sealer = sealer
         self._serve = serve
-        self._tell = tell
+        self._witness = witness
         self._metrics = metrics
         self._logged = float("-inf")
 
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        """One request from the network."""
-        return await self._handle(http, is_local=False)
+    async def handle(self, http: web.BaseRequest, *, is_local: bool = False) -> web.StreamResponse:
+        """Serve one request from the network, or from another process of this host.
 
-    async def handle_local(self, http: web.BaseRequest) -> web.StreamResponse:
-        """One request from another process of this host."""
-        return await self._handle(http, is_local=True)
-
-    async def _handle(self, http: web.BaseRequest, *, is_local: bool) -> web.StreamResponse:
-        """A request that is not sealed with a state key gets a refusal without a reason."""
+        A request that is not sealed with a state key gets a refusal without a reason.
+        """
         if http.method != "POST" or http.path != PATH:
             return web.Response(status=404)
         config = self._in_force.value
@@ -95,9 +82,9 @@ class PeerListener:
     async def _answer(self, peer_request: PeerRequest, remote: str | None, *, is_local: bool) -> messages.Frame:
         """The answer to a question."""
         if peer_request.kind != "who":
-            return messages.Answer(await self._tell(peer_request, is_local))
+            return messages.Answer(await self._witness.tell(peer_request, is_local=is_local))
         if peer_request.path:
-            self._membership.greeted(peer_request.path, remote)
+            self._membership.discovery.greeted(peer_request.path, remote)
         return messages.Identity(self._membership.host)
 
     async def _serve_request(

@@ -17,10 +17,10 @@ Replied = tuple[web.StreamResponse, Ending]
 
 
 class ReplyRelay:
-    """One reply of the replica `member`, on its way to `wire`."""
+    """One reply of the replica `member`, on its way to the client."""
 
-    def __init__(self, wire: ReplyWriter, member: str, connections: PeerConnections) -> None:
-        self._wire = wire
+    def __init__(self, reply: ReplyWriter, member: str, connections: PeerConnections) -> None:
+        self._reply = reply
         self._member = member
         self._connections = connections
         self._head: messages.Head | None = None
@@ -55,25 +55,25 @@ class ReplyRelay:
 
     async def _take(self, frame: messages.Frame) -> Replied | None:
         """Relay one frame; return the reply if it was the last frame."""
-        wire, head = self._wire, self._head
+        reply, head = self._reply, self._head
         match frame:
             case messages.Gone(id=id_):
                 raise self._replaced_by(id_)
             case messages.Head():
                 self._head = frame
-                if frame.streamed and not wire.started:
-                    await wire.start()
+                if frame.streamed and not reply.started:
+                    await reply.start()
             case messages.Data(data=data) if head is not None and head.streamed:
-                await wire.write(data)
+                await reply.write(data)
             case messages.Data(data=data):
                 self._body += data
             case messages.End() if head is not None:
                 ending = _ending(frame)
                 if head.streamed:
-                    return await wire.end(ending), ending
-                return await wire.whole(bytes(self._body), head.status, dict(head.headers), ending), ending
+                    return await reply.end(ending), ending
+                return await reply.whole(bytes(self._body), head.status, dict(head.headers), ending), ending
             case _:
-                raise ReplyBroken(f"{self._member} sent a frame that does not belong into a reply")
+                raise ReplyBroken(f"{self._member} sent a frame that does not belong in a reply")
         return None
 
     def _replaced_by(self, host: str) -> PeerReplaced | OwnerSilent:

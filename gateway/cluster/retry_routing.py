@@ -43,7 +43,7 @@ class RetryRouting:
         self._peers = peers
         self._witness = witness
 
-    async def route(self, envelope: Envelope, incoming: Incoming, wire: ReplyWriter) -> Replied | TakeOver:
+    async def route(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
         """Have another replica serve this retry, or have this one take the call over.
 
         Raises OwnerStalled; for a request that came through another replica also PeerReplaced.
@@ -51,7 +51,7 @@ class RetryRouting:
         if incoming.peer_request is None:
             if envelope.owner == _NO_REPLICA:
                 return TakeOver(proven=True)
-            return await self._ask_owner(envelope, incoming, wire)
+            return await self._ask_owner(envelope, incoming, reply)
         kind, to = incoming.peer_request.kind, incoming.peer_request.to
         if to == self._membership.own:
             if kind == "owner":
@@ -61,19 +61,19 @@ class RetryRouting:
             raise PeerReplaced(to)  # one hop always suffices; a second one would be a loop
         if kind != "owner":
             candidates = self._membership.local_candidates(envelope.exchange)
-            return await self._fail_over(kind, envelope, candidates, incoming, wire)
+            return await self._fail_over(kind, envelope, candidates, incoming, reply)
         try:
-            return await self._peers.forward("owner", to, incoming, wire)
+            return await self._peers.forward("owner", to, incoming, reply)
         except PeerDead as exc:
             raise PeerReplaced(to) from exc
 
-    async def _ask_owner(self, envelope: Envelope, incoming: Incoming, wire: ReplyWriter) -> Replied | TakeOver:
+    async def _ask_owner(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
         """Have the owner serve this retry, else a failover candidate."""
         owner = envelope.owner
         kind: messages.Kind = "heir"
         if owner != self._membership.own:
             try:
-                return await self._peers.forward("owner", owner, incoming, wire)
+                return await self._peers.forward("owner", owner, incoming, reply)
             except PeerFailed:
                 pass
             except OwnerSilent as exc:
@@ -83,7 +83,7 @@ class RetryRouting:
         candidates = await self._membership.candidates(envelope.exchange)
         if kind == "resume":
             candidates = [candidate for candidate in candidates if candidate != owner.partition("#")[0]]
-        return await self._fail_over(kind, envelope, candidates, incoming, wire)
+        return await self._fail_over(kind, envelope, candidates, incoming, reply)
 
     async def _may_resume(self, silence: OwnerSilent, owner: str) -> bool:
         """Whether there is evidence that no replica reaches a silent owner; a fault of this replica is none."""
@@ -92,7 +92,7 @@ class RetryRouting:
         return not silence.is_local and await self._witness.confirms(owner)
 
     async def _fail_over(
-        self, kind: messages.Kind, envelope: Envelope, candidates: list[str], incoming: Incoming, wire: ReplyWriter
+        self, kind: messages.Kind, envelope: Envelope, candidates: list[str], incoming: Incoming, reply: ReplyWriter
     ) -> Replied | TakeOver:
         """Have the first living candidate serve this retry, which may be this replica."""
         resumable = envelope.upstream is not None and envelope.upstream.cursor is not None
@@ -100,7 +100,7 @@ class RetryRouting:
             if member == self._membership.own:
                 break
             try:
-                return await self._peers.forward(kind, member, incoming, wire)
+                return await self._peers.forward(kind, member, incoming, reply)
             except PeerStuck:
                 raise
             except PeerFailed:

@@ -7,6 +7,7 @@ witnesses for each other.
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from gateway.cluster.membership import Membership
@@ -31,20 +32,16 @@ class HeldExchange(Protocol):
         """Whether this replica continued the exchange after that round, in the same upstream call."""
 
 
-class HeldExchanges(Protocol):
-    """The exchanges that this replica holds."""
-
-    def find(self, exchange_id: str) -> HeldExchange | None:
-        """The exchange of that id."""
-
-
 class Witness:
     """Asks the other replicas questions, and answers theirs."""
 
-    def __init__(self, membership: Membership, peers: PeerClient, lot: HeldExchanges, tasks: Tasks) -> None:
-        self._membership = membership
+    def __init__(
+        self, membership: Membership, peers: PeerClient, find_held: Callable[[str], HeldExchange | None], tasks: Tasks
+    ) -> None:
+        """`find_held` returns the exchange of an id, if this replica holds it."""
+        self.membership = membership
         self._peers = peers
-        self._lot = lot
+        self._find_held = find_held
         self._tasks = tasks
         self._verdicts: dict[str, tuple[float, bool]] = {}
         """By host: the time until which the verdict is cached, and whether no replica reaches the host."""
@@ -54,14 +51,14 @@ class Witness:
     @property
     def is_needed(self) -> bool:
         """Whether other hosts that could take a call over exist, or may exist."""
-        return self._membership.is_unsure or bool(self._membership.other_hosts())
+        return self.membership.is_unsure or bool(self.membership.other_hosts())
 
     # -- questions ----------------------------------------------------------------------------------------------
 
     async def confirms(self, member: str) -> bool:
         """Whether at least one other replica finds `member` silent, and none reaches it."""
         host = member.partition("#")[0]
-        if self._membership.is_own_host(member):
+        if self.membership.is_own_host(member):
             return False
         until, verdict = self._verdicts.get(host, (0.0, False))
         if time.monotonic() < until:
@@ -74,7 +71,7 @@ class Witness:
 
     async def _hear_witnesses(self, host: str) -> None:
         try:
-            others = [name for name in self._membership.other_hosts() if name != host][:_MOST_WITNESSES]
+            others = [name for name in self.membership.other_hosts() if name != host][:_MOST_WITNESSES]
             words = await asyncio.gather(*(self._reaches(name, host) for name in others))
             verdict = "silent" in words and "reached" not in words
             if len(self._verdicts) >= _MOST_VERDICTS:
@@ -91,10 +88,10 @@ class Witness:
 
     async def may_be_taken(self, exchange: str, round_: int) -> bool:
         """Whether another replica has, or may have, taken over this replica's exchange after that round."""
-        if self._membership.is_unsure:
+        if self.membership.is_unsure:
             return True
         async with self._inquiries:
-            hosts = self._membership.other_hosts()
+            hosts = self.membership.other_hosts()
             words = await asyncio.gather(*(self._holds(name, exchange, round_) for name in hosts))
         return any(word != "no" for word in words)
 
@@ -108,21 +105,19 @@ class Witness:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    async def tell(self, peer_request: PeerRequest, is_local: bool) -> str:  # noqa: FBT001  (a callback of the peer listener)
+    async def tell(self, request: PeerRequest, *, is_local: bool) -> str:
         """Answer another replica's question."""
-        if peer_request.kind == "reach":
-            is_own_host = self._membership.is_own_host(peer_request.path)
-            return "unknown" if is_own_host else await self._peers.reach(peer_request.path)
-        own = self._own_word(peer_request)
+        if request.kind == "reach":
+            is_own_host = self.membership.is_own_host(request.path)
+            return "unknown" if is_own_host else await self._peers.reach(request.path)
+        own = self._own_word(request)
         if own == "yes" or is_local:
             return own
-        siblings = [
-            name for name in self._membership.local_candidates(peer_request.path) if name != self._membership.own
-        ]
-        round_ = int(peer_request.body or b"0")
-        words = [own, *await asyncio.gather(*(self._holds(name, peer_request.path, round_) for name in siblings))]
+        siblings = [name for name in self.membership.local_candidates(request.path) if name != self.membership.own]
+        round_ = int(request.body or b"0")
+        words = [own, *await asyncio.gather(*(self._holds(name, request.path, round_) for name in siblings))]
         return next((word for word in ("yes", "unknown") if word in words), "no")
 
-    def _own_word(self, peer_request: PeerRequest) -> str:
-        found = self._lot.find(peer_request.path)
-        return "yes" if found is not None and found.has_taken_over(int(peer_request.body or b"0")) else "no"
+    def _own_word(self, request: PeerRequest) -> str:
+        found = self._find_held(request.path)
+        return "yes" if found is not None and found.has_taken_over(int(request.body or b"0")) else "no"

@@ -28,7 +28,7 @@ from gateway.upstream.streamable_http import StreamableChannel
 from gateway.upstream.transport_detection import connector
 
 _STEPS: Final = 12
-"""The whole probe may take this many times the longest step, whatever the server does."""
+"""The whole probe may take at most this many times the longest step."""
 _KILL_SECONDS: Final = 5.0
 _OPENING: Final = (GatewayError, ValueError, TimeoutError)
 

@@ -9,6 +9,7 @@ import resource
 import secrets
 import ssl
 import time
+from functools import partial
 from typing import Final
 
 from gateway import __version__
@@ -79,14 +80,14 @@ class Gateway:
         timeouts = in_force.part(lambda config: config.timeouts)
         own = member_id(config.replica, worker)
         self._peer_connections = PeerConnections(timeouts, config.replica.listen, own, self._peer_sealer)
-        self.members = Membership(config.replica, worker, self.tasks, self._peer_connections.ask_name)
-        in_force.after_replace(lambda config: self.members.change(config.replica))
+        replica = in_force.part(lambda config: config.replica)
+        self.members = Membership(replica, worker, self.tasks, self._peer_connections.ask_name)
         if traces is None and config.traces:
             traces = open_traces(__version__, self.members.own)
         self._traces = traces
         self._stream_times = stream_times
         self._peers = PeerClient(self._peer_connections, self.members, self.metrics)
-        self._witness = Witness(self.members, self._peers, self.lot, self.tasks)
+        self._witness = Witness(self.members, self._peers, self.lot.find, self.tasks)
         self._epoch = secrets.token_hex(8)
         self._client: Client
         self.routes: RouteTable
@@ -129,7 +130,7 @@ class Gateway:
         self._authenticator = Authenticator(self._in_force, self._client, self.tasks)
         self.downstream = self._new_downstream()
         await self._open_peer_listener()
-        await self.members.begin()
+        await self.members.discovery.begin()
         self.listen = await self._open(self.downstream.handle, config.listen, shared=True, tls=tls.listener)
         self._client_listener = self._listeners[-1]
         await self._open_admin()
@@ -182,13 +183,13 @@ class Gateway:
 
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""
-        serve, tell = self.downstream.handle_hop, self._witness.tell
-        listener = PeerListener(self._in_force, self.members, self._peer_sealer, serve, tell, self.metrics)
+        serve = self.downstream.handle_hop
+        listener = PeerListener(self._in_force, self._peer_sealer, serve, self._witness, self.metrics)
         self._peer_listener = listener
         if self.config.replica.listen is not None:
             _ = await self._open(listener.handle, self.config.replica.listen, shared=True)
         if self._worker is not None:
-            _ = await self._open(listener.handle_local, self._worker.socket("peer"))
+            _ = await self._open(partial(listener.handle, is_local=True), self._worker.socket("peer"))
 
     async def _open_admin(self) -> None:
         """Listen for operators, or for the supervisor that answers them."""

@@ -9,7 +9,7 @@ import pytest
 from gateway.admin.snapshot import known_peers
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Worker
-from gateway.config import ConfigError, parse
+from gateway.config import ConfigError, InForce, parse
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.stand import Start
 from tests.support.status import SECRET, ask, drop, fetch, told
@@ -204,7 +204,7 @@ async def test_peers_are_told_as_they_were_found_last() -> None:
         "t",
         {},
     )
-    members = Membership(config.replica, Worker(0, 2, "/tmp", b""), None, None)  # type: ignore[arg-type]
+    members = Membership(InForce(config.replica), Worker(0, 2, "/tmp", b""), None, None)  # type: ignore[arg-type]
     members.note("gw-2#1", "answered")
     members.note("gw-2#0", "stalled")
     members.note("gw-3", "dead")

@@ -25,10 +25,10 @@ class _Pair:
 
 @dataclass
 class FaultProxy:
-    """Forwards bytes as they come."""
+    """Forwards bytes unchanged."""
 
     port: int
-    """The upstream's."""
+    """The upstream's port."""
     listener: asyncio.Server | None = None
     accepted: int = 0
     """How many answers and notifications the upstream accepted."""
@@ -58,7 +58,7 @@ class FaultProxy:
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: _Pair | None = None
     ) -> None:
-        """Copy until either side ends; `pair` for the side of requests."""
+        """Copy until either side ends; `pair` is given for the direction of requests."""
         with suppress(OSError):
             while chunk := await reader.read(65_536):
                 method = chunk.partition(b" ")[0]
@@ -70,13 +70,13 @@ class FaultProxy:
         writer.close()
 
     async def accepts(self, since: int) -> None:
-        """Wait until the upstream accepted one more: what is cut after this was not on its way."""
+        """Wait until the upstream accepted one more, so that a later cut cannot lose it."""
         async with asyncio.timeout(5):
             while self.accepted <= since:
                 await asyncio.sleep(0.01)
 
     def cut(self, method: bytes) -> int:
-        """Break every connection whose last request had this method; how many."""
+        """Break every connection whose last request had this method; return their number."""
         found = [pair for pair in self._pairs if pair.method == method]
         for pair in found:
             pair.abort()
@@ -85,7 +85,7 @@ class FaultProxy:
 
 @asynccontextmanager
 async def fault_proxy(port: int) -> AsyncIterator[FaultProxy]:
-    """Run one in the test's own event loop."""
+    """Run a proxy in the test's own event loop."""
     proxy = FaultProxy(port)
     proxy.listener = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
     try:

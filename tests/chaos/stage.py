@@ -17,10 +17,10 @@ from tests.support.gateway_process import Gateway
 
 CONTINUATIONS: Final = "mcp_gateway_continuations_total"
 PROMPT_SECONDS: Final = 2.0
-"""Whoever comes with the state of a dead replica's call is told within this that it is lost: a promise."""
+"""The promised time in which a retry for a dead replica's call learns that the call is lost."""
 STEPS: Final = ("held", "forwarded", "resumed", "replayed", "lost")
 KEY: Final = "Name"
-"""Of the question, since its form has that title."""
+"""The key of the question, from the title of its form."""
 
 
 def built(server: str) -> bool:
@@ -28,7 +28,7 @@ def built(server: str) -> bool:
 
 
 def accept(name: str) -> Json:
-    """Answer the one question of `ask` and its like."""
+    """The answers for the one question of `ask` and similar tools."""
     return {KEY: {"action": "accept", "content": {"name": name}}}
 
 
@@ -44,12 +44,12 @@ class Gate:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a tool that asks, and what its server did for it."""
+    """One call of a tool that asks, and what its server recorded about it."""
 
     server: OldServer
     tool: str
     name: str
-    """In its question and in its answer; no other call of the server has it."""
+    """Appears in its question and its answer, and in no other call of the server."""
     before: Gate | None = None
     after: Gate | None = None
 
@@ -59,22 +59,22 @@ class Call:
         return {"question": self.name, **{key: str(gate.file) for key, gate in gates.items() if gate is not None}}
 
     async def begin(self, client: Wire) -> str:
-        """Call, and be asked; the state."""
+        """Call until the server asks; return the state."""
         answer = await client.call(self.tool, self.arguments)
         assert answer.asks == [KEY], answer
         return answer.state
 
     async def retry(self, client: Wire, state: str) -> Answer:
-        """Give the answer; what comes of it."""
+        """Give the answer; return the reply."""
         return await client.call(self.tool, self.arguments, state=state, answers=accept(self.name))
 
     @property
     def result(self) -> str:
-        """What the tool makes of its answer."""
+        """The tool's result for its answer."""
         return f'accept:{{"name":"{self.name}"}}'
 
     def outcome(self, answer: Answer) -> str:
-        """`result` if it is the right one, else the reason of the error."""
+        """`result` if the result is right, otherwise the reason of the error."""
         if "error" in answer.final:
             return str(answer.error.get("data", {}).get("reason", answer.error))
         assert answer.text == self.result
@@ -98,13 +98,13 @@ class Call:
 
     @property
     def ends(self) -> list[str]:
-        """How its runs ended, if no other call ever ran in their sessions."""
+        """How its runs ended; meaningful only if no other call ran in their sessions."""
         sessions = self.sessions
         kinds = {"finished", "failed", "cancelled"}
         return [e["event"] for e in self.server.ledger() if e["event"] in kinds and e["session"] in sessions]
 
     async def wait(self, condition: Callable[["Call"], bool], what: str, seconds: float = 5.0) -> None:
-        """Wait until the ledger says something of this call."""
+        """Wait until the ledger has a given entry of this call."""
         try:
             async with asyncio.timeout(seconds):
                 while not condition(self):
@@ -123,7 +123,7 @@ class Call:
 
 
 async def steps(replicas: Iterable[Gateway]) -> Counter[str]:
-    """What these did with retries so far."""
+    """How these replicas served retries so far."""
     found: Counter[str] = Counter()
     for replica in replicas:
         found.update({step: int(await replica.metric(CONTINUATIONS, step=step)) for step in STEPS})
@@ -131,7 +131,7 @@ async def steps(replicas: Iterable[Gateway]) -> Counter[str]:
 
 
 async def stepped(replicas: Iterable[Gateway], before: Counter[str], step: str, times: int = 1) -> None:
-    """Wait until they took that step since."""
+    """Wait until they took that step since then."""
     replicas = list(replicas)
 
     async def taken() -> bool:
@@ -145,6 +145,6 @@ def others(c: Cluster, owner: Gateway) -> list[Gateway]:
 
 
 async def prompt(work: Awaitable[Answer], seconds: float = PROMPT_SECONDS) -> Answer:
-    """Within the promised time."""
+    """Retry, within the promised time."""
     async with asyncio.timeout(seconds):
         return await work

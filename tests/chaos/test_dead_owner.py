@@ -1,4 +1,4 @@
-"""Who is dead, and who only does not react: the owner's address leads nowhere, or to silence."""
+"""A dead owner against a silent one: its address refuses connections, or does not react."""
 
 import asyncio
 import errno
@@ -72,11 +72,11 @@ def peer_address(replica: Gateway) -> str:
 
 
 @pytest.mark.parametrize(("tool", "step"), [("ask_slow", "lost"), ("ask_read", "replayed")])
-async def test_two_retries_at_once_meet_at_one_replica(stage: Stage, tool: str, step: str) -> None:
+async def test_two_concurrent_retries_reach_the_same_replica(stage: Stage, tool: str, step: str) -> None:
     await two_retries(stage, tool, step)
 
 
-async def test_two_retries_at_once_resume_a_call_once() -> None:
+async def test_two_concurrent_retries_resume_a_call_once() -> None:
     async with staged("py130-store") as stage:
         await two_retries(stage, "ask_slow", "resumed")
 
@@ -101,8 +101,8 @@ async def two_retries(stage: Stage, tool: str, step: str) -> None:
     await c.settled()
 
 
-async def test_a_replica_that_came_back_is_not_dead(stage: Stage) -> None:
-    """What was learnt of its predecessor a moment ago says nothing of it, as an owner or as an heir."""
+async def test_a_replica_that_came_back_counts_as_alive(stage: Stage) -> None:
+    """What is known of its predecessor does not apply to it, as an owner or as a candidate."""
     server, c = stage
     owner, second, third = c.replicas
     old, new = Call(server, "ask_slow", "of the predecessor"), Call(server, "ask_slow", "of the successor")
@@ -126,7 +126,7 @@ async def test_a_replica_that_came_back_is_not_dead(stage: Stage) -> None:
     await c.settled()
 
 
-async def test_a_stopped_owner_is_not_dead(stage: Stage) -> None:
+async def test_a_stopped_owner_does_not_count_as_dead(stage: Stage) -> None:
     server, c = stage
     owner, *survivors = c.replicas
     call = Call(server, "ask_slow", "while the owner sleeps")
@@ -147,7 +147,7 @@ async def test_a_stopped_owner_is_not_dead(stage: Stage) -> None:
     await c.settled()
 
 
-async def test_an_owner_that_stops_in_the_middle_of_its_reply(stage: Stage, tmp_path: Path) -> None:
+async def test_an_owner_that_stops_during_its_reply_keeps_its_call(stage: Stage, tmp_path: Path) -> None:
     server, c = stage
     owner, *survivors = c.replicas
     after = Gate(tmp_path / "after")
@@ -174,7 +174,7 @@ async def test_an_owner_that_stops_in_the_middle_of_its_reply(stage: Stage, tmp_
 
 @pytest.mark.parametrize("dead", [1, 2])
 async def test_an_owner_whose_address_is_a_black_hole_is_not_declared_lost(stage: Stage, dead: int) -> None:
-    """As that of a host that lost its power, or its network alone: which of both, nobody can tell."""
+    """A host that lost its power and one that lost only its network look the same."""
     server, c = stage
     owner, survivors = c.replicas[0], c.replicas[dead:]
     async with wire(owner.url) as client:
@@ -198,7 +198,7 @@ async def test_an_owner_whose_address_is_a_black_hole_is_not_declared_lost(stage
 
 
 async def test_a_replica_out_of_descriptors_does_not_take_the_owner_for_dead(stage: Stage) -> None:
-    """EMFILE: it can open a connection to no replica, and that is its own trouble."""
+    """EMFILE: it cannot open a connection to any replica, and the fault is its own."""
     server, c = stage
     owner, other, _ = c.replicas
     call = Call(server, "ask_read", "without descriptors")
@@ -227,7 +227,7 @@ async def test_a_replica_out_of_descriptors_does_not_take_the_owner_for_dead(sta
     await c.settled()
 
 
-async def test_a_stopped_owners_call_is_resumed_where_another_replica_is_a_witness() -> None:
+async def test_a_stopped_owners_call_is_resumed_if_there_is_a_witness() -> None:
     async with staged("py130-store") as (server, c):
         owner, *survivors = c.replicas
         call = Call(server, "ask_slow", "while the owner sleeps, with a witness")
@@ -237,14 +237,14 @@ async def test_a_stopped_owners_call_is_resumed_where_another_replica_is_a_witne
             assert call.outcome(await prompt(call.retry(client.on(survivors[0].url), state), 8)) == "result"
             owner.cont()
             assert (await steps(survivors))["resumed"] == 1
-            # The owner wakes up with the call in its hands: it has heard the result too, and runs or cancels nothing.
+            # The owner wakes up and still holds the call. It got the result too, and runs or cancels nothing.
             await call.ended("finished")
             assert call.outcome(await call.retry(client, state)) == "result"
         assert (call.runs, call.answers, call.ends) == (1, 1, ["finished"])
         await c.settled()
 
 
-async def test_a_stopped_owners_call_waits_for_it_where_there_is_no_witness() -> None:
+async def test_a_stopped_owners_call_waits_for_it_without_a_witness() -> None:
     sections: dict[str, Any] = {"timeouts": {"keepalive_seconds": 0.5}}
     async with old_server("py130-store") as server, cluster(server.url, replicas=2, **sections) as c:
         owner, other = c.replicas

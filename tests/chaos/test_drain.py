@@ -1,4 +1,4 @@
-"""SIGTERM to a replica that holds calls: who is still served, until when, and what is left at the deadline."""
+"""SIGTERM to a replica that holds calls: which clients are served until when, and what is left at the deadline."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ pytestmark = [
 
 
 async def drains(replica: Gateway) -> None:
-    """SIGTERM, and wait until it says that it drains."""
+    """Send SIGTERM, and wait until the log says that the replica drains."""
 
     async def says_so() -> bool:
         return await replica.ready() == 503
@@ -30,14 +30,14 @@ async def drains(replica: Gateway) -> None:
 
 
 async def stopping(replica: Gateway, client: Wire) -> None:
-    """Wait until it takes no new calls."""
+    """Wait until the replica takes no new calls."""
 
     async def refuses() -> bool:
         answer = await client.on(replica.url).call("echo", {"text": "new"})
         if "error" in answer.final:
             assert (answer.status, answer.error["data"]["reason"]) == (503, "stopping")
             return True
-        if answer.result["resultType"] == "input_required":  # under way in that very moment
+        if answer.result["resultType"] == "input_required":  # in flight at that moment
             answer = await client.on(replica.url).call("echo", {"text": "new"}, state=answer.state)
         assert answer.text == "new"
         return False
@@ -45,7 +45,7 @@ async def stopping(replica: Gateway, client: Wire) -> None:
     await replica.until(refuses, "refuses new calls")
 
 
-async def test_new_calls_are_taken_for_a_while_and_held_ones_longer() -> None:
+async def test_a_drain_accepts_new_calls_for_a_while_and_keeps_held_ones_longer() -> None:
     hold = {"drain_delay_seconds": 1.5, "drain_seconds": 20}
     async with old_server("py130") as server, cluster(server.url, hold=hold) as c, wire(c.url) as client:
         owner, other, _ = c.replicas
@@ -62,14 +62,14 @@ async def test_new_calls_are_taken_for_a_while_and_held_ones_longer() -> None:
         assert calls[0].outcome(await calls[0].retry(direct, states[0])) == "result"
         for late in (2, 3):
             assert calls[late].outcome(await calls[late].retry(client.on(other.url), states[late])) == "result"
-        # Nothing waits any more: it does not wait either.
+        # No call waits any more, so the replica does not wait either.
         assert await owner.exited(10) == 0
         assert [(call.runs, call.answers) for call in calls] == [(1, 1)] * 4
         assert not server.ledger("cancelled")
 
 
-async def test_who_is_connected_is_sent_to_another_replica(tmp_path: Path) -> None:
-    """A call in its first round, and one whose tool works on after the answer."""
+async def test_connected_clients_are_sent_to_another_replica(tmp_path: Path) -> None:
+    """One call is in its first round; the tool of the other still works after the answer."""
     hold = {"drain_delay_seconds": 0, "drain_seconds": 20}
     async with old_server("py130") as server, cluster(server.url, hold=hold) as c, wire(c.url) as client:
         owner, other, third = c.replicas
@@ -107,8 +107,10 @@ async def test_who_is_connected_is_sent_to_another_replica(tmp_path: Path) -> No
     ("name", "tool", "step"),
     [("py130-store", "ask_slow", "resumed"), ("py130", "ask_read", "replayed"), ("py130", "ask_slow", "lost")],
 )
-async def test_what_is_left_at_the_deadline(name: str, tool: str, step: str, tmp_path: Path) -> None:
-    """One call is parked, one has a client that waits through another replica."""
+async def test_calls_left_at_the_deadline_continue_elsewhere_or_are_lost(
+    name: str, tool: str, step: str, tmp_path: Path
+) -> None:
+    """One call is parked; the client of the other waits through another replica."""
     hold: dict[str, Any] = {"drain_delay_seconds": 0, "drain_seconds": 1}
     async with old_server(name) as server, cluster(server.url, hold=hold) as c, wire(c.url) as client:
         owner, other, third = c.replicas
@@ -124,7 +126,7 @@ async def test_what_is_left_at_the_deadline(name: str, tool: str, step: str, tmp
         if step == "lost":
             assert (told.status, waited.outcome(told)) == (503, "stopping")
             await waited.ended("cancelled")
-            # A question that is open is answered with `cancel` first, and the tool may come to an end by that.
+            # An open question is answered with `cancel` first, which may end the tool.
             await parked.wait(lambda call: bool(call.ends), "ended")
             assert parked.outcome(await parked.retry(client.on(third.url), states[0])) == "owner_lost"
             assert [(call.runs, call.answers) for call in (parked, waited)] == [(1, 0), (1, 1)]
@@ -145,7 +147,7 @@ async def test_what_is_left_at_the_deadline(name: str, tool: str, step: str, tmp
         await c.settled()
 
 
-async def test_a_second_signal_ends_it_at_once() -> None:
+async def test_a_second_signal_ends_the_gateway_at_once() -> None:
     hold = {"drain_delay_seconds": 30, "drain_seconds": 60}
     async with old_server("py130") as server, cluster(server.url, hold=hold) as c, wire(c.url) as client:
         owner, other, _ = c.replicas

@@ -1,4 +1,4 @@
-"""State keys are rotated while calls wait: in three phases nobody notices, in fewer somebody does."""
+"""State keys are rotated while calls wait: three phases reject no state, fewer do."""
 
 from collections.abc import Awaitable, Callable
 
@@ -12,7 +12,7 @@ from tests.support.gateway_process import STATE_KEY, Gateway
 
 NEXT_KEY = "1e" * 32
 PHASES = [[STATE_KEY, NEXT_KEY], [NEXT_KEY, STATE_KEY], [NEXT_KEY]]
-"""Add the new key, let it seal, take the old one away once no state of it is left."""
+"""Add the new key, seal with it, and remove the old one when no state of it is left."""
 
 pytestmark = [
     pytest.mark.real,
@@ -45,7 +45,7 @@ class Waiting:
             self.open.append((call, await call.begin(self.client.on(replica.url))))
 
     async def answer(self) -> None:
-        """Each is answered at a replica that did not ask."""
+        """Answer each at a replica that did not ask."""
         for number, (call, state) in enumerate(self.open, 1):
             replica = self.c.replicas[number % len(self.c.replicas)]
             assert call.outcome(await call.retry(self.client.on(replica.url), state)) == "result"
@@ -61,10 +61,10 @@ async def reload(replica: Gateway, keys: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("name", "change"), [("py130-store", restart), ("py130", reload)])
-async def test_a_rotation_in_three_phases_rejects_nobody(
+async def test_a_rotation_in_three_phases_rejects_no_state(
     name: str, change: Callable[[Gateway, list[str]], Awaitable[None]]
 ) -> None:
-    """By restarts the calls are resumed elsewhere; by SIGHUP they stay where they are."""
+    """With restarts, other replicas resume the calls; with SIGHUP, the calls stay."""
     async with old_server(name) as server, cluster(server.url, replicas=2) as c, wire(c.url) as client:
         waiting = Waiting(server, c, client)
         await waiting.park()
@@ -82,7 +82,7 @@ async def test_a_rotation_in_three_phases_rejects_nobody(
         assert not server.ledger("cancelled")
 
 
-async def test_a_phase_left_out_is_seen() -> None:
+async def test_a_rotation_without_one_phase_rejects_states() -> None:
     async with old_server("py130-store") as server, cluster(server.url) as c, wire(c.url) as client:
         call = Call(server, "ask_slow", "of the old key")
         owner, hasty, other = c.replicas

@@ -38,7 +38,7 @@ pytestmark = [
 
 
 class Names:
-    """What the name service says; the file is read again when its time of change, in whole seconds, is another one."""
+    """The records of the name service; the file is read again when its mtime, in whole seconds, differs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,10 +68,10 @@ async def server() -> AsyncIterator[OldServer]:
 
 @pytest_asyncio.fixture
 async def replicas(server: OldServer, names: Names, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Gateway]]:
-    """Three, at the first three addresses; the name has two of them."""
+    """Three replicas at the first three addresses; the name has two of them."""
     port = free_port()
     names.say("127.0.0.1", "127.0.0.2")
-    monkeypatch.setenv("LD_PRELOAD", WRAPPER)  # of what is started from here on
+    monkeypatch.setenv("LD_PRELOAD", WRAPPER)  # for processes that are started from here on
     async with AsyncExitStack() as stack:
         found = []
         for number in (1, 2, 3):
@@ -81,12 +81,12 @@ async def replicas(server: OldServer, names: Names, monkeypatch: pytest.MonkeyPa
 
 
 def move(replica: Gateway, host: str) -> None:
-    """Let it listen elsewhere from its next start on."""
+    """Have it listen at another address from its next start on."""
     section = replica.config["replica"]
     section["listen"] = f"{host}:{section['listen'].rpartition(':')[2]}"
 
 
-async def test_a_replica_that_is_new_in_the_name_is_found(
+async def test_a_replica_that_is_added_to_the_name_is_found(
     server: OldServer, names: Names, replicas: list[Gateway]
 ) -> None:
     one, two, three = replicas
@@ -103,7 +103,7 @@ async def test_a_replica_that_is_new_in_the_name_is_found(
 
 
 async def test_a_replica_that_moved_is_found(server: OldServer, names: Names, replicas: list[Gateway]) -> None:
-    """Its process is another one, and so are its calls; its id is the same."""
+    """It is another process with other calls and the same id."""
     one, two, _ = replicas
     async with wire(one.url) as client:
         before = Call(server, "ask_slow", "before it moved")
@@ -121,7 +121,7 @@ async def test_a_replica_that_moved_is_found(server: OldServer, names: Names, re
     assert [(call.runs, call.answers) for call in (before, after)] == [(1, 1)] * 2
 
 
-async def test_a_replica_that_is_gone_from_the_name_is_dead(
+async def test_a_replica_that_is_removed_from_the_name_is_dead(
     server: OldServer, names: Names, replicas: list[Gateway]
 ) -> None:
     one, two, _ = replicas
@@ -134,7 +134,7 @@ async def test_a_replica_that_is_gone_from_the_name_is_dead(
         assert (call.runs, call.answers) == (1, 0)
 
 
-async def test_a_stopped_replica_whose_name_is_not_known_yet_is_not_dead(
+async def test_a_stopped_replica_that_is_not_listed_yet_does_not_count_as_dead(
     server: OldServer, replicas: list[Gateway]
 ) -> None:
     one, two, _ = replicas

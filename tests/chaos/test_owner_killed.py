@@ -1,7 +1,8 @@
 """SIGKILL of the replica that holds a call, in every state that a call can be in.
 
-What must come of it depends on the old server (does it keep an event store?) and on the tool (may it run twice?). In
-every cell the server's ledger says how often the tool ran and was answered, and the living replicas what they did.
+The right outcome depends on the legacy server (does it keep an event store?) and on the tool (may it run twice?).
+In every cell, the server's ledger shows how often the tool ran and was answered, and the metrics of the living
+replicas show what they did.
 """
 
 import asyncio
@@ -25,12 +26,12 @@ from tests.support.gateway_process import Gateway
 SERVERS = ("py130-store", "ts132-store", "py130")
 ONCE, TWICE = TOOLS = ("ask_slow", "ask_read")
 STATES = (
-    "running",  # the client is connected to the owner, and was not asked yet
+    "running",  # the client is connected to the owner and has not been asked yet
     "running, relayed",  # the same in the retry of a round without questions, which came through another replica
     "parked",
-    "answering",  # the client is connected to the owner, the tool has its answer and works on
+    "answering",  # the client is connected to the owner; the tool has its answer and still works
     "answering, relayed",  # the same, through another replica
-    "answered",  # the client has the result, and sends its retry again
+    "answered",  # the client has the result and repeats its retry
 )
 
 pytestmark = [
@@ -48,7 +49,7 @@ class Stage:
     server: OldServer
     c: Cluster
     turns: "itertools.cycle[Gateway]"
-    """Every replica is an owner in its turn."""
+    """Every replica is the owner once."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=SERVERS)
@@ -58,7 +59,7 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
 
 
 def expected(server: str, tool: str, state: str) -> str:
-    """What the living replicas do for the client."""
+    """The steps that the living replicas may take."""
     if state == "running":
         return "broken"
     if server.endswith("-store"):
@@ -68,7 +69,7 @@ def expected(server: str, tool: str, state: str) -> str:
 
 @dataclass
 class Scene:
-    """One cell: a call of `owner`, what its client holds, and the one that will serve it."""
+    """One cell: a call of `owner`, what its client holds, and the replica that will serve it."""
 
     call: Call
     owner: Gateway
@@ -84,7 +85,7 @@ class Scene:
 
 
 async def killed(scene: Scene, step: str, waiting: "asyncio.Task[Answer] | None", state: str) -> Answer:
-    """Kill the owner, and hear what the client is told: one that waits by its open reply, else one that comes back."""
+    """Kill the owner; return what the client gets, by its open reply or by a retry."""
     before = await steps(scene.survivors)
     await scene.owner.kill()
     task = waiting or asyncio.get_running_loop().create_task(scene.call.retry(scene.elsewhere, state))
@@ -97,14 +98,14 @@ async def killed(scene: Scene, step: str, waiting: "asyncio.Task[Answer] | None"
 
 
 async def play(state: str, scene: Scene, step: str) -> Answer | None:
-    """Bring a call into that state and kill its owner; what its client got in the end."""
+    """Bring a call into that state and kill its owner; return what its client got in the end."""
     call, loop = scene.call, asyncio.get_running_loop()
     if state == "running":
         async with AsyncExitStack() as leaving:
             opening = loop.create_task(leaving.enter_async_context(scene.at_owner.open(call.tool, call.arguments)))
             await call.began()
             await scene.owner.kill()
-            with pytest.raises(aiohttp.ClientError):  # no head goes out before there is something to say
+            with pytest.raises(aiohttp.ClientError):  # the head of a reply is sent only with its first message
                 await opening
         return None
     if state == "running, relayed":
@@ -160,7 +161,7 @@ async def judge(stage: Stage, state: str, tool: str, path: Path, request: pytest
     taken = await steps(survivors) - before
     tables.words(request.config, tables.KILLED, f"{server.name} {tool}", state)["*"] = step
 
-    # The client: its result, or one error. The replicas: one of them did one thing.
+    # The client got its result or one error. Exactly one replica took exactly one step.
     given = state in {"answering", "answering, relayed", "answered"}
     if step == "broken":
         assert not taken
@@ -169,7 +170,7 @@ async def judge(stage: Stage, state: str, tool: str, path: Path, request: pytest
         assert call.outcome(answer) == ("owner_lost" if step == "lost" else "result")
         assert {name for name in ("resumed", "replayed", "lost") if taken[name]} == {step}
         assert taken[step] == 1
-    # The tool: it ran twice only where it may, and each run had its answer once.
+    # The tool ran twice only if it may, and each run got its answer once.
     assert call.runs == (2 if step == "replayed" else 1)
     assert call.answers == {"broken": 0, "lost": int(given), "resumed": 1, "replayed": 1 + given}[step]
     if step == "lost" and state != "answered":
@@ -177,7 +178,7 @@ async def judge(stage: Stage, state: str, tool: str, path: Path, request: pytest
     scene.before.open()
     scene.after.open()
     await c.settled()
-    if step != "broken":  # that one's question waits for ever
+    if step != "broken":  # the question of that run waits for ever
         ends = [e["event"] for e in server.ledger()[start:] if e["event"] in {"finished", "failed", "cancelled"}]
         finished = {"lost": int(state == "answered"), "resumed": 1, "replayed": 1 + (state == "answered")}[step]
         assert ends.count("finished") >= finished
@@ -198,7 +199,7 @@ async def test_every_call_ends_as_promised(
 async def test_a_retry_without_answers_ends_as_promised(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Where a long leg ends early, once."""
+    """A gateway that ends a long leg early, once."""
     legs = {"limit_seconds": 0.2, "rounds": 1}
     async with old_server(name) as server, cluster(server.url, legs=legs) as c:
         stage = Stage(server, c, itertools.cycle(c.replicas))

@@ -1,4 +1,4 @@
-"""A rolling restart of all replicas while eighty people think: SIGTERM, exit 0, start again, and the next one.
+"""A rolling restart of all replicas while eighty users think: SIGTERM, exit 0, start again, and the next one.
 
 Behind HAProxy, which looks whether a replica is back. nginx leaves one out for 5 s that it could not reach, and knows
 none that lives when three are restarted faster than that.
@@ -17,7 +17,7 @@ from tests.support.gateway_process import Gateway
 ONCE, TWICE = "ask_slow", "ask_read"
 PATHS = {"py130": "/mcp", "py130-store": "/store"}
 PHASES = [(what, number) for number in range(3) for what in ("drains", "is gone", "is back")]
-"""When people answer."""
+"""When users answer."""
 
 pytestmark = [
     pytest.mark.real,
@@ -27,7 +27,7 @@ pytestmark = [
 
 
 class Person:
-    """Is asked by one replica, and answers in one phase, wherever the balancer leads."""
+    """A user whom one replica asks, and who answers in one phase, at any replica."""
 
     def __init__(self, server: OldServer, tool: str, owner: int, phase: int) -> None:
         self.call = Call(server, tool, f"{tool}, asked by {owner}, answers in {phase}")
@@ -65,7 +65,7 @@ async def draining(replica: Gateway) -> None:
     await replica.until(says_so, "drains")
 
 
-async def test_people_answer_during_a_rolling_restart() -> None:
+async def test_users_answer_during_a_rolling_restart() -> None:
     hold = {"drain_delay_seconds": 0, "drain_seconds": 1.5}
     async with old_server("py130") as plain, old_server("py130-store") as stored:
         routes = [{"path": PATHS[server.name], "upstream": {"url": server.url}} for server in (plain, stored)]
@@ -82,7 +82,7 @@ async def test_people_answer_during_a_rolling_restart() -> None:
             await asyncio.gather(*(person.ask(c, client) for person in people))
             await restart_all(c, client, people)
         late = [person for person in people if not person.in_time and person.call.server is plain]
-        # The tools of lost calls are told that nobody will answer; what is resumed was never cancelled.
+        # Questions of lost calls get `cancel`; a resumed call was never cancelled.
         told = [entry["result"]["action"] for entry in plain.ledger("answered", ONCE)]
         assert told.count("cancel") == len([person for person in late if person.call.tool == ONCE])
         assert not stored.ledger("cancelled")

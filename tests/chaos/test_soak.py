@@ -1,7 +1,7 @@
-"""Many clients and many faults at once, for MRTR_SOAK_SECONDS (40), and then everything is as it was before.
+"""Many clients and many faults at once, for MRTR_SOAK_SECONDS (40); afterwards nothing is left behind.
 
 Clients think, vanish, repeat themselves and never come back. Two of three replicas are killed and restarted, all three
-stopped for a while, and two old servers (one with an event store) too. MRTR_SOAK_SEED throws other dice. The pauses
+stopped for a while, and two legacy servers (one with an event store) too. MRTR_SOAK_SEED throws other dice. The pauses
 here are what people and operators do; nothing is concluded from their length.
 """
 
@@ -33,12 +33,12 @@ SEED: Final = int(os.environ.get("MRTR_SOAK_SEED", "1"))
 PEOPLE: Final = 12
 ATTEMPT_SECONDS: Final = 6.0
 PATIENCE_SECONDS: Final = 30.0
-"""A retry has its end in this time, whatever happens."""
+"""Every retry ends within this time."""
 FDS: Final = "process_open_fds"
 BROKEN: Final = (aiohttp.ClientError, TimeoutError, JSONDecodeError)
-"""What a client sees of a connection that breaks; the balancer says it with a page of HTML."""
+"""What a client sees when a connection breaks; the balancer sends a page of HTML."""
 AGAIN: Final = {"owner_stalled", "stopping", "busy"}
-"""Reasons that say: come again with the same retry."""
+"""Reasons that ask for the same retry again."""
 FINAL: Final = {"owner_lost", "session_lost", "call_lost", "upstream_unreachable", "invalid_request_state"}
 """Reasons with which a call may end."""
 Retry = tuple[str, Json | None]
@@ -59,18 +59,18 @@ pytestmark = [
 
 @dataclass
 class World:
-    """What there is, and what has come of it."""
+    """The running parts, and the outcomes so far."""
 
     c: Cluster
     servers: dict[str, OldServer]
-    """By the path of their route."""
+    """The servers, by the path of their route."""
     client: Wire
     dice: Random
     folder: Path
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     calls: list[tuple[Call, str]] = field(default_factory=list)
-    """All that were followed to their end, with it."""
+    """All calls that were followed to their end, with their outcome."""
     asked: set[str] = field(default_factory=set)
     """The names of calls whose question was seen."""
     numbers: int = 0
@@ -80,7 +80,7 @@ class World:
 
 
 class Person:
-    """Makes one call after the other."""
+    """A client that makes one call after another."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -104,11 +104,11 @@ class Person:
         await asyncio.sleep(self.world.dice.uniform(0, 3))
 
     async def attend(self) -> None:
-        """Be asked, think, answer."""
+        """Call, think, answer."""
         _ = await self.answer(*self.call())
 
     async def answer(self, call: Call, client: Wire) -> Retry | None:
-        """Be asked, think, answer; the last retry if it had a result."""
+        """Call, think, answer; return the last retry if it had a result."""
         state = await self.begin(call, client)
         if state is None:
             return None
@@ -135,7 +135,7 @@ class Person:
         return None
 
     async def begin(self, call: Call, client: Wire) -> str | None:
-        """Call once, as nobody may call twice; the state, unless that was all."""
+        """Call once, because a repeated call would run twice; return the state, or None if the call ended."""
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
                 answer = await client.call(call.tool, call.arguments)
@@ -163,7 +163,7 @@ class Person:
                 await asyncio.sleep(0.2)
 
     async def repeat(self) -> None:
-        """Send a retry again whose result came already."""
+        """Repeat a retry that already has its result."""
         call, client = self.call()
         again = await self.answer(call, client)
         if again is None:
@@ -176,7 +176,7 @@ class Person:
         self.world.outcomes[f"repeat: {outcome}"] += 1
 
     async def reconnect(self) -> None:
-        """Vanish in the middle of the retry, and come back at once."""
+        """Disconnect during the retry, and come back at once."""
         call, client = self.call()
         state = await self.begin(call, client)
         if state is None:
@@ -189,7 +189,7 @@ class Person:
         _ = await self.finish(call, client, state)
 
     async def abandon(self) -> None:
-        """Be asked, and never come back."""
+        """Call, and never answer."""
         call, client = self.call()
         if await self.begin(call, client) is not None:
             self.world.outcomes["abandoned"] += 1
@@ -204,7 +204,7 @@ class Person:
 
 
 class Operator:
-    """Makes one fault after the other; the last replica is never ended."""
+    """Injects one fault after another; never stops the last replica."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -257,13 +257,13 @@ class Operator:
 
 
 async def quiet(replica: Gateway) -> bool:
-    """Whether it has nothing of anybody's any more."""
+    """Whether it holds no call and no session any more."""
     values = await replica.metrics()
     return not any(value for (name, _), value in values.items() if name in {HELD, SESSIONS})
 
 
 def judge(world: World) -> None:
-    """What the ledgers must say of the calls that had their end."""
+    """Check the ledgers' entries of all calls that ended."""
     runs, answers = Counter[str | None](), Counter[str | None]()
     for server in world.servers.values():
         runs.update(entry["arguments"].get("question") for entry in server.ledger("run"))
@@ -277,7 +277,7 @@ def judge(world: World) -> None:
             assert answers[call.name], told
         if outcome == "owner_lost":
             assert call.tool == "ask_slow", told
-            # A server that stood still had not begun to reply: there was no event yet to go on from.
+            # A stopped server had not begun to reply, so no event existed from which to resume.
             assert call.server.name == "py130" or call.name not in world.asked, told
 
 
@@ -293,7 +293,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             yield World(c, servers, client, Random(SEED), tmp_path)
 
 
-async def test_after_many_faults_everything_is_as_before(world: World) -> None:
+async def test_many_faults_leave_nothing_behind(world: World) -> None:
     survivor = world.c.replicas[-1]
     before = await survivor.metric(FDS)
     until = time.monotonic() + SECONDS
@@ -307,7 +307,7 @@ async def test_after_many_faults_everything_is_as_before(world: World) -> None:
         judge(world)
         assert world.outcomes["result"] > len(world.calls) / 2
         taken = await steps([survivor])
-        # Whose connections would count goes first.
+        # Clients whose connections would count are closed first.
         await world.c.balancer.kill()
         for replica in world.c.replicas[:-1]:
             replica.terminate()

@@ -1,4 +1,4 @@
-"""The old server dies, stops, or loses its connections while calls wait behind a living gateway."""
+"""The legacy server dies, stops, or loses its connections while calls wait behind a living gateway."""
 
 import asyncio
 import signal
@@ -44,7 +44,7 @@ async def taken(gw: Gateway, held: float = 0) -> None:
 
 
 @pytest.mark.parametrize("name", STORES)
-async def test_a_cut_call_of_a_server_with_a_store_is_not_noticed(name: str, tmp_path: Path) -> None:
+async def test_a_cut_call_of_a_server_with_an_event_store_continues_unnoticed(name: str, tmp_path: Path) -> None:
     async with behind_proxy(name) as (server, proxy, gw, client):
         after = Gate(tmp_path / "after")
         parked, working = Call(server, "ask_slow", "parked"), Call(server, "ask_slow", "working", after=after)
@@ -62,7 +62,7 @@ async def test_a_cut_call_of_a_server_with_a_store_is_not_noticed(name: str, tmp
         await gw.settled()
 
 
-async def test_a_cut_call_of_a_server_without_a_store(tmp_path: Path) -> None:
+async def test_a_cut_call_of_a_server_without_an_event_store_is_one_error(tmp_path: Path) -> None:
     async with behind_proxy("py130") as (server, proxy, gw, client):
         after = Gate(tmp_path / "after")
         parked, working = Call(server, "ask_slow", "parked"), Call(server, "ask_slow", "working", after=after)
@@ -84,7 +84,7 @@ async def test_a_cut_call_of_a_server_without_a_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["py130", "py130-store", "ts132-store"])
 @pytest.mark.parametrize("fate", ["restarted", "dead"])
-async def test_the_server_is_killed_under_parked_calls(name: str, fate: str) -> None:
+async def test_parked_calls_of_a_killed_server_end_as_promised(name: str, fate: str) -> None:
     async with old_server(name) as server, gateway(server.url) as gw, wire(gw.url) as client:
         once, twice = Call(server, "ask_slow", "once"), Call(server, "ask_read", "twice")
         states = [await call.begin(client) for call in (once, twice)]
@@ -106,7 +106,7 @@ async def test_the_server_is_killed_under_parked_calls(name: str, fate: str) -> 
         await gw.settled()
 
 
-async def test_a_server_that_stops_for_a_while() -> None:
+async def test_a_call_survives_a_short_stop_of_its_server() -> None:
     async with old_server("py130") as server, gateway(server.url) as gw, wire(gw.url) as client:
         call = Call(server, "ask_slow", "patience")
         state = await call.begin(client)
@@ -119,7 +119,7 @@ async def test_a_server_that_stops_for_a_while() -> None:
         await gw.settled()
 
 
-async def test_a_server_that_stops_for_too_long() -> None:
+async def test_a_call_ends_when_its_server_stops_for_too_long() -> None:
     timeouts = {"answer_seconds": 0.5, "cancel_seconds": 0.5}
     async with old_server("py130") as server, gateway(server.url, timeouts=timeouts) as gw, wire(gw.url) as client:
         call = Call(server, "ask_slow", "no patience")
@@ -134,5 +134,5 @@ async def test_a_server_that_stops_for_too_long() -> None:
         assert (await client.call("echo", {"text": "on"})).text == "on"
         await call.wait(lambda call: bool(call.ends), "ended")
         assert call.runs == 1
-        assert call.answers <= 1  # it may have read what was sent while it stood
+        assert call.answers <= 1  # it may have read what was sent while it was stopped
         await gw.settled()

@@ -1,16 +1,19 @@
-"""The replicas of one cluster, which may leave nothing behind; a membership with a fake name service."""
+"""Fixtures: replicas that may leave nothing behind, and a membership with a fake name service."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 import pytest
 
 from gateway.cluster import discovery, membership
 from gateway.cluster.membership import Membership
-from gateway.config import Replica
+from gateway.cluster.worker import Address
+from gateway.config import InForce, Replica
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
+from tests.parts.launch import free_port
+from tests.support.black_hole import black_hole
 from tests.support.fake_name_service import FakeClock, FakeNameService
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.replicas import Cluster
@@ -20,7 +23,7 @@ from tests.support.workbench import eventually
 
 @pytest.fixture
 async def cluster(upstream: FakeUpstream) -> AsyncIterator[Cluster]:
-    """Starts replicas; afterwards those that live must come to rest and leave nothing behind."""
+    """Starts replicas; afterwards the living ones must come to rest and leave nothing behind."""
     before = asyncio.all_tasks()
     http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
     found = Cluster(upstream, http)
@@ -64,6 +67,14 @@ def world() -> FakeNameService:
 @pytest.fixture
 def dns(world: FakeNameService, tasks: Tasks) -> Membership:
     replica = Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="peers.example:8081")
-    found = Membership(replica, None, tasks, world.ask_name, world.resolve)
-    found._discovery._born = float("-inf")  # it has been here for long
+    found = Membership(InForce(replica), None, tasks, world.ask_name, world.resolve)
+    found.discovery._born = float("-inf")  # it has run for long
     return found
+
+
+@pytest.fixture
+def hole() -> Iterator[Address]:
+    """An address where no connection is accepted or refused."""
+    address = f"127.0.0.1:{free_port()}"
+    with black_hole(address):
+        yield address

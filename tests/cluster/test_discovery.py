@@ -35,7 +35,7 @@ async def test_peers_are_found_by_asking_each_address_for_its_id(
     assert await dns.address("gw-1") is None
 
 
-async def test_discovered_replicas_have_the_order_of_configured_ones(
+async def test_discovered_replicas_fail_over_in_the_order_of_configured_ones(
     world: FakeNameService, dns: Membership, tasks: Tasks
 ) -> None:
     world.has(gw_1="10.0.0.1:1", gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
@@ -70,8 +70,8 @@ async def test_a_replica_that_introduces_itself_is_known_before_the_name_service
     world: FakeNameService, dns: Membership, clock: FakeClock
 ) -> None:
     world.names["10.0.0.9:8081"] = "gw-9"
-    dns.greeted("gw-9", "10.0.0.9")
-    await eventually(lambda: "gw-9" in dns._discovery._greeted)
+    dns.discovery.greeted("gw-9", "10.0.0.9")
+    await eventually(lambda: "gw-9" in dns.discovery._greeted)
     assert (await dns.address("gw-9"), world.resolved) == ("10.0.0.9:8081", [])
     assert world.greeted == [], "verifying an introduction does not introduce, or two replicas would never stop"
     assert await dns.is_back("gw-9")
@@ -84,22 +84,22 @@ async def test_a_replica_that_introduces_itself_is_known_before_the_name_service
     ("host", "remote", "there"),
     [("gw-9", "10.0.0.9", "gw-8"), ("gw-9", "10.0.0.9", None), ("gw-9", "10.0.0.9", TimeoutError())],
 )
-async def test_an_introduction_is_believed_only_from_its_senders_address(
+async def test_an_introduction_is_believed_only_after_its_senders_address_confirms_it(
     world: FakeNameService, dns: Membership, tasks: Tasks, host: str, remote: str, there: str | Exception | None
 ) -> None:
     if there is not None:
         world.names["10.0.0.9:8081"] = there
-    dns.greeted(host, remote)
+    dns.discovery.greeted(host, remote)
     await eventually(lambda: world.asked == ["10.0.0.9:8081"])
     await eventually(lambda: not len(tasks))
-    assert dns._discovery._greeted == {}
+    assert dns.discovery._greeted == {}
 
 
 async def test_introductions_are_ignored_with_configured_peers(tasks: Tasks) -> None:
     members = static("gw-1", tasks)
-    members.greeted("gw-9", "10.0.0.9")
-    members.greeted("gw-1", "10.0.0.9")
-    await members.begin()
+    members.discovery.greeted("gw-9", "10.0.0.9")
+    members.discovery.greeted("gw-1", "10.0.0.9")
+    await members.discovery.begin()
     assert len(tasks) == 0
     assert not await members.is_back("gw-2")
 
@@ -107,7 +107,7 @@ async def test_introductions_are_ignored_with_configured_peers(tasks: Tasks) -> 
 async def test_a_young_process_takes_an_unknown_id_for_a_new_replica(
     world: FakeNameService, dns: Membership, clock: FakeClock
 ) -> None:
-    dns._discovery._born = clock.now
+    dns.discovery._born = clock.now
     world.has(gw_2="10.0.0.2:1")
     assert await dns.address("gw-2") == "10.0.0.2:1"
     assert not await dns.is_unlisted("gw-3")
@@ -120,7 +120,7 @@ async def test_a_young_process_takes_an_unknown_id_for_a_new_replica(
     assert await dns.is_unlisted("gw-3")
 
 
-async def test_concurrent_lookups_are_one_lookup(world: FakeNameService, dns: Membership, clock: FakeClock) -> None:
+async def test_concurrent_callers_share_one_lookup(world: FakeNameService, dns: Membership, clock: FakeClock) -> None:
     world.has(gw_2="10.0.0.2:1")
     world.hold = asyncio.Event()
     looks = [asyncio.get_running_loop().create_task(dns.is_unlisted(f"gw-{2 + number % 2}")) for number in range(20)]
@@ -130,9 +130,7 @@ async def test_concurrent_lookups_are_one_lookup(world: FakeNameService, dns: Me
     assert len(world.resolved) == 1
 
 
-async def test_a_cancelled_caller_does_not_cancel_the_lookup_of_the_others(
-    world: FakeNameService, dns: Membership
-) -> None:
+async def test_a_cancelled_caller_does_not_cancel_the_shared_lookup(world: FakeNameService, dns: Membership) -> None:
     world.has(gw_2="10.0.0.2:1")
     world.hold = asyncio.Event()
     one, other = (asyncio.get_running_loop().create_task(dns.address("gw-2")) for _ in range(2))
@@ -157,7 +155,7 @@ async def test_candidates_are_looked_up_again_when_the_last_lookup_is_old(
 
 
 @pytest.mark.parametrize("failure", [socket.gaierror(-2, "no name"), OSError("no net"), TimeoutError()])
-async def test_a_name_service_that_fails_leaves_what_is_known(
+async def test_known_replicas_stay_known_when_the_name_service_fails(
     world: FakeNameService, dns: Membership, clock: FakeClock, failure: Exception
 ) -> None:
     world.has(gw_2="10.0.0.2:1")
@@ -181,7 +179,7 @@ async def test_a_name_service_that_fails_leaves_what_is_known(
     assert not await dns.is_back("gw-3")
 
 
-async def test_a_name_service_that_hangs_is_given_up(
+async def test_a_lookup_that_hangs_times_out(
     world: FakeNameService, dns: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery, "_RESOLVE_SECONDS", 0.01)
@@ -191,7 +189,7 @@ async def test_a_name_service_that_hangs_is_given_up(
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_an_address_that_does_not_tell_its_id_may_be_any_replica(
+async def test_an_address_that_does_not_tell_its_id_may_belong_to_any_replica(
     world: FakeNameService, dns: Membership, clock: FakeClock, *, known: bool
 ) -> None:
     """A stopped replica accepts connections: its calls live, and no other replica may take them over."""
@@ -214,7 +212,7 @@ async def test_an_address_that_does_not_tell_its_id_may_be_any_replica(
     assert await dns.is_unlisted("gw-2"), "no process is there any more"
 
 
-async def test_records_that_lead_nowhere_are_passed_over(world: FakeNameService, dns: Membership) -> None:
+async def test_addresses_without_a_process_are_skipped(world: FakeNameService, dns: Membership) -> None:
     world.has(gw_2="10.0.0.2:1")
     world.records = ["10.0.0.9:1", "10.0.0.2:1", "10.0.0.8:1"]
     assert await dns.address("gw-2") == "10.0.0.2:1"
@@ -231,7 +229,7 @@ async def test_an_unlisted_replica_keeps_its_last_address(
     assert sorted(await dns.candidates("e")) == ["gw-1", "gw-3"]
     assert await dns.is_unlisted("gw-2")
     assert await dns.address("gw-2") == "10.0.0.2:1", "a name service may drop one that lives"
-    dns.change(Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="other.example:8081"))
+    dns._in_force.replace(Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="other.example:8081"))
     clock.now += 60
     with pytest.raises(OwnerSilent):
         await dns.address("gw-2")
@@ -255,7 +253,7 @@ async def test_a_dead_member_is_found_again_under_another_address(
     assert not dns.was_silent(noted)
 
 
-async def test_addresses_that_change_hands_are_noticed(
+async def test_replicas_that_swap_addresses_are_found_again(
     world: FakeNameService, dns: Membership, clock: FakeClock
 ) -> None:
     world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
@@ -267,7 +265,7 @@ async def test_addresses_that_change_hands_are_noticed(
     assert await dns.address("gw-3") == "10.0.0.2:1"
 
 
-async def test_a_name_resolves_to_addresses_that_can_be_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_resolves_to_addresses_with_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "127.0.0.1:8081" in await resolve("127.0.0.1", 8081)
 
     async def two_families(*_: Any, **options: Any) -> list[Any]:
@@ -283,7 +281,7 @@ async def test_a_name_resolves_to_addresses_that_can_be_dialled(monkeypatch: pyt
 # -- real replicas --------------------------------------------------------------------------------------------------
 
 
-async def test_replicas_that_a_name_service_knows_find_one_another(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_replicas_find_one_another_through_a_name_service(upstream: FakeUpstream, cluster: Cluster) -> None:
     names = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2", "gw-3")}
     dead = f"127.0.0.1:{free_port()}"
 
@@ -294,8 +292,8 @@ async def test_replicas_that_a_name_service_knows_find_one_another(upstream: Fak
     section = {"peers": {}, "peers_dns": "peers.example:8081"}
     for name, listen in names.items():
         stand = await cluster.start(name, listen, replica=section, timeouts={"peer_accept_seconds": 2}, **TWICE)
-        stand.gateway.members._discovery._resolve = resolve
-        stand.gateway.members._discovery._born = float("-inf")  # it has been here for long
+        stand.gateway.members.discovery._resolve = resolve
+        stand.gateway.members.discovery._born = float("-inf")  # it has run for long
     one, two, three = cluster.stands.values()
     upstream.tool(ask)
     asked = await one.client().call()
@@ -307,7 +305,7 @@ async def test_replicas_that_a_name_service_knows_find_one_another(upstream: Fak
     assert len(upstream.of("tools/call")) == 3
 
 
-async def test_a_stopped_process_that_a_name_service_knows_may_be_the_owner(
+async def test_a_stopped_process_that_the_name_service_lists_may_be_the_owner(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     silent = await cluster.fake(Silent())
@@ -317,7 +315,7 @@ async def test_a_stopped_process_that_a_name_service_knows_may_be_the_owner(
 
     section = {"peers": {}, "peers_dns": "peers.example:8081"}
     one = await cluster.start("gw-1", f"127.0.0.1:{free_port()}", replica=section, **TWICE)
-    one.gateway.members._discovery._resolve = resolve
+    one.gateway.members.discovery._resolve = resolve
     upstream.tool(ask)
     asked = await one.client().call()
     state = resealed(asked.state, owner="gw-2", exchange="x", upstream=None)

@@ -51,7 +51,7 @@ async def test_a_call_that_is_taken_over_stays_bound_to_its_credentials(
     assert (await other.client(headers={"X-Api-Key": "mine"}).answer(again)).text
 
 
-async def test_a_dead_owners_call_is_lost_where_it_may_not_run_twice(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_dead_owners_call_is_lost_if_it_may_not_run_twice(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2")
     upstream.tool(ask)
     asked = await one.client().call()
@@ -69,7 +69,7 @@ async def test_a_dead_owners_call_is_lost_where_it_may_not_run_twice(upstream: F
     assert len(upstream.of("tools/call")) == 1
 
 
-async def test_a_dead_owners_call_runs_again_where_it_may(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_dead_owners_call_runs_again_if_it_may_run_twice(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", **TWICE)
     upstream.tool(ask)
     asked = await one.client().call()
@@ -80,10 +80,10 @@ async def test_a_dead_owners_call_runs_again_where_it_may(upstream: FakeUpstream
 
 
 @pytest.mark.parametrize("slower", ["stream", "answer"])
-async def test_a_call_taken_over_runs_again_once_though_its_stream_and_its_answer_both_find_it_lost(
+async def test_a_call_taken_over_runs_again_once_if_its_stream_and_its_answer_both_fail(
     upstream: FakeUpstream, cluster: Cluster, slower: str
 ) -> None:
-    """Both then look up whether the tool may run twice. The slower of them must not send the call once more."""
+    """Both then look up whether the tool may run twice. The slower one must not send the call again."""
     one, two = await cluster.begin("gw-1", "gw-2")
     upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
 
@@ -128,7 +128,7 @@ def calls_of(stand: Stand) -> list[str]:
     return [task.get_name() for task in stand.gateway.tasks._running if task.get_name() == "call"]
 
 
-async def test_concurrent_retries_at_two_replicas_meet_at_one_candidate(
+async def test_concurrent_retries_at_two_replicas_reach_the_same_candidate(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", **TWICE)
@@ -188,7 +188,7 @@ async def test_an_owner_that_restarted_no_longer_holds_its_calls(upstream: FakeU
     assert steps(again).get("replayed", 0) + steps(two).get("replayed", 0) == 1
 
 
-async def test_a_restarted_owner_that_is_asked_itself_runs_it_again_too(
+async def test_a_restarted_owner_that_gets_the_retry_itself_runs_the_call_again(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     (one,) = await cluster.begin("gw-1", **TWICE)
@@ -236,7 +236,7 @@ async def test_a_stream_whose_owner_dies_ends_with_one_final_message(
     assert reply.data.count(b"text/event-stream") == 0
 
 
-async def test_a_stream_that_began_here_goes_on_with_the_candidates_whole_reply(
+async def test_a_stream_begun_on_this_replica_continues_with_the_candidates_whole_reply(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     """The owner streamed, the candidate sends one body: the client reads it as the last event."""
@@ -264,7 +264,7 @@ async def test_a_stream_that_began_here_goes_on_with_the_candidates_whole_reply(
     assert second.asked[0].peer_request.to == "gw-3"
 
 
-async def test_a_stream_that_began_here_goes_on_with_the_candidates_stream(
+async def test_a_stream_begun_on_this_replica_continues_with_the_candidates_stream(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     async def owner(asked: Asked) -> None:
@@ -290,7 +290,7 @@ async def test_a_stream_that_began_here_goes_on_with_the_candidates_stream(
     assert b"HTTP/1.1" not in reply.data, "one head, although two replicas wrote the stream"
 
 
-async def test_an_owner_that_restarted_takes_its_former_call_over_in_its_turn(
+async def test_a_restarted_owner_takes_its_former_call_over_as_a_candidate(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     async def script(asked: Asked) -> None:
@@ -317,8 +317,10 @@ async def served_as_candidate(asked: Asked) -> None:
     assert peer_request.kind == "heir"
 
 
-async def test_a_dead_candidate_is_skipped_and_asked_again_at_once(upstream: FakeUpstream, cluster: Cluster) -> None:
-    """It may be back, and have taken the call from another replica."""
+async def test_a_dead_candidate_is_skipped_and_asked_again_by_the_next_retry(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    """It may be back, and may have taken the call over."""
     port = free_port()
     (one,) = await cluster.begin(
         "gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}", "gw-3": f"127.0.0.1:{port}"}, **TWICE
@@ -332,10 +334,10 @@ async def test_a_dead_candidate_is_skipped_and_asked_again_at_once(upstream: Fak
     assert (await one.client().answer(second)).error["message"] == "heir"
 
 
-async def test_a_silent_candidate_is_skipped_and_not_asked_again_at_once(
+async def test_a_silent_candidate_is_skipped_and_not_asked_by_the_next_retry(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
-    """Else every retry would wait for it."""
+    """Otherwise every retry would wait for it."""
     port = free_port()
     (one,) = await cluster.begin(
         "gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}", "gw-3": f"127.0.0.1:{port}"}, **TWICE
@@ -362,7 +364,7 @@ async def test_a_stalled_candidate_is_skipped(upstream: FakeUpstream, cluster: C
     assert bytes(silent.received[0]).endswith(b"\r\n\r\n"), "it was given nothing"
 
 
-async def test_a_candidate_that_took_the_request_and_fell_silent_is_waited_for(
+async def test_a_candidate_that_took_the_request_and_fell_silent_is_not_skipped(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     """It may be working on the request, so no other replica may."""
@@ -429,7 +431,7 @@ async def test_a_takeover_that_asks_again_holds_the_call_until_it_is_answered(
     assert json.loads((await two.client().answer(again)).text) == ACCEPT
 
 
-async def test_a_full_replica_takes_nothing_over(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_replica_at_its_cap_takes_no_call_over(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", hold={"max_calls": 1}, **TWICE)
     upstream.tool(ask)
     asked = await one.client().call()
@@ -442,7 +444,7 @@ async def test_a_full_replica_takes_nothing_over(upstream: FakeUpstream, cluster
     assert json.loads((await two.client().answer(asked)).text) == ACCEPT
 
 
-async def test_a_stranger_cannot_take_a_call_over(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_another_principal_cannot_have_a_call_taken_over(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", **TWICE)
     upstream.tool(ask)
     asked = await one.client(jwt(iss="i", sub="ada")).call()

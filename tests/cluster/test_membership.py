@@ -7,7 +7,7 @@ import pytest
 
 from gateway.cluster import membership
 from gateway.cluster.membership import Membership
-from gateway.config import Replica
+from gateway.config import InForce, Replica
 from gateway.protocol.errors import OwnerSilent
 from gateway.runtime.tasks import Tasks
 from tests.support.fake_name_service import EXCHANGES, IDS, PEERS, FakeClock, FakeNameService, static, worker
@@ -16,27 +16,29 @@ from tests.support.fake_name_service import EXCHANGES, IDS, PEERS, FakeClock, Fa
 
 
 async def test_a_replica_without_peers_is_alone(tasks: Tasks) -> None:
-    lone = Membership(Replica(id="gw-1"), None, tasks, FakeNameService().ask_name)
+    lone = Membership(InForce(Replica(id="gw-1")), None, tasks, FakeNameService().ask_name)
     assert (lone.own, lone.host, lone.alone) == ("gw-1", "gw-1", True)
     assert await lone.candidates("e") == ["gw-1"]
     with pytest.raises(OwnerSilent, match=r"not among replica\.peers of gw-1"):
         await lone.address("gw-2")
     assert static("gw-1", tasks, {"gw-1": "127.0.0.1:1"}).alone, "it is its only peer"
-    assert Membership(Replica(id="gw-1"), worker(0, 1), tasks, FakeNameService().ask_name).alone
+    assert Membership(InForce(Replica(id="gw-1")), worker(0, 1), tasks, FakeNameService().ask_name).alone
     for accompanied in (
         static("gw-1", tasks),
-        Membership(Replica(id="gw-1", peers_dns="a:1"), None, tasks, FakeNameService().ask_name),
-        Membership(Replica(id="gw-1"), worker(0, 2), tasks, FakeNameService().ask_name),
+        Membership(InForce(Replica(id="gw-1", peers_dns="a:1")), None, tasks, FakeNameService().ask_name),
+        Membership(InForce(Replica(id="gw-1")), worker(0, 2), tasks, FakeNameService().ask_name),
     ):
         assert not accompanied.alone
 
 
-async def test_without_an_id_the_host_gives_its_name(tasks: Tasks) -> None:
-    assert Membership(Replica(), None, tasks, FakeNameService().ask_name).own == socket.gethostname()
-    assert Membership(Replica(), worker(2), tasks, FakeNameService().ask_name).own == f"{socket.gethostname()}#2"
+async def test_without_a_configured_id_the_host_name_is_the_id(tasks: Tasks) -> None:
+    assert Membership(InForce(Replica()), None, tasks, FakeNameService().ask_name).own == socket.gethostname()
+    assert (
+        Membership(InForce(Replica()), worker(2), tasks, FakeNameService().ask_name).own == f"{socket.gethostname()}#2"
+    )
 
 
-async def test_an_address_comes_from_the_configuration_and_from_nowhere_else(tasks: Tasks) -> None:
+async def test_an_address_comes_only_from_the_configuration(tasks: Tasks) -> None:
     members = static("gw-1", tasks)
     for name in IDS[1:]:
         assert await members.address(name) == PEERS[name]
@@ -54,7 +56,7 @@ async def test_an_address_comes_from_the_configuration_and_from_nowhere_else(tas
 # -- failover candidates -------------------------------------------------------------------------------------------
 
 
-async def test_all_members_put_the_candidates_of_an_exchange_into_one_order(tasks: Tasks) -> None:
+async def test_all_members_put_the_candidates_of_an_exchange_into_the_same_order(tasks: Tasks) -> None:
     everybody = [static(name, tasks) for name in IDS]
     everybody.append(static("gw-3", tasks, dict(reversed(PEERS.items()))))
     for exchange in EXCHANGES:
@@ -63,7 +65,7 @@ async def test_all_members_put_the_candidates_of_an_exchange_into_one_order(task
         assert sorted(*orders) == sorted(IDS)
 
 
-async def test_each_exchange_has_an_order_of_its_own(tasks: Tasks) -> None:
+async def test_each_exchange_has_its_own_order(tasks: Tasks) -> None:
     members = static("gw-1", tasks, {name: PEERS[name] for name in IDS[:3]})
     orders = [tuple(await members.candidates(exchange)) for exchange in EXCHANGES]
     assert set(orders) == set(itertools.permutations(IDS[:3]))
@@ -80,7 +82,7 @@ async def test_a_missing_member_does_not_change_the_order_of_the_others(tasks: T
         assert await four.candidates(exchange) == [name for name in order if name != "gw-4"]
 
 
-async def test_only_the_own_host_expands_to_its_workers(tasks: Tasks) -> None:
+async def test_only_a_hosts_own_candidates_include_its_workers(tasks: Tasks) -> None:
     mine = [static("gw-2", tasks, worker=worker(number)) for number in range(3)]
     other = static("gw-1", tasks)
     assert [each.own for each in mine] == ["gw-2#0", "gw-2#1", "gw-2#2"]
@@ -109,7 +111,7 @@ async def test_workers_reach_one_another_over_their_sockets(tasks: Tasks) -> Non
     assert worker(1).socket("admin") == "unix:/run/gw/admin-1.sock"
 
 
-async def test_a_host_knows_its_own(tasks: Tasks) -> None:
+async def test_a_host_recognises_its_own_members(tasks: Tasks) -> None:
     for members in (static("gw-2", tasks), static("gw-2", tasks, worker=worker(1))):
         assert all(members.is_own_host(name) for name in ("gw-2", "gw-2#0", "gw-2#9"))
         assert not any(members.is_own_host(name) for name in ("", "gw-1", "gw-22", "gw-2.x", "gw-1#gw-2"))
@@ -118,7 +120,7 @@ async def test_a_host_knows_its_own(tasks: Tasks) -> None:
 # -- silent and dead members ---------------------------------------------------------------------------------------
 
 
-async def test_a_silent_member_is_passed_over_for_a_while(tasks: Tasks, clock: FakeClock) -> None:
+async def test_a_silent_member_is_skipped_for_a_while(tasks: Tasks, clock: FakeClock) -> None:
     members = static("gw-1", tasks)
     assert not members.was_silent("gw-2")
     members.note_silent("gw-2")
@@ -133,13 +135,20 @@ async def test_a_silent_member_is_passed_over_for_a_while(tasks: Tasks, clock: F
     assert not members.was_silent("gw-2")
 
 
+async def test_a_reload_forgets_which_members_were_silent(tasks: Tasks) -> None:
+    members = static("gw-1", tasks)
+    members.note_silent("gw-2")
+    members._in_force.replace(Replica(id="gw-1", listen="127.0.0.1:1", peers=PEERS))
+    assert not members.was_silent("gw-2")
+
+
 async def test_a_member_that_refused_is_asked_again_at_once(tasks: Tasks) -> None:
     members = static("gw-1", tasks)
     members.forget_address("gw-2")
     assert not members.was_silent("gw-2")
 
 
-async def test_the_memory_of_the_silent_is_bounded(tasks: Tasks, clock: FakeClock) -> None:
+async def test_the_number_of_remembered_silent_members_is_bounded(tasks: Tasks, clock: FakeClock) -> None:
     members = static("gw-1", tasks)
     for number in range(1000):
         members.note_silent(f"gw-{number}")

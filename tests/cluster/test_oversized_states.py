@@ -46,7 +46,7 @@ async def asked_much(upstream: FakeUpstream, stand: Stand, count: int, size: int
     ("count", "size", "gives_way"),
     [(2, 100, "nothing"), (5, 1000, "words"), (60, 100, "all")],
 )
-async def test_what_only_others_need_gives_way_in_a_state_that_is_too_large(
+async def test_a_state_that_is_too_large_drops_what_only_other_replicas_need(
     upstream: FakeUpstream, cluster: Cluster, count: int, size: int, gives_way: str
 ) -> None:
     limit = 4096
@@ -65,7 +65,7 @@ async def test_what_only_others_need_gives_way_in_a_state_that_is_too_large(
     assert reply.text == str(count), "the owner never needs it"
 
 
-async def test_without_its_words_a_round_is_taken_over_with_all_its_answers_only(
+async def test_a_round_without_the_text_of_its_questions_is_taken_over_only_with_all_answers(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", limits={"state_bytes": 4096}, **TWICE)
@@ -88,7 +88,9 @@ async def test_without_its_record_a_call_is_lost_with_its_owner(upstream: FakeUp
     assert len(two.gateway.lot) == two.held == 0
 
 
-async def test_a_record_that_does_not_fit_gives_way_to_the_cursor(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_record_that_does_not_fit_is_dropped_and_the_cursor_stays(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
     (one,) = await cluster.begin("gw-1", limits={"state_bytes": 4096}, **TWICE)
 
     async def tool(turn: Turn) -> None:
@@ -106,7 +108,7 @@ async def test_a_record_that_does_not_fit_gives_way_to_the_cursor(upstream: Fake
     assert (await one.client().answer(asked)).text == "2"
 
 
-async def test_a_route_that_holds_nothing_says_when_the_answers_do_not_fit(
+async def test_a_replay_route_reports_answers_that_do_not_fit_into_a_state(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     (one,) = await cluster.begin("gw-1", limits={"state_bytes": 4096}, route={"continuation": "replay"})
@@ -124,7 +126,7 @@ async def test_a_route_that_holds_nothing_says_when_the_answers_do_not_fit(
 
 @pytest.mark.parametrize("number", ["1e400", "1" * 5000], ids=["float", "integer"])
 @pytest.mark.parametrize("key", ["q", "unknown"])
-async def test_an_answer_that_cannot_be_read_takes_no_place_where_nothing_is_held(
+async def test_an_unreadable_answer_takes_no_place_on_a_replay_route(
     upstream: FakeUpstream, cluster: Cluster, key: str, number: str
 ) -> None:
     hold = {"max_calls": 1, "max_calls_per_principal": 1}
@@ -142,7 +144,7 @@ async def test_an_answer_that_cannot_be_read_takes_no_place_where_nothing_is_hel
     assert (await client.answer(asked)).result["resultType"] == "complete"
 
 
-async def test_whatever_fails_while_a_call_is_restored_its_place_is_free_again(
+async def test_a_failure_while_a_call_is_restored_frees_its_place(
     upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (one,) = await cluster.begin("gw-1", route={"continuation": "replay"})
@@ -150,7 +152,7 @@ async def test_whatever_fails_while_a_call_is_restored_its_place_is_free_again(
     asked = await one.client().call()
     for broken in ("handle", "restore"):
         with monkeypatch.context() as patched:
-            # No request is known to get here any more; the next bug must not cost a place for ever either.
+            # No known request gets here any more. The test keeps the next bug from occupying a place for ever.
             patched.setattr(Exchange, broken, Mock(side_effect=RuntimeError("a planted bug")))
             reply = await one.client().answer(asked)
         one.planted_bugs += 1
@@ -159,9 +161,7 @@ async def test_whatever_fails_while_a_call_is_restored_its_place_is_free_again(
     assert (await one.client().answer(asked)).result["resultType"] == "complete"
 
 
-async def test_half_an_emoji_goes_from_replica_to_replica_and_from_run_to_run(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
+async def test_unpaired_surrogates_survive_a_takeover_and_a_replay(upstream: FakeUpstream, cluster: Cluster) -> None:
     half = "cut \ud83d"
 
     async def tool(turn: Turn) -> None:

@@ -51,7 +51,7 @@ def refused(stand: Stand) -> dict[str, int]:
         (lambda: Keyring((KEY,), "peer").seal_bytes(b"\x90", b"reply"), "forged"),
     ],
 )
-async def test_what_no_replica_sealed_is_refused_without_a_word(
+async def test_a_request_that_no_replica_sealed_is_refused_without_a_reason(
     upstream: FakeUpstream, cluster: Cluster, body: Callable[[], bytes], why: str
 ) -> None:
     (one,) = await cluster.begin("gw-1")
@@ -63,7 +63,7 @@ async def test_what_no_replica_sealed_is_refused_without_a_word(
     assert upstream.seen == []
 
 
-async def test_a_request_that_comes_again_is_refused(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_replayed_request_is_refused(upstream: FakeUpstream, cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1")
     upstream.tool(ask)
     asked = await one.client().call()
@@ -82,7 +82,7 @@ async def test_a_request_that_comes_again_is_refused(upstream: FakeUpstream, clu
     assert len(upstream.of("answer")) == 1
 
 
-async def test_the_peer_port_serves_nothing_else(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_the_peer_port_serves_only_peer_requests(upstream: FakeUpstream, cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1")
     base = f"http://{cluster.peers['gw-1']}"
     headers, body = one.client().build("tools/call", {"name": "tool", "arguments": {}})
@@ -96,7 +96,7 @@ async def test_the_peer_port_serves_nothing_else(upstream: FakeUpstream, cluster
     async with cluster.http.post(base + "/peer", data=io.BytesIO(bytes(5_000_000))) as response:
         assert (response.status, await response.read()) == (413, b"")
     assert upstream.seen == []
-    # Nor does the clients' port let a replica in.
+    # The clients' port does not accept peer requests either.
     async with cluster.http.post(one.url.replace("/mcp", "/peer"), data=sealed()) as response:
         assert response.status == 404
     async with cluster.http.post(one.url, data=sealed()) as response:
@@ -104,16 +104,16 @@ async def test_the_peer_port_serves_nothing_else(upstream: FakeUpstream, cluster
     assert upstream.words == ["raw"], "it is no modern request: what it is, is the upstream's to say"
 
 
-async def test_a_replica_says_who_it_is_to_replicas_only(cluster: Cluster) -> None:
+async def test_a_replica_tells_its_id_only_to_replicas(cluster: Cluster) -> None:
     await cluster.begin("gw-1", "gw-2")
     assert await frames_of(cluster, "gw-2", peer_request_for("", "who")) == [Identity("gw-2")]
 
 
 @pytest.mark.parametrize("kind", ["owner", "heir", "resume"])
-async def test_a_request_for_a_third_replica_goes_no_further(
+async def test_a_request_for_a_third_replica_is_not_forwarded(
     upstream: FakeUpstream, cluster: Cluster, kind: messages.Kind
 ) -> None:
-    """Threat 20: A -> B -> A, or on to anybody else."""
+    """Threat 20: A -> B -> A, or on to a third replica."""
 
     async def never(asked: Asked) -> None:
         raise AssertionError("it was asked")
@@ -129,7 +129,7 @@ async def test_a_request_for_a_third_replica_goes_no_further(
     assert third.connections == 0
     assert (asked_peers(one), asked_peers(two)) == ({}, {})
     assert "answer" not in upstream.words
-    # The owner itself serves it, whatever the request says of its receiver: the call is here.
+    # The owner holds the call, so it serves the request, whatever receiver the request names.
     (head, data, end) = await frames_of(cluster, "gw-1", peer_request_for("gw-1", "owner", asked, client))
     assert isinstance(head, Head)
     assert isinstance(data, Data)
@@ -137,7 +137,7 @@ async def test_a_request_for_a_third_replica_goes_no_further(
     assert (head.status, end.outcome) == (200, "complete")
 
 
-async def test_a_request_for_a_worker_that_is_not_there_is_no_loop(cluster: Cluster, upstream: FakeUpstream) -> None:
+async def test_a_request_for_a_missing_worker_does_not_loop(cluster: Cluster, upstream: FakeUpstream) -> None:
     one, two = await cluster.begin("gw-1", "gw-2")
     upstream.tool(ask)
     asked = await orphan(one, "gw-2#1")
@@ -145,7 +145,7 @@ async def test_a_request_for_a_worker_that_is_not_there_is_no_loop(cluster: Clus
     assert asked_peers(two) == {"dead": 1}
 
 
-async def test_a_hop_with_a_foreign_path_or_a_bad_body_is_answered_as_a_client_would_be(
+async def test_a_peer_request_with_a_wrong_path_or_body_gets_the_errors_of_a_client(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     await cluster.begin("gw-1")

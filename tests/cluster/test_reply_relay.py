@@ -29,7 +29,7 @@ from tests.support.replicas import (
 from tests.support.workbench import ACCEPT, Reply
 
 
-async def test_a_stream_goes_over_while_it_runs(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_stream_is_relayed_while_it_runs(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2")
     go = asyncio.Event()
 
@@ -64,7 +64,7 @@ async def test_a_stream_goes_over_while_it_runs(upstream: FakeUpstream, cluster:
     assert (await asyncio.wait_for(upstream.saw("tools/call"), DEADLINE))[0].cut.is_set() is False
 
 
-async def test_keep_alives_of_a_silent_call_come_through(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_keep_alives_of_a_silent_call_are_relayed(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", timeouts={"keepalive_seconds": 0.05})
     gate = Gate(upstream)
     asked = await one.client().call()
@@ -84,7 +84,7 @@ async def test_keep_alives_of_a_silent_call_come_through(upstream: FakeUpstream,
 @pytest.mark.parametrize(
     ("status", "headers"), [(429, {"Retry-After": "7"}), (401, {"WWW-Authenticate": "X"}), (200, {})]
 )
-async def test_whatever_a_replica_answers_is_passed_on(
+async def test_every_reply_of_a_replica_is_relayed(
     upstream: FakeUpstream, cluster: Cluster, status: int, headers: dict[str, str]
 ) -> None:
     result = {"resultType": "complete", **text("é")}
@@ -113,7 +113,7 @@ async def test_whatever_a_replica_answers_is_passed_on(
     )
 
 
-async def test_a_large_result_comes_over_whole(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_large_result_is_relayed_completely(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2")
     large = "x" * 3_000_000 + "é"
 
@@ -133,7 +133,7 @@ async def test_a_large_result_comes_over_whole(upstream: FakeUpstream, cluster: 
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_an_owner_that_stops_in_its_reply_is_stalled_and_the_stream_ends_well(
+async def test_an_owner_that_stops_during_its_reply_is_stalled_and_the_stream_ends_with_an_error(
     upstream: FakeUpstream, cluster: Cluster, *, streamed: bool
 ) -> None:
     async def script(asked: Asked) -> None:
@@ -247,7 +247,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("script", BROKEN)
-async def test_the_call_of_an_owner_that_breaks_off_and_dies_fails_over(
+async def test_a_call_fails_over_if_its_owner_dies_during_the_reply(
     upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
 ) -> None:
     peer = await cluster.fake(FakePeer(script, mortal=True))
@@ -263,10 +263,10 @@ async def test_the_call_of_an_owner_that_breaks_off_and_dies_fails_over(
 
 
 @pytest.mark.parametrize("script", BROKEN)
-async def test_an_owner_that_breaks_off_and_lives_keeps_its_call(
+async def test_an_owner_that_breaks_off_its_reply_and_is_alive_keeps_its_call(
     upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
 ) -> None:
-    """It is asked once more, in case only the connection died; then the client is told to come again."""
+    """It is asked once more, in case only the connection died; then the client is told to retry."""
     peer = await cluster.fake(FakePeer(script))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
     upstream.tool(ask)
@@ -276,7 +276,9 @@ async def test_an_owner_that_breaks_off_and_lives_keeps_its_call(
     assert len(peer.asked) == 2
 
 
-async def test_a_reply_that_ends_in_another_versions_word_is_whole(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_reply_with_an_outcome_of_another_version_is_complete(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
     async def script(asked: Asked) -> None:
         await asked.take()
         await asked.begin()

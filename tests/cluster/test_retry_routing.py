@@ -85,7 +85,7 @@ async def test_every_round_may_reach_another_replica(upstream: FakeUpstream, clu
     assert [steps(each) for each in stands] == [{"held": 6}, {"forwarded": 2}, {"forwarded": 2}]
 
 
-async def test_an_owner_that_ends_says_so_through_others(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_stopping_owner_reports_that_through_other_replicas(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", hold={"drain_seconds": 0.05})
     gate = Gate(upstream)
     asked = await one.client().call()
@@ -99,7 +99,7 @@ async def test_an_owner_that_ends_says_so_through_others(upstream: FakeUpstream,
     gate.go.set()
 
 
-async def test_a_draining_replica_leaves_a_call_that_finds_no_place_its_leg(
+async def test_a_draining_replica_keeps_the_leg_of_a_call_that_cannot_be_parked(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     one, _ = await cluster.begin("gw-1", "gw-2", hold={"max_calls": 1})
@@ -127,7 +127,7 @@ async def test_a_draining_replica_leaves_a_call_that_finds_no_place_its_leg(
     assert mcp.CANCELLED not in upstream.words
 
 
-async def test_the_owner_hears_of_a_client_that_leaves_another_replica(
+async def test_the_owner_learns_that_a_client_of_another_replica_disconnected(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2")
@@ -144,7 +144,7 @@ async def test_the_owner_hears_of_a_client_that_leaves_another_replica(
     assert operations(two, "cancelled") == 1
 
 
-async def test_a_client_that_comes_back_within_the_grace_finds_its_call(
+async def test_a_client_that_returns_within_the_grace_period_finds_its_call(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", hold={"grace_seconds": 60})
@@ -188,7 +188,7 @@ async def test_other_answers_are_refused_through_another_replica_too(upstream: F
     assert (sample(one, "mcp_gateway_state_rejected_total", reason="answered"), two.held) == (1, 0)
 
 
-async def test_the_owner_believes_a_proxys_header_for_the_proxys_address(
+async def test_the_owner_trusts_a_proxys_header_by_the_proxys_address(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     """Clients come from 127.0.0.2, which is trusted; replicas speak to each other from 127.0.0.1, which is not."""
@@ -209,7 +209,7 @@ async def test_the_owner_believes_a_proxys_header_for_the_proxys_address(
     assert steps(two) == {"forwarded": 1}
 
 
-async def test_credentials_and_forwarded_headers_go_through_byte_for_byte(
+async def test_credentials_and_forwarded_headers_are_forwarded_byte_for_byte(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", route={"forward_headers": ["X-Tenant", "X-Empty"]})
@@ -228,7 +228,7 @@ async def test_credentials_and_forwarded_headers_go_through_byte_for_byte(
     assert stranger.outcome == (400, -32602, "invalid_request_state")
 
 
-async def test_a_route_that_holds_nothing_needs_no_peers(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_replay_route_needs_no_peers(upstream: FakeUpstream, cluster: Cluster) -> None:
     async def never(asked: Asked) -> None:
         raise AssertionError("it was asked")
 

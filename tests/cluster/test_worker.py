@@ -43,7 +43,7 @@ async def workers(cluster: Cluster, folder: Path, count: int, **sections: Any) -
     return list(cluster.stands.values())
 
 
-async def test_workers_reach_one_another_and_others_reach_them(
+async def test_workers_are_reached_by_siblings_and_by_other_hosts(
     upstream: FakeUpstream, cluster: Cluster, tmp_path: Path
 ) -> None:
     *own, other = await workers(cluster, tmp_path, 3)
@@ -60,7 +60,7 @@ async def test_workers_reach_one_another_and_others_reach_them(
     assert not any({"gone", "dead", "stalled", "broke"} & asked_peers(each).keys() for each in (*own, other))
 
 
-async def test_a_worker_passes_on_what_came_from_another_host_but_not_from_its_own(
+async def test_a_worker_forwards_requests_of_other_hosts_but_not_of_its_own(
     upstream: FakeUpstream, cluster: Cluster, tmp_path: Path
 ) -> None:
     *own, other = await workers(cluster, tmp_path, 2)
@@ -98,7 +98,7 @@ async def test_the_workers_of_a_candidate_host_agree_on_one_worker(
 async def test_the_calls_of_a_worker_that_dies_under_waiting_clients_fail_over(
     upstream: FakeUpstream, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """They wait at another host, which reaches it straight or through its sibling: the kernel chooses."""
+    """They wait at another host, which reaches it directly or through its sibling: the kernel chooses."""
     first, second, other = await workers(cluster, tmp_path, 2, **TWICE)
     gate = Gate(upstream)
     asked = [await first.client().call() for _ in range(6)]

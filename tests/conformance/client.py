@@ -1,4 +1,4 @@
-"""What a client scenario of the conformance suite starts: a gateway before the suite's server, and a modern client.
+"""The program that client scenarios of the conformance suite start: a gateway before the suite's server, and a client.
 
     MCP_CONFORMANCE_SCENARIO=tools_call python -m tests.conformance.client http://localhost:PORT/mcp
 
@@ -28,7 +28,7 @@ async def tools_call(client: Wire) -> None:
 
 
 async def elicitation_defaults(client: Wire) -> None:
-    """A client answers with the defaults of the form that reached it: the gateway must not lose one."""
+    """A client answers with the defaults of the form, so the gateway must not lose one."""
     asked = await client.call("test_client_elicitation_defaults")
     (key,) = asked.asks
     properties: dict[str, Any] = asked.result["inputRequests"][key]["params"]["requestedSchema"]["properties"]

@@ -1,4 +1,4 @@
-"""The official suite's client scenarios of 2025-11-25, all but those about authorization, judge our upstream side."""
+"""The official suite's client scenarios of 2025-11-25, except those about authorization, check the upstream side."""
 
 import asyncio
 import json
@@ -24,13 +24,13 @@ FROM_2026 = {
     "sep-2106-client-conditional-keywords-preserved",
     "sep-2106-client-anchor-keyword-preserved",
 }
-"""Which the suite may leave out for this version."""
+"""Scenarios that the suite may leave out for this version."""
 LATE = "client-sse-retry-timing"
-"""A warning: 200 ms later than `retry` said, which a busy machine may be. Too early or twice as late is a failure."""
+"""A warning for a reconnection 200 ms later than `retry`, as on a busy machine. Too early or twice as late fails."""
 
 
 async def suite(*arguments: str | Path) -> tuple[int, str]:
-    """Run it; exit code and all that it printed."""
+    """Run the suite; return its exit code and its output."""
     process = await asyncio.create_subprocess_exec(
         NODE, SUITE, *arguments, cwd=REPOSITORY, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -40,7 +40,7 @@ async def suite(*arguments: str | Path) -> tuple[int, str]:
 
 
 async def judged(name: str, client: str, folder: Path) -> tuple[int, str, list[dict[str, Any]]]:
-    """Exit code, output and checks of one scenario."""
+    """Run one scenario; return its exit code, output and checks."""
     code, printed = await suite(
         "client", "--command", client, "--scenario", name, *SPEC, "--timeout", "20000", "-o", folder
     )
@@ -60,13 +60,13 @@ async def test_the_upstream_side_conforms_to_2025_11_25(name: str, tmp_path: Pat
     assert code == 0 or warned, printed
 
 
-async def test_no_scenario_is_left_out() -> None:
+async def test_every_scenario_of_the_suite_is_run() -> None:
     _, printed = await suite("list", "--client", *SPEC)
     named = {line.split()[1] for line in printed.splitlines() if line.startswith("  - ")}
     assert {name for name in named if not name.startswith("auth/")} == set(SCENARIOS)
 
 
-async def test_a_client_that_does_nothing_fails(tmp_path: Path) -> None:
+async def test_a_client_that_does_nothing_fails_the_suite(tmp_path: Path) -> None:
     """The counter-check: the suite can fail."""
     code, _, checks = await judged("tools_call", "true", tmp_path)
     assert code != 0

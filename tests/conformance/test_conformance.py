@@ -1,4 +1,4 @@
-"""The official conformance suite, strictly, against an old server behind the gateway.
+"""The official conformance suite, strictly, against a legacy server behind the gateway.
 
 `--strict` counts a warning as a failure; without it three scenarios pass against a dead address.
 """
@@ -30,7 +30,7 @@ async def run_suite(url: str, *options: str) -> tuple[int, list[str]]:
 
 
 WARM = 8
-"""The suite gives an answer half a second, in which Python does not start, and has many sets of capabilities."""
+"""Start processes in advance: the suite waits half a second for an answer, and uses many sets of capabilities."""
 WITHOUT_NGINX = pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
 
 
@@ -41,7 +41,7 @@ WITHOUT_NGINX = pytest.mark.skipif(not installed("nginx"), reason="apt install n
         pytest.param(cluster, id="three replicas behind nginx", marks=WITHOUT_NGINX),
     ],
 )
-async def test_an_old_server_behind_the_gateway_conforms_to_2026_07_28(
+async def test_a_legacy_server_behind_the_gateway_conforms_to_2026_07_28(
     front: Callable[[str], AbstractAsyncContextManager[Front]],
 ) -> None:
     async with old_server("conformance") as server, front(server.url) as gw:
@@ -51,7 +51,7 @@ async def test_an_old_server_behind_the_gateway_conforms_to_2026_07_28(
     assert code == 0
 
 
-async def test_old_clients_find_the_old_server_as_it_is() -> None:
+async def test_the_scenarios_of_2025_11_25_pass_as_without_the_gateway() -> None:
     """The scenarios of 2025-11-25 pass through the gateway exactly as they do without it."""
     async with old_server("conformance") as direct, old_server("conformance") as server, gateway(server.url) as gw:
         old = ("--spec", "2025-11-25")
@@ -61,7 +61,7 @@ async def test_old_clients_find_the_old_server_as_it_is() -> None:
     assert without[1][-1] == "33 of 33 scenarios passed"
 
 
-async def test_an_old_server_over_stdio_conforms_too() -> None:
+async def test_a_legacy_server_over_stdio_conforms_too() -> None:
     async with gateway({**stdio_upstream("conformance"), "warm": WARM}) as gw:
 
         async def warmed() -> bool:
@@ -74,7 +74,7 @@ async def test_an_old_server_over_stdio_conforms_too() -> None:
     assert code == 0
 
 
-async def test_the_same_server_without_the_gateway_does_not() -> None:
+async def test_a_legacy_server_without_the_gateway_does_not_conform() -> None:
     """The counter-check: the runner can fail."""
     async with old_server("conformance") as server:
         code, lines = await run_suite(server.url, "--only", "input-required-result-basic-elicitation")

@@ -1,4 +1,4 @@
-"""What nginx and HAProxy do with the files of deploy/, seen from behind: a replica here only writes down.
+"""What nginx and HAProxy do with the files of deploy/, seen from a replica that only records.
 
 The real gateways behind them are in tests/e2e/test_replicas.py.
 """
@@ -31,7 +31,7 @@ Handler = Callable[["Replica", web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass
 class Replica:
-    """Stands where a gateway would, for clients and for probes."""
+    """Takes the place of a gateway, for clients and for health checks."""
 
     name: str
     handler: Handler
@@ -67,7 +67,7 @@ class Replica:
 
 @dataclass
 class Row:
-    """A balancer, what is behind it, and a client."""
+    """A balancer, the replicas behind it, and a client."""
 
     balancer: Balancer
     replicas: list[Replica]
@@ -88,7 +88,7 @@ class Row:
 
 @asynccontextmanager
 async def row(name: BalancerName, handler: Handler, *, count: int = 2, dead: int = 0) -> AsyncIterator[Row]:
-    """Put a balancer before so many replicas, and before some addresses where nobody is."""
+    """Put a balancer before so many replicas, and before some addresses without a process."""
     replicas = [Replica(f"gw-{number}", handler) for number in range(1, count + 1)]
     nobody = [Place(f"gone-{number}", *[f"127.0.0.1:{free_port()}"] * 2) for number in range(1, dead + 1)]
     async with AsyncExitStack() as stack:
@@ -124,7 +124,7 @@ async def stream_until_left(replica: Replica, request: web.Request) -> web.Strea
     await response.prepare(request)
     await response.write(b"data: 1\n\n")
     try:
-        await replica.more.wait()  # the first event might go out with the head
+        await replica.more.wait()  # the first event might be sent with the head
         await response.write(b"data: 2\n\n")
         await asyncio.Event().wait()
     finally:
@@ -141,7 +141,7 @@ async def be_silent(replica: Replica, request: web.Request) -> web.StreamRespons
 
 
 @pytest.mark.parametrize("name", FILES)
-async def test_one_connection_is_no_reason_to_stay_with_a_replica(name: BalancerName) -> None:
+async def test_requests_of_one_connection_go_to_different_replicas(name: BalancerName) -> None:
     async with row(name, say_name, count=3) as r:
         said = [await r.post(headers=CALLER) for _ in range(6)]
     assert [text for _, text in said] == ["gw-1", "gw-2", "gw-3"] * 2
@@ -170,7 +170,7 @@ async def test_headers_reach_the_replica(name: BalancerName) -> None:
 async def test_the_largest_body_passes_and_one_byte_more_does_not(name: BalancerName) -> None:
     async with row(name, say_name) as r, asyncio.timeout(WAIT_SECONDS):
         assert (await r.post(io.BytesIO(b"x" * LIMIT)))[0] == 200
-        # Refused by its length, before a byte of it was sent.
+        # Refused by its length, before a byte of the body was sent.
         reader, writer = await r.connect()
         writer.write(b"POST /mcp HTTP/1.1\r\nHost: mcp.example.com\r\nContent-Length: %d\r\n\r\n" % (LIMIT + 1))
         assert (await reader.readline()).split()[1] == b"413"
@@ -192,7 +192,7 @@ async def test_a_request_that_could_not_be_sent_goes_to_another_replica(name: Ba
 
 
 @pytest.mark.parametrize("name", FILES)
-async def test_an_event_comes_when_it_is_written_and_leaving_is_passed_on(name: BalancerName) -> None:
+async def test_an_event_is_not_buffered_and_a_disconnect_reaches_the_replica(name: BalancerName) -> None:
     async with row(name, stream_until_left, count=1) as r, asyncio.timeout(WAIT_SECONDS):
         async with r.http.post(r.url, data=b"{}") as response:
             assert await response.content.readuntil(b"\n\n") == b"data: 1\n\n"
@@ -204,7 +204,7 @@ async def test_an_event_comes_when_it_is_written_and_leaving_is_passed_on(name: 
 
 @pytest.mark.parametrize("pieces", [1, 2], ids=["in one segment", "head and body apart"])
 @pytest.mark.parametrize("name", FILES)
-async def test_leaving_before_the_reply_is_passed_on(name: BalancerName, pieces: int) -> None:
+async def test_a_disconnect_before_the_reply_reaches_the_replica(name: BalancerName, pieces: int) -> None:
     head, body = b"POST /mcp HTTP/1.1\r\nHost: mcp.example.com\r\nContent-Length: 2\r\n\r\n", b"{}"
     async with row(name, be_silent, count=1) as r, asyncio.timeout(WAIT_SECONDS):
         _, writer = await r.connect()
@@ -217,7 +217,7 @@ async def test_leaving_before_the_reply_is_passed_on(name: BalancerName, pieces:
         await r.replicas[0].left.wait()
 
 
-async def test_haproxy_leaves_out_a_replica_that_drains() -> None:
+async def test_haproxy_skips_a_draining_replica() -> None:
     async with row("haproxy", say_name) as r, asyncio.timeout(WAIT_SECONDS):
         r.replicas[0].is_ready = False
         while {(await r.post())[1] for _ in range(4)} != {"gw-2"}:

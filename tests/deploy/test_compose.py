@@ -1,4 +1,4 @@
-"""What deploy/compose ships is right as far as it can be told without Docker; tests/e2e/test_container.py runs it."""
+"""Checks deploy/compose as far as that is possible without Docker; tests/e2e/test_container.py runs it."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ ENVIRONMENT = {"MRTR_UPSTREAM": "http://old-server:9000/mcp", "MRTR_STATE_KEY": 
 
 
 def services(folder: str) -> dict[str, dict[str, Any]]:
-    """Those that are gateways."""
+    """The services that are gateways."""
     return {name: each for name, each in read(folder, ENVIRONMENT)["services"].items() if "build" in each}
 
 
@@ -40,12 +40,12 @@ def check(path: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_the_file_is_one_of_compose(folder: str) -> None:
+def test_each_compose_file_matches_the_schema(folder: str) -> None:
     code, said = check(FOLDERS[folder] / "compose.yaml")
     assert code == 0, said
 
 
-def test_a_wrong_file_would_be_refused(tmp_path: Path) -> None:
+def test_an_invalid_compose_file_does_not_match_the_schema(tmp_path: Path) -> None:
     wrong = tmp_path / "compose.yaml"
     wrong.write_text((FOLDERS["gateway"] / "compose.yaml").read_text().replace("read_only:", "readonly:"))
     code, said = check(wrong)
@@ -54,7 +54,7 @@ def test_a_wrong_file_would_be_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("folder", "service"), EVERY)
-def test_the_configuration_loads_with_what_the_container_is_given(folder: str, service: str, tmp_path: Path) -> None:
+def test_the_configuration_loads_with_the_containers_environment(folder: str, service: str, tmp_path: Path) -> None:
     config = configuration(folder, service, tmp_path)
     assert config.routes[0].upstream.url == ENVIRONMENT["MRTR_UPSTREAM"]
     assert len(config.state.raw_keys()) == 1
@@ -80,19 +80,19 @@ def test_a_container_has_time_to_drain_and_no_more_rights_than_it_needs(
 
 
 def mounted(folder: str, service: str) -> list[str]:
-    """What is mounted and not a secret."""
+    """The mounts, without secrets."""
     options = podman_options(read(folder, ENVIRONMENT), service, FOLDERS[folder])
     return [option for option in options if option.startswith("--volume=") and "/run/secrets/" not in option]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_nothing_is_published_to_the_world(folder: str) -> None:
+def test_ports_are_published_only_to_this_host(folder: str) -> None:
     published = [port for each in read(folder, ENVIRONMENT)["services"].values() for port in each.get("ports", [])]
     assert published
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
-def test_what_must_be_given_is_asked_for() -> None:
+def test_a_missing_variable_is_an_error() -> None:
     for folder, name in (("gateway", "MRTR_UPSTREAM"), ("replicas", "MRTR_UPSTREAM"), ("replicas", "MRTR_STATE_KEY")):
         with pytest.raises(Unset):
             read(folder, {**ENVIRONMENT, name: ""})
@@ -116,7 +116,7 @@ def test_the_replicas_know_one_another(tmp_path: Path) -> None:
 # --- nginx ---
 
 
-def test_nginx_has_the_file_that_is_tested_elsewhere_with_other_addresses() -> None:
+def test_the_nginx_files_differ_only_in_addresses() -> None:
     theirs = FILES["nginx"].read_text()
     for number, name in enumerate(services("replicas"), start=1):
         theirs = replaced(theirs, f"10.0.0.1{number}:8080", f"{name}:8080")
@@ -124,9 +124,9 @@ def test_nginx_has_the_file_that_is_tested_elsewhere_with_other_addresses() -> N
 
 
 @pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
-def test_nginx_accepts_it(tmp_path: Path) -> None:
+def test_nginx_accepts_the_file(tmp_path: Path) -> None:
     balancer = Balancer("nginx", tmp_path, "127.0.0.1:20000")
-    # Names are looked up when the file is read; here they lead nowhere.
+    # Names are looked up when the file is read; here they do not resolve.
     text = re.sub(r"\bgw-(\d):8080", r"10.0.0.1\1:8080", (FOLDERS["replicas"] / "nginx.conf").read_text())
     balancer.configure([Place(name, f"127.0.0.1:{20000 + n}", "") for n, name in enumerate("ab")], text)
     done = subprocess.run(balancer.command(check=True), capture_output=True, text=True, check=False)
@@ -140,7 +140,7 @@ def test_every_configuration_names_its_schema() -> None:
         assert (folder / first.partition("$schema=")[2]).resolve().exists()
 
 
-def test_the_image_runs_by_a_configuration_of_its_own() -> None:
+def test_the_image_has_a_configuration() -> None:
     path = FOLDERS["gateway"].parents[1] / "container" / "config.yaml"
     config = load(path, ENVIRONMENT)
     assert (config.listen, config.admin) == ("0.0.0.0:8080", "0.0.0.0:9090")

@@ -1,4 +1,4 @@
-"""The balancers' files of deploy/ are right as far as their programs tell; tests/e2e/test_replicas.py runs them."""
+"""Checks the balancers' files of deploy/ with their own programs; tests/e2e/test_replicas.py runs them."""
 
 import json
 import os
@@ -19,7 +19,7 @@ DEFAULTS = parse("routes: [{upstream: {url: 'http://127.0.0.1:9000/mcp'}}]", "de
 
 
 def only(*names: BalancerName) -> list[Any]:
-    """Parameters for those that are installed."""
+    """Parameters for the installed balancers."""
     return [
         pytest.param(name, marks=pytest.mark.skipif(not installed(name), reason=f"apt install {name}"))
         for name in names
@@ -44,7 +44,7 @@ def test_the_balancer_accepts_its_file(name: BalancerName, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", only("nginx", "haproxy"))
-def test_the_balancer_would_refuse_a_wrong_file(name: BalancerName, tmp_path: Path) -> None:
+def test_the_balancer_refuses_an_invalid_file(name: BalancerName, tmp_path: Path) -> None:
     balancer = Balancer(name, tmp_path, "127.0.0.1:20000")
     balancer.configure(PLACES)
     balancer.configuration.write_text(balancer.configuration.read_text().replace("roundrobin", "x").replace("4m", "x"))
@@ -53,7 +53,7 @@ def test_the_balancer_would_refuse_a_wrong_file(name: BalancerName, tmp_path: Pa
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the file names paths and users that only root may use")
 @pytest.mark.parametrize("name", only("haproxy"))
-def test_haproxy_accepts_the_file_as_it_is(name: BalancerName) -> None:
+def test_haproxy_accepts_the_unchanged_file(name: BalancerName) -> None:
     found = program(name)
     assert found is not None
     code, said = verdict([found, "-c", "-f", str(FILES[name])])
@@ -62,7 +62,7 @@ def test_haproxy_accepts_the_file_as_it_is(name: BalancerName) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_only_addresses_and_paths_are_replaced_for_the_tests(name: BalancerName, tmp_path: Path) -> None:
-    """A line that the tests run and the file does not have would be tested in vain."""
+    """The tests must not run lines that the shipped file lacks."""
     shipped = FILES[name].read_text()
     places = [Place(f"gw-{number}", f"10.0.0.1{number}:8080", "10.0.0.1:9090") for number in (1, 2, 3)]
     used = CONFIGURATIONS[name](shipped, tmp_path, "127.0.0.1:80", places)
@@ -73,14 +73,14 @@ def test_only_addresses_and_paths_are_replaced_for_the_tests(name: BalancerName,
     assert theirs - ours == set() or os.geteuid() != 0
 
 
-def test_both_refuse_the_bodies_that_the_gateway_refuses() -> None:
+def test_both_balancers_refuse_the_bodies_that_the_gateway_refuses() -> None:
     limit = DEFAULTS.limits.body_bytes
     (nginx,) = re.findall(r"client_max_body_size (\d+)m;", FILES["nginx"].read_text())
     (haproxy,) = re.findall(r"req\.body_size gt (\d+)", FILES["haproxy"].read_text())
     assert (int(nginx) * 1024**2, int(haproxy)) == (limit, limit)
 
 
-def test_both_bear_more_silence_than_the_gateway_keeps() -> None:
+def test_both_balancers_wait_longer_than_the_keep_alive_interval() -> None:
     nginx, haproxy = FILES["nginx"].read_text(), FILES["haproxy"].read_text()
     patience = re.findall(r"proxy_read_timeout (\d+)s", nginx) + re.findall(
         r"timeout (?:server|client) (\d+)s", haproxy
@@ -103,7 +103,7 @@ def test_nginx_stores_nothing() -> None:
     assert re.findall(r"(?:proxy_buffering|proxy_cache|gzip) (\w+);", directives("nginx")) == ["off"] * 3
 
 
-def test_neither_sends_a_request_twice() -> None:
+def test_neither_balancer_sends_a_request_twice() -> None:
     assert re.findall(r"proxy_next_upstream (.*);", directives("nginx")) == ["error timeout"]
     assert re.findall(r"retry-on (.*)", directives("haproxy")) == ["conn-failure"]
 
@@ -115,7 +115,7 @@ WITH_SCHEMA = [path for path in sorted(DEPLOY.glob("**/*.yaml")) if SCHEMA_LINE.
 
 
 @pytest.mark.parametrize("path", WITH_SCHEMA, ids=lambda path: str(path.relative_to(DEPLOY)))
-def test_the_schema_that_a_file_names_is_there_and_accepts_it(path: Path) -> None:
+def test_the_schema_that_a_file_names_exists_and_accepts_it(path: Path) -> None:
     (named,) = SCHEMA_LINE.findall(path.read_text())
     schema = json.loads((path.parent / named).read_text())
     jsonschema.Draft202012Validator(schema).validate(yaml.safe_load(path.read_text()))

@@ -1,4 +1,4 @@
-"""The Dockerfile, its locks and scripts/image, as far as they can be judged without a build."""
+"""Checks the Dockerfile, its lock files and scripts/image as far as that is possible without a build."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def required(name: str) -> list[Requirement]:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_the_lock_agrees_with_what_is_required(name: str) -> None:
+def test_the_lock_file_satisfies_the_requirements(name: str) -> None:
     pins = locked(name)
     for requirement in required(name):
         assert canonicalize_name(requirement.name) in pins, f"{requirement}: run scripts/lock"
@@ -46,21 +46,21 @@ def test_the_lock_agrees_with_what_is_required(name: str) -> None:
         assert requirement.specifier.contains(version), f"{requirement}: run scripts/lock"
 
 
-def test_the_image_is_built_by_the_backend_that_the_project_names() -> None:
+def test_the_image_build_uses_the_projects_build_backend() -> None:
     backend = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     assert backend == [str(each) for each in required("requirements-build") if each.name == "hatchling"]
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_every_package_is_pinned_by_hashes_and_none_by_an_address(name: str) -> None:
+def test_every_package_is_pinned_by_hashes_and_none_by_a_url(name: str) -> None:
     assert all(count > 0 for _, count in locked(name).values())
     assert "://" not in LOCKS[name].read_text()
     assert "--index" not in LOCKS[name].read_text()
     assert not re.search(r"(?:^|[\s(])/\w", LOCKS[name].read_text()), "a path of the machine that wrote it"
 
 
-def test_the_locks_serve_several_architectures() -> None:
-    """A compiled package has dozens of files: a lock made of what one machine downloads has one of them."""
+def test_the_lock_files_cover_several_architectures() -> None:
+    """A compiled package has dozens of files; a lock file of one machine's downloads would have one of them."""
     assert all(locked("requirements")[name][1] > 20 for name in ("aiohttp", "cryptography", "msgspec", "uvloop"))
 
 
@@ -73,11 +73,11 @@ def hadolint(path: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_reports_nothing() -> None:
     assert hadolint(DOCKERFILE) == (0, "")
 
 
-def test_hadolint_would_have(tmp_path: Path) -> None:
+def test_hadolint_reports_a_wrong_dockerfile(tmp_path: Path) -> None:
     wrong = tmp_path / "Dockerfile"
     wrong.write_text(DOCKERFILE.read_text().replace("WORKDIR /src", "RUN cd /src"))
     code, said = hadolint(wrong)
@@ -85,8 +85,8 @@ def test_hadolint_would_have(tmp_path: Path) -> None:
     assert "DL3003" in said
 
 
-def test_only_what_is_copied_is_sent_to_the_builder() -> None:
-    """The first line of .dockerignore leaves everything out: what is let in again is what the Dockerfile copies."""
+def test_the_build_context_contains_only_copied_files() -> None:
+    """The first line of .dockerignore excludes everything; the other lines include what the Dockerfile copies."""
     ignore = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     assert ignore[0] == "*"
     let_in = {line[1:] for line in ignore if line.startswith("!")}
@@ -100,7 +100,7 @@ def test_only_what_is_copied_is_sent_to_the_builder() -> None:
 
 @pytest.fixture
 def fake_docker(tmp_path: Path) -> Path:
-    """A docker that only writes down its arguments and its secrets."""
+    """A docker that only records its arguments and its secrets."""
     program = tmp_path / "docker"
     program.write_text(
         f"#!{sys.executable}\n"
@@ -122,7 +122,7 @@ def image(*arguments: str, path: Path, **environment: str) -> subprocess.Complet
     )
 
 
-def test_the_build_is_told_of_another_index_and_no_argument_tells_it(fake_docker: Path) -> None:
+def test_the_build_gets_pips_index_as_a_secret_and_not_as_an_argument(fake_docker: Path) -> None:
     authority = fake_docker / "authority.pem"
     authority.write_text("an authority")
     done = image(
@@ -148,13 +148,13 @@ def test_the_build_is_told_of_another_index_and_no_argument_tells_it(fake_docker
     assert re.search(r"^VERSION=\d+\.\d+\.\d+", arguments, re.MULTILINE)
 
 
-def test_a_failure_of_the_builder_is_one_of_the_script(fake_docker: Path) -> None:
+def test_a_failed_build_fails_the_script(fake_docker: Path) -> None:
     (fake_docker / "docker").write_text("#!/bin/sh\nexit 5\n")
     assert image("--with", "docker", path=fake_docker).returncode == 5
 
 
 @pytest.mark.parametrize("arguments", [("--with", "tar"), ("--with",), ("one", "two")])
-def test_bad_usage_is_told(arguments: tuple[str, ...], fake_docker: Path) -> None:
+def test_bad_usage_is_reported(arguments: tuple[str, ...], fake_docker: Path) -> None:
     done = image(*arguments, path=fake_docker)
     assert done.returncode == 2
     assert "docker, podman, buildah" in done.stderr

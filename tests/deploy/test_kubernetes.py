@@ -1,4 +1,4 @@
-"""The manifests and the chart of deploy/: real kubectl and helm build them, the schemas of Kubernetes judge them.
+"""The manifests and the chart of deploy/: real kubectl and helm build them, the schemas of Kubernetes check them.
 
 What they mean together (ports, times, names) is compared with the configuration that their pods load.
 """
@@ -44,7 +44,7 @@ OLDEST = {"base": "1.25", "example": "1.25", "sidecar": "1.29", "chart": "1.25"}
 """The oldest Kubernetes that the README and the chart name."""
 NEWEST = "1.37"
 CUSTOM = {"PodMonitor", "PrometheusRule"}
-"""Kinds that Kubernetes itself does not know."""
+"""Kinds that are not part of Kubernetes itself."""
 MONITORED = ("--set", "monitoring.podMonitor=true", "--set", "monitoring.rules=true")
 OWN_NAMES = ("mrtr-gateway", "mrtr-gateway.default", "mrtr-gateway.default.svc")
 STRICT = {
@@ -88,7 +88,7 @@ def container_of(objects: Objects) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", ["oldest", NEWEST])
 @pytest.mark.parametrize("what", OLDEST)
-def test_kubernetes_would_accept_the_objects(what: str, version: str) -> None:
+def test_the_objects_match_the_kubernetes_schema(what: str, version: str) -> None:
     version = OLDEST[what] if version == "oldest" else version
     kinds = set()
     for (kind, _), one in built(what).items():
@@ -98,14 +98,14 @@ def test_kubernetes_would_accept_the_objects(what: str, version: str) -> None:
     assert kinds >= {"ConfigMap", "Deployment", "Service", "NetworkPolicy"}
 
 
-def test_kubernetes_would_refuse_a_key_that_is_misspelled() -> None:
+def test_a_misspelled_key_does_not_match_the_kubernetes_schema() -> None:
     wrong = copy.deepcopy(kustomize("base")["Service", "mrtr-gateway"])
     wrong["spec"]["sessionAffinty"] = wrong["spec"].pop("sessionAffinity")
     with pytest.raises(kubernetes_validate.ValidationError, match="sessionAffinty"):
         kubernetes_validate.validate(wrong, NEWEST, strict=True)
 
 
-def test_helm_finds_nothing_to_improve() -> None:
+def test_helm_lint_reports_nothing() -> None:
     said = run(HELM, "lint", "--strict", str(CHART))
     assert "0 chart(s) failed" in said
     assert "[WARNING]" not in said
@@ -120,25 +120,25 @@ def test_helm_finds_nothing_to_improve() -> None:
         ("{autoscaling: {max: 4}}", "additional properties 'max' not allowed"),
     ],
 )
-def test_the_chart_refuses_what_no_pod_could_start_with(values: str, complaint: str) -> None:
+def test_the_chart_refuses_values_with_which_no_pod_could_start(values: str, complaint: str) -> None:
     with pytest.raises(Refused, match=re.escape(complaint)):
         helm(values=values)
 
 
-def test_the_schema_of_the_values_is_what_its_script_prints() -> None:
+def test_the_schema_of_the_values_is_the_output_of_its_script() -> None:
     script = REPOSITORY / "scripts" / "print_values_schema"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     wanted = "run scripts/print_values_schema > deploy/helm/mrtr-gateway/values.schema.json"
     assert (CHART / "values.schema.json").read_text() == done.stdout, wanted
 
 
-def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
+def test_the_values_and_their_schema_have_the_same_keys() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert values.keys() == schema["properties"].keys() - {"global"}
 
 
-def test_the_version_is_the_gateways() -> None:
+def test_the_chart_has_the_gateways_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == chart["version"] == __version__
     for folder in ("example", "sidecar"):
@@ -146,7 +146,7 @@ def test_the_version_is_the_gateways() -> None:
         assert image["newTag"] == __version__
 
 
-def test_every_file_is_used() -> None:
+def test_every_manifest_is_in_a_kustomization() -> None:
     for folder in ("base", "example", "sidecar", "monitoring"):
         kustomization = KUBERNETES / folder / "kustomization.yaml"
         text = kustomization.read_text()
@@ -158,7 +158,7 @@ def test_every_file_is_used() -> None:
 
 
 def comparable(objects: Objects) -> Objects:
-    """Leave out what Helm and Kustomize each add in their own way: labels, digests, and the configuration's text."""
+    """Remove what Helm and Kustomize add in different ways: labels, digests, and the configuration's text."""
     ours = copy.deepcopy(objects)
     for (kind, _), one in ours.items():
         one["metadata"] = {"name": re.sub(r"-[0-9a-z]{10}$", "", one["metadata"]["name"])}
@@ -173,14 +173,14 @@ def comparable(objects: Objects) -> Objects:
     return ours
 
 
-def test_the_chart_makes_what_the_manifests_are() -> None:
+def test_the_chart_and_the_manifests_create_the_same_objects() -> None:
     assert comparable(helm()) == comparable(kustomize("base"))
     chart, base = gateway_of(helm()), gateway_of(kustomize("base"))
     assert replace(chart, security=base.security) == base, "only the chart knows its namespace"
     assert set(chart.security.allowed_hosts) > set(base.security.allowed_hosts)
 
 
-def test_two_releases_do_not_meet() -> None:
+def test_two_releases_do_not_interfere() -> None:
     one, other = helm(release="mrtr-gateway"), helm(release="second")
     assert not one.keys() & other.keys()
     assert labels_of(one) != labels_of(other, "second-mrtr-gateway")
@@ -189,13 +189,13 @@ def test_two_releases_do_not_meet() -> None:
     assert config.security.allowed_hosts[0] == "second-mrtr-gateway"
 
 
-def test_clients_may_come_by_the_name_that_helm_tells() -> None:
+def test_the_host_that_helm_prints_is_allowed() -> None:
     said = run(HELM, "install", "mrtr-gateway", str(CHART), "--dry-run=client", "--namespace", "mcp")
     (host,) = re.findall(r"connect to http://([^/]+)/mcp$", said, re.MULTILINE)
     assert host in gateway_of(helm("--namespace", "mcp")).security.allowed_hosts
 
 
-def test_the_readers_words_win_over_the_charts() -> None:
+def test_the_users_values_take_precedence_over_the_charts() -> None:
     values = """
         config:
           listen: 0.0.0.0:18080
@@ -262,7 +262,7 @@ def test_ports_names_and_labels_agree(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["base", "example", "sidecar"])
-def test_every_pod_is_a_replica_with_a_name_of_its_own_and_the_keys_of_all(folder: str) -> None:
+def test_every_pod_is_a_replica_with_its_own_name_and_the_shared_keys(folder: str) -> None:
     objects = kustomize(folder)
     config = gateway_of(objects)
     assert config.replica.id == POD_NAME
@@ -277,7 +277,7 @@ def test_every_pod_is_a_replica_with_a_name_of_its_own_and_the_keys_of_all(folde
     assert volumes[secret]["secret"]["defaultMode"] == 0o440
     (files,) = (volume["name"] for volume in volumes.values() if "configMap" in volume)
     assert container["args"] == ["serve", "--config", f"{mounts[files]}/gateway.yaml"]
-    # A mount below a read-only one cannot be made.
+    # A mount below a read-only mount is impossible.
     assert not any(
         one != other and one.startswith(f"{other}/") for one in mounts.values() for other in mounts.values()
     )
@@ -289,7 +289,7 @@ def test_no_secret_is_in_the_manifests() -> None:
 
 
 @pytest.mark.parametrize("folder", ["base", "example", "sidecar"])
-def test_the_gateway_may_do_nothing_but_serve(folder: str) -> None:
+def test_the_gateway_runs_with_the_fewest_privileges(folder: str) -> None:
     objects = kustomize(folder)
     (name,) = (name for (kind, name) in objects if kind == "Deployment")
     pod, container = pod_of(objects, name).get("securityContext", {}), container_of(objects)["securityContext"]
@@ -321,7 +321,7 @@ def test_a_pod_has_time_to_drain(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["base", "sidecar"])
-def test_probes_ask_what_the_gateway_answers(folder: str) -> None:
+def test_the_probes_use_the_gateways_health_checks(folder: str) -> None:
     container = container_of(kustomize(folder))
     admin = "gateway-admin" if folder == "sidecar" else "admin"
     probes = {name: container[name]["httpGet"] for name in container if name.endswith("Probe")}
@@ -338,7 +338,7 @@ def test_a_drain_is_noticed_before_new_calls_are_refused() -> None:
         assert probe["periodSeconds"] * probe["failureThreshold"] < config.hold.drain_delay_seconds
 
 
-def test_the_autoscaler_takes_one_pod_at_a_time_and_the_deployment_does_not_gainsay_it() -> None:
+def test_the_autoscaler_removes_one_pod_at_a_time_and_the_deployment_sets_no_replicas() -> None:
     objects = kustomize("base")
     scaler = objects["HorizontalPodAutoscaler", "mrtr-gateway"]["spec"]
     assert scaler["scaleTargetRef"]["name"] == "mrtr-gateway"
@@ -353,7 +353,7 @@ def test_the_autoscaler_takes_one_pod_at_a_time_and_the_deployment_does_not_gain
 # --- beside the server in one pod ---
 
 
-def test_the_sidecar_is_a_native_one_and_the_server_stays_as_it_was() -> None:
+def test_the_sidecar_is_native_and_the_server_is_unchanged() -> None:
     shipped = {
         one["kind"]: one for one in yaml.safe_load_all((KUBERNETES / "sidecar" / "old-server.yaml").read_text())
     }
@@ -370,7 +370,7 @@ def test_the_sidecar_is_a_native_one_and_the_server_stays_as_it_was() -> None:
     assert ports == {"gateway": config.listen, "gateway-peer": config.replica.listen, "gateway-admin": config.admin}
 
 
-def test_clients_reach_the_gateway_where_they_reached_the_server() -> None:
+def test_clients_reach_the_gateway_at_the_servers_address() -> None:
     service = kustomize("sidecar")["Service", "old-server"]
     assert service["spec"]["ports"] == [{"name": "http", "port": 80, "targetPort": "gateway"}]
     assert service["metadata"]["name"] in gateway_of(kustomize("sidecar")).security.allowed_hosts
@@ -387,7 +387,7 @@ def test_the_gateways_of_the_pods_find_one_another() -> None:
 
 
 def test_the_server_outlives_the_gateways_drain() -> None:
-    """Kubernetes ends sidecars last: without both hooks the held calls' server would go first."""
+    """Kubernetes ends sidecars last, so without both hooks the server of held calls would end first."""
     pod = pod_of(kustomize("sidecar"), "old-server")
     config = gateway_of(kustomize("sidecar"))
     (server,), (gateway,) = pod["containers"], pod["initContainers"]
@@ -400,7 +400,7 @@ def test_the_server_outlives_the_gateways_drain() -> None:
 # --- monitoring ---
 
 
-def test_the_pod_monitor_finds_the_pods_by_the_name_that_the_alerts_know() -> None:
+def test_the_pod_monitor_selects_the_pods_and_sets_the_job_of_the_alerts() -> None:
     (KUBERNETES / "monitoring" / "kustomization.yaml").read_text().index("pod-monitor.yaml")
     shipped = yaml.safe_load((KUBERNETES / "monitoring" / "pod-monitor.yaml").read_text())
     for monitor, objects in ((shipped, kustomize("base")), (helm(*MONITORED)["PodMonitor", "mrtr-gateway"], helm())):
@@ -411,7 +411,7 @@ def test_the_pod_monitor_finds_the_pods_by_the_name_that_the_alerts_know() -> No
         assert labels_of(objects)[monitor["spec"]["jobLabel"]] == "mrtr-gateway"
 
 
-def test_the_pod_monitor_of_the_sidecar_finds_it() -> None:
+def test_the_pod_monitor_of_the_sidecar_selects_it() -> None:
     monitor = yaml.safe_load((KUBERNETES / "sidecar" / "pod-monitor.yaml").read_text())
     objects = kustomize("sidecar")
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels_of(objects, "old-server").items()
@@ -420,7 +420,7 @@ def test_the_pod_monitor_of_the_sidecar_finds_it() -> None:
     assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "mrtr-gateway"}]
 
 
-def test_the_chart_has_the_alerts_as_they_are() -> None:
+def test_the_chart_has_the_alerts_unchanged() -> None:
     rules = helm(*MONITORED)["PrometheusRule", "mrtr-gateway"]["spec"]
     assert rules == yaml.safe_load((REPOSITORY / "deploy" / "prometheus" / "alerts.yml").read_text())
     assert rules["groups"]
@@ -451,7 +451,7 @@ def block(readme: Path, holds: str) -> str:
     return str(found)
 
 
-def test_the_command_of_the_readme_makes_a_rule_of_the_alerts() -> None:
+def test_the_command_of_the_readme_makes_a_prometheus_rule_from_the_alerts() -> None:
     command, _, sent_to = block(KUBERNETES / "README.md", "kind: PrometheusRule").rpartition("|")
     assert sent_to.strip() == "kubectl -n mcp apply -f -"
     rule = yaml.safe_load(run("bash", "-c", command))
@@ -459,15 +459,15 @@ def test_the_command_of_the_readme_makes_a_rule_of_the_alerts() -> None:
     assert rule["spec"] == yaml.safe_load((REPOSITORY / "deploy" / "prometheus" / "alerts.yml").read_text())
 
 
-def test_the_values_of_the_readme_are_enough() -> None:
+def test_the_values_of_the_readme_are_sufficient() -> None:
     objects = helm(values=block(CHART.parent / "README.md", "repository: registry"))
     assert container_of(objects)["image"] == "registry.example.com/mrtr-gateway:0.1.0"
     assert gateway_of(objects).security.allowed_hosts == (*OWN_NAMES, "mcp.example.com")
 
 
 @pytest.mark.parametrize("readme", [KUBERNETES / "README.md", CHART.parent / "README.md"])
-def test_the_secret_of_the_readme_is_the_one_that_the_pods_mount(readme: Path) -> None:
-    """kubectl itself makes it, of a key of this program."""
+def test_the_pods_mount_the_secret_of_the_readme(readme: Path) -> None:
+    """kubectl itself makes the Secret, with a key of this program."""
     command = block(readme, "create secret").replace("\\\n", "").strip().splitlines()[0]
     command = command.replace("mrtr-gateway keygen", f"{sys.executable} -m gateway keygen")
     said = run("bash", "-c", command.replace("kubectl", str(KUBECTL), 1) + " --dry-run=client -o yaml")

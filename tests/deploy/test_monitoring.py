@@ -1,4 +1,4 @@
-"""Alerts and dashboard of deploy/: what promtool says of them, and what a real Prometheus finds for each query.
+"""Alerts and dashboard of deploy/: promtool checks them, and a real Prometheus answers each query.
 
 The Prometheus scrapes two real gateways while a real client and others use them. Each query must be answered, and
 must have data where it is not in SILENT.
@@ -36,7 +36,7 @@ RULES: Final = yaml.safe_load((DIRECTORY / "alerts.yml").read_text())["groups"][
 CASES: Final = yaml.safe_load((DIRECTORY / "alerts.test.yml").read_text())["tests"]
 RUNBOOK: Final = (REPOSITORY / "docs" / "monitoring.md").read_text()
 
-SILENT: Final = {"mcp_gateway_peer_rejected_total": "nobody who is no replica asks"}
+SILENT: Final = {"mcp_gateway_peer_rejected_total": "only replicas use the peer port"}
 """Metrics whose queries need not have data, each with its reason."""
 
 WORDS: Final[dict[tuple[str, str], Iterable[str]]] = {
@@ -49,7 +49,7 @@ WORDS: Final[dict[tuple[str, str], Iterable[str]]] = {
     ("mcp_gateway_children_ended_total", "why"): ("asked", "unasked"),
     ("mcp_gateway_config_reloads_total", "outcome"): ("applied", "rejected"),
 }
-"""What a label of a metric can be, wherever a query names a value."""
+"""The possible values of the labels that queries name."""
 
 needs_prometheus = pytest.mark.skipif(not installed(), reason="apt install prometheus")
 
@@ -83,14 +83,14 @@ def test_promtool_accepts_the_alerts_and_the_configuration() -> None:
 
 
 @needs_prometheus
-def test_each_alert_fires_and_is_silent_where_it_should() -> None:
+def test_each_alert_fires_only_when_it_should() -> None:
     code, said = promtool("test", "rules", DIRECTORY / "alerts.test.yml")
     assert code == 0, said
 
 
 @needs_prometheus
 def test_promtool_notices_an_alert_that_does_not_fire(tmp_path: Path) -> None:
-    """The threshold of one is doubled."""
+    """The threshold of one alert is doubled."""
     text = (DIRECTORY / "alerts.yml").read_text()
     assert text.count("> 0.05\n") == 1
     (tmp_path / "alerts.yml").write_text(text.replace("> 0.05\n", "> 0.5\n"))
@@ -100,7 +100,7 @@ def test_promtool_notices_an_alert_that_does_not_fire(tmp_path: Path) -> None:
     assert "MrtrGatewayUpstreamFailing" in said
 
 
-def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+def test_each_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
     found = {rule["alert"]: set[bool]() for rule in RULES}
     for case in CASES:
         for test in case["alert_rule_test"]:
@@ -125,7 +125,7 @@ def families() -> dict[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(("where", "expression"), EXPRESSIONS)
-def test_every_name_in_a_query_is_one_of_the_gateways(where: str, expression: str) -> None:
+def test_every_name_in_a_query_exists(where: str, expression: str) -> None:
     known = {**families(), "up": ()}
     selectors = re.findall(r"\b((?:mcp|process)_\w+|up)\b(?:\{([^}]*)\})?", expression)
     assert selectors, where
@@ -143,8 +143,8 @@ def test_every_name_in_a_query_is_one_of_the_gateways(where: str, expression: st
     assert labels <= {"job", "instance", *itertools.chain.from_iterable(known[name] for name, _ in selectors)}, where
 
 
-def test_what_an_alert_sees_increase_is_there_from_the_start() -> None:
-    """From nothing to 1 is no increase."""
+def test_counters_in_alerts_start_at_zero() -> None:
+    """A counter that appears with 1 has no increase."""
     body, _ = Metrics("1", ["/mcp"]).render()
     samples = [sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples]
     seen = 0
@@ -160,7 +160,7 @@ def test_what_an_alert_sees_increase_is_there_from_the_start() -> None:
     assert seen > 8
 
 
-def test_each_alert_leads_to_its_section_of_the_runbook_and_each_section_is_of_an_alert() -> None:
+def test_alerts_and_sections_of_the_runbook_match() -> None:
     sections = re.findall(r"^### (Mrtr\w+)$", RUNBOOK, re.MULTILINE)
     assert sections == [rule["alert"] for rule in RULES]
     for rule in RULES:
@@ -169,13 +169,13 @@ def test_each_alert_leads_to_its_section_of_the_runbook_and_each_section_is_of_a
         assert {"summary", "description"} < rule["annotations"].keys()
 
 
-def test_every_alert_that_a_panel_names_is_one() -> None:
+def test_every_alert_that_a_panel_names_exists() -> None:
     named = {word for panel in panels() for word in re.findall(r"Mrtr\w+", panel["description"])}
     assert named
     assert named <= {rule["alert"] for rule in RULES}
 
 
-def test_the_dashboard_is_one_that_grafana_can_lay_out() -> None:
+def test_the_panels_of_the_dashboard_fit_the_grid() -> None:
     everything = DASHBOARD["panels"]
     assert len({panel["id"] for panel in everything}) == len(everything)
     taken: set[tuple[int, int]] = set()
@@ -192,7 +192,7 @@ def test_the_dashboard_is_one_that_grafana_can_lay_out() -> None:
         assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}, panel["title"]
 
 
-def test_what_grafana_is_provisioned_with_fits_the_dashboard() -> None:
+def test_the_provisioned_datasource_fits_the_dashboard() -> None:
     folder = REPOSITORY / "deploy" / "grafana" / "provisioning"
     (source,) = yaml.safe_load((folder / "datasource.yaml").read_text())["datasources"]
     (variable,) = (each for each in DASHBOARD["templating"]["list"] if each["type"] == "datasource")
@@ -207,7 +207,7 @@ def test_what_grafana_is_provisioned_with_fits_the_dashboard() -> None:
 
 
 class Traffic:
-    """What goes through two gateways, again and again: Prometheus sees a rate only between two scrapes."""
+    """Continuous traffic through two gateways, because Prometheus sees a rate only between two scrapes."""
 
     def __init__(self, gateways: list[Gateway], client: ModernClient, plain: Wire) -> None:
         self.gateways = gateways
@@ -216,7 +216,7 @@ class Traffic:
         self.other = plain.on(gateways[1].url)
 
     async def pass_by(self) -> None:
-        """A bit of everything: each line is a panel that would be empty without it."""
+        """A bit of everything: without one of these lines, a panel would be empty."""
         answered = await self.client.call_tool("ask", {"question": "Who?"}, answers=[elicit(ACCEPT)])
         assert answered.text == NAMED
         asked = await self.one.call("ask", {"question": "Who?"})
@@ -286,7 +286,7 @@ def has_data(series: list[dict[str, Any]]) -> bool:
 
 
 async def concrete(found: Prometheus, expression: str) -> str:
-    """Put in what Grafana would: `All` of a variable is all its values."""
+    """Replace variables as Grafana does: `All` of a variable is all its values."""
     values = {"rate_interval": "8s", "interval": "8s", "range": "2m", "__rate_interval": "8s", "__interval": "8s"}
     values["__range"] = "2m"
     for variable in DASHBOARD["templating"]["list"]:
@@ -304,13 +304,13 @@ def substitute(expression: str, values: dict[str, str]) -> str:
 
 
 @marked
-async def test_prometheus_answers_every_query_of_the_dashboard_and_has_data_for_it(
+async def test_prometheus_has_data_for_every_query_of_the_dashboard(
     stage: tuple[Prometheus, Traffic],
 ) -> None:
     found, traffic = stage
     everything = {(title, await concrete(found, expression)) for title, expression in queries()}
     for _, expression in everything:
-        await found.query(expression)  # raises where Prometheus does not understand it
+        await found.query(expression)  # raises if Prometheus does not understand it
     waiting = {
         (title, expression) for title, expression in everything if not any(map(expression.__contains__, SILENT))
     }
@@ -355,7 +355,7 @@ async def test_prometheus_evaluates_every_alert_and_the_right_one_fires(stage: t
 
 
 @marked
-async def test_promtool_finds_nothing_to_improve_in_what_is_scraped(stage: tuple[Prometheus, Traffic]) -> None:
+async def test_promtool_accepts_the_scraped_metrics(stage: tuple[Prometheus, Traffic]) -> None:
     _, traffic = stage
     async with aiohttp.ClientSession() as http, http.get(f"{traffic.gateways[0].admin}/metrics") as response:
         text = await response.text()

@@ -27,7 +27,7 @@ SYSTEMD: Final = REPOSITORY / "deploy" / "systemd"
 UNIT: Final = SYSTEMD / "mrtr-gateway.service"
 PROGRAM: Final = "/opt/mrtr-gateway/bin/mrtr-gateway"
 EXPOSURE: Final = 15
-"""In tenths, of 100. What is left is that it needs the network; without any wall it is 96."""
+"""In tenths, of 100. The rest is the network, which the gateway needs; without a sandbox it is 96."""
 
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="apt install systemd")
 
@@ -52,7 +52,7 @@ def configuration(directory: Path) -> Config:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """The unit with a program that is there."""
+    """The unit, with a program that exists here."""
     path = tmp_path / UNIT.name
     path.write_text(UNIT.read_text().replace(PROGRAM, shutil.which("true") or "/bin/true"))
     return path
@@ -76,14 +76,14 @@ def test_systemd_accepts_the_unit(installed: Path) -> None:
 
 @needs_systemd
 @pytest.mark.parametrize(("old", "new"), [("ProtectClock=", "ProtectClok="), ("Type=exec", "Type=exac")])
-def test_systemd_says_when_the_unit_is_wrong(installed: Path, old: str, new: str) -> None:
-    """It ignores what it does not know, with exit code 0: so the output counts."""
+def test_systemd_rejects_a_wrong_unit(installed: Path, old: str, new: str) -> None:
+    """systemd ignores unknown settings with exit code 0, so the output counts."""
     installed.write_text(installed.read_text().replace(old, new))
     assert new.strip("=").rpartition("=")[2] in analyze("verify", "--man=no", installed)[1]
 
 
 @needs_systemd
-def test_systemd_accepts_the_unit_with_the_addition_for_children(installed: Path) -> None:
+def test_systemd_accepts_the_unit_with_the_drop_in_for_stdio(installed: Path) -> None:
     addition = installed.parent / f"{UNIT.name}.d"
     addition.mkdir()
     shutil.copy(SYSTEMD / "stdio.conf", addition)
@@ -91,7 +91,7 @@ def test_systemd_accepts_the_unit_with_the_addition_for_children(installed: Path
 
 
 @needs_systemd
-def test_the_service_has_walls_around_it(installed: Path) -> None:
+def test_the_service_is_sandboxed(installed: Path) -> None:
     offline = ("security", "--offline=true")
     assert analyze(*offline, f"--threshold={EXPOSURE}", installed)[0] == 0
     installed.write_text(
@@ -100,7 +100,7 @@ def test_the_service_has_walls_around_it(installed: Path) -> None:
     assert analyze(*offline, f"--threshold={EXPOSURE}", installed)[0] != 0
 
 
-def test_its_configuration_loads_and_has_the_key_from_the_credential(tmp_path: Path) -> None:
+def test_the_configuration_loads_with_the_key_from_the_credential(tmp_path: Path) -> None:
     config = configuration(tmp_path)
     assert config.state.raw_keys() == (bytes.fromhex(STATE_KEY),)
 
@@ -111,13 +111,13 @@ def test_systemd_waits_longer_than_a_drain_takes(tmp_path: Path) -> None:
     assert settings()["KillMode"] == ["mixed"]
 
 
-def test_there_are_descriptors_for_what_may_be_held(tmp_path: Path) -> None:
+def test_the_limit_of_open_files_covers_the_caps(tmp_path: Path) -> None:
     config = configuration(tmp_path)
     (files,) = settings()["LimitNOFILE"]
     assert int(files) > 2 * config.hold.max_calls + config.limits.connections
 
 
-def test_the_addition_for_children_only_opens_what_it_names() -> None:
+def test_the_drop_in_for_stdio_only_loosens_the_settings_that_it_names() -> None:
     parser = configparser.ConfigParser(strict=False)
     parser.read_string((SYSTEMD / "stdio.conf").read_text())
     assert {key.lower() for key in parser["Service"]} == {
@@ -142,14 +142,14 @@ printf '#!/bin/sh\\nexec {python} -m gateway "$@"\\n' > {program} && chmod 755 {
 cp -r {here}/units/. /etc/systemd/system/
 container=docker exec /lib/systemd/systemd --system --unit=nothing.target --show-status=no
 """
-"""A systemd of its own, with nothing to start: all that it sees of the unit's paths ends with its namespaces."""
+"""A systemd of its own with nothing to start; the unit's paths exist only in its namespaces."""
 
 NOTHING: Final = "[Unit]\nDefaultDependencies=no\n"
 ADDITION: Final = """
 [Unit]
 DefaultDependencies=no
 [Service]
-# Where the program of the tests is; installed, it is in /opt.
+# The program of the tests; an installed one is in /opt.
 ProtectHome=tmpfs
 BindReadOnlyPaths={seen}
 Environment=PYTHONPATH={repository}
@@ -159,7 +159,7 @@ StandardError=append:{here}/stderr
 
 
 def can_boot() -> bool:
-    """Whether this machine lets us have namespaces to mount in."""
+    """Whether this machine allows mount namespaces."""
     if os.geteuid() != 0 or not Path("/lib/systemd/systemd").exists():
         return False
     tried = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "mount", "-t", "tmpfs", "tmpfs", "/opt"]
@@ -167,7 +167,7 @@ def can_boot() -> bool:
 
 
 class Systemd:
-    """A systemd that runs, and knows the unit."""
+    """A running systemd that has the unit."""
 
     def __init__(self, here: Path, pid: int, admin: str) -> None:
         self.here = here
@@ -248,7 +248,7 @@ def systemd(tmp_path: Path) -> Iterator[Systemd]:
 
 
 @pytest.mark.skipif(not can_boot(), reason="needs systemd, and root that may mount")
-def test_a_real_systemd_starts_reloads_and_stops_it(systemd: Systemd) -> None:
+def test_a_real_systemd_starts_reloads_and_stops_the_gateway(systemd: Systemd) -> None:
     assert systemd.ctl("start", UNIT.name) == 0
     systemd.until(systemd.ready, "the gateway is ready behind its walls")
     pid = systemd.show("MainPID")

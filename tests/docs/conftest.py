@@ -1,4 +1,4 @@
-"""Says at the end of a run which commands of the documents it did not run, and why."""
+"""Prints at the end of a run which commands of the pages it did not run, and why."""
 
 import pytest
 

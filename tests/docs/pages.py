@@ -1,4 +1,4 @@
-"""The pages, and what stands in them: fenced blocks with the words that are about them, links and headings.
+"""Reads the pages: fenced blocks with the comments about them, links and headings.
 
 A block of commands is fenced as `sh` (commands alone) or `console` (commands behind `$ `, then what they print). All
 are run, but for those below one of these comments, which readers of the page do not see:
@@ -59,19 +59,19 @@ class Block:
 
     @property
     def left_out(self) -> tuple[str, str] | None:
-        """How the commands begin that are not run ("": all), and why not."""
+        """The beginnings of commands that are not run ("": all), with the reason."""
         found = _NOT_RUN.fullmatch(self.said)
         return None if found is None else (found["only"] or "", " ".join(found["why"].split()))
 
     @property
     def run_by(self) -> str | None:
-        """The test that runs it, where it is another than this one."""
+        """The other test that runs it, if any."""
         found = _RUN_BY.fullmatch(self.said)
         return None if found is None else found["test"]
 
     @property
     def file(self) -> str | None:
-        """The name of the file that it is."""
+        """The name of the file that the block is."""
         found = _FILE.match(self.text) if self.kind in {"yaml", "yml"} else None
         return None if found is None else found["name"]
 
@@ -100,7 +100,7 @@ def prose(page: Path) -> str:
 
 
 def links(page: Path) -> list[str]:
-    """What it links to within the repository."""
+    """Its links to files of the repository."""
     targets = (found["target"] for found in _LINK.finditer(_CODE.sub("", prose(page))))
     return [target for target in targets if "://" not in target]
 
@@ -110,6 +110,6 @@ def inline_code(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a heading can be linked by, as GitHub makes it."""
+    """The anchors of headings, as GitHub makes them."""
     headings = (found["text"] for found in _HEADING.finditer(prose(page)))
     return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in headings}

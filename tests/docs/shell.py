@@ -1,7 +1,7 @@
-"""Runs the commands of one page, in order, as its reader would: in one folder, with what the page starts left running.
+"""Runs the commands of one page in order, as its reader would: in one folder; servers that it starts keep running.
 
 Ports of 127.0.0.1 are others than on the page (a test shares its machine); outputs have the page's own again.
-At 127.0.0.1:9000 is a real old server, and at :8080 and :9090 a gateway in front of it, unless the page starts its
+At 127.0.0.1:9000 is a real legacy server, and at :8080 and :9090 a gateway in front of it, unless the page starts its
 own. `npx` runs what scripts/parts installed, and downloads nothing.
 """
 
@@ -31,7 +31,7 @@ _PORT: Final = re.compile(r"(?P<before>127\.0\.0\.1:|localhost:|PORT=)(?P<port>\
 _GATEWAY: Final = re.compile(r"^(?!#).*\bmrtr-gateway serve\b", re.MULTILINE)
 _SERVER: Final = re.compile(r"^(?!#).*(?:\bmrtr-gateway serve\b|server-everything (?:streamableHttp|sse)\b)")
 _STARTED: Final = "server.started"
-"""What a gateway logs when all its listeners are open."""
+"""The gateway's log event when all its listeners are open."""
 _CONFIG: Final = re.compile(r"--config[ =](\S+)")
 _NPX: Final = f"""\
 #!/bin/sh
@@ -62,12 +62,12 @@ ELSEWHERE: Final = {
     "nginx": "a load balancer of one's own",
     "haproxy": "a load balancer of one's own",
 }
-"""Programs whose commands are not run here, and what they would need. Tests of deploy/ run what they can of them."""
+"""Programs whose commands are not run here, and what they need. The tests of deploy/ run what they can of them."""
 _ELSEWHERE: Final = re.compile(rf"(?:[A-Z_]+=\S+ )*(?P<program>{'|'.join(ELSEWHERE)}) ")
 
 
 def steps(block: Block) -> Iterator[tuple[str, str | None]]:
-    """The scripts of a block in order, and what each prints (None: that is not told), but for what is not run.
+    """The scripts of a block in order, each with its output (None if the page has none), without what is not run.
 
     A server is a step of its own.
     """
@@ -89,7 +89,7 @@ def steps(block: Block) -> Iterator[tuple[str, str | None]]:
 
 
 def elsewhere(block: Block) -> Iterator[tuple[str, str]]:
-    """The commands of a block that need something that is not here, and what that is."""
+    """The commands of a block that need something that is missing here, and what that is."""
     for line in block.text.splitlines():
         command = line.removeprefix("$ ")
         found = _ELSEWHERE.match(command)
@@ -102,7 +102,7 @@ def _joined(lines: list[str]) -> str:
 
 
 def _console(text: str) -> Iterator[tuple[str, str]]:
-    """`$ ` begins a command, `> ` goes on with it, the rest is what it prints."""
+    """`$ ` begins a command, `> ` continues it, and the rest is its output."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         lines = part.splitlines()
         more = next((place for place, line in enumerate(lines[1:], 1) if not line.startswith("> ")), len(lines))
@@ -111,7 +111,7 @@ def _console(text: str) -> Iterator[tuple[str, str]]:
 
 
 def agrees(printed: str, told: str) -> bool:
-    """Whether an output is what the page tells; `…` there stands for any text."""
+    """Whether an output is that of the page, where `…` stands for any text."""
 
     def lines(text: str) -> str:
         return "\n".join(line.rstrip() for line in text.strip().splitlines())
@@ -126,7 +126,7 @@ def is_open(port: str) -> bool:
 
 
 class Reader:
-    """Who follows one page; to be closed with `leave`."""
+    """A reader that follows one page; close it with `leave`."""
 
     def __init__(self, folder: Path, old_server_port: int) -> None:
         self._folder = folder
@@ -144,13 +144,13 @@ class Reader:
             "PATH": os.pathsep.join(programs),
             "MRTR_DEMO_OLD_PYTHON": str(PARTS / "py130" / "bin" / "python"),
             "MRTR_DEMO_MODERN_PYTHON": str(PARTS / "modern" / "bin" / "python"),
-            # A drain at the end of a test waits for nobody.
+            # A drain at the end of a test does not wait.
             "GATEWAY_HOLD__DRAIN_DELAY_SECONDS": "0",
             "GATEWAY_HOLD__DRAIN_SECONDS": "0.2",
         }
 
     def follow(self, blocks: list[Block]) -> None:
-        """Do all that a page says."""
+        """Follow the whole page."""
         text = "\n".join(block.text for block in blocks)
         named = {found["port"] for found in _PORT.finditer(text)}
         self._ports = {port: str(free_port()) for port in named | {LISTEN, ADMIN}}
@@ -180,7 +180,7 @@ class Reader:
                 raise DocumentError(f"{block.where}: {command}\nprints\n{printed}\nand the page says\n{told}")
 
     def _run(self, command: str) -> tuple[int, str]:
-        """Exit code, and what was printed, with the page's own ports."""
+        """Run a script; return its exit code and its output, with the page's own ports."""
         script = self._script(command)
         done = subprocess.run(
             script,
@@ -198,12 +198,12 @@ class Reader:
         return done.returncode, printed
 
     def _script(self, command: str, *, last: str = "{ export -p; declare -f; } > .variables") -> list[str]:
-        """Variables live as long as the page: each command finds those that the ones before it set."""
+        """Variables last as long as the page: each command sees those of the commands before it."""
         start = "set -eauo pipefail; if [ -f .variables ]; then . ./.variables; fi"
         return ["bash", "-c", f"{start}\n{self._moved(command)}\n{last}"]
 
     def _start(self, command: str, where: str) -> None:
-        """Start what runs until it is stopped, and wait until it accepts on one more of the page's ports."""
+        """Start a server, and wait until it accepts connections on one more of the page's ports."""
         closed = [port for port in self._ports.values() if not is_open(port)]
         log = self._folder / f".log-{len(self._running)}"
         with log.open("wb") as out:
@@ -225,7 +225,7 @@ class Reader:
             time.sleep(0.02)
 
     def _addresses(self, command: str) -> Mapping[str, str]:
-        """Override the addresses that no page has written: those of defaults, and of the files in config/."""
+        """Override the addresses that are not on the page: those of defaults, and of the files in config/."""
         file = next(iter(_CONFIG.findall(command)), None)
         given = yaml.safe_load((self._folder / file).read_text()) if file else {}
         found = {}
@@ -239,7 +239,7 @@ class Reader:
         return _PORT.sub(lambda found: found["before"] + self._ports.get(found["port"], found["port"]), text)
 
     def leave(self) -> None:
-        """Stop what was started, the last one first; a gateway must end well."""
+        """Stop the servers, the last one first; a gateway must exit with 0."""
         ended = []
         for where, process, log, is_gateway in reversed(self._running):
             was_up = process.poll() is None
@@ -256,7 +256,7 @@ class Reader:
         self._running.clear()
 
     def kill(self) -> None:
-        """Leave nothing behind, whatever happened."""
+        """Leave nothing behind, even after a failure."""
         for _, process, _, _ in self._running:
             with suppress(ProcessLookupError):
                 process.kill()

@@ -1,4 +1,4 @@
-"""Every command in the documents does what they say, in front of a real old server."""
+"""Every command on the pages does what they say, in front of a real legacy server."""
 
 import re
 import shutil
@@ -27,7 +27,7 @@ WITHOUT_PARTS = pytest.mark.skipif(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[OldServer]:
-    """The one at 127.0.0.1:9000."""
+    """The server at 127.0.0.1:9000."""
     async with old_server("py130") as server:
         yield server
 
@@ -40,7 +40,7 @@ def reader(server: OldServer, tmp_path: Path) -> Iterator[Reader]:
 
 
 def to_run(page: Path) -> list[Block]:
-    """Its blocks without those that are not run, or that another test runs."""
+    """The blocks that this test runs."""
     found = blocks(page)
     return [block for block in found if block.run_by is None and (block.left_out is None or block.left_out[0])]
 
@@ -64,12 +64,12 @@ def test_no_command_stands_where_it_is_not_run(block: Block) -> None:
     if not block.is_commands:
         found = COMMAND.search(block.text)
         assert found is None, (
-            f"{block.where}: {found.group()!r} in a block that nobody runs; fence it as sh or console"
+            f"{block.where}: {found.group()!r} in a block that is never run; fence it as sh or console"
         )
 
 
 @pytest.mark.parametrize("block", [block for block in ALL if block.is_commands], ids=lambda block: block.where)
-def test_what_is_not_run_says_why(block: Block) -> None:
+def test_a_block_that_is_not_run_has_a_reason(block: Block) -> None:
     if block.said.startswith(("not run", "run by")):
         assert block.left_out or block.run_by, f"{block.where}: <!--{block.said}--> is not understood; see pages.py"
     if block.run_by is not None:
@@ -81,7 +81,7 @@ def test_what_is_not_run_says_why(block: Block) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_commands_of_ours_in_the_text_exist(page: Path) -> None:
+def test_commands_of_the_gateway_in_the_text_exist(page: Path) -> None:
     for code in inline_code(page):
         words = code.split()
         if words[0] == "mrtr-gateway" and len(words) > 1 and words[1].isalpha():
@@ -106,7 +106,7 @@ def block(kind: str, text: str, said: str = "") -> Block:
         ("", "a", False),
     ],
 )
-def test_an_output_is_compared_but_for_what_is_left_out(printed: str, told: str, is_so: bool) -> None:  # noqa: FBT001
+def test_an_output_is_compared_except_for_ellipses(printed: str, told: str, is_so: bool) -> None:  # noqa: FBT001
     assert agrees(printed, told) == is_so
 
 
@@ -116,7 +116,7 @@ def test_a_block_of_commands_is_split_at_its_servers() -> None:
     assert found == ["A=1", "mrtr-gateway serve \\\n  --upstream x", "curl y"]
 
 
-def test_what_needs_a_cluster_is_left_to_the_tests_of_deploy() -> None:
+def test_commands_for_a_cluster_are_not_run() -> None:
     text = "kubectl apply \\\n  -k x\necho\nA=1 docker run\n"
     assert [step for step, _ in steps(block("sh", text))] == ["echo"]
     assert list(steps(block("console", "$ helm list\nnothing\n$ echo\n"))) == [("echo", "")]
@@ -139,6 +139,6 @@ def test_a_console_block_is_split_at_its_prompts() -> None:
         ("sh", "false | cat", "ends with 1"),
     ],
 )
-def test_a_page_that_is_wrong_is_noticed(kind: str, text: str, complaint: str, reader: Reader) -> None:
+def test_a_wrong_page_fails(kind: str, text: str, complaint: str, reader: Reader) -> None:
     with pytest.raises((DocumentError, FileNotFoundError), match=re.escape(complaint)):
         reader.follow([block(kind, text)])

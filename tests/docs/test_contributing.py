@@ -1,4 +1,4 @@
-"""The pre-commit hooks and the forms of issues are what their programs expect."""
+"""The pre-commit hooks and the issue forms have the form that their programs expect."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_each_pre_commit_hook_is_local_and_calls_a_target_of_the_makefile() -> N
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)
-def test_an_issue_form_has_what_github_demands(path: Path) -> None:
+def test_an_issue_form_has_the_keys_that_github_requires(path: Path) -> None:
     form = yaml.safe_load(path.read_text())
     assert {"name", "description", "body"} <= form.keys()
     assert {element["type"] for element in form["body"]} <= ELEMENTS

@@ -1,4 +1,4 @@
-"""The documents say what the code does, as far as a machine can tell."""
+"""The pages agree with the code, as far as a machine can check."""
 
 import ast
 import re
@@ -29,7 +29,7 @@ ENVIRONMENT = {
     "POD_NAME": "gw-1",
 }
 FOREIGN = {"apiVersion", "services", "groups", "scrape_configs", "rule_files", "global"}
-"""What begins YAML of others: Kubernetes, compose, Prometheus."""
+"""The beginnings of YAML for other programs: Kubernetes, Compose, Prometheus."""
 WHOLE = "routes: [{upstream: {url: 'http://127.0.0.1:9000/mcp'}}]"
 
 DEFAULT = re.compile(
@@ -49,18 +49,18 @@ def yaml_blocks() -> list[Block]:
     return [block for page in PAGES for block in blocks(page) if block.kind in {"yaml", "yml"}]
 
 
-def test_the_configuration_page_is_what_its_script_prints() -> None:
+def test_the_configuration_page_is_the_output_of_its_script() -> None:
     page = (REPOSITORY / "docs" / "configuration.md").read_text()
     assert page == printed("print_configuration"), "run scripts/print_configuration > docs/configuration.md"
 
 
-def test_the_transition_table_is_what_its_script_prints() -> None:
+def test_the_transition_table_is_the_output_of_its_script() -> None:
     table = printed("print_transitions")
     assert table.count("\n") > 2
     assert f"\n\n{table}\n" in (REPOSITORY / "ARCHITECTURE.md").read_text(), "paste the output of the script"
 
 
-def test_the_list_of_files_is_what_its_script_prints() -> None:
+def test_the_list_of_files_is_the_output_of_its_script() -> None:
     begin, end = (f"<!-- {word}: scripts/print_code_map -->\n" for word in ("begin", "end"))
     page = (REPOSITORY / "ARCHITECTURE.md").read_text()
     assert f"{begin}{printed('print_code_map')}{end}" in page, "run scripts/print_code_map --update"
@@ -103,12 +103,12 @@ def test_every_file_in_the_table_of_behaviours_exists() -> None:
 
 
 def defaults() -> list[tuple[str, str]]:
-    """What the pages say that a key's default is: `` `hold.ttl_seconds`, 600 s ``."""
+    """The defaults that the pages state: `` `hold.ttl_seconds`, 600 s ``."""
     return [(named(page), said.group()) for page in PAGES for said in DEFAULT.finditer(page.read_text())]
 
 
 @pytest.mark.parametrize(("where", "said"), defaults())
-def test_every_default_is_the_one_of_the_code(where: str, said: str) -> None:
+def test_every_default_on_the_pages_equals_the_code(where: str, said: str) -> None:
     match = DEFAULT.fullmatch(said)
     assert match is not None
     sections = {field.name: field.default for field in msgspec.structs.fields(Config)} | {"upstream": Upstream()}
@@ -118,7 +118,7 @@ def test_every_default_is_the_one_of_the_code(where: str, said: str) -> None:
 
 
 def words_of_the_wire() -> set[str]:
-    """What a client can meet of methods, notifications, codes and reasons, as the code declares it."""
+    """The methods, notifications, codes and reasons that a client can see, from the code."""
     errors = (REPOSITORY / "gateway" / "protocol" / "errors.py").read_text()
     reasons = set(re.findall(r'"reason": "(\w+)"|\breason = "(\w+)"', errors))
     named = {value for name, value in vars(mcp).items() if name.isupper() and isinstance(value, str | int)}
@@ -153,7 +153,7 @@ def test_there_are_blocks_and_links_to_check() -> None:
 
 @pytest.mark.parametrize("block", yaml_blocks(), ids=lambda block: block.where)
 def test_every_yaml_block_is_a_configuration(block: Block, tmp_path: Path) -> None:
-    """Whole, or in part: then with one route more."""
+    """Load it whole, or as a part, with one route more."""
     given = yaml.safe_load(block.text)
     assert isinstance(given, dict), block.where
     if FOREIGN & given.keys():
@@ -178,7 +178,7 @@ def named_files(given: Any) -> Iterator[tuple[str, str]]:
 
 
 def certified(folder: Path) -> str:
-    """A certificate and its key: the same pair for all files, whichever of both each is for."""
+    """A certificate and its key: the same pair for all files."""
     pair = folder / "pair.pem"
     return (pair if pair.exists() else Authority(folder, "authority").sign("pair")).read_text()
 

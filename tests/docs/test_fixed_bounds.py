@@ -126,6 +126,6 @@ FIXED = [
 
 
 @pytest.mark.parametrize(("bound", "numbers"), FIXED, ids=[bound for bound, _ in FIXED])
-def test_a_fixed_bound_is_the_one_of_the_code(bound: str, numbers: list[str]) -> None:
+def test_every_fixed_bound_on_the_pages_equals_the_code(bound: str, numbers: list[str]) -> None:
     (row,) = [row for row in ROWS if row[0].startswith(bound)]
     assert [number for number in numbers if number not in row[1] + row[2]] == [], row

@@ -1,4 +1,4 @@
-"""The pages about metrics and logs say what the code does: they are printed from it, and nothing is left out."""
+"""The pages about metrics and logs are printed from the code and complete."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ from gateway.telemetry import Event
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = sorted((REPOSITORY / "gateway").rglob("*.py"))
 SPREAD = {event: {"replica", "process"} for event in (Event.CONFIG_LOADED, Event.CONFIG_REJECTED)}
-"""Fields that are in no call: `Reload` is given one of these by who makes it."""
+"""Fields that no logging call names: the maker of `Reload` passes one of these."""
 
 
 def script(name: str) -> ModuleType:
@@ -29,14 +29,14 @@ def script(name: str) -> ModuleType:
 
 
 @pytest.mark.parametrize(("page", "name"), [("metrics.md", "print_metrics"), ("logs.md", "print_events")])
-def test_a_page_is_what_its_script_prints(page: str, name: str) -> None:
+def test_each_telemetry_page_is_the_output_of_its_script(page: str, name: str) -> None:
     run = [sys.executable, str(REPOSITORY / "scripts" / name)]
     printed = subprocess.run(run, capture_output=True, text=True, check=True).stdout
     assert (REPOSITORY / "docs" / page).read_text() == printed, f"run scripts/{name} > docs/{page}"
 
 
 def written() -> dict[str, set[str]]:
-    """By event, the fields that the code logs with it: keywords, and the keys of dicts that are spread."""
+    """By event, the fields that the code logs with it: keywords, and the keys of unpacked dicts."""
     found: dict[str, set[str]] = {event.name: set() for event in Event}
     through: set[str] = set()
     for tree in (ast.parse(source.read_text()) for source in SOURCES):
@@ -77,7 +77,7 @@ def test_every_level_of_an_event_is_documented() -> None:
         assert level.replace("exception", "error") in told[Event[name]].level.split(", "), name
 
 
-def test_an_alarm_that_the_pages_speak_of_is_a_metric_that_there_is() -> None:
+def test_every_metric_that_the_pages_name_exists() -> None:
     metrics = (REPOSITORY / "docs" / "metrics.md").read_text()
     declared = set(re.findall(r"^### `(\w+)`$", metrics, re.MULTILINE))
     pages = [*REPOSITORY.glob("docs/**/*.md"), REPOSITORY / "README.md"]

@@ -1,4 +1,4 @@
-"""What every modern client must be able to do with every old server through the gateway.
+"""The cases that every modern client must play with every legacy server through the gateway.
 
 A case takes a `Stage` and asserts. `runs` says what the server's ledger must show afterwards, no more and no less:
 that nothing ran twice is checked after every case. Which server cannot produce which case, and why, is the table in
@@ -32,7 +32,7 @@ from tests.support.gateway_process import HELD
 ANN: Final = 'accept:{"name":"Ann"}'
 BIG: Final = 2_000_000
 SLOW_SECONDS: Final = 0.8
-"""How long a client thinks while its server's patience (half of that) ends."""
+"""How long a client thinks; its server gives up after half of that."""
 ENDED: Final = frozenset({"finished", "failed", "cancelled"})
 TRACE: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -66,7 +66,7 @@ def case(
 
 @dataclass
 class Drivers:
-    """One process per client for the whole session, and what each is connected to."""
+    """One process per client for the whole test session, with its connection."""
 
     clients: Mapping[Kind, ModernClient]
     connected: dict[Kind, object] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Drivers:
         capabilities: Sequence[str] = CAPABILITIES,
         headers: Mapping[str, str] | None = None,
     ) -> ModernClient:
-        """Connect unless that very connection is there."""
+        """Connect, unless the same connection exists."""
         wanted = (url, tuple(capabilities), tuple(sorted((headers or {}).items())))
         client = self.clients[kind]
         if self.connected.get(kind) != wanted:
@@ -91,12 +91,12 @@ class Drivers:
 
 @dataclass
 class Stage:
-    """A client before the gateway before a server; the ledger is read from where the case began."""
+    """A client, the gateway and a server; the ledger is read from the beginning of the case."""
 
     server: OldServer
     gw: Front
     short: Front
-    """Another one before the same server, whose parked calls expire soon."""
+    """Another gateway before the same server, whose parked calls expire soon."""
     drivers: Drivers
     kind: Kind
     began: int = 0
@@ -121,7 +121,7 @@ class Stage:
         return await self.drivers.connect(self.kind, (gw or self.gw).base + path, capabilities, headers)
 
     async def stranger(self, **options: Any) -> ModernClient:
-        """Connect as somebody who has no sessions yet."""
+        """Connect as a caller without sessions."""
         return await self.client(headers={"Authorization": f"Bearer stranger-{next(_STRANGERS)}"}, **options)
 
     async def call(
@@ -131,7 +131,7 @@ class Stage:
         return await client.call_tool(*self.translated(tool, arguments or {}), **options)
 
     def translated(self, tool: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Put a call into the server's own words; what has no such words stays, and fails there."""
+        """Translate a call into the server's own names; a call without such a name stays, and fails there."""
         if not self.everything:
             return tool, arguments
         match tool:
@@ -161,7 +161,7 @@ class Stage:
                 return tool, arguments
 
     def text(self, reply: Reply) -> str:
-        """Give what the tool said, in the words of our own servers."""
+        """The tool's text, in the form of the other servers."""
         if not self.everything:
             return reply.text
         last = str(reply.value["content"][-1]["text"])
@@ -183,7 +183,7 @@ class Stage:
         return [e for e in entries if event in (None, e["event"]) and tool in (None, e["tool"])]
 
     async def wait(self, what: str, condition: Callable[[], bool], seconds: float = 5.0) -> None:
-        """Wait for something in the ledger; server-everything keeps none, and nothing is waited for."""
+        """Wait for an entry in the ledger; return at once for server-everything, which keeps none."""
 
         async def holds() -> bool:
             return condition()
@@ -192,12 +192,12 @@ class Stage:
             await self.gw.until(holds, f"{what} in the ledger {self.ledger()}", seconds)
 
     def runs(self) -> Counter[str]:
-        """Count what ran; not plain resources, which only some of the servers write down."""
+        """Count the runs; not of plain resources, which only some of the servers record."""
         tools = (entry["tool"] for entry in self.ledger("run"))
         return Counter(tool for tool in tools if not tool.startswith(("note://", "nope://")))
 
     async def in_rounds(self, count: int, before: int) -> None:
-        """Assert that `count` requests of tools/call came since `before`."""
+        """Assert that `count` requests of tools/call arrived since `before`."""
 
         async def arrived() -> bool:
             return await self.gw.rounds("tools/call") >= before + count
@@ -445,7 +445,7 @@ async def url_declined(s: Stage) -> None:
     assert reply.kinds == ["elicit"]
 
 
-# --- what goes on beside the call ---
+# --- notifications and other traffic beside the call ---
 
 
 @case("the upstream's ping", ping_me=1)
@@ -574,7 +574,7 @@ async def never_mix(s: Stage) -> None:
 
 
 def marked(s: Stage, markers: list[str]) -> list[dict[str, Any]]:
-    """Make a call per marker that carries it out in its question and back in its answer; POST and GET in turn."""
+    """Make a call per marker, with the marker in its question and its answer, on POST and GET in turn."""
     calls = []
     for number, marker in enumerate(markers):
         if s.everything:

@@ -1,6 +1,6 @@
-"""How a case of cases.py is played before a server, and which pairs cannot play which: for every file that plays them.
+"""Plays a case of cases.py before a server, and knows which pairs cannot play which case.
 
-What stands before the server is one gateway or a cluster: a test brings whatever opens a `Front`.
+In front of the server is one gateway or a cluster: a test passes any context manager that opens a `Front`.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ SERVERS = {
     "everything": (),
 }
 HTTP_SSE = {"py130-sse": PAGED, "ts132-sse": (), "everything-sse": ()}
-"""Those of the above over the transport of 2024-11-05: test_http_sse.py plays the cases before them."""
+"""The same servers over HTTP+SSE (2024-11-05), for test_http_sse.py."""
 ABANDONED_SECONDS = 0.5
 
 NO_URL = "mcp 1.10 has no url elicitation"
@@ -69,7 +69,7 @@ NOT_APPLICABLE: dict[tuple[str, str, str], str] = {
 
 @dataclass
 class Pair:
-    """A server with what stands before it."""
+    """A server with the gateway or cluster in front of it."""
 
     server: OldServer
     gw: Front
@@ -82,7 +82,7 @@ OpenFront = Callable[..., AbstractAsyncContextManager[Front]]
 
 @asynccontextmanager
 async def pair_behind(name: str, front: OpenFront) -> AsyncIterator[Pair]:
-    """Start the server of that name, and before it what the cases need; with `-stdio` it is the gateway's child."""
+    """Start the server of that name and a front for the cases; with `-stdio` the server is the gateway's child."""
     async with AsyncExitStack() as stack:
         upstream: dict[str, Any]
         if name.endswith("-stdio"):
@@ -101,7 +101,7 @@ async def pair_behind(name: str, front: OpenFront) -> AsyncIterator[Pair]:
 def reason(
     server: str, kind: str, case: str, table: Mapping[tuple[str, str, str], str] = NOT_APPLICABLE
 ) -> str | None:
-    """Why that pair cannot play the case; None when it must."""
+    """Why that pair cannot play the case; None if it must."""
     keys = ((server, kind, case), (server, "*", case), ("*", kind, case), ("*", "*", case))
     return next((table[key] for key in keys if key in table), None)
 
@@ -109,7 +109,7 @@ def reason(
 async def judge(
     case: Case, kind: Kind, pair: Pair, drivers: Drivers, why_not: str | None, found: dict[str, Any]
 ) -> None:
-    """Play a case and note in `found` what came of it; one with a reason against it must fail."""
+    """Play a case and record its outcome in `found`; a case with a reason against it must fail."""
     stage = Stage(pair.server, pair.gw, pair.short, drivers, kind, began=len(pair.server.ledger()))
     found[kind] = "FAILED"
     try:
@@ -126,7 +126,7 @@ async def judge(
 
 
 async def play(stage: Stage, case: Case) -> None:
-    """Play a case; afterwards nothing is held or busy, and the server ran what it should and nothing twice."""
+    """Play a case; afterwards no call is held, no session busy, and the server ran the expected tools, none twice."""
     try:
         await case.play(stage)
     finally:

@@ -1,4 +1,4 @@
-"""What a real old server remembers of a session is there in the principal's next call."""
+"""The state of a real legacy server's session is still there in the principal's next call."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ async def asked(client: Client, tool: str) -> Reply:
 
 
 @pytest.mark.parametrize("server_name", ["py130", "ts132"])
-async def test_a_counter_counts_on_while_its_user_thinks(server_name: str) -> None:
+async def test_a_counter_continues_while_its_user_thinks(server_name: str) -> None:
     if not (PARTS / ("py130" if server_name == "py130" else "node")).exists():
         pytest.skip("scripts/parts has not built it")
     route = {"sessions": {"affinity": "principal"}}
@@ -36,14 +36,14 @@ async def test_a_counter_counts_on_while_its_user_thinks(server_name: str) -> No
         assert sorted(await asyncio.gather(*(counted(ada) for _ in range(3)))) == [1, 2, 3]
         assert await counted(bob) == 1
 
-        # The form comes on the stream of its call: the counter counts on beside it.
+        # The form comes on the stream of its call, so the counter continues beside it.
         form = await asked(ada, "ask")
         assert await counted(ada) == 4
         done = await ada.call("ask", state=form.state, answers=dict.fromkeys(form.questions, ACCEPT))
         assert done.text.startswith("accept")
         assert await counted(ada) == 5
 
-        # The prompt comes on the side stream and could be anybody's: its call has the session for itself.
+        # The prompt comes on the standalone GET stream and names no call, so its call has the session for itself.
         prompt = await asked(ada, "sample")
         busy = await ada.call("counter")
         assert busy.outcome == (503, -32603, "busy")

@@ -1,4 +1,4 @@
-"""The image as it is shipped, between a real old server and real modern clients, run by podman without any right."""
+"""The shipped image between a real legacy server and real modern clients, run by podman without privileges."""
 
 import json
 import os
@@ -50,7 +50,7 @@ STRICT: Final = (*HARDENED, "--security-opt=no-new-privileges:true")
 pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(600),  # the first one waits for the build
+    pytest.mark.timeout(600),  # the first test waits for the build
     pytest.mark.skipif(not (available("ts") and available("py")), reason="scripts/parts has not been run"),
     pytest.mark.skipif(not installed(), reason="apt install buildah podman runc mmdebstrap, and run as root"),
 ]
@@ -75,7 +75,7 @@ def addresses() -> dict[str, Any]:
 
 
 def given(config: dict[str, Any], server: OldServer) -> list[str]:
-    """The environment of a container that runs by the image's own configuration."""
+    """The environment of a container that uses the image's own configuration."""
     variables = {
         "MRTR_UPSTREAM": server.url,
         "GATEWAY_LISTEN": config["listen"],
@@ -94,21 +94,21 @@ async def box(image: None, server: OldServer) -> AsyncIterator[Container]:
 
 
 def once(*options: str, command: Sequence[str] = ()) -> tuple[int, str]:
-    """Run a container to its end; exit code and what it said."""
+    """Run a container to its end; return its exit code and output."""
     words = podman_command("run", "--rm", "--network=host", *limits(), *options, IMAGE, *command)
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
 def status(box: Container) -> dict[str, str]:
-    """What the kernel says of the first process in the container."""
+    """The kernel's status of the first process in the container."""
     pid = inspected(box.name)["State"]["Pid"]
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 @pytest.mark.parametrize("kind", ["ts", "py"])
-async def test_a_modern_client_answers_the_question_of_an_old_server(
+async def test_a_modern_client_answers_a_question_of_a_legacy_server(
     kind: Any, box: Container, server: OldServer, drivers: Drivers
 ) -> None:
     before = len(server.ledger("finished", "ask"))
@@ -120,13 +120,13 @@ async def test_a_modern_client_answers_the_question_of_an_old_server(
     await box.settled()
 
 
-async def test_it_is_scraped_and_calls_itself_healthy(box: Container) -> None:
+async def test_the_container_is_scraped_and_healthy(box: Container) -> None:
     assert await box.metric("mcp_gateway_build_info") == 1
     assert box.is_healthy()
 
 
 @pytest.mark.skipif(not prometheus_installed(), reason="apt install prometheus")
-async def test_a_published_server_a_container_and_a_prometheus(image: None, drivers: Drivers) -> None:
+async def test_a_published_server_works_with_a_container_and_a_prometheus(image: None, drivers: Drivers) -> None:
     """A platform team's first hour: server-everything, the image, a question, a scrape, the dashboard's queries."""
     async with old_server("everything") as server, AsyncExitStack() as stack:
         config = addresses()
@@ -147,11 +147,11 @@ async def test_a_published_server_a_container_and_a_prometheus(image: None, driv
 
         await found.until(scraped, "both rounds of the call are in Prometheus")
         for _, expression in queries():
-            await found.query(await concrete(found, expression))  # raises where there is no answer
+            await found.query(await concrete(found, expression))  # raises without an answer
         assert not await found.query('ALERTS{alertstate="firing"}')
 
 
-async def test_it_runs_as_nobody_with_no_right_and_writes_nothing(box: Container) -> None:
+async def test_the_container_runs_unprivileged_and_writes_nothing(box: Container) -> None:
     found = status(box)
     assert {*found["Uid"].split(), *found["Gid"].split()} == {USER}
     assert {found[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {NO_RIGHTS}
@@ -160,7 +160,7 @@ async def test_it_runs_as_nobody_with_no_right_and_writes_nothing(box: Container
     assert podman("diff", box.name).splitlines() == ["C /etc"], "podman's own places for hosts and resolv.conf"
 
 
-async def test_sigterm_lets_a_person_finish_and_ends_well(image: None, server: OldServer) -> None:
+async def test_sigterm_lets_a_user_finish_and_exits_with_0(image: None, server: OldServer) -> None:
     config = addresses()
     async with container("drain", config, *STRICT, *given(config, server)) as box, wire(box.url) as client:
         asked = await client.call("ask", {"question": "Who?"})
@@ -172,7 +172,7 @@ async def test_sigterm_lets_a_person_finish_and_ends_well(image: None, server: O
 
         await box.until(draining, "began to drain")
         assert await box.ready() == 503
-        assert box.is_healthy(), "who is killed for draining loses what it waits for"
+        assert box.is_healthy(), "a container that is killed for draining loses its calls"
         assert await box.metric(HELD) == 1
         final = await client.call("ask", {"question": "Who?"}, state=asked.state, answers={key: ACCEPT})
         assert final.text == NAMED
@@ -184,7 +184,7 @@ async def test_a_container_whose_gateway_does_not_answer_is_not_healthy(image: N
     config = addresses()
     async with container("frozen", config, *STRICT, *given(config, server), "--env=GATEWAY_WORKERS=2") as box:
         assert box.is_healthy(), "two workers find a folder for their sockets"
-        pid = inspected(box.name)["State"]["Pid"]  # from inside, nobody can stop process 1
+        pid = inspected(box.name)["State"]["Pid"]  # from inside the container, process 1 cannot be stopped
         os.kill(pid, signal.SIGSTOP)
         assert not box.is_healthy()
         os.kill(pid, signal.SIGCONT)
@@ -192,7 +192,7 @@ async def test_a_container_whose_gateway_does_not_answer_is_not_healthy(image: N
         assert await box.exited() == 0
 
 
-async def test_without_an_upstream_it_says_what_is_missing(image: None) -> None:
+async def test_the_container_without_an_upstream_names_the_missing_variable(image: None) -> None:
     code, said = once(*STRICT)
     assert code == 1
     assert said.startswith("routes[0].upstream.url: ${MRTR_UPSTREAM} is not set; export MRTR_UPSTREAM")
@@ -204,7 +204,7 @@ async def test_the_image_can_trace(image: None) -> None:
     assert (code, "note: " in said) == (0, False), said
 
 
-async def test_the_image_says_what_it_is(image: None) -> None:
+async def test_the_image_has_labels(image: None) -> None:
     found = inspected(IMAGE)
     assert found["User"] == f"{USER}:{USER}"
     assert found["Config"]["Entrypoint"] == ["mrtr-gateway"]
@@ -218,7 +218,7 @@ async def test_the_image_says_what_it_is(image: None) -> None:
     assert "index-url" not in history
 
 
-async def test_the_list_of_parts_is_what_is_inside(image: None) -> None:
+async def test_the_list_of_parts_equals_the_content(image: None) -> None:
     code, said = once("--entrypoint=cat", command=[SBOM])
     assert code == 0, said
     parts = json.loads(said)
@@ -232,7 +232,9 @@ async def test_the_list_of_parts_is_what_is_inside(image: None) -> None:
 # --- what deploy/compose says, with the host's network ---
 
 
-async def test_compose_one_gateway_with_its_key_in_a_file(image: None, server: OldServer, tmp_path: Path) -> None:
+async def test_compose_starts_one_gateway_with_its_key_in_a_file(
+    image: None, server: OldServer, tmp_path: Path
+) -> None:
     folder = tmp_path / "gateway"
     folder.mkdir()
     for name in ("compose.yaml", "config.yaml"):
@@ -251,7 +253,7 @@ async def test_compose_one_gateway_with_its_key_in_a_file(image: None, server: O
 
 
 @pytest.mark.skipif(not balancer_installed("nginx"), reason="apt install nginx-light")
-async def test_compose_three_replicas_behind_nginx(
+async def test_compose_starts_three_replicas_behind_nginx(
     image: None, server: OldServer, drivers: Drivers, tmp_path: Path
 ) -> None:
     """Each replica has an address of its own on the loopback; the others know it by its name."""
@@ -279,7 +281,7 @@ async def test_compose_three_replicas_behind_nginx(
         answers = [elicit({"action": "accept", "content": {"name": "Ann"}})]
         for _ in boxes:
             assert (await client.call_tool("ask", {"question": "Who?"}, answers=answers)).text == ANN
-        # Six requests and more, one after another, to three replicas: each has served, and some rounds met no owner.
+        # At least six requests in turn to three replicas: each served some, and some rounds did not reach the owner.
         assert 0 not in [await box.rounds("tools/call") for box in boxes]
         steps = [await box.metric("mcp_gateway_continuations_total", step="forwarded") for box in boxes]
         assert sum(steps) > 0

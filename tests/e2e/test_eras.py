@@ -1,7 +1,7 @@
 """Real clients of both eras with real servers of both eras, through one URL; a table is printed at the end.
 
-An old client must find what it finds without the gateway, questions on both of its streams among it, and also where no
-two of its requests reach the same replica. A modern server's own rounds go through unchanged.
+A legacy client must see the same as without the gateway, including questions on both of its streams, and also if
+no two of its requests reach the same replica. A modern server's own rounds pass through unchanged.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ async def driven(drivers: Drivers, kind: Kind, era: str, url: str, calls: Calls)
 
 
 async def program(*command: str | Path, stdin: bytes = b"", environment: dict[str, str] | None = None) -> bytes:
-    """What a program prints; it must end well."""
+    """The output of a program, which must exit with 0."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
@@ -87,7 +87,7 @@ async def mcp_1_sse(drivers: Drivers, url: str, calls: Calls) -> list[str]:
 
 
 async def inspector(_: Drivers, url: str, calls: Calls) -> list[str]:
-    """The CLI answers no questions: it plays the calls that ask none."""
+    """The CLI cannot answer questions, so it plays only calls that do not ask."""
     cli = NODE_MODULES / ".bin" / "mcp-inspector"
     texts = []
     with tempfile.TemporaryDirectory(prefix="mrtr-inspector-") as home:
@@ -173,7 +173,7 @@ OLD_SERVERS: Final = {
     "py110": ("mcp 2.3, legacy", "client 2.4, legacy"),
     "ts132": ("mcp 2.3, legacy", "client 2.4, legacy", "mcp-remote 0.15"),
 }
-"""Which old clients are run with it, all at once: starting a program costs seconds.
+"""The legacy clients for each server, all at once, because starting a program costs seconds.
 
 No server with an event store: theirs mix up the streams of clients that use the same request ids.
 """
@@ -197,8 +197,10 @@ async def all_of(*plays: Awaitable[list[str]]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", OLD_SERVERS)
-async def test_an_old_server(name: str, drivers: Drivers, request: pytest.FixtureRequest) -> None:
-    """Old clients get its questions on both streams; the first modern one finds out that it is old."""
+async def test_a_legacy_server_serves_legacy_and_modern_clients(
+    name: str, drivers: Drivers, request: pytest.FixtureRequest
+) -> None:
+    """Legacy clients get its questions on both streams; the first modern client causes the detection of its era."""
     clients = OLD_SERVERS[name]
     async with old_server(name) as server, gateway(server.url) as gw:
         calls = {client: [ECHO] if client == SILENT else [ECHO, ASK, ASK_GET] for client in clients}
@@ -215,8 +217,10 @@ async def test_an_old_server(name: str, drivers: Drivers, request: pytest.Fixtur
 
 
 @pytest.mark.parametrize("name", ["py130-sse", "ts132-sse"])
-async def test_an_old_server_of_http_sse(name: str, drivers: Drivers, request: pytest.FixtureRequest) -> None:
-    """Clients of its own time find their way through the gateway, also where streamable HTTP is tried first."""
+async def test_an_http_sse_server_serves_legacy_and_modern_clients(
+    name: str, drivers: Drivers, request: pytest.FixtureRequest
+) -> None:
+    """Clients of its own time reach it through the gateway, even those that try Streamable HTTP first."""
     async with old_server(name) as server, gateway(server.url) as gw:
         calls = [ECHO, ASK, ASK_GET]
         texts = await all_of(*(OLD_CLIENTS[client](drivers, gw.url, calls) for client in SSE_CLIENTS))
@@ -227,8 +231,10 @@ async def test_an_old_server_of_http_sse(name: str, drivers: Drivers, request: p
 
 
 @pytest.mark.parametrize("name", MODERN_SERVERS)
-async def test_a_modern_server(name: str, drivers: Drivers, request: pytest.FixtureRequest) -> None:
-    """Modern clients play its rounds with it; old ones get what it has for them."""
+async def test_a_modern_server_serves_legacy_and_modern_clients(
+    name: str, drivers: Drivers, request: pytest.FixtureRequest
+) -> None:
+    """Modern clients play its rounds with it; legacy ones get its legacy half."""
     clients = MODERN_SERVERS[name]
     async with old_server(name) as server, gateway(server.url) as gw:
         texts = await all_of(*(OLD_CLIENTS[client](drivers, gw.url, [ECHO]) for client in clients))

@@ -1,4 +1,4 @@
-"""`mrtr-gateway health` as a container's engine runs it, beside a real gateway and beside what is none."""
+"""`mrtr-gateway health` as a container's engine runs it, against a real gateway and against other programs."""
 
 import asyncio
 import os
@@ -19,11 +19,11 @@ from tests.support.gateway_process import gateway
 ROOT = Path(__file__).parent.parent
 NOWHERE = "http://127.0.0.1:9/mcp"
 PROGRAM = [sys.executable, "-c", "import sys; from gateway.entry import main; sys.exit(main())"]
-"""What the installed script does."""
+"""Run the installed script."""
 
 
 async def ask(*arguments: str, **environment: str) -> tuple[int, str]:
-    """Run the command; exit code and what it said."""
+    """Run the command; return its exit code and output."""
     process = await asyncio.create_subprocess_exec(
         *(*PROGRAM, "health", *arguments),
         cwd=ROOT,
@@ -44,13 +44,13 @@ def file(folder: Path, text: str) -> str:
 
 @asynccontextmanager
 async def fake_listener(reply: bytes, *, drips: bool = False) -> AsyncIterator[str]:
-    """Somebody else on the port: says `reply` to whoever connects, or says it without end."""
+    """Another program on the port: sends `reply` to each client, once or endlessly."""
 
     writers: list[asyncio.StreamWriter] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
-        await reader.readuntil(b"\r\n\r\n")  # who closes with something unread resets the connection
+        await reader.readuntil(b"\r\n\r\n")  # closing a connection with unread bytes resets it
         writer.write(reply)
         while drips and not writer.is_closing():
             writer.write(b"x")
@@ -69,7 +69,7 @@ async def fake_listener(reply: bytes, *, drips: bool = False) -> AsyncIterator[s
 # --- a real gateway ---
 
 
-async def test_a_gateway_that_serves_is_healthy_and_one_that_is_gone_is_not(tmp_path: Path) -> None:
+async def test_a_running_gateway_is_healthy_and_a_stopped_one_is_not(tmp_path: Path) -> None:
     async with gateway(NOWHERE) as gw:
         port = gw.config["admin"].rpartition(":")[2]
         well = (0, "healthy: /healthz says ok")
@@ -84,7 +84,7 @@ async def test_a_gateway_that_serves_is_healthy_and_one_that_is_gone_is_not(tmp_
     assert said.startswith(f"not healthy: no connection to {gw.config['admin']} (--admin): Connection refused; ")
 
 
-async def test_a_gateway_that_drains_is_healthy_and_not_ready() -> None:
+async def test_a_draining_gateway_is_healthy_and_not_ready() -> None:
     async with gateway(NOWHERE, hold={"drain_delay_seconds": 60}) as gw:
         gw.terminate()
 
@@ -106,7 +106,7 @@ async def test_a_gateway_that_hangs_is_not_healthy() -> None:
     assert (code, said.partition(" from ")[0]) == (1, "not healthy: no answer")
 
 
-# --- anybody else ---
+# --- another program on the port ---
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_a_gateway_that_hangs_is_not_healthy() -> None:
     ],
     ids=["nothing", "ssh", "another server", "terminal codes", "a flood"],
 )
-async def test_what_answers_otherwise_is_not_healthy(reply: bytes, said: str) -> None:
+async def test_another_answer_than_200_is_not_healthy(reply: bytes, said: str) -> None:
     async with fake_listener(reply) as address:
         code, text = await ask("--admin", address)
     assert code == 1
@@ -138,7 +138,7 @@ async def test_a_reply_that_drips_does_not_outlast_the_timeout() -> None:
 
 
 @pytest.mark.parametrize("text", ["admin: [", "\udc80", "- a list", ""], ids=["no YAML", "no text", "no map", "empty"])
-async def test_a_file_that_was_spoilt_does_not_make_a_gateway_unwell(text: str, tmp_path: Path) -> None:
+async def test_an_invalid_file_does_not_make_a_gateway_unhealthy(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_bytes(text.encode(errors="surrogateescape"))
     address, source = health.whereabouts(None, path, {})
@@ -146,7 +146,7 @@ async def test_a_file_that_was_spoilt_does_not_make_a_gateway_unwell(text: str, 
     assert source == f"the default, because {path} cannot be read"
 
 
-def test_the_order_is_that_of_the_gateway(tmp_path: Path) -> None:
+def test_the_health_check_looks_for_the_file_in_the_gateways_order(tmp_path: Path) -> None:
     path = Path(file(tmp_path, "admin: file:1"))
     assert health.whereabouts("flag:1", path, {"GATEWAY_ADMIN": "variable:1"}) == ("flag:1", "--admin")
     assert health.whereabouts(None, path, {"GATEWAY_ADMIN": "variable:1"}) == ("variable:1", "GATEWAY_ADMIN")
@@ -162,20 +162,20 @@ async def test_a_gateway_without_an_admin_listener_cannot_be_asked(tmp_path: Pat
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:", "host:0", "host:65536", "http://host:1", "::1:80"])
-async def test_what_is_no_address_is_told(address: str) -> None:
+async def test_an_invalid_address_is_reported(address: str) -> None:
     code, said = await ask("--admin", address)
     assert code == 1
     assert said == f"not healthy: '{address}' (--admin) is not an address; use the form 127.0.0.1:9090"
 
 
-async def test_ipv6_is_asked_without_its_brackets() -> None:
+async def test_an_ipv6_address_is_used_without_brackets() -> None:
     code, said = await ask("--admin", f"[::]:{free_port()}")
     assert code == 1
     assert "no connection" in said
 
 
 @pytest.mark.parametrize("words", [["--timeout", "0"], ["--timeout", "nan"], ["--timeout", "soon"], ["--adnim", "x"]])
-async def test_bad_usage_has_a_code_of_its_own(words: list[str]) -> None:
+async def test_bad_usage_has_its_own_exit_code(words: list[str]) -> None:
     assert (await ask(*words))[0] == 2
 
 
@@ -197,7 +197,7 @@ def test_the_check_does_not_import_the_gateway() -> None:
 
 
 def first_process(while_starting: str) -> int:
-    """Give the exit code of the program in a process that is called 1, with that in place of the command line."""
+    """The exit code of the program in a process whose pid reads as 1, with this in place of the command line."""
     script = f"""
         import importlib, os, signal, sys
         from types import SimpleNamespace
@@ -217,11 +217,11 @@ def first_process(while_starting: str) -> int:
 @pytest.mark.parametrize(
     ("happens", "code"), [("pass", 7), ("signal.raise_signal(signal.SIGTERM)", 0)], ids=["nothing", "a stop"]
 )
-def test_a_container_that_is_stopped_while_it_starts_ends_well(happens: str, code: int) -> None:
+def test_a_container_that_is_stopped_while_it_starts_exits_with_0(happens: str, code: int) -> None:
     assert first_process(happens) == code
 
 
-def test_elsewhere_the_signal_is_left_alone() -> None:
+def test_the_entry_point_handles_the_signal_only_in_process_1() -> None:
     script = "import signal, sys; from gateway import entry; sys.argv = ['x', '--version']\n"
     script += "try: entry.main()\nexcept SystemExit: print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
     assert printed(script).splitlines()[-1] == "True"

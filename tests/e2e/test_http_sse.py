@@ -1,4 +1,4 @@
-"""Real servers of HTTP+SSE (2024-11-05) behind the gateway: the cases of cases.py, and what only they do."""
+"""Real HTTP+SSE servers (2024-11-05) behind the gateway: the cases of cases.py, and their special behaviour."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 CLIENT: dict[str, Kind] = {"py130-sse": "py", "ts132-sse": "ts", "everything-sse": "fm"}
-"""Clients are told apart in the matrix; here the transport is what is new."""
+"""The matrix compares clients; here only the transport differs."""
 TELLING = {
     "discover",
     "lists are complete",
@@ -54,7 +54,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
 
 @pytest.mark.parametrize("pair", [FIRST], indirect=True)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_a_real_client_with_a_real_server_of_2024(
+async def test_a_real_client_plays_each_case_with_a_real_http_sse_server(
     case: Case, pair: Pair, drivers: Drivers, request: pytest.FixtureRequest
 ) -> None:
     await played(case, pair, drivers, request)
@@ -62,7 +62,7 @@ async def test_a_real_client_with_a_real_server_of_2024(
 
 @pytest.mark.parametrize("pair", OTHERS, indirect=True)
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in TELLING], ids=lambda case: case.name)
-async def test_a_real_client_with_another_real_server_of_2024(
+async def test_a_real_client_plays_telling_cases_with_other_http_sse_servers(
     case: Case, pair: Pair, drivers: Drivers, request: pytest.FixtureRequest
 ) -> None:
     await played(case, pair, drivers, request)
@@ -78,7 +78,7 @@ async def test_every_telling_case_exists() -> None:
     assert {case.name for case in CASES} >= TELLING
 
 
-async def test_a_server_that_dies_takes_its_calls_along_but_those_that_may_run_twice() -> None:
+async def test_calls_of_a_dead_http_sse_server_run_again_only_if_they_may_run_twice() -> None:
     async with (
         old_server("py130-sse") as server,
         gateway(server.url, route={"upstream": {"url": server.url, "transport": "sse"}}) as gw,
@@ -97,8 +97,8 @@ async def test_a_server_that_dies_takes_its_calls_along_but_those_that_may_run_t
 
 
 @pytest.mark.parametrize("name", HTTP_SSE)
-async def test_what_a_post_to_a_session_that_is_gone_is_answered(name: str) -> None:
-    """Why every POST has a deadline: a server that nobody patched may never answer it."""
+async def test_a_post_to_a_lost_session_gets_the_known_refusal(name: str) -> None:
+    """This is why every POST has a deadline: an unpatched server may never answer it."""
     async with old_server(name) as server, aiohttp.ClientSession() as http:
         async with http.get(server.url) as stream:
             named = (await stream.content.readuntil(b"\n\n" if name != "py130-sse" else b"\r\n\r\n")).decode()

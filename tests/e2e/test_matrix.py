@@ -1,4 +1,4 @@
-"""Every real modern client with every real old server through the real gateway: the cases of cases.py.
+"""Every real modern client with every real legacy server through the real gateway: the cases of cases.py.
 
 A pair that cannot play a case is in NOT_APPLICABLE (matrix.py) with its reason, is played all the same, and must fail.
 The table is printed at the end of the run.
@@ -30,7 +30,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_real_client_with_a_real_server(
+async def test_a_real_client_plays_each_case_with_a_real_server(
     case: Case, kind: Kind, pair: Pair, drivers: Drivers, request: pytest.FixtureRequest
 ) -> None:
     found = tables.words(request.config, tables.SERVERS, case.name, pair.server.name)
@@ -45,5 +45,5 @@ async def test_every_reason_names_a_server_a_client_and_a_case() -> None:
         assert case in names
 
 
-async def test_cases_have_names_of_their_own() -> None:
+async def test_each_case_has_its_own_name() -> None:
     assert len({case.name for case in CASES}) == len(CASES)

@@ -1,4 +1,4 @@
-"""Old servers in modes that cannot carry a question, and old servers that forgot their sessions: all of them real."""
+"""Real legacy servers in modes that cannot carry a question, or that forgot their sessions."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -33,7 +33,7 @@ FORGETFUL = {
     "ts132": "HTTP 404 and -32001",
     "everything": "HTTP 400 and -32000",
 }
-"""How each says that it does not know a session; py130 (404 and -32600) is restarted in test_wire.py."""
+"""How each server refuses an unknown session; py130 (404 and -32600) is restarted in test_wire.py."""
 IDLE_SECONDS = 0.4
 
 
@@ -75,7 +75,7 @@ async def test_a_question_of_a_stateless_server_ends_the_call_at_once(modes: Wir
     assert "Run the server with sessions" in error["message"]
 
 
-async def test_a_question_that_a_stateless_server_loses_ends_the_call_by_its_silence(modes: Wire) -> None:
+async def test_a_question_that_a_stateless_server_loses_ends_the_call_at_the_idle_timeout(modes: Wire) -> None:
     """Python only: the TypeScript SDK finds no capability of the client in such a session, and sends nothing."""
     error = (await at(modes, "py-stateless").call("ask_get")).error
     assert error["data"]["reason"] == "call_lost"
@@ -84,7 +84,9 @@ async def test_a_question_that_a_stateless_server_loses_ends_the_call_by_its_sil
 
 
 @pytest.mark.parametrize("mode", ["py-json", "ts-json", "py-both"])
-async def test_a_question_that_a_json_server_swallows_ends_the_call_by_its_silence(modes: Wire, mode: str) -> None:
+async def test_a_question_that_a_json_server_swallows_ends_the_call_at_the_idle_timeout(
+    modes: Wire, mode: str
+) -> None:
     error = (await at(modes, mode).call("ask")).error
     assert error["data"]["reason"] == "call_lost"
     assert "timeouts.idle_seconds" in error["message"]
@@ -93,7 +95,7 @@ async def test_a_question_that_a_json_server_swallows_ends_the_call_by_its_silen
 
 @pytest.mark.parametrize("mode", ["py-json", "ts-json"])
 async def test_a_json_server_can_ask_on_its_get_stream(modes: Wire, mode: str) -> None:
-    """Why a JSON body is no reason to refuse a server that asks."""
+    """This is why the gateway does not refuse servers with JSON bodies."""
     client = at(modes, mode)
     asked = await client.call("ask_get")
     assert asked.asks == ["Name"]
@@ -126,7 +128,7 @@ CHECKED = {
 
 
 async def test_a_fresh_token_is_checked_beside_a_call_that_waits() -> None:
-    """With one session for each caller: it is the call's own that the ping goes to."""
+    """With one session per caller, the ping goes to the session of the call."""
     async with AsyncExitStack() as stack:
         entering = [stack.enter_async_context(old_server(*command)) for command in CHECKED.values()]
         servers = dict(zip(CHECKED, await asyncio.gather(*entering), strict=True))

@@ -1,4 +1,4 @@
-"""A client that is given the gateway's URL signs in at the old server behind it."""
+"""A client that has the gateway's URL signs in at the legacy server behind it."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ async def test_a_client_signs_in_calls_and_refreshes_its_token_while_its_user_th
         assert told["tokens"] == TOKENS[kind]
         assert len(server.ledger("run", "ask")) == 1
         assert len(server.ledger("refreshed")) == TOKENS[kind] - 1
-        # The client never met the old server: it may stand where only the gateway reaches it.
+        # The client never contacts the legacy server, which only the gateway needs to reach.
         assert {url.startswith(gw.base) for _, url, _ in told["requested"]} == {True}
         paths = [url.removeprefix(gw.base).partition("?")[0] for _, url, _ in told["requested"]]
         in_order = list(dict.fromkeys(path for path in paths if path != "/mcp"))
@@ -63,6 +63,6 @@ async def test_a_client_signs_in_calls_and_refreshes_its_token_while_its_user_th
             "/authorize/mcp",
             "/token/mcp",
         ]
-        # The token is good for the old server because it was asked for under the name that server has for itself.
+        # The legacy server accepts the token, because it was requested under the server's own name.
         assert [line["resource"] for line in server.ledger("authorized")] == [server.url]
         await gw.settled()

@@ -1,4 +1,4 @@
-"""A list with tools that would cost a modern client all of it, seen by the real clients through the gateway.
+"""Real clients and a list with malformed tools, for which a client without the gateway would refuse all tools.
 
 The server is fake: no real one lists such tools on command.
 """
@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def gw() -> AsyncIterator[Gateway]:
-    """A gateway before a server whose every second tool is odd."""
+    """A gateway before a server with a malformed tool after each good one."""
     upstream = FakeUpstream()
     good = [{**tool, "name": f"kept {number}"} for number, tool in enumerate(KEPT.values())]
     tools = [tool for number, (bad, _) in enumerate(LEFT_OUT.values()) for tool in (good[number % len(good)], bad)]

@@ -1,4 +1,4 @@
-"""`mrtr-gateway probe` before real servers: what it says of them, and that the gateway then does just that."""
+"""`mrtr-gateway probe` against real servers, and the gateway's behaviour compared with the report."""
 
 import asyncio
 import re
@@ -29,11 +29,11 @@ pytestmark = [
 
 NO_TOOL = "mrtr-gateway-probe-no-such-tool"
 IDLE_SECONDS = 1.0
-"""What a call may be silent for: long for a server at work, short for who waits for a question that is lost."""
+"""The idle timeout: long for a working server, short for a test that waits for a lost question."""
 
 
 class Row(NamedTuple):
-    """What the probe must say of a server."""
+    """The expected report on a server."""
 
     state: str
     era: str
@@ -111,7 +111,7 @@ def path(name: str) -> str:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", TABLE)
-async def test_a_probe_says_of_a_real_server_what_it_is(
+async def test_a_probe_identifies_a_real_server(
     name: str, found: dict[str, Upstream], servers: dict[str, OldServer]
 ) -> None:
     it, row, said = found[name], TABLE[name], answers(found[name])
@@ -130,7 +130,7 @@ async def test_a_probe_says_of_a_real_server_what_it_is(
 
 
 async def words(client: Wire, name: str, tool: str) -> str:
-    """What the tool made of an answered question, or why it did not come to that."""
+    """The tool's result for an answered question, or the reason why there is none."""
     there = client.on(client.url + path(name))
     asked = await there.call(tool)
     if "error" in asked.final:
@@ -140,7 +140,7 @@ async def words(client: Wire, name: str, tool: str) -> str:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", OLD)
-async def test_the_gateway_does_what_the_probe_said_of_questions(
+async def test_the_gateway_handles_questions_as_the_probe_predicts(
     name: str, client: Wire, found: dict[str, Upstream]
 ) -> None:
     match answers(found[name])["questions"]:
@@ -156,7 +156,7 @@ async def test_the_gateway_does_what_the_probe_said_of_questions(
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", OLD)
-async def test_the_gateway_does_what_the_probe_said_of_progress(
+async def test_the_gateway_handles_progress_as_the_probe_predicts(
     name: str, client: Wire, found: dict[str, Upstream]
 ) -> None:
     answer = await client.on(client.url + path(name)).call("progress", {"steps": 2}, progress="token")
@@ -166,7 +166,7 @@ async def test_the_gateway_does_what_the_probe_said_of_progress(
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", ["py130", "modern-py", "modern-ts", "modern-ts-both"])
-async def test_the_gateway_does_what_the_probe_said_of_old_clients(
+async def test_the_gateway_serves_legacy_clients_as_the_probe_predicts(
     name: str, client: Wire, found: dict[str, Upstream]
 ) -> None:
     headers = {"Accept": "application/json, text/event-stream"}
@@ -193,11 +193,11 @@ async def test_a_server_that_asks_for_a_token_is_explained() -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_server_that_checks_the_host_is_explained(servers: dict[str, OldServer]) -> None:
-    """The Python SDK does where it listens on loopback: 127.0.0.2 is not one of its names."""
+    """The Python SDK checks the host if it listens on loopback: 127.0.0.2 is not one of its names."""
     url = servers["py130"].url
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Stand before it under another name, as a port mapping does."""
+        """Put the server behind another name, as a port mapping does."""
         try:
             if data := await reader.read(65_536):
                 host, port = url.split("/")[2].split(":")
@@ -217,7 +217,7 @@ async def test_a_server_that_checks_the_host_is_explained(servers: dict[str, Old
 
 
 def printed(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, Upstream]:
-    """What `probe --json` prints of one server, and its exit code."""
+    """The output of `probe --json` for one server, and its exit code."""
     code = main(["probe", "--json", *arguments])
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -225,7 +225,7 @@ def printed(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tup
     return code, it
 
 
-def test_a_probe_tells_what_a_command_speaks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_probe_reports_what_a_command_speaks(capsys: pytest.CaptureFixture[str]) -> None:
     with stdio_server("ts132") as (server, upstream):
         env = upstream["env"]
         given = [f"--env={name}={value}" for name, value in env.items()]
@@ -259,13 +259,13 @@ def test_a_command_that_does_not_work_is_explained(
 
 
 async def as_documented(server: OldServer) -> str:
-    """What is printed of a server, with a port and times that are always the same."""
+    """The printed report on a server, with a fixed port and fixed times."""
     it = await look(server.url, seconds=10.0)
     text = "\n".join(lines(report("", (), (it,)), colour=False)).replace(str(server.port), "9000")
     return re.sub(r"in \d+ ms", "in 3 ms", re.sub(r"to within \d+ s", "to within 1 s", text))
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_the_documented_output_is_that_of_today(servers: dict[str, OldServer]) -> None:
+async def test_the_documented_output_is_up_to_date(servers: dict[str, OldServer]) -> None:
     page = (REPOSITORY / "docs" / "probe.md").read_text()
     assert f"$ mrtr-gateway probe http://127.0.0.1:9000/mcp\n{await as_documented(servers['py130'])}\n```\n" in page

@@ -1,7 +1,7 @@
-"""SIGHUP before real processes: the file is taken over whole or not at all, and no call notices.
+"""SIGHUP to real processes: the file is applied whole or not at all, and no call is disturbed.
 
 What each key does is tested in tests/server/test_reload.py; here are the file, the signal, the log, the metrics and
-the processes. The upstream is a real old server (py130).
+the processes. The upstream is a real legacy server (py130).
 """
 
 import asyncio
@@ -73,14 +73,14 @@ async def setup(server: OldServer, **config: Any) -> AsyncIterator[Setup]:
 
 
 def applied(said: list[dict[str, Any]]) -> list[str]:
-    """What each process says that changed: all say the same."""
+    """The changed keys, as every process logs them alike."""
     assert {line["event"] for line in said} == {"config.loaded"}, said
     (changed,) = {tuple(line["changed"]) for line in said}
     return list(changed)
 
 
 def rejected(said: list[dict[str, Any]]) -> str:
-    """Why the file was not taken, in one text."""
+    """The reasons why the file was rejected, in one text."""
     assert {(line["event"], line["level"]) for line in said} == {("config.rejected", "error")}, said
     (problems,) = {tuple(line["problems"]) for line in said}
     return "\n".join(problems)
@@ -108,7 +108,9 @@ BAD_FILES: list[tuple[str, str | None, list[str]]] = [
 
 
 @pytest.mark.parametrize(("text", "words"), [pytest.param(*rest, id=name) for name, *rest in BAD_FILES])
-async def test_a_bad_file_changes_nothing_and_says_so(server: OldServer, text: str | None, words: list[str]) -> None:
+async def test_an_invalid_file_changes_nothing_and_is_logged(
+    server: OldServer, text: str | None, words: list[str]
+) -> None:
     async with setup(server) as s:
         s.gw.provoked = {"config.rejected"}
         running = asyncio.get_running_loop().create_task(s.wire.call("sleep", {"seconds": 0.5}))
@@ -130,7 +132,7 @@ async def test_a_bad_file_changes_nothing_and_says_so(server: OldServer, text: s
         assert await s.gw.metric(RELOADS, outcome="applied") == 1
 
 
-async def test_what_needs_a_restart_rejects_all_of_the_file(server: OldServer) -> None:
+async def test_a_change_that_needs_a_restart_rejects_the_whole_file(server: OldServer) -> None:
     async with setup(server) as s:
         s.gw.provoked = {"config.rejected"}
         new = s.config(listen=f"127.0.0.1:{free_port()}", workers=2, log={"level": "debug"}, hold={"max_calls": 5})
@@ -140,7 +142,7 @@ async def test_what_needs_a_restart_rejects_all_of_the_file(server: OldServer) -
         assert (await s.wire.call("echo", {"text": "x"})).text == "x"
 
 
-async def test_a_good_file_is_told_without_its_values(server: OldServer) -> None:
+async def test_a_reload_is_logged_without_the_values(server: OldServer) -> None:
     async with setup(server) as s:
         before = s.gw.log("server.started")[0]["configuration"]
         new = s.config(state={"keys": [STATE_KEY, NEW_KEY]}, hold={"max_calls": 7}, limits={"body_bytes": 5_000})
@@ -154,7 +156,7 @@ async def test_a_good_file_is_told_without_its_values(server: OldServer) -> None
         assert (await s.wire.call("echo", {"text": "x" * 1_000})).text
 
 
-async def test_a_gateway_without_a_file_says_that_it_has_none(server: OldServer, tmp_path: Path) -> None:
+async def test_a_gateway_without_a_file_logs_that_it_has_none(server: OldServer, tmp_path: Path) -> None:
     listen, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     async with aiohttp.ClientSession() as http:
         config = {"listen": listen, "admin": admin, "routes": [{"path": "/mcp"}]}
@@ -184,7 +186,7 @@ async def test_a_gateway_without_a_file_says_that_it_has_none(server: OldServer,
 
 
 async def test_keys_are_rotated_over_two_replicas_in_three_phases(server: OldServer) -> None:
-    """The call that waits through phases 1 and 2, and every one in between, is answered, mostly by the other one."""
+    """A call that waits through phases 1 and 2, and every call in between, is answered, mostly elsewhere."""
     async with AsyncExitStack() as stack:
         both = [await stack.enter_async_context(setup(server, replica=replica)) for replica in memberships(2)]
         one, two = both
@@ -224,7 +226,7 @@ async def test_a_key_file_is_read_again(server: OldServer, tmp_path: Path) -> No
 # Routes.
 
 
-async def test_routes_come_change_and_go_and_the_calls_that_wait_are_answered(server: OldServer) -> None:
+async def test_waiting_calls_survive_added_changed_and_removed_routes(server: OldServer) -> None:
     async with old_server("py130") as other, AsyncExitStack() as stack:
         s = await stack.enter_async_context(setup(server))
         new, changed = s.route("/new", server.url), s.route("/mcp", other.url)
@@ -249,7 +251,7 @@ async def test_routes_come_change_and_go_and_the_calls_that_wait_are_answered(se
 # Processes.
 
 
-async def test_all_workers_read_the_file_and_one_that_starts_later_has_it(server: OldServer) -> None:
+async def test_all_workers_reload_the_file_including_those_that_start_later(server: OldServer) -> None:
     async with setup(server, workers=2) as s:
         s.gw.provoked = {"config.rejected"}
         asked = [await s.park() for _ in range(4)]
@@ -273,7 +275,7 @@ async def test_all_workers_read_the_file_and_one_that_starts_later_has_it(server
         assert configurations[2] == said[0]["configuration"] != configurations[0]
 
 
-async def test_a_signal_in_mid_drain_is_ignored(server: OldServer) -> None:
+async def test_a_reload_during_a_drain_is_ignored(server: OldServer) -> None:
     async with setup(server, hold={"drain_delay_seconds": 60, "drain_seconds": 60}) as s:
         asked = await s.park()
         _ = await s.gw.reload(s.config(hold={"drain_delay_seconds": 0, "drain_seconds": 20}))
@@ -292,7 +294,7 @@ async def test_a_signal_in_mid_drain_is_ignored(server: OldServer) -> None:
         assert await s.gw.exited() == 0
 
 
-async def test_fifty_reloads_under_load_fail_no_request_and_keep_no_file_open(server: OldServer) -> None:
+async def test_fifty_reloads_under_load_fail_no_request_and_leak_no_descriptor(server: OldServer) -> None:
     async with setup(server, hold={"linger_seconds": 0.1}, sessions={"idle_seconds": 1}) as s:
 
         async def calls(work: Callable[[], Awaitable[str]], good: str) -> int:

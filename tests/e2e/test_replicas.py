@@ -37,7 +37,7 @@ FEW = {
     "calls at once never mix",
     "headers",
 }
-"""What a balancer could spoil."""
+"""Cases that a balancer could break."""
 CONTINUATIONS = "mcp_gateway_continuations_total"
 TOKEN = {"Authorization": "Bearer ann"}
 DRAIN_DELAY_SECONDS = 4.0
@@ -65,7 +65,7 @@ async def behind_haproxy() -> AsyncIterator[Pair]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_real_client_with_three_replicas_behind_nginx(
+async def test_a_real_client_plays_each_case_with_replicas_behind_nginx(
     case: Case, kind: Kind, behind_nginx: Pair, drivers: Drivers, request: pytest.FixtureRequest
 ) -> None:
     found = tables.words(request.config, tables.SERVERS, case.name, f"{behind_nginx.server.name} nginx")
@@ -75,14 +75,14 @@ async def test_a_real_client_with_three_replicas_behind_nginx(
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in FEW], ids=lambda case: case.name)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_real_client_with_three_replicas_behind_haproxy(
+async def test_a_real_client_plays_cases_with_replicas_behind_haproxy(
     case: Case, kind: Kind, behind_haproxy: Pair, drivers: Drivers, request: pytest.FixtureRequest
 ) -> None:
     found = tables.words(request.config, tables.SERVERS, case.name, f"{behind_haproxy.server.name} haproxy")
     await judge(case, kind, behind_haproxy, drivers, None, found)
 
 
-async def test_every_case_behind_haproxy_is_a_case() -> None:
+async def test_every_case_for_haproxy_exists() -> None:
     assert {case.name for case in CASES} >= FEW
 
 
@@ -117,14 +117,14 @@ async def test_a_client_that_leaves_its_stream_cancels_the_call(server: OldServe
     before = len(server.ledger("cancelled", "progress"))
     async with cluster(server.url, balancer=balancer) as c, wire(c.url) as client:
         async with client.open("progress", {"steps": 2, "delay_seconds": 30}, progress="p") as response:
-            # This came while the call ran; then it is silent, so nobody notices the client's end by writing to it.
+            # After this the call is silent, so no write can reveal that the client disconnected.
             assert (await response.content.readline()).startswith((b"event:", b"data:"))
         await server.wait_for("cancelled", "progress", count=before + 1)
         await c.settled()
 
 
-async def test_a_replica_ends_and_nobody_notices(server: OldServer) -> None:
-    """SIGTERM before HAProxy: new calls go on, and the questions that wait there are answered through the others."""
+async def test_clients_do_not_notice_that_a_replica_stops(server: OldServer) -> None:
+    """SIGTERM behind HAProxy: new calls work, and the replica's open questions are answered through the others."""
     hold = {"drain_delay_seconds": DRAIN_DELAY_SECONDS, "drain_seconds": 30}
     async with cluster(server.url, balancer="haproxy", hold=hold) as c, wire(c.url) as client:
         parked = [await client.call("ask", {"question": "Who?"}) for _ in c.replicas]
@@ -135,7 +135,7 @@ async def test_a_replica_ends_and_nobody_notices(server: OldServer) -> None:
             assert (await client.call("echo", {"text": "x"})).text == "x"
             answer = await client.on(leaving.url).call("echo", {"text": "x"})
             if answer.status == 200 and answer.result["resultType"] == "input_required":
-                # It ran as the replica stopped, which waits until the result has been fetched.
+                # The call ran when the replica stopped, so the replica waits until the client has fetched the result.
                 answer = await client.call("echo", {"text": "x"}, state=answer.state)
                 assert answer.text == "x"
             return answer.status == 503
@@ -163,8 +163,8 @@ async def test_another_process_finishes_the_call(server: OldServer, drivers: Dri
         await c.settled()
 
 
-async def test_a_stranger_does_not(server: OldServer, drivers: Drivers) -> None:
-    """Not through the owner, and not through another one."""
+async def test_another_principal_cannot_finish_the_call(server: OldServer, drivers: Drivers) -> None:
+    """Neither through the owner nor through another replica."""
     async with cluster(server.url) as c, wire(c.url, **TOKEN) as asked:
         began = await asked.call("ask", {"question": "Who?"})
         (key,) = began.asks

@@ -1,4 +1,4 @@
-"""Real old servers with an event store: a call survives its connection, and the process that sent it."""
+"""Real legacy servers with an event store: a call survives its connection, and the process that sent it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from gateway.protocol.errors import CallGone
 from gateway.sessions.session import Session
 from gateway.upstream.channel import NO_HEADERS
 from tests.parts.launch import NODE, PARTS, OldServer, old_server
-from tests.support.replica import KEY, Replica
+from tests.support.upstream_side import KEY, UpstreamSide
 from tests.support.workbench import eventually
 
 pytestmark = pytest.mark.real
@@ -45,8 +45,8 @@ async def store(name: str) -> AsyncIterator[OldServer]:
 
 
 @asynccontextmanager
-async def process(server: OldServer) -> AsyncIterator[Replica]:
-    made = Replica(server.url)
+async def process(server: OldServer) -> AsyncIterator[UpstreamSide]:
+    made = UpstreamSide(server.url)
     made.deadline = 30.0
     try:
         yield made
@@ -57,7 +57,7 @@ async def process(server: OldServer) -> AsyncIterator[Replica]:
 class Held:
     """A call that waits for an answer."""
 
-    def __init__(self, here: Replica, session: Session, name: str) -> None:
+    def __init__(self, here: UpstreamSide, session: Session, name: str) -> None:
         _, tool, arguments, self.outcome = STORES[name]
         self.here, self.session = here, session
         self.id = session.next_id()
@@ -103,7 +103,7 @@ async def test_a_call_survives_its_connection(name: str, monkeypatch: pytest.Mon
 
 
 async def test_a_call_survives_the_process_that_sent_it(name: str) -> None:
-    async with store(name) as server, process(server) as heir:
+    async with store(name) as server, process(server) as successor:
         async with process(server) as owner:
             session = await owner.pool.acquire(KEY, NO_HEADERS)
             held = Held(owner, session, name)
@@ -116,16 +116,16 @@ async def test_a_call_survives_the_process_that_sent_it(name: str) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await held.running
             owner.pool.release(session, clean=False)
-        adopted = await heir.adopt(NO_HEADERS, session_id, session.shaken.version)
+        adopted = await successor.adopt(NO_HEADERS, session_id, session.shaken.version)
         assert adopted.channel.hears_side
-        resuming = heir.start(heir.resume(adopted, NO_HEADERS, cursor, held.id))
-        await heir.attached.wait()
-        await heir.answer(adopted, id_=question)
+        resuming = successor.start(successor.resume(adopted, NO_HEADERS, cursor, held.id))
+        await successor.attached.wait()
+        await successor.answer(adopted, id_=question)
         await resuming
-        assert held.outcome in heir.ear.text
-        assert question not in heir.ear.asked
-        assert heir.ear.progress == ([] if name == "everything" else [3, 4])
-        heir.pool.release(adopted, clean=True)
+        assert held.outcome in successor.ear.text
+        assert question not in successor.ear.asked
+        assert successor.ear.progress == ([] if name == "everything" else [3, 4])
+        successor.pool.release(adopted, clean=True)
 
 
 async def test_a_call_does_not_survive_its_server(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Two routes of one real gateway with two real old servers, and TLS on both sides with real clients."""
+"""Two routes of one real gateway with two real legacy servers, and TLS on both sides with real clients."""
 
 import json
 import ssl
@@ -32,7 +32,7 @@ async def told(by: Wire) -> dict[str, Any]:
     return headers
 
 
-async def test_two_servers_get_what_their_routes_say_and_nothing_else(tmp_path: Path) -> None:
+async def test_two_servers_get_only_what_their_routes_configure(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(f"{SECRET}\n")
     async with old_server("py130") as python, old_server("ts132") as node:
@@ -63,7 +63,7 @@ async def test_two_servers_get_what_their_routes_say_and_nothing_else(tmp_path: 
             waiting = {path: await by.call("ask", {"question": "Who?"}) for path, by in at.items()}
             stolen = await at["/plain"].call("ask", {"question": "Who?"}, state=waiting["/python"].state, answers={})
             assert stolen.refusal == (400, -32602), "a state is of its route"
-            await node.wait_for("answered", "ask")  # by the gateway: on /node the time is over
+            await node.wait_for("answered", "ask")  # by the gateway, because the time on /node is over
             for path, asked in waiting.items():
                 answers = dict.fromkeys(asked.asks, ACCEPT)
                 again = await at[path].call("ask", {"question": "Who?"}, state=asked.state, answers=answers)
@@ -127,5 +127,5 @@ async def test_workers_serve_a_renewed_certificate_and_drop_nothing(tmp_path: Pa
                     assert (await Wire(http, url).call("echo", {"text": text})).text == text
                 final = await Wire(http, url).call("ask", {"question": "Who?"}, state=asked.state, answers=answers)
                 assert final.text == NAMED
-            # The connection from before: the client believes the old authority only.
+            # The earlier connection: the client trusts only the old authority.
             assert (await Wire(old, url).call("echo", {"text": "still"})).text == "still"

@@ -1,4 +1,4 @@
-"""The status page as people see it: in a real Chromium, of real gateways that hold calls of a real old server."""
+"""The status page in a real Chromium, of real gateways that hold calls of a real legacy server."""
 
 import re
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ LOOKS: Final = [(screen, dark) for screen, dark in product(SCREENS, (False, True
 
 @dataclass
 class Stage:
-    """A gateway in every kind of trouble, one that is well, and a browser."""
+    """A gateway with every kind of problem, a healthy one, and a browser."""
 
     troubled: Gateway
     well: Gateway
@@ -43,7 +43,7 @@ class Stage:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage() -> AsyncIterator[Stage]:
-    """Two workers before a real server, a dead one and a hostile one; and one process that only has a parked call."""
+    """Two workers before a real, a dead and a hostile server; and one process that only has a parked call."""
     fake = FakeUpstream()  # no real server has a name like this
     await fake.start()
 
@@ -86,7 +86,7 @@ async def shown(stage: Stage, gw: Gateway, screen: str = "desk", *, dark: bool =
 
 
 async def cells(tab: Tab, section: str) -> list[list[str]]:
-    """The rows of a section's table, as they are to be read."""
+    """The rows of a section's table, as text."""
     rows: list[list[str]] = await tab.run(
         f"[...document.querySelectorAll('section[aria-labelledby={section}] tbody tr')]"
         ".map(row => [...row.children].map(cell => cell.innerText.trim()))"
@@ -94,10 +94,10 @@ async def cells(tab: Tab, section: str) -> list[list[str]]:
     return rows
 
 
-# What is there.
+# Content.
 
 
-async def test_a_gateway_at_work_is_told(stage: Stage) -> None:
+async def test_the_page_shows_a_working_gateway(stage: Stage) -> None:
     tab = await shown(stage, stage.well)
     assert await tab.run("document.title") == "gw-2: ready - mrtr-gateway"
     (route,) = await cells(tab, "routes")
@@ -120,7 +120,7 @@ async def test_a_gateway_at_work_is_told(stage: Stage) -> None:
     assert not await tab.run("document.querySelector('#attention')")
 
 
-async def test_trouble_is_told_first_and_with_its_fix(stage: Stage) -> None:
+async def test_errors_come_first_and_with_their_fix(stage: Stage) -> None:
     tab = await shown(stage, stage.troubled)
     assert " problems" in await tab.run("document.querySelector('h1').innerText")
     first = await tab.run("document.querySelector('section h2').innerText")
@@ -143,7 +143,7 @@ async def test_trouble_is_told_first_and_with_its_fix(stage: Stage) -> None:
     assert {row[0].split("\n")[0] for row in await cells(tab, "errors")} == {"upstream_unreachable"}
 
 
-async def test_the_json_says_the_same(stage: Stage) -> None:
+async def test_the_json_has_the_same_content(stage: Stage) -> None:
     async with stage.troubled.http.get(f"{stage.troubled.admin}/status.json") as response:
         told = await response.json()
     tab = await shown(stage, stage.troubled)
@@ -152,7 +152,7 @@ async def test_the_json_says_the_same(stage: Stage) -> None:
     assert told["state"] == "ready"
 
 
-async def test_no_contents_and_no_callers(stage: Stage) -> None:
+async def test_the_page_shows_no_contents_and_no_callers(stage: Stage) -> None:
     async with stage.troubled.http.get(f"{stage.troubled.admin}/status.json") as response:
         told = await response.text()
     tab = await shown(stage, stage.troubled)
@@ -161,10 +161,10 @@ async def test_no_contents_and_no_callers(stage: Stage) -> None:
         assert "elicitation" in text
 
 
-# That it is safe.
+# Safety.
 
 
-async def test_hostile_names_are_text(stage: Stage) -> None:
+async def test_hostile_names_are_escaped(stage: Stage) -> None:
     tab = await shown(stage, stage.troubled)
     body = await tab.run("document.body.innerText")
     assert body.count('<script>document.title="owned"</script>') >= 2, "the tool's name, and the server's error"
@@ -172,7 +172,7 @@ async def test_hostile_names_are_text(stage: Stage) -> None:
     assert "owned" not in await tab.run("document.title")
 
 
-async def test_the_page_asks_nobody_and_complains_of_nothing(stage: Stage) -> None:
+async def test_the_page_loads_nothing_and_logs_no_error_in_the_browser(stage: Stage) -> None:
     before = [len(gw.log()) for gw in (stage.troubled, stage.well)]
     for gw in (stage.troubled, stage.well):
         tab = await shown(stage, gw)
@@ -182,8 +182,8 @@ async def test_the_page_asks_nobody_and_complains_of_nothing(stage: Stage) -> No
     assert [len(gw.log()) for gw in (stage.troubled, stage.well)] == before
 
 
-async def test_what_a_browser_is_told_not_to_do_it_does_not(stage: Stage) -> None:
-    """The policy holds: a script and a style that get into the page are of no effect."""
+async def test_the_browser_enforces_the_content_security_policy(stage: Stage) -> None:
+    """A script and a style that are injected into the page have no effect."""
     tab = await shown(stage, stage.well)
     await tab.run(
         "document.body.insertAdjacentHTML('beforeend', '<style>body { display: none }</style>"
@@ -194,7 +194,7 @@ async def test_what_a_browser_is_told_not_to_do_it_does_not(stage: Stage) -> Non
     assert any("Content Security Policy" in complaint for complaint in tab.complaints)
 
 
-# That it can be read.
+# Readability.
 
 CONTRASTS = """
 (() => {
@@ -224,7 +224,7 @@ CONTRASTS = """
 
 
 @pytest.mark.parametrize(("screen", "dark"), LOOKS, ids=str)
-async def test_every_text_stands_out_and_nothing_hangs_over(stage: Stage, screen: str, dark: bool) -> None:  # noqa: FBT001
+async def test_every_text_has_contrast_and_nothing_overflows(stage: Stage, screen: str, dark: bool) -> None:  # noqa: FBT001
     for gw in (stage.troubled, stage.well):
         tab = await shown(stage, gw, screen, dark=dark)
         contrasts = await tab.run(CONTRASTS)
@@ -239,7 +239,7 @@ async def test_every_text_stands_out_and_nothing_hangs_over(stage: Stage, screen
         assert over == []
 
 
-async def test_dark_is_dark_and_light_is_light(stage: Stage) -> None:
+async def test_the_page_follows_the_dark_and_light_setting(stage: Stage) -> None:
     backs = []
     for dark in (False, True):
         tab = await shown(stage, stage.well, dark=dark)
@@ -250,7 +250,7 @@ async def test_dark_is_dark_and_light_is_light(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("screen", SCREENS)
-async def test_axe_finds_nothing(stage: Stage, screen: str) -> None:
+async def test_axe_reports_no_violation(stage: Stage, screen: str) -> None:
     """https://github.com/dequelabs/axe-core: the rules of WCAG 2.2 A and AA, and its best practices."""
     for gw in (stage.troubled, stage.well):
         tab = await shown(stage, gw, screen)
@@ -260,7 +260,7 @@ async def test_axe_finds_nothing(stage: Stage, screen: str) -> None:
         assert found["good"] > 15
 
 
-async def test_a_narrow_screen_changes_the_look_and_not_the_tables(stage: Stage) -> None:
+async def test_a_narrow_screen_changes_the_layout_and_keeps_the_table_semantics(stage: Stage) -> None:
     wide, narrow = await shown(stage, stage.troubled), await shown(stage, stage.troubled, "phone")
     assert await wide.run("getComputedStyle(document.querySelector('td')).display") == "table-cell"
     assert await narrow.run("getComputedStyle(document.querySelector('td')).display") != "table-cell"
@@ -271,7 +271,7 @@ async def test_a_narrow_screen_changes_the_look_and_not_the_tables(stage: Stage)
     )
 
 
-async def test_all_that_can_be_used_can_be_used_by_keyboard(stage: Stage) -> None:
+async def test_every_control_works_by_keyboard(stage: Stage) -> None:
     tab = await shown(stage, stage.well)
     reached = []
     for _ in range(3):
@@ -282,7 +282,7 @@ async def test_all_that_can_be_used_can_be_used_by_keyboard(stage: Stage) -> Non
     assert reached == ["Reload every 10 s", "as JSON", "metrics"]
 
 
-async def test_the_page_loads_itself_again_when_asked_to(stage: Stage) -> None:
+async def test_the_page_reloads_itself_if_requested(stage: Stage) -> None:
     tab = await shown(stage, stage.well, query="?refresh=2")
     assert "Reloads every 2 s" in await tab.run("document.querySelector('footer').innerText")
     await tab.reload_after()

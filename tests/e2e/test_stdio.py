@@ -13,7 +13,7 @@ from tests.support import tables
 from tests.support.gateway_process import gateway
 
 KIND: Final[Kind] = "ts"
-"""What a client does differently has nothing to do with stdio: one plays."""
+"""Differences between clients do not concern stdio, so one client plays."""
 NOT_APPLICABLE_HERE = {**NOT_APPLICABLE, ("*", "*", "headers"): "a child has no headers"}
 OTHERS: Final = {
     "ts132-stdio": {
@@ -30,7 +30,7 @@ OTHERS: Final = {
     },
     "everything-stdio": {"form on the POST stream: accept", "sampling on the POST stream", "roots", "progress"},
 }
-"""What the server's SDK could spoil."""
+"""Cases that the server's SDK could break."""
 LIKE_OVER_HTTP: Final = {
     "lists come in pages",
     "completion",
@@ -46,7 +46,7 @@ LIKE_OVER_HTTP: Final = {
     "no logs unless asked",
     "calls at once never mix",
 }
-"""What no transport has a part in, and what takes long with Python and does not with Node."""
+"""Cases that do not involve the transport, or that take long with Python and not with Node."""
 PLAYED: Final = {
     "py130-stdio": [case for case in CASES if case.name not in LIKE_OVER_HTTP],
     **{server: [case for case in CASES if case.name in names] for server, names in OTHERS.items()},
@@ -60,7 +60,9 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("name", PLAYED)
-async def test_a_real_client_with_a_child(name: str, drivers: Drivers, request: pytest.FixtureRequest) -> None:
+async def test_a_real_client_plays_each_case_with_a_stdio_server(
+    name: str, drivers: Drivers, request: pytest.FixtureRequest
+) -> None:
     async with pair_behind(name, gateway) as pair:
         for case in PLAYED[name]:
             found = tables.words(request.config, tables.SERVERS, case.name, name)
@@ -68,7 +70,7 @@ async def test_a_real_client_with_a_child(name: str, drivers: Drivers, request: 
             await judge(case, KIND, pair, drivers, why_not, found)
 
 
-async def test_fastmcp_asks_as_a_child_too() -> None:
+async def test_fastmcp_asks_over_stdio_too() -> None:
     with stdio_server("fm3") as (server, upstream):
         async with gateway(upstream) as gw, wire(gw.url) as client:
             asked = await client.call("ask_get", {"question": "Who?"})
@@ -79,5 +81,5 @@ async def test_fastmcp_asks_as_a_child_too() -> None:
         assert len(server.ledger("run")) == 1
 
 
-async def test_every_case_over_stdio_is_a_case() -> None:
+async def test_every_case_for_stdio_exists() -> None:
     assert {case.name for case in CASES} >= LIKE_OVER_HTTP.union(*OTHERS.values())

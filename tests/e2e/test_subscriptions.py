@@ -1,4 +1,4 @@
-"""Real clients that listen, through the gateway, to real old servers that change, are killed and come back."""
+"""Real clients that listen, through the gateway, to real legacy servers that change, are killed and come back."""
 
 import asyncio
 from typing import Any, Final

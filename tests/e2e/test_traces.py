@@ -1,4 +1,4 @@
-"""A real old server behind worker processes that are traced: what arrives at a collector, which is a FAKE one."""
+"""The spans of a real legacy server's calls through traced workers, as they arrive at a FAKE collector."""
 
 import re
 

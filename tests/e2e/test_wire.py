@@ -1,4 +1,4 @@
-"""Modern requests, byte by byte, against the real gateway before a real old server (py130)."""
+"""Modern requests, byte by byte, against the real gateway before a real legacy server (py130)."""
 
 import asyncio
 import base64
@@ -91,7 +91,7 @@ async def server() -> AsyncIterator[OldServer]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(server: OldServer) -> AsyncIterator[Setup]:
-    """A gateway for the tests that leave it as it was."""
+    """A gateway for the tests that do not change it."""
     routes = [{"path": path, "upstream": {"url": server.url}} for path in ("/mcp", "/other")]
     async with setup(server=server, routes=routes, hold={"grace_seconds": 0.5}) as made:
         yield made
@@ -147,7 +147,7 @@ BODIES: dict[str, tuple[bytes | Json, int, int]] = {
 }
 
 IDS = {"an id twice": "e", "id null": None, "id a fraction": None}
-"""The id of the error, where it is not simply that of the request."""
+"""The id of the error, if it differs from that of the request."""
 
 
 @pytest.mark.parametrize("case", BODIES)
@@ -189,7 +189,7 @@ async def test_a_header_that_differs_from_the_body_is_refused_and_named(s: Setup
 
 
 @pytest.mark.parametrize("name", ["MCP-Protocol-Version", "Mcp-Method", "Mcp-Name"])
-async def test_a_header_that_comes_twice_is_refused(s: Setup, name: str) -> None:
+async def test_a_header_that_appears_twice_is_refused(s: Setup, name: str) -> None:
     headers = headers_of(ECHO)
     answer = await s.wire.raw(json.dumps(ECHO).encode(), [*headers.items(), (name, headers[name])])
     check(answer, ECHO)
@@ -202,7 +202,7 @@ async def test_a_name_in_base64_is_decoded(s: Setup) -> None:
     assert (await s.wire.call("echo", {"text": "x"}, headers={"Mcp-Name": encoded})).text == "x"
 
 
-async def test_an_unknown_version_is_told_the_known_ones(s: Setup) -> None:
+async def test_an_unknown_version_gets_a_list_of_the_known_ones(s: Setup) -> None:
     message = versioned("2027-01-01")
     headers = headers_of(message) | {"MCP-Protocol-Version": "2027-01-01"}
     answer = await s.wire.raw(json.dumps(message).encode(), headers)
@@ -211,7 +211,7 @@ async def test_an_unknown_version_is_told_the_known_ones(s: Setup) -> None:
     assert answer.error["data"] == {"supported": ["2026-07-28"], "requested": "2027-01-01"}
 
 
-async def test_the_first_thing_that_is_wrong_answers(s: Setup) -> None:
+async def test_the_first_failed_check_decides_the_error(s: Setup) -> None:
     """JSON, shape, `_meta`, headers, version, method: the order is part of the protocol."""
     message = {**versioned("2027-01-01"), "method": "nonsense"}
     headers = {**headers_of(message), "MCP-Protocol-Version": "2027-01-01"}
@@ -258,7 +258,7 @@ async def test_a_plain_result_is_json_and_progress_makes_it_a_stream(s: Setup) -
     assert [m["params"]["progress"] for m in stream.messages[:-1]] == [1, 2]
 
 
-async def test_progress_has_the_token_of_the_round_it_comes_in(s: Setup) -> None:
+async def test_progress_has_the_token_of_its_round(s: Setup) -> None:
     first = await s.wire.call("progress_ask", {"steps": 1}, progress=1)
     assert [m["params"]["progressToken"] for m in first.messages[:-1]] == [1]
     last = await s.wire.call(
@@ -280,7 +280,7 @@ async def test_a_big_result_is_json(s: Setup) -> None:
     assert len(answer.text) == 2_000_000
 
 
-async def test_discover_says_what_the_old_server_is(s: Setup) -> None:
+async def test_discover_describes_the_legacy_server(s: Setup) -> None:
     result = (await s.wire.send("server/discover", id="d")).result
     assert result["supportedVersions"] == ["2026-07-28"]
     assert result["_meta"][META + "serverInfo"]["name"] == "old-py"
@@ -345,7 +345,7 @@ async def refused(shared: Setup) -> bytes:
 
 
 @pytest.mark.parametrize("case", BAD_STATES)
-async def test_a_bad_state_gets_the_one_error_and_harms_nothing(s: Setup, refused: bytes, case: str) -> None:
+async def test_every_invalid_state_gets_the_same_error_and_harms_nothing(s: Setup, refused: bytes, case: str) -> None:
     ann = s.wire.on(Authorization="Bearer ann")
     state = (await ann.call("ask", ARGUMENTS)).state
     answer = await BAD_STATES[case](s, state)
@@ -358,7 +358,7 @@ async def test_a_bad_state_gets_the_one_error_and_harms_nothing(s: Setup, refuse
     assert len(s.new("run")) == len(s.new("answered")) == 1
 
 
-async def test_a_state_of_a_method_is_for_that_method(s: Setup) -> None:
+async def test_a_state_is_good_only_for_its_method(s: Setup) -> None:
     first = await s.wire.send("prompts/get", {"name": "ask_prompt"})
     answer = await s.wire.call("ask_prompt", state=first.state, answers=ANSWERS)
     assert answer.error == STATE_ERROR
@@ -373,7 +373,7 @@ async def test_a_state_of_another_gateways_key_is_refused(s: Setup, refused: byt
         assert (await retry(other, first.state)).text == NAMED
 
 
-async def test_a_state_is_good_for_its_time_only(server: OldServer, refused: bytes) -> None:
+async def test_a_state_expires(server: OldServer, refused: bytes) -> None:
     async with setup(server=server, state={"ttl_seconds": 0.4}, hold={"ttl_seconds": 0.4}) as s:
         state = (await s.wire.on(Authorization="Bearer ann").call("ask", ARGUMENTS)).state
         await asyncio.sleep(0.5)
@@ -391,7 +391,7 @@ async def test_a_state_of_an_exchange_that_is_over_is_refused(server: OldServer,
         assert len(s.new("run")) == len(s.new("answered")) == 1
 
 
-async def test_an_expired_call_is_cancelled_and_everything_is_freed(server: OldServer, refused: bytes) -> None:
+async def test_an_expired_call_is_cancelled_and_leaves_nothing_behind(server: OldServer, refused: bytes) -> None:
     async with setup(server=server, hold={"ttl_seconds": 0.4}) as s:
         state = (await s.wire.on(Authorization="Bearer ann").call("ask", ARGUMENTS)).state
         await s.counted(HELD, 1)
@@ -406,7 +406,7 @@ def jwt(**claims: str) -> str:
     return ".".join([*(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts), "c2ln"])
 
 
-async def test_a_refreshed_token_is_the_same_user(s: Setup) -> None:
+async def test_a_refreshed_token_is_the_same_principal(s: Setup) -> None:
     first = s.wire.on(Authorization="Bearer " + jwt(iss="i", sub="ann", jti="1"))
     fresh = s.wire.on(Authorization="Bearer " + jwt(iss="i", sub="ann", jti="2"))
     other = s.wire.on(Authorization="Bearer " + jwt(iss="i", sub="bob", jti="3"))
@@ -415,7 +415,7 @@ async def test_a_refreshed_token_is_the_same_user(s: Setup) -> None:
     assert (await retry(s, state, fresh)).text == NAMED
 
 
-async def test_arguments_may_be_spelled_otherwise(s: Setup) -> None:
+async def test_arguments_may_be_spelled_differently_in_a_retry(s: Setup) -> None:
     first = await s.park("ask", {"question": "é", "title": "Name"})
     message = request(
         "tools/call", {"name": "ask", "arguments": {"title": "Name", "question": "é"}}, state=first.state
@@ -498,7 +498,7 @@ async def test_two_different_answers_at_once_deliver_one(s: Setup) -> None:
     assert len(s.new("answered")) == len(s.new("run")) == 1
 
 
-async def test_an_old_round_is_answered_with_what_is_open_now(s: Setup) -> None:
+async def test_a_retry_of_an_earlier_round_gets_the_open_questions(s: Setup) -> None:
     first = await s.park("ask_sequence", {"n": 2})
     second = await s.wire.call("ask_sequence", {"n": 2}, state=first.state, answers=ANSWERS)
     repeated = await s.wire.call("ask_sequence", {"n": 2}, state=first.state, answers=ANSWERS)
@@ -542,7 +542,7 @@ async def leave(s: Setup, seconds: float, tool: str, arguments: Json | None = No
         await asyncio.wait_for(go(), seconds)
 
 
-async def test_a_first_round_that_is_closed_is_cancelled_at_once(s: Setup) -> None:
+async def test_a_client_that_disconnects_in_the_first_round_cancels_the_call_at_once(s: Setup) -> None:
     await leave(s, 0.3, "hang")
     started = time.monotonic()
     await s.ended("hang", "cancelled")
@@ -551,7 +551,7 @@ async def test_a_first_round_that_is_closed_is_cancelled_at_once(s: Setup) -> No
     await s.ended("progress", "cancelled")
 
 
-async def test_a_retry_that_is_dropped_may_be_repeated_within_grace(s: Setup) -> None:
+async def test_a_disconnected_retry_may_be_repeated_within_the_grace_period(s: Setup) -> None:
     state = (await s.park()).state
     s.server.send(signal.SIGSTOP)
     try:
@@ -564,7 +564,7 @@ async def test_a_retry_that_is_dropped_may_be_repeated_within_grace(s: Setup) ->
     assert len(s.new("answered")) == len(s.new("run")) == 1
 
 
-async def test_a_retry_that_is_dropped_for_good_is_cancelled_after_grace(s: Setup) -> None:
+async def test_a_disconnected_retry_is_cancelled_after_the_grace_period(s: Setup) -> None:
     first = await s.park("ask_sequence", {"n": 2})
     s.server.send(signal.SIGSTOP)
     try:
@@ -581,8 +581,8 @@ async def over(s: Setup, tool: str) -> bool:
     return any(entry["event"] in {"finished", "failed", "cancelled"} for entry in s.new(tool=tool))
 
 
-async def test_a_result_that_came_while_nobody_listened_is_kept(server: OldServer) -> None:
-    """Both legs are gone when the result comes; the retry that comes later still gets it."""
+async def test_a_result_that_arrives_without_a_client_is_kept(server: OldServer) -> None:
+    """Both legs have left when the result arrives; a later retry still gets it."""
     async with setup(server=server, hold={"grace_seconds": 5}) as s:
         state = (await s.park()).state
         s.server.send(signal.SIGSTOP)
@@ -598,7 +598,7 @@ async def test_a_result_that_came_while_nobody_listened_is_kept(server: OldServe
 # --- long calls ---
 
 
-async def test_a_long_leg_ends_early_and_the_next_goes_on(server: OldServer) -> None:
+async def test_a_long_leg_ends_early_and_the_next_one_continues(server: OldServer) -> None:
     async with setup(server=server, legs={"limit_seconds": 0.3, "rounds": 2}) as s:
         answer = await s.wire.call("sleep", {"seconds": 1.2})
         for number in range(2):
@@ -617,7 +617,7 @@ async def test_a_silent_call_is_kept_alive_by_comments(server: OldServer) -> Non
         assert answer.text == "slept 0.7"
 
 
-async def test_a_server_that_stays_silent_is_given_up(server: OldServer) -> None:
+async def test_a_call_of_a_silent_server_times_out(server: OldServer) -> None:
     async with setup(server=server, timeouts={"idle_seconds": 0.5}) as s:
         started = time.monotonic()
         answer = await s.wire.call("hang")
@@ -631,7 +631,7 @@ async def test_a_server_that_stays_silent_is_given_up(server: OldServer) -> None
 
 
 @pytest.mark.parametrize(("cap", "status"), [("max_calls", 503), ("max_calls_per_principal", 429)])
-async def test_a_full_lot_refuses_the_next_and_harms_no_other(server: OldServer, cap: str, status: int) -> None:
+async def test_a_call_over_the_cap_is_refused_and_harms_no_other(server: OldServer, cap: str, status: int) -> None:
     async with setup(server=server, hold={cap: 1}) as s:
         state = (await s.park()).state
         answer = await s.wire.call("ask")
@@ -649,7 +649,7 @@ async def test_a_full_lot_refuses_the_next_and_harms_no_other(server: OldServer,
 # --- upstreams that are away ---
 
 
-async def test_an_upstream_that_is_down_is_named(server: OldServer) -> None:
+async def test_the_error_names_an_upstream_that_is_down(server: OldServer) -> None:
     dead = f"http://127.0.0.1:{free_port()}/mcp"
     async with gateway(dead) as gw, wire(gw.url) as client:
         for answer in (
@@ -738,7 +738,7 @@ async def test_an_upstream_that_was_restarted_while_a_call_was_parked_is_one_pro
         assert (await s.wire.call("ask", answers=ANSWERS)).text == NAMED
 
 
-async def test_an_upstream_that_hangs_is_an_error_in_time() -> None:
+async def test_an_upstream_that_hangs_ends_in_a_timeout() -> None:
     async with setup(timeouts={"handshake_seconds": 0.5, "answer_seconds": 0.5}) as s:
         state = (await s.park()).state
         s.server.send(signal.SIGSTOP)
@@ -753,7 +753,7 @@ async def test_an_upstream_that_hangs_is_an_error_in_time() -> None:
             s.server.send(signal.SIGCONT)
 
 
-async def test_a_stateless_server_cannot_ask_and_says_so() -> None:
+async def test_a_question_of_a_stateless_server_is_explained() -> None:
     async with setup("--stateless") as s:
         assert (await s.wire.call("echo", {"text": "x"})).text == "x"
         answer = await asyncio.wait_for(s.wire.call("ask"), PROMPT_SECONDS)
@@ -782,7 +782,7 @@ async def status_is(gw: Gateway, status: int) -> bool:
     return await gw.ready() == status
 
 
-async def test_a_gateway_that_stops_in_vain_cancels_and_exits_in_time(server: OldServer) -> None:
+async def test_a_stopping_gateway_cancels_calls_at_its_deadline_and_exits(server: OldServer) -> None:
     async with setup(server=server, hold={"drain_seconds": 1}) as s:
         await s.park()
         running = asyncio.get_running_loop().create_task(s.wire.call("hang"))
@@ -800,7 +800,7 @@ async def test_a_gateway_that_stops_in_vain_cancels_and_exits_in_time(server: Ol
         await s.gw.until(lambda: over(s, "ask"), "ask is over")
 
 
-async def test_a_gateway_that_stops_idle_exits_at_once(server: OldServer) -> None:
+async def test_an_idle_gateway_exits_at_once(server: OldServer) -> None:
     async with setup(server=server, hold={"drain_seconds": 20}) as s:
         await s.wire.call("echo", {"text": "x"})
         s.gw.terminate()
@@ -826,7 +826,7 @@ async def test_a_reload_of_the_same_file_ends_nothing(server: OldServer) -> None
         assert (await s.wire.call("ask", state=state, answers=ANSWERS)).text == NAMED
 
 
-async def test_a_gateway_killed_while_a_call_is_parked_loses_it_honestly(server: OldServer) -> None:
+async def test_a_call_parked_in_a_killed_gateway_is_reported_lost(server: OldServer) -> None:
     async with setup(server=server) as s:
         state = (await s.park()).state
         await s.gw.kill()
@@ -852,8 +852,8 @@ async def test_secrets_stay_out_of_log_and_metrics(s: Setup) -> None:
 # --- many things at once ---
 
 
-async def test_a_call_that_is_dropped_while_it_starts_ends_upstream_too(server: OldServer) -> None:
-    """Every moment counts: in the handshake, when the call is on its way, when the server has just taken it."""
+async def test_a_client_that_disconnects_at_the_start_ends_the_call_upstream(server: OldServer) -> None:
+    """At any moment: in the handshake, with the call in flight, when the server has just taken it."""
     async with setup(server=server) as s:
         await asyncio.gather(*(s.wire.call("sleep", {"seconds": 0.1}) for _ in range(5)))
         for number in range(80):
@@ -879,8 +879,8 @@ TOOLS_OF_THE_STORM: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_a_storm_of_calls_mixes_nothing_and_leaves_nothing_behind(server: OldServer, seed: int) -> None:
-    """Retries are repeated, dropped, forgotten; every result belongs to its call, and every call ends once."""
+async def test_many_concurrent_calls_mix_nothing_and_leave_nothing_behind(server: OldServer, seed: int) -> None:
+    """Retries are repeated, dropped or never sent; every result belongs to its call, and every call ends once."""
     async with setup(
         server=server, hold={"ttl_seconds": 4, "grace_seconds": 0.3}, sessions={"max_per_principal": 500}
     ) as s:
@@ -896,7 +896,7 @@ async def test_a_storm_of_calls_mixes_nothing_and_leaves_nothing_behind(server: 
 
 
 async def weather(s: Setup, dice: Random, number: int) -> bool:
-    """Make one call of the storm; whether it came to its result."""
+    """Make one of many calls; return whether it got its result."""
     marker = f"marker {number}."
     tool = dice.choice(list(TOOLS_OF_THE_STORM))
     text = {"ask": {"question": marker}, "ask_get": {"question": marker}, "echo": {"text": marker}}.get(tool, {})
@@ -942,7 +942,7 @@ def is_of(tool: str, text: str, marker: str) -> bool:
 # --- sessions ---
 
 
-async def test_a_session_is_shared_by_one_user_with_one_set_of_capabilities_only(server: OldServer) -> None:
+async def test_a_session_is_shared_only_by_one_principal_with_the_same_capabilities(server: OldServer) -> None:
     async with setup(server=server) as s:
         ann, bob = (s.wire.on(Authorization=f"Bearer {name}") for name in ("ann", "bob"))
         assert [(await caller.call("counter")).text for caller in (ann, bob, ann, s.wire)] == ["1", "1", "2", "1"]
@@ -951,14 +951,14 @@ async def test_a_session_is_shared_by_one_user_with_one_set_of_capabilities_only
         assert (await ann.call("counter")).text == "3"
 
 
-async def test_sessions_are_closed_when_nobody_uses_them(server: OldServer) -> None:
+async def test_idle_sessions_are_closed(server: OldServer) -> None:
     async with setup(server=server, sessions={"idle_seconds": 0.2}) as s:
         assert (await s.wire.call("counter")).text == "1"
         await s.counted("mcp_gateway_sessions", 0)
         assert (await s.wire.call("counter")).text == "1"
 
 
-async def test_a_call_waits_for_a_session_and_is_told_when_none_comes_free(server: OldServer) -> None:
+async def test_a_call_waits_for_a_session_and_gets_an_error_if_none_becomes_free(server: OldServer) -> None:
     async with setup(server=server, sessions={"max": 1}, timeouts={"session_wait_seconds": 0.3}) as s:
         state = (await s.park()).state
         busy = await s.wire.call("echo", {"text": "x"})
@@ -978,7 +978,7 @@ async def test_a_call_that_waits_for_its_client_is_not_silent(server: OldServer)
         assert (await s.wire.call("ask", state=state, answers=ANSWERS)).text == NAMED
 
 
-async def test_a_session_of_the_clients_choice_is_ignored(s: Setup) -> None:
+async def test_a_session_id_from_the_client_is_ignored(s: Setup) -> None:
     headers = {"Mcp-Session-Id": "guess", "Last-Event-ID": "1", "X-Forwarded-For": "192.0.2.1", "Cookie": "a=b"}
     told = json.loads((await s.wire.call("whoami", headers=headers)).text)
     assert told["session"] != "guess"
@@ -1000,13 +1000,13 @@ async def test_without_a_quiet_window_every_question_still_arrives(server: OldSe
 
 
 @pytest.mark.parametrize("id_", [2**53 + 1, -5, "", "zoë \u2028", "a" * 3000])
-async def test_ids_and_tokens_come_back_as_they_are(s: Setup, id_: object) -> None:
+async def test_ids_and_tokens_come_back_unchanged(s: Setup, id_: object) -> None:
     answer = await s.wire.call("progress", {"steps": 1}, id=id_, progress=id_)
     assert answer.final["id"] == id_
     assert answer.messages[0]["params"]["progressToken"] == id_
 
 
-async def test_a_url_that_must_be_visited_first_is_a_round(server: OldServer) -> None:
+async def test_a_required_url_becomes_a_round(server: OldServer) -> None:
     arguments = {"url": "https://example.com/sign-in"}
     async with setup(server=server, hold={"ttl_seconds": 1}) as s:
         first = await s.wire.call("url_required", arguments)
@@ -1019,7 +1019,7 @@ async def test_a_url_that_must_be_visited_first_is_a_round(server: OldServer) ->
         assert len(s.new("run")) == 2
         assert len({entry["session"] for entry in s.new("run")}) == 1
 
-        # Nobody comes back: the session that was reserved is free again.
+        # No client comes back, so the reserved session is free again.
         other = s.wire.on(Authorization="Bearer other")
         await other.call("url_required", arguments)
         await s.counted(HELD, 1)
@@ -1032,7 +1032,7 @@ async def test_a_url_that_must_be_visited_first_is_a_round(server: OldServer) ->
         assert without.error["data"]["requiredCapabilities"] == {"elicitation": {"url": {}}}
 
 
-async def test_a_round_that_ends_in_the_handshake_names_no_nameless_server(server: OldServer) -> None:
+async def test_an_early_end_during_the_handshake_names_no_server(server: OldServer) -> None:
     async with setup(server=server, legs={"limit_seconds": 0.3}) as s:
         server.send(signal.SIGSTOP)
         try:
@@ -1058,7 +1058,7 @@ async def test_a_client_that_leaves_in_the_handshake_leaves_no_session(server: O
         assert (await s.wire.call("echo", {"text": "y"})).text == "y"
 
 
-async def test_a_gateway_that_stops_asks_on_and_repeats_lost_replies(server: OldServer) -> None:
+async def test_a_draining_gateway_still_asks_and_repeats_lost_replies(server: OldServer) -> None:
     async with setup(server=server, hold={"drain_seconds": 20}) as s:
         first = await s.park("ask_sequence", {"n": 2})
         s.gw.terminate()

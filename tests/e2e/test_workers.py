@@ -1,4 +1,4 @@
-"""Several processes that share `listen`: that all serve, that one scrape counts all, and that none is left behind.
+"""Several processes that share `listen`: all serve, one scrape counts all, and none is left behind.
 
 No test knows a pid but from the supervisor's log and /proc. Where no upstream is needed there is none: a body that is
 no request is refused, and counted, by the worker that the kernel gave the connection to.
@@ -39,7 +39,7 @@ NOBODY = "http://127.0.0.1:1/mcp"
 REFUSED = "mcp_gateway_downstream_rejected_total"
 RESTARTS = "mcp_gateway_worker_restarts_total"
 SPREAD = 200
-"""Connections after which it is no chance that one of two workers had none."""
+"""So many connections that each of two workers surely had one."""
 SENTENCE = "check that no other process uses the address"
 
 
@@ -83,7 +83,7 @@ async def gone(gw: Gateway, pids: set[int], seconds: float = 5.0) -> None:
 
 
 async def refused(gw: Gateway, times: int = 1) -> None:
-    """Send what is no modern request, each time over a new connection."""
+    """Send requests that are not modern, each over a new connection."""
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(connector=connector) as http:
         for _ in range(times):
@@ -92,7 +92,7 @@ async def refused(gw: Gateway, times: int = 1) -> None:
 
 
 async def own(gw: Gateway) -> list[float]:
-    """What each worker itself has refused: its listener is where its log says."""
+    """The refusals of each worker, from its own listener, whose address is in the log."""
     newest = {line["replica"]: line["admin"] for line in gw.log("server.started")}
     return [await asked(address) for address in newest.values()]
 
@@ -123,7 +123,7 @@ async def started(gw: Gateway, times: int) -> None:
 
 @asynccontextmanager
 async def starting(**overrides: Any) -> AsyncIterator[Gateway]:
-    """A program whose supervisor has begun, and whose workers may not have."""
+    """A program whose supervisor has started, but perhaps not its workers."""
     async with gateway(NOBODY, check=False, **overrides) as gw:
         await gw.end()
         (gw.directory / "stderr").unlink()
@@ -137,7 +137,7 @@ async def starting(**overrides: Any) -> AsyncIterator[Gateway]:
 
 
 async def outcome(config: dict[str, Any], directory: Path) -> tuple[int, str]:
-    """Run a program that ends by itself, whatever its admin address says: exit code and stderr."""
+    """Run a program that ends by itself; return its exit code and stderr."""
     path = directory / "gateway.yaml"
     path.write_text(json.dumps(config))
     process = await asyncio.create_subprocess_exec(
@@ -174,14 +174,14 @@ async def test_all_workers_serve_and_one_scrape_counts_all_requests() -> None:
         assert await gw.metric("mcp_gateway_held_calls_limit") == 20_000
 
 
-async def test_one_worker_is_no_child() -> None:
+async def test_a_single_worker_runs_without_a_child_process() -> None:
     async with gateway(NOBODY) as gw:
         await refused(gw)
         assert not children(supervisor(gw))
         assert not gw.log("worker.started")
 
 
-async def test_workers_without_keys_share_one_and_say_so_once() -> None:
+async def test_workers_without_keys_share_one_and_log_that_once() -> None:
     async with gateway(NOBODY, workers=2, state={"keys": []}) as gw:
         assert len(gw.log("config.loaded")) == 1
         (one, two) = gw.log("server.started")
@@ -202,13 +202,13 @@ async def test_a_worker_that_is_killed_is_started_again_and_the_others_serve() -
         good, longest = time.monotonic(), 0.0
         served = 0
         while len(gw.log("worker.started")) < 3 or not await is_ready(gw):
-            with suppress(aiohttp.ClientError):  # what the kernel had already given to the dead one
+            with suppress(aiohttp.ClientError):  # connections that the kernel had already given to the dead worker
                 await refused(gw)
                 served += 1
                 now = time.monotonic()
                 good, longest = now, max(longest, now - good)
             assert await gw.metric(REFUSED) >= SPREAD + served - 1, "a counter went backwards"
-            assert time.monotonic() - good < 1, gw.explain("nobody listens")
+            assert time.monotonic() - good < 1, gw.explain("no process listens")
         assert served
         assert longest < 1
         after = workers(gw)
@@ -238,7 +238,7 @@ async def test_counters_never_go_backwards() -> None:
             assert await gw.metric(RESTARTS) == restarts
 
 
-async def test_a_worker_that_dies_again_and_again_is_started_ever_more_slowly() -> None:
+async def test_a_worker_that_keeps_dying_is_restarted_with_backoff() -> None:
     async with gateway(NOBODY, workers=2) as gw:
         for restarts in range(1, 5):
             os.kill(workers(gw)[1], signal.SIGKILL)
@@ -247,7 +247,7 @@ async def test_a_worker_that_dies_again_and_again_is_started_ever_more_slowly() 
         await gw.until(lambda: is_ready(gw), "all are ready", START_SECONDS)
 
 
-async def test_a_worker_that_somebody_ends_is_started_again() -> None:
+async def test_a_worker_that_gets_sigterm_is_started_again() -> None:
     async with gateway(NOBODY, workers=2) as gw:
         os.kill(workers(gw)[1], signal.SIGTERM)
         await started(gw, 3)
@@ -274,7 +274,7 @@ async def test_the_host_is_unready_while_one_worker_is_missing() -> None:
 # The end.
 
 
-async def test_a_stop_ends_all_and_leaves_nothing() -> None:
+async def test_a_stop_ends_all_workers_and_leaves_nothing() -> None:
     async with gateway(NOBODY, workers=2) as gw:
         pids = children(supervisor(gw))
         (directory,) = {Path(line["admin"].removeprefix("unix:")).parent for line in gw.log("server.started")}
@@ -288,7 +288,7 @@ async def test_a_stop_ends_all_and_leaves_nothing() -> None:
         assert not directory.exists()
 
 
-async def test_a_host_that_drains_says_so_until_its_workers_have_ended_and_a_second_signal_ends_them() -> None:
+async def test_a_draining_host_stays_unready_and_a_second_signal_ends_its_workers() -> None:
     async with gateway(NOBODY, workers=2, hold={"drain_delay_seconds": 60}) as gw:
         gw.terminate()
         await gw.until(lambda: is_unready(gw), "unready")
@@ -306,7 +306,7 @@ async def test_a_host_that_drains_says_so_until_its_workers_have_ended_and_a_sec
         assert len(gw.log("server.stopped")) == 2
 
 
-async def test_an_interrupt_is_handed_on_as_one() -> None:
+async def test_an_interrupt_reaches_the_workers_as_an_interrupt() -> None:
     """An interrupt does not wait for load balancers: the delay tells which signal the workers got."""
     async with gateway(NOBODY, workers=2, hold={"drain_delay_seconds": 60}) as gw:
         os.kill(supervisor(gw), signal.SIGINT)
@@ -321,7 +321,7 @@ async def test_a_terminal_does_not_reach_the_workers() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_stop_while_workers_start_is_no_crash(number: signal.Signals) -> None:
+async def test_a_stop_while_workers_start_does_not_count_as_a_crash(number: signal.Signals) -> None:
     async with starting(workers=2) as gw:
         pids = children(supervisor(gw))
         for pid in (supervisor(gw), *workers(gw).values()):  # as a terminal would, before they have a session
@@ -331,7 +331,7 @@ async def test_a_stop_while_workers_start_is_no_crash(number: signal.Signals) ->
         await gone(gw, pids)
 
 
-async def test_a_reload_reaches_all_workers_even_those_that_start() -> None:
+async def test_a_reload_reaches_all_workers_including_those_that_start() -> None:
     async with starting(workers=2) as gw:
         os.kill(supervisor(gw), signal.SIGHUP)
 
@@ -345,8 +345,8 @@ async def test_a_reload_reaches_all_workers_even_those_that_start() -> None:
         assert not gw.log("worker.ended")
 
 
-async def test_a_worker_that_starts_after_a_reload_has_what_the_others_have() -> None:
-    """The file may be broken by then: it is the supervisor who knows what was taken over."""
+async def test_a_worker_that_starts_after_a_reload_has_the_new_configuration() -> None:
+    """The file may be invalid by then, so the supervisor keeps the configuration in force."""
     limit = "mcp_gateway_held_calls_limit"
     async with gateway(NOBODY, check=False, workers=2, hold={"max_calls": 5}) as gw:
         path = gw.directory / "gateway.yaml"
@@ -373,13 +373,13 @@ async def test_a_worker_that_starts_after_a_reload_has_what_the_others_have() ->
 async def test_no_worker_outlives_its_supervisor() -> None:
     async with gateway(NOBODY, workers=2) as gw:
         pids = children(supervisor(gw))
-        # One of them can do nothing about it itself.
+        # The worker cannot do anything about it.
         os.kill(workers(gw)[1], signal.SIGSTOP)
         await gw.kill()
         await gone(gw, pids)
 
 
-async def test_no_worker_that_starts_outlives_its_supervisor() -> None:
+async def test_a_starting_worker_does_not_outlive_its_supervisor() -> None:
     async with starting(workers=2) as gw:
         pids = children(supervisor(gw))
         await gw.kill()
@@ -396,7 +396,7 @@ async def test_a_worker_that_does_not_end_is_killed(delay_seconds: float, signal
             gw.terminate()
 
             async def told(draining: int = number) -> bool:
-                """The other worker heard it: two signals at once are one."""
+                """The other worker got it too: two signals at once count as one."""
                 return len(gw.log("server.stopped" if draining else "server.draining")) == 1
 
             await gw.until(told, "the other worker heard it")
@@ -412,7 +412,7 @@ async def test_a_worker_that_does_not_end_is_killed(delay_seconds: float, signal
 
 @pytest.mark.parametrize("name", ["listen", "admin", "replica.listen"])
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "with SO_REUSEPORT"])
-async def test_an_address_that_is_taken_ends_the_program(name: str, tmp_path: Path, *, shared: bool) -> None:
+async def test_an_address_in_use_ends_the_program(name: str, tmp_path: Path, *, shared: bool) -> None:
     with socket.socket() as other:
         port = free_port()
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -427,7 +427,7 @@ async def test_an_address_that_is_taken_ends_the_program(name: str, tmp_path: Pa
     assert "Traceback" not in said
 
 
-async def test_a_second_program_does_not_creep_in_beside_the_first() -> None:
+async def test_a_second_program_cannot_share_the_port() -> None:
     async with gateway(NOBODY, workers=2) as gw:
         with pytest.raises(GatewayError, match="ended with 1"):
             async with gateway(NOBODY, check=False, workers=2, listen=gw.config["listen"]):
@@ -440,7 +440,7 @@ async def test_a_second_program_does_not_creep_in_beside_the_first() -> None:
 
 @pytest.mark.real
 @pytest.mark.skipif(not (PARTS / "py130").exists(), reason="scripts/parts has not been run")
-async def test_an_answer_may_come_to_another_worker_than_the_question() -> None:
+async def test_an_answer_may_reach_another_worker_than_the_question() -> None:
     async with old_server("py130") as server, gateway(server.url, workers=2) as gw, wire(gw.url) as client:
         crossed = "mcp_gateway_continuations_total"
         for number in range(1, 1000):
@@ -457,7 +457,7 @@ async def test_an_answer_may_come_to_another_worker_than_the_question() -> None:
 
 @pytest.mark.real
 @pytest.mark.skipif(not (PARTS / "py130").exists(), reason="scripts/parts has not been run")
-async def test_a_host_that_stops_lets_parked_calls_complete_wherever_their_answers_come() -> None:
+async def test_a_stopping_host_completes_parked_calls_whichever_worker_gets_the_answers() -> None:
     async with (
         old_server("py130") as server,
         gateway(server.url, workers=2, hold={"drain_seconds": 20}) as gw,

@@ -1,4 +1,4 @@
-"""A modern client on bare HTTP: every byte of a request can be chosen, every byte of the reply is seen.
+"""A modern client on plain HTTP that can choose every byte of a request and sees every byte of the reply.
 
     answer = await wire.call("ask", {"question": "Who?"})
     assert answer.asks == ["Name"]
@@ -47,7 +47,7 @@ class Answer:
 
     @property
     def final(self) -> Json:
-        """The last message. The id of the HTTP request, which is in each error of the gateway, is left out."""
+        """The last message, without the id of the HTTP request that each error of the gateway has."""
         found = copy.deepcopy(self.messages[-1])
         data = found.get("error", {}).get("data")
         if isinstance(data, dict) and "requestId" in data:
@@ -58,7 +58,7 @@ class Answer:
 
     @property
     def nameless(self) -> bytes:
-        """The body, but for the id of the HTTP request."""
+        """The body without the id of the HTTP request."""
         return self.body.replace(self.headers["X-Request-Id"].encode(), b"ID")
 
     @property
@@ -86,7 +86,7 @@ class Answer:
 
     @property
     def asks(self) -> list[str]:
-        """The keys of what is asked."""
+        """The keys of the questions."""
         assert self.result["resultType"] == "input_required", self
         return list(self.result.get("inputRequests", {}))
 
@@ -108,7 +108,7 @@ def meta(capabilities: Mapping[str, Any] = ALL, **extra: Any) -> Json:
 
 
 def headers_of(message: Json) -> dict[str, str]:
-    """Mirror a request in headers, as the transport wants it."""
+    """Repeat parts of a request in headers, as the transport requires."""
     method, params = message["method"], message.get("params", {})
     headers = {
         "Content-Type": "application/json",
@@ -149,7 +149,7 @@ def request(
 
 
 def events(body: bytes) -> list[Json]:
-    """Decode an SSE body; comments are keep-alives, anything but `data` and `event` is not ours to send."""
+    """Decode an SSE body; comments are keep-alives, and only the fields `data` and `event` are allowed."""
     messages = []
     for block in body.decode().split("\n\n"):
         lines = [line for line in block.split("\n") if line and not line.startswith(":")]
@@ -161,14 +161,14 @@ def events(body: bytes) -> list[Json]:
 
 @dataclass
 class Wire:
-    """Requests to one URL; every one over a connection of its own, as behind a load balancer."""
+    """Requests to one URL, each over its own connection, as behind a load balancer."""
 
     http: aiohttp.ClientSession
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def on(self, url: str | None = None, **headers: str) -> "Wire":
-        """Make another caller: of that URL, with these headers."""
+        """Another caller, with that URL and these headers."""
         return Wire(self.http, url or self.url, {**self.headers, **headers})
 
     async def raw(self, body: bytes | IO[bytes], headers: Any = ()) -> Answer:
@@ -195,7 +195,7 @@ class Wire:
     async def open(
         self, tool: str, arguments: Json | None = None, **options: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Call a tool and hold the reply open from its head on; leaving closes the connection."""
+        """Call a tool and keep the reply open after its head; leaving closes the connection."""
         message = request("tools/call", {"name": tool, "arguments": arguments or {}}, **options)
         headers = {**self.headers, **headers_of(message)}
         async with self.http.post(self.url, json=message, headers=headers) as response:
@@ -206,7 +206,7 @@ class Wire:
 
 
 def check(answer: Answer, message: Json) -> None:
-    """Assert that a reply is one that 2026-07-28 allows."""
+    """Assert that 2026-07-28 allows the reply."""
     assert answer.messages, answer
     for said in answer.messages:
         assert_modern_message(json.dumps(said).encode(), message["method"])

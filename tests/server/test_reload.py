@@ -328,13 +328,14 @@ async def test_a_name_is_not_looked_up_in_the_old_service() -> None:
     async def name(address: str, _: str) -> str:
         return address.partition(":")[0]
 
-    members = Membership(replica, None, tasks, name, resolve)
+    in_force = InForce(replica)
+    members = Membership(in_force, None, tasks, name, resolve)
     first = asyncio.get_running_loop().create_task(members.candidates("x"))
     await eventually(lambda: asked == ["old"])
-    members.change(msgspec.structs.replace(replica, peers_dns="new:1"))
+    in_force.replace(msgspec.structs.replace(replica, peers_dns="new:1"))
     gate.set()
     assert await first == ["gw-1"]
-    members._discovery._looked = float("-inf")
+    members.discovery._looked = float("-inf")
     assert sorted(await members.candidates("x")) == ["gw-1", "new"]
     await tasks.close()
 

@@ -1,4 +1,4 @@
-"""A certificate authority for one test, and what it signs."""
+"""A certificate authority for one test, with its certificates."""
 
 import ipaddress
 from datetime import UTC, datetime, timedelta
@@ -40,7 +40,7 @@ class Authority:
         self.file.write_bytes(self._own.public_bytes(serialization.Encoding.PEM))
 
     def sign(self, name: str, host: str = "127.0.0.1", *, days: int = 10, password: bytes | None = None) -> Path:
-        """A file with a certificate for this host and, before it, its key; `days` may be over."""
+        """A file with a key and then its certificate for this host; with negative `days` it has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.now(UTC)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

@@ -1,4 +1,4 @@
-"""An address where nobody even refuses a connection, as that of a host that lost its power."""
+"""An address that neither accepts nor refuses connections, like that of a host without power."""
 
 import socket
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 @contextmanager
 def black_hole(address: str) -> Iterator[None]:
-    """A listener that nobody serves, with a full queue: the kernel drops whoever knocks."""
+    """A listener with a full queue that is never served: the kernel drops new connections."""
     host, _, port = address.rpartition(":")
     with socket.socket() as listener, ExitStack() as stack:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

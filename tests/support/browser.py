@@ -45,11 +45,11 @@ _MESSAGE_BYTES: Final = 64 * 1024 * 1024
 
 
 class BrowserError(AssertionError):
-    """The browser did not do what it was told; the message is its own."""
+    """The browser refused a command; the message is its own."""
 
 
 class Tab:
-    """One page, and all that it asked for and complained of."""
+    """One page, with all its requests and its console messages."""
 
     def __init__(self, browser: "Browser", session: str) -> None:
         self._browser = browser
@@ -79,7 +79,7 @@ class Tab:
         await self.reload_after(self.send("Page.navigate", url=url))
 
     async def reload_after(self, doing: Any = None) -> None:
-        """Wait until a page has been loaded that was not there before `doing`."""
+        """Wait until `doing` has loaded another page."""
         self._loaded.clear()
         if doing is not None:
             await doing
@@ -87,7 +87,7 @@ class Tab:
             await self._loaded.wait()
 
     async def look(self, width: int, height: int, *, dark: bool) -> None:
-        """Be a screen of that size, and of that colour scheme."""
+        """Emulate a screen of that size and colour scheme."""
         await self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
@@ -102,7 +102,7 @@ class Tab:
         return done["result"].get("value")
 
     async def roles(self) -> list[str]:
-        """What assistive technology sees: the roles of all nodes that are not ignored."""
+        """The roles that assistive technology sees, of all nodes that are not ignored."""
         tree = await self.send("Accessibility.getFullAXTree")
         return [node["role"]["value"] for node in tree["nodes"] if not node["ignored"]]
 
@@ -122,7 +122,7 @@ class Browser:
         self._tabs: dict[str, Tab] = {}
 
     async def send(self, method: str, params: Any, session: str | None = None) -> Any:
-        """One command; its result. Raises BrowserError."""
+        """Send one command and return its result; raises BrowserError."""
         number = next(self._ids)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         message = {"id": number, "method": method, "params": params}
@@ -131,7 +131,7 @@ class Browser:
             return await answer
 
     async def listen(self) -> None:
-        """Sort what the browser says, until it ends."""
+        """Dispatch the browser's messages until it ends."""
         async for frame in self._socket:
             message = frame.json()
             if "id" in message:
@@ -146,7 +146,7 @@ class Browser:
                 tab.hear(message["method"], message["params"])
 
     async def tab(self, width: int = 1440, height: int = 900, *, dark: bool = False) -> Tab:
-        """Open a tab that shows nothing yet."""
+        """Open an empty tab."""
         target = await self.send("Target.createTarget", {"url": "about:blank"})
         attached = await self.send("Target.attachToTarget", {"targetId": target["targetId"], "flatten": True})
         tab = self._tabs[attached["sessionId"]] = Tab(self, attached["sessionId"])
@@ -192,7 +192,7 @@ async def chromium() -> AsyncIterator[Browser]:
 
 
 async def _address(process: asyncio.subprocess.Process, file: Path) -> str:
-    """Where it listens, as it writes when it does."""
+    """The address on which it listens, which it writes to a file."""
     async with asyncio.timeout(START_SECONDS):
         while True:
             if process.returncode is not None:

@@ -3,7 +3,7 @@
     async with cluster(server.url, replicas=3, balancer="nginx", hold={"ttl_seconds": 1}) as c:
         ...  # talk to c.url: each request goes to the next replica
         await c.replicas[0].kill()
-        assert await c.metric("mcp_gateway_held_calls") == 1  # of those that live
+        assert await c.metric("mcp_gateway_held_calls") == 1  # of the living replicas
         await c.settled()
 
 A cluster can stand wherever a test only looks at a `Front`. What must be true of a gateway at the end must be true of
@@ -34,7 +34,7 @@ FILES: Final[dict[BalancerName, Path]] = {
     "haproxy": DEPLOY / "haproxy" / "haproxy.cfg",
 }
 PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
-"""Debian has both where a user's PATH does not lead."""
+"""Debian installs both outside of a user's PATH."""
 TEMPORARY: Final = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 5.0
@@ -42,7 +42,7 @@ SHOWN_LINES: Final = 40
 
 
 class Front(Protocol):
-    """What clients connect to, and what tests may ask it: one gateway, or a cluster."""
+    """What clients connect to and tests inspect: one gateway, or a cluster."""
 
     @property
     def base(self) -> str: ...
@@ -57,7 +57,7 @@ class Front(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a balancer finds one replica."""
+    """The addresses of one replica, for a balancer."""
 
     id: str
     listen: str
@@ -76,13 +76,13 @@ def program(name: BalancerName) -> str | None:
 
 
 def replaced(text: str, old: str, new: str) -> str:
-    """Replace what must be there, and once."""
+    """Replace a text that must occur exactly once."""
     assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in the file of deploy/"
     return text.replace(old, new)
 
 
 def servers(text: str, line: re.Pattern[str], write: Callable[[str, Place], str], places: Sequence[Place]) -> str:
-    """Write a line per replica in the manner of the first, and leave the others out."""
+    """Replace the replicas' lines by one per replica, each like the first."""
     found = list(line.finditer(text))
     assert len(found) == 3, "the file of deploy/ has three replicas"
     block = "".join(write(found[0].group(), place) for place in places)
@@ -105,7 +105,7 @@ def nginx_configuration(text: str, directory: Path, listen: str, places: Sequenc
 
 
 def haproxy_configuration(text: str, directory: Path, listen: str, places: Sequence[Place]) -> str:
-    """Only addresses and paths differ from the file; who is not root cannot become another user."""
+    """Only addresses and paths differ from the file; without root, the user cannot be changed."""
 
     def write(line: str, place: Place) -> str:
         line = replaced(replaced(line, "gw-1", place.id), "10.0.0.11:8080", place.listen)
@@ -141,7 +141,7 @@ class Balancer:
 
     @property
     def log(self) -> str:
-        """Accesses and errors, in no common order."""
+        """The access and error logs, unordered."""
         paths = [self.directory / name for name in ("output", "error.log", "access.log")]
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
@@ -155,7 +155,7 @@ class Balancer:
         self.configuration.write_text(CONFIGURATIONS[self.name](text, self.directory, self.address, places))
 
     def command(self, *, check: bool = False) -> list[str]:
-        """Run in the foreground, or only say whether the configuration is right."""
+        """Run in the foreground, or only check the configuration."""
         found = program(self.name)
         if found is None:
             raise GatewayError(f"{self.name} is not installed: apt install {self.name}")
@@ -166,7 +166,7 @@ class Balancer:
         return [found, "-p", str(self.directory), "-e", errors, *mode, "-c", str(self.configuration)]
 
     async def start(self) -> None:
-        """Start it, and return when it accepts."""
+        """Start it, and return when it accepts connections."""
         with (self.directory / "output").open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(
                 *self.command(),
@@ -176,8 +176,8 @@ class Balancer:
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
-        # What becomes another user forgets whose death it should die, and nginx's workers outlive their master.
-        # The pipe closes when this process ends, however that happens.
+        # A process that changes its user loses its parent-death signal, and nginx's workers outlive their master.
+        # The pipe closes when this process ends, for any reason.
         self._leash = await asyncio.create_subprocess_exec(
             *("sh", "-c", 'read _; kill -KILL -- "-$1"', "leash", str(self.process.pid)),
             stdin=asyncio.subprocess.PIPE,
@@ -240,7 +240,7 @@ class Cluster:
         return next(replica for replica in self.replicas if replica.config["replica"]["id"] == name)
 
     async def metric(self, name: str, **labels: str) -> float:
-        """Add up the samples of that name and these labels over all that live."""
+        """Add up the samples of that name and these labels over all living replicas."""
         return sum([await replica.metric(name, **labels) for replica in self.living])
 
     async def rounds(self, method: str) -> int:
@@ -248,7 +248,7 @@ class Cluster:
         return int(await self.metric(ROUNDS, method=method))
 
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 5.0) -> None:
-        """Poll until a condition holds; GatewayError, with all logs, when it does not in time."""
+        """Poll until a condition holds; raise GatewayError, with all logs, after a time limit."""
         try:
             await self.replicas[0].until(condition, what, seconds)
         except GatewayError:
@@ -275,7 +275,7 @@ class Cluster:
 
 
 def memberships(count: int) -> list[dict[str, Any]]:
-    """The section `replica` of each of them."""
+    """The section `replica` of each replica."""
     peers = {f"gw-{number}": f"127.0.0.1:{free_port()}" for number in range(1, count + 1)}
     return [{"id": name, "listen": address, "peers": peers} for name, address in peers.items()]
 

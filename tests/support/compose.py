@@ -1,4 +1,4 @@
-"""Reads the Compose files of deploy/, and says what podman would have to be told to run one of their services."""
+"""Reads the Compose files of deploy/ and converts one of their services into options of podman."""
 
 import re
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from tests.support.cluster import DEPLOY
 FOLDERS: Final = {name: DEPLOY / "compose" / name for name in ("gateway", "replicas")}
 VARIABLE: Final = re.compile(r"\$\{(?P<name>\w+)(?::(?P<kind>[-?])(?P<rest>[^}]*))?\}")
 IGNORED: Final = {"image", "build", "ports", "extra_hosts", "stop_grace_period", "restart", "logging"}
-"""Nobody pulls, publishes or restarts where there is no Docker, and the host's network is shared."""
+"""Without Docker, images are not pulled, ports are not published, and the host's network is shared."""
 
 
 class Unset(Exception):
-    """A variable that the file insists on; the message is the file's."""
+    """A required variable is missing; the message is the file's."""
 
 
 def filled(value: Any, env: Mapping[str, str]) -> Any:

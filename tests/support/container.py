@@ -2,7 +2,7 @@
 
     build()  # some seconds; the base, once, some more
     async with container("main", {"listen": ..., "admin": ..., "routes": [...]}, *HARDENED, "--env=...") as box:
-        ...  # a `Gateway` like any other, whose process is in a container
+        ...  # a `Gateway` like any other, but its process is in a container
         assert box.is_healthy()
 
 The base is a Debian that mmdebstrap makes, since no registry can be asked for python:3.11-slim. All that is made stays
@@ -43,26 +43,26 @@ PACKAGES: Final = "ca-certificates,python3,python3-venv"
 STORAGE: Final = ("--root", str(STORE / "storage"), "--runroot", str(STORE / "run"), "--storage-driver", "overlay")
 ENGINE: Final = (
     *(*STORAGE, "--tmpdir", str(STORE / "tmp"), "--runtime", "runc", "--cgroup-manager", "cgroupfs"),
-    "--log-level=fatal",  # what it says of cgroups and systemd, where there are none, would be in our log
+    "--log-level=fatal",  # its warnings about missing cgroups and systemd would be in the gateway's log
 )
 ENVIRONMENT: Final = {**os.environ, "DISABLE_HC_SYSTEMD": "true"}
-"""No timers for health checks: the tests have them run."""
+"""No timers for health checks: the tests run them."""
 PROCESSES: Final = 4000
 HARDENED: Final = ("--read-only", "--read-only-tmpfs=false", "--cap-drop", "ALL")
-"""What deploy/ asks for, and not even a /tmp that can be written."""
+"""The options that deploy/ uses, without a writable /tmp."""
 
 
 def installed() -> bool:
-    """Say whether images can be made here: the programs, and root to run them."""
+    """Whether images can be built here: needs the programs and root."""
     return os.geteuid() == 0 and all(shutil.which(name, path=PATH) for name in PROGRAMS)
 
 
 class ContainerError(AssertionError):
-    """A builder failed; the message ends with what it said."""
+    """A builder failed; the message ends with its output."""
 
 
 def run(*command: str | Path, **options: Any) -> str:
-    """Run to the end; what it wrote to stdout."""
+    """Run to the end; return its stdout."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     if done.returncode:
         raise ContainerError(f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}"[-8000:])
@@ -74,7 +74,7 @@ def podman_command(*arguments: str) -> list[str]:
 
 
 def limits() -> list[str]:
-    """Files and processes that this machine allows: podman asks for more by itself, and gets none."""
+    """The limits of this machine: podman's own defaults are higher, and fail."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return [f"--ulimit=nofile={files}:{files}", f"--ulimit=nproc={PROCESSES}:{PROCESSES}"]
 
@@ -90,21 +90,21 @@ def inspected(what: str) -> dict[str, Any]:
 
 
 def _move_in() -> None:
-    """Have the store here; podman refuses one that was made elsewhere."""
+    """Prepare the store; podman refuses one that was made in another folder."""
     place = STORE / "place"
     if not place.exists() or place.read_text() != str(STORE):
-        shutil.rmtree(STORE, ignore_errors=True)  # there is none, or it was copied from elsewhere
+        shutil.rmtree(STORE, ignore_errors=True)  # it does not exist, or was copied from elsewhere
         STORE.mkdir(parents=True)
         place.write_text(str(STORE))
 
 
 def leave() -> None:
-    """Take away the mounts that podman leaves in its store: with them nobody could remove the folder."""
+    """Remove the mounts that podman leaves in its store, because they keep the folder from being removed."""
     subprocess.run(["umount", "--recursive", "--quiet", STORE / "storage" / "overlay"], check=False)
 
 
 def _sources() -> str:
-    """A digest of all that goes into the image, its labels too."""
+    """A digest of everything that goes into the image, including its labels."""
     digest = hashlib.sha256(run("git", "rev-parse", "HEAD", cwd=REPOSITORY).encode())
     named = [REPOSITORY / line[1:] for line in IGNORE.read_text().splitlines() if line.startswith("!")]
     files = [file for path in named for file in (path.rglob("*.py") if path.is_dir() else [path])]
@@ -118,7 +118,7 @@ def _has(image: str) -> bool:
 
 
 def build() -> None:
-    """Make the base and the image, unless they are there."""
+    """Make the base and the image, unless they exist."""
     _move_in()
     podman("rm", "--all", "--force", "--time", "0")  # of a run that was killed
     stamp, sources = STORE / "built", _sources()
@@ -136,14 +136,14 @@ def build() -> None:
 
 @dataclass
 class Container(Gateway):
-    """One gateway in a container; `config` says only where it listens and what it serves."""
+    """One gateway in a container; `config` only has its addresses and routes."""
 
     name: str = ""
     options: list[str] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
 
     async def start(self) -> None:
-        """Run it attached: its log is ours, SIGTERM goes on to it, and its exit code is that of `podman run`."""
+        """Run it attached: its log is this process's, it gets SIGTERM, and `podman run` returns its exit code."""
         with (self.directory / "stderr").open("ab") as err:
             self.process = await asyncio.create_subprocess_exec(
                 *podman_command("run", "--name", self.name, "--network", "host"),
@@ -161,11 +161,11 @@ class Container(Gateway):
         return subprocess.run(podman_command("healthcheck", "run", self.name), check=False).returncode == 0
 
     def stop(self) -> None:
-        """Not here: the process that a signal reaches is podman, not the gateway."""
+        """Not possible here: the signal would reach podman, not the gateway."""
         raise NotImplementedError
 
     def remove(self) -> None:
-        """End it in whatever state it is, and forget it."""
+        """End it in any state, and remove it."""
         subprocess.run(podman_command("rm", "--force", "--time", "0", self.name), capture_output=True, check=False)
 
 

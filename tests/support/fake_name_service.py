@@ -4,7 +4,7 @@ import asyncio  # noqa: TC003  (one import style)
 
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Address, Worker
-from gateway.config import Replica
+from gateway.config import InForce, Replica
 from gateway.runtime.tasks import Tasks
 
 IDS = tuple(f"gw-{number}" for number in range(1, 6))
@@ -13,7 +13,7 @@ EXCHANGES = [f"exchange-{number}" for number in range(500)]
 
 
 class FakeClock:
-    """Stands for `time` in the module under test."""
+    """Replaces `time` in the module under test."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -34,7 +34,7 @@ class FakeNameService:
         self.hold: asyncio.Event | None = None
 
     def has(self, **names: str) -> None:
-        """What there is from now on: address by id, `gw_1` for gw-1."""
+        """Set the records from now on: address by id, `gw_1` for gw-1."""
         self.names = {address: name.replace("_", "-") for name, address in names.items()}
         self.records = list(self.names)
 
@@ -57,7 +57,9 @@ class FakeNameService:
 
 
 def static(own: str, tasks: Tasks, peers: dict[str, Address] = PEERS, worker: Worker | None = None) -> Membership:
-    return Membership(Replica(id=own, listen="127.0.0.1:1", peers=peers), worker, tasks, FakeNameService().ask_name)
+    return Membership(
+        InForce(Replica(id=own, listen="127.0.0.1:1", peers=peers)), worker, tasks, FakeNameService().ask_name
+    )
 
 
 def worker(number: int, count: int = 3) -> Worker:

@@ -1,4 +1,4 @@
-"""A FAKE collector: takes what is sent to /v1/traces and shows it, or takes it and never answers."""
+"""A FAKE collector: accepts requests to /v1/traces and shows them, or never answers."""
 
 import asyncio
 import gzip

@@ -1,4 +1,4 @@
-"""A FAKE replica: a process at a peer's address that does on command what no real one does; and a wire that breaks.
+"""A FAKE replica: a process at a peer's address that misbehaves on command; also a connection that breaks.
 
 It knows the state key and may speak as a replica does, or badly, or not at all. `replicas.py` has real ones.
 """
@@ -24,7 +24,7 @@ class Server:
     def __init__(self) -> None:
         self.connections = 0
         self.received: list[bytearray] = []
-        """What came, by connection."""
+        """The received bytes, by connection."""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ""
@@ -57,12 +57,12 @@ class Server:
 
     async def serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray
-    ) -> None:  # pragma: no cover - for those below to say
+    ) -> None:  # pragma: no cover - for subclasses
         raise NotImplementedError
 
 
 class Asked:
-    """One request to a fake replica: what its script may do."""
+    """One request to a fake replica, with the actions of its script."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:
         self._reader, self._writer = reader, writer
@@ -71,7 +71,7 @@ class Asked:
         self.frames: Frames
 
     async def take(self) -> PeerRequest:
-        """Say that the request is taken, and read it."""
+        """Accept the request, and read it."""
         await self.raw(_CONTINUE)
         body = bytearray()
         while size := int(await self._reader.readuntil(b"\r\n"), 16):
@@ -106,7 +106,7 @@ class Asked:
         await self.raw(b"0\r\n\r\n")
 
     async def reply(self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        """A whole reply, as a replica would give it."""
+        """Send a whole reply, as a replica would."""
         await self.begin()
         await self.say(Head(status, tuple((headers or {}).items()), streamed=False), Data(body), End("complete"))
         await self.end()
@@ -116,7 +116,7 @@ class Asked:
         raise ConnectionResetError
 
     async def silence(self) -> None:
-        """Say nothing until the other side closes."""
+        """Stay silent until the other side closes."""
         while await self._reader.read(65_536):
             pass
 
@@ -138,8 +138,8 @@ class FakePeer(Server):
 
     @property
     def kinds(self) -> list[str]:
-        """What was taken."""
-        return [asked.peer_request.kind for asked in self.asked if hasattr(asked, "peer_request")]
+        """The accepted requests."""
+        return [asked.request.kind for asked in self.asked if hasattr(asked, "hop")]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray) -> None:
         while True:
@@ -152,7 +152,7 @@ class FakePeer(Server):
 
 
 class Silent(Server):
-    """Accepts connections and never says a word, as a stopped process does; notes all that comes."""
+    """Accepts connections and stays silent, as a stopped process does; records all bytes."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray) -> None:
         while data := await reader.read(65_536):
@@ -160,7 +160,7 @@ class Silent(Server):
 
 
 class Proxy(Server):
-    """A wire to somewhere: it can break what comes on a connection that was used before."""
+    """A forwarder that can break connections that were used before."""
 
     def __init__(self, to: str) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Proxy(Server):
         self._stale = 0
 
     def break_kept(self) -> None:
-        """Break the connections of now with the next word that comes on them."""
+        """Break each present connection at its next bytes."""
         self._stale = self.connections
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray) -> None:

@@ -1,4 +1,4 @@
-"""A FAKE server of HTTP+SSE (2024-11-05): it does on command what no real one does on command.
+"""A FAKE server of HTTP+SSE (2024-11-05) that misbehaves on command.
 
 GET /sse opens a stream that says what `endpoint` is set to, and then what is put on it; POST /messages is answered as
 `post` says. `initialize` is answered by itself.
@@ -19,7 +19,7 @@ Script = Callable[["FakeSse", "Stream", Message], Awaitable[None]]
 
 
 class Stream:
-    """One session: its open stream and what came for it."""
+    """One session: its open stream and its messages."""
 
     def __init__(self, number: int, headers: Any) -> None:
         self.number = number
@@ -46,7 +46,7 @@ class FakeSse:
         self.seen: list[tuple[str, str]] = []
         """(HTTP method, path), in order."""
         self.posts: list[tuple[Any, Message]] = []
-        """(headers, message) of every POST to an address for messages, also of those that were not taken."""
+        """(headers, message) of every POST to a message endpoint, including refused ones."""
         self.endpoint: bytes | None = b"/messages?session=%d"
         self.get_status = 200
         self.post_sse_status = 405
@@ -56,7 +56,7 @@ class FakeSse:
         self.post: Callable[[Message], Awaitable[web.Response | None]] | None = None
         self.tool: Script | None = None
         self.instead: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]] | None = None
-        """Serves everything, while it is set: another server at the same URL."""
+        """If set, serves every request: another server at the same URL."""
         self._numbers = itertools.count()
         self._runner: web.ServerRunner | None = None
         self.url = self.origin = ""
@@ -76,7 +76,7 @@ class FakeSse:
             self._runner = None
 
     async def heard(self, method: str, count: int = 1) -> list[Message]:
-        """Wait until that many messages of the method were taken; "answer" is a response."""
+        """Wait until that many messages of the method were accepted; "answer" is a response."""
         async with asyncio.timeout(DEADLINE):
             while (
                 len(found := [m for s in self.streams for m in s.heard if m.get("method", "answer") == method]) < count

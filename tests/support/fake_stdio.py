@@ -1,4 +1,4 @@
-"""A FAKE stdio server: it does on command what no real server does on command. Bare Python, so that it starts at once.
+"""A FAKE stdio server that misbehaves on command. It is bare Python, so it starts at once.
 
 python -I -S fake_stdio.py [--die | --silent | --stubborn]
 """
@@ -42,7 +42,7 @@ def ask() -> str:
 
 
 def start_family() -> list[int]:
-    """Start what survives all but SIGKILL: in a session of its own, and an orphan of this process."""
+    """Start a process that survives all but SIGKILL: an orphan in a session of its own."""
     told, tell = os.pipe()
     if os.fork() == 0:
         os.setsid()

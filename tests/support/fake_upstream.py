@@ -1,4 +1,4 @@
-"""A FAKE legacy server: it does on command what no real server does on command, and records every request.
+"""A FAKE legacy server that misbehaves on command and records every request.
 
 It proves nothing about real servers (tests/parts and tests/e2e run those). Each request is answered by a script: one
 coroutine per JSON-RPC method, per HTTP method, for "answer" (a POST with a JSON-RPC response), or for "resume" (a GET
@@ -60,7 +60,7 @@ class Seen:
 
     @property
     def word(self) -> str:
-        """What the request is: its JSON-RPC method, "answer", "resume", or its HTTP method ("raw": no JSON object)."""
+        """The kind of the request: its JSON-RPC method, "answer", "resume", or its HTTP method ("raw": not JSON)."""
         if self.http_method != "POST":
             return "resume" if "Last-Event-ID" in self.headers else self.http_method
         if not isinstance(self.body, dict):
@@ -77,7 +77,7 @@ class Reset(Exception):
 
 
 class Turn:
-    """One request at work: what its script may say."""
+    """One request at work, with the actions of its script."""
 
     def __init__(self, upstream: "FakeUpstream", http: web.BaseRequest, seen: Seen) -> None:
         self.upstream = upstream
@@ -93,7 +93,7 @@ class Turn:
         return self.body["id"]
 
     def reply(self, status: int = 200, body: Any = None, headers: dict[str, str] | None = None) -> None:
-        """Answer with a whole body: JSON, or bytes as they are."""
+        """Answer with a whole body: JSON, or unchanged bytes."""
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         self.response = web.Response(
             status=status, body=data, headers={"Content-Type": "application/json", **(headers or {})}
@@ -108,7 +108,7 @@ class Turn:
             await self._stream.write(data)
 
     async def say(self, message: dict[str, Any], event_id: str | None = None, *, side: bool = False) -> None:
-        """One message on the reply's stream, or on the session's side stream."""
+        """Send one message on the reply's stream, or on the session's standalone GET stream."""
         message = {"jsonrpc": "2.0", **message}
         if side:
             self.upstream.side(self.session).put_nowait(event(message, event_id))
@@ -119,7 +119,7 @@ class Turn:
         await self.say({"method": method, "params": params}, side=side)
 
     async def ask(self, method: str, params: Any = None, *, id_: Any = None, side: bool = False) -> Any:
-        """One nested request; its answer (a whole JSON-RPC response)."""
+        """Send one nested request; return its answer (a whole JSON-RPC response)."""
         id_ = next(self.upstream.ids) if id_ is None else id_
         message = {"id": id_, "method": method} | ({} if params is None else {"params": params})
         waiter = self.upstream.expect(self.session, id_)
@@ -127,13 +127,13 @@ class Turn:
         return await waiter
 
     async def elicit(self, title: str | None = None, *, side: bool = False, id_: Any = None) -> Any:
-        """One form elicitation; the answer's result."""
+        """Send one form elicitation; return the answer's result."""
         schema = FORM["requestedSchema"] | ({} if title is None else {"title": title})  # type: ignore[operator]
         answer = await self.ask("elicitation/create", {**FORM, "requestedSchema": schema}, side=side, id_=id_)
         return answer.get("result")
 
     async def result(self, result: Any = None, *, side: bool = False) -> None:
-        """The result of this request, on the stream that is open."""
+        """Send the result of this request, on the open stream."""
         message = {"id": self.id, "result": {} if result is None else result}
         if side or self._stream is not None:
             await self.say(message, side=side)
@@ -151,7 +151,7 @@ class Turn:
         raise Reset
 
     async def for_ever(self) -> None:
-        """Say nothing until the gateway closes the connection."""
+        """Stay silent until the gateway closes the connection."""
         await asyncio.get_running_loop().create_future()
 
 
@@ -164,7 +164,7 @@ class FakeUpstream:
     def __init__(self) -> None:
         self.seen: list[Seen] = []
         self.probes: list[Seen] = []
-        """What asked for the era; it is not among `seen`."""
+        """Requests that probe for the era; they are not in `seen`."""
         self.capabilities: dict[str, Any] = {"tools": {}}
         self.instructions: str | None = None
         self.has_sessions = True
@@ -179,10 +179,10 @@ class FakeUpstream:
         self._runner: web.ServerRunner | None = None
         self.url = ""
 
-    # -- what a test says ---------------------------------------------------------------------------------------
+    # -- scripts of the tests ---------------------------------------------------------------------------------------
 
     def on(self, word: str, script: Script) -> None:
-        """Answer requests of that word with this script."""
+        """Answer requests of that kind with this script."""
         self._scripts[word] = script
 
     def tool(self, script: Script) -> Script:
@@ -191,7 +191,7 @@ class FakeUpstream:
         return script
 
     def once(self, word: str, script: Script) -> None:
-        """Answer the next request of that word with this script, the ones after as before."""
+        """Answer the next request of that kind with this script, and later ones as before."""
         before = self._scripts.get(word)
 
         async def first(turn: Turn) -> None:
@@ -204,7 +204,7 @@ class FakeUpstream:
         self._scripts[word] = first
 
     def each(self, word: str, *scripts: Script) -> None:
-        """Answer requests of that word with these scripts, one after the other, and all later ones with the last."""
+        """Answer requests of that kind with these scripts in turn, and all later ones with the last."""
         left = list(scripts)
 
         async def script(turn: Turn) -> None:
@@ -217,25 +217,25 @@ class FakeUpstream:
         self.known.clear()
 
     def side(self, session: str | None) -> "asyncio.Queue[bytes | None]":
-        """What the session's side stream is to say; None ends it."""
+        """Send a message on the session's standalone GET stream; None ends the stream."""
         return self._sides.setdefault(session, asyncio.Queue())
 
     def expect(self, session: str | None, id_: Any) -> "asyncio.Future[Any]":
-        """The answer to a nested request, when it comes."""
+        """Wait for the answer to a nested request."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._answers[session, json.dumps(id_)] = future
         return future
 
     @property
     def words(self) -> list[str]:
-        """What was requested, in order."""
+        """The kinds of all requests, in order."""
         return [seen.word for seen in self.seen]
 
     def of(self, word: str) -> list[Seen]:
         return [seen for seen in self.seen if seen.word == word]
 
     async def saw(self, word: str, count: int = 1) -> list[Seen]:
-        """Wait until that many requests of the word have come."""
+        """Wait until that many requests of the kind have arrived."""
         async with asyncio.timeout(DEADLINE):
             while len(self.of(word)) < count:
                 waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -261,7 +261,7 @@ class FakeUpstream:
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
         data = await http.read()
         seen = Seen(http, _body(data) if http.method == "POST" else None, data)
-        # What every gateway asks once is not what most tests are about.
+        # Every gateway probes once, and most tests are not about that.
         (self.probes if seen.word == "server/discover" else self.seen).append(seen)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -279,7 +279,7 @@ class FakeUpstream:
         return turn.response
 
     async def _plain(self, turn: Turn) -> None:
-        """What a plain server with sessions does."""
+        """Serve as a plain server with sessions."""
         seen = turn.seen
         if seen.word == "initialize":
             await self.initialize(turn)

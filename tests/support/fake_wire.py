@@ -1,4 +1,4 @@
-"""A FAKE server of bytes: each connection is given the same bytes, whatever it says, and is closed or stays open."""
+"""A FAKE server of bytes: it sends each connection the same bytes, then closes it or leaves it open."""
 
 import asyncio
 import socket
@@ -9,7 +9,7 @@ from itertools import repeat
 
 @asynccontextmanager
 async def fake_wire(said: bytes, *, times: int | None = 1, stays: bool = False) -> AsyncIterator[str]:
-    """Its URL; `times` None: without end."""
+    """Run it and return its URL; it sends the bytes `times` times, or endlessly if None."""
     open_now: set[asyncio.StreamWriter] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

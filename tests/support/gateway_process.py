@@ -1,4 +1,4 @@
-"""Start the real gateway, and see that it ends as it should.
+"""Start the real gateway, and check that it ends properly.
 
     async with gateway(server.url, hold={"ttl_seconds": 1}) as gw:
         ...  # talk to gw.url
@@ -35,7 +35,7 @@ STATE_KEY = "0f" * 32
 DEFAULTS: dict[str, Any] = {
     "state": {"keys": [STATE_KEY]},
     "log": {"level": "info", "format": "json"},
-    # A drain at the end of a test waits for nobody.
+    # A drain at the end of a test does not wait.
     "hold": {"drain_delay_seconds": 0, "drain_seconds": 0.2},
 }
 FAILURES = "mcp_gateway_task_failures_total"
@@ -45,7 +45,7 @@ SESSIONS = "mcp_gateway_sessions"
 
 
 class GatewayError(AssertionError):
-    """The gateway did not start, settle or end as it should; the message ends with what it logged."""
+    """The gateway did not start, settle or end properly; the message ends with its log."""
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def configuration(upstream: str | dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Give the whole configuration of a test's gateway, on free ports."""
+    """Return the whole configuration of a test's gateway, on free ports."""
     over = dict(overrides)
     where = {"url": upstream} if isinstance(upstream, str) else upstream
     route = {"path": "/mcp", "upstream": where, **over.pop("route", {})}
@@ -75,14 +75,14 @@ class Gateway:
     http: aiohttp.ClientSession
     process: asyncio.subprocess.Process | None = None
     killed: bool = False
-    """Whether a test ended it as a crash would: its exit code says nothing then."""
+    """Whether a test killed it, which makes its exit code meaningless."""
     stopped: bool = False
     provoked: set[str] = field(default_factory=set)
-    """Events whose lines may be errors: the test asked for them."""
+    """Events that may be errors, because the test caused them."""
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs, and answers."""
+        """Whether the process runs and answers."""
         return self.process is not None and self.process.returncode is None and not self.stopped
 
     @property
@@ -104,7 +104,7 @@ class Gateway:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def log(self, event: str | None = None) -> list[dict[str, Any]]:
-        """Read the log lines so far, all or of one event; a line that is no JSON is an event of its own."""
+        """Read the log lines so far, all or of one event; a line that is not JSON is an event of its own."""
         lines = []
         for line in filter(None, self.stderr.split("\n")):
             try:
@@ -114,14 +114,14 @@ class Gateway:
         return [line for line in lines if event in (None, line.get("event"))]
 
     def explain(self, what: str) -> GatewayError:
-        """Make an error of `what`, with the end of the log."""
+        """Return an error that says `what`, with the end of the log."""
         return GatewayError(f"{what}; the gateway's log ends with:\n" + self.tail())
 
     def tail(self) -> str:
         return "\n".join(self.stderr.splitlines()[-SHOWN_LINES:]) or "(nothing)"
 
     async def start(self) -> None:
-        """Start the process, and return when /readyz says so."""
+        """Start the process, and return when /readyz reports it ready."""
         self.killed = self.stopped = False
         path = self.write(json.dumps(self.config))  # which is YAML too
         with (self.directory / "stderr").open("ab") as err:
@@ -137,7 +137,7 @@ class Gateway:
         await self.until(self._is_ready, "became ready", START_SECONDS)
 
     def write(self, text: str) -> Path:
-        """Put a configuration file in place, whole at any moment."""
+        """Replace the configuration file in one step."""
         path, new = self.directory / "gateway.yaml", self.directory / "gateway.yaml.new"
         new.write_text(text)
         return new.replace(path)
@@ -148,7 +148,7 @@ class Gateway:
         self.process.send_signal(signal.SIGHUP)
 
     async def reload(self, config: dict[str, Any] | str | None = None) -> list[dict[str, Any]]:
-        """Write the file, if there is another, and have it read; what each process says of it, in its log."""
+        """Write the file, if one is given, and have it read; return the log line of each process."""
         if config is not None:
             _ = self.write(config if isinstance(config, str) else json.dumps(config))
         workers = int(self.config.get("workers", 1))
@@ -169,7 +169,7 @@ class Gateway:
         return [line for line in self.log() if line["event"] in {"config.loaded", "config.rejected"}]
 
     async def ready(self) -> int | None:
-        """Give the status of /readyz; None when nobody answers."""
+        """Return the status of /readyz; None without an answer."""
         try:
             async with self.http.get(f"{self.admin}/readyz") as response:
                 return response.status
@@ -183,7 +183,7 @@ class Gateway:
         return await self.ready() == 200
 
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 5.0) -> None:
-        """Poll until a condition holds; GatewayError when it does not in time."""
+        """Poll until a condition holds; raise GatewayError after a time limit."""
         deadline = time.monotonic() + seconds
         while not await condition():
             if time.monotonic() > deadline:
@@ -229,19 +229,19 @@ class Gateway:
         self.process.send_signal(signal.SIGTERM)
 
     def stop(self) -> None:
-        """SIGSTOP: connections are still accepted by the kernel, and nobody answers."""
+        """SIGSTOP: the kernel still accepts connections, and the process does not answer."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
         self.stopped = True
 
     def cont(self) -> None:
-        """SIGCONT: end what `stop` began."""
+        """SIGCONT: continue after `stop`."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
         self.stopped = False
 
     async def exited(self, seconds: float = STOP_SECONDS) -> int:
-        """Wait for the end; the exit code."""
+        """Wait for the end; return the exit code."""
         assert self.process is not None
         try:
             async with asyncio.timeout(seconds):
@@ -263,7 +263,7 @@ class Gateway:
         return [line for line in bad if line["event"] not in self.provoked]
 
     async def end(self) -> None:
-        """SIGTERM, and all that must be true then."""
+        """Send SIGTERM, and check what must be true after it."""
         assert self.process is not None
         if self.stopped:
             self.cont()
@@ -283,7 +283,7 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(upstream: str | dict[str, Any], *, check: bool = True, **overrides: Any) -> AsyncIterator[Gateway]:
-    """Run a gateway in front of a url, or of an `upstream` section; `check` false where an unclean end is expected."""
+    """Run a gateway in front of a url, or of an `upstream` section; `check` is false if an unclean end is expected."""
     with tempfile.TemporaryDirectory(prefix="mrtr-gateway-") as directory:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http:
             gw = Gateway(configuration(upstream, overrides), Path(directory), http)

@@ -1,4 +1,4 @@
-"""What kubectl and helm, the real ones, make of deploy/.
+"""Runs the real kubectl and helm on the files in deploy/.
 
 objects = kustomize("base")
 objects = helm("--set", "replicas=2")
@@ -28,15 +28,15 @@ POD_NAME: Final = "mrtr-gateway-7d9c8b6f5-x2abc"
 DIGEST: Final = re.compile(r"-[0-9a-z]{10}$")
 
 Objects = dict[tuple[str, str], dict[str, Any]]
-"""By kind and name. Of a generated name the digest is cut off."""
+"""Objects by kind and name; the digest of a generated name is cut off."""
 
 
 class Refused(AssertionError):
-    """A program did not accept what it was given; the message is all that it said."""
+    """A program refused its input; the message is its output."""
 
 
 def run(program: Path | str, *arguments: str, stdin: str | None = None, cwd: Path = REPOSITORY) -> str:
-    """Run it without a home and without a cluster; what it printed. Refused with both streams where it fails."""
+    """Run it without a home and without a cluster; return its output. Raises Refused with both streams if it fails."""
     with tempfile.TemporaryDirectory(prefix="mrtr-home-") as home:
         environment = {"PATH": os.environ["PATH"], "HOME": home, "KUBECONFIG": "/dev/null"}
         done = subprocess.run(
@@ -48,7 +48,7 @@ def run(program: Path | str, *arguments: str, stdin: str | None = None, cwd: Pat
 
 
 def read(text: str) -> Objects:
-    """Read a stream of objects; two of one kind and name are a mistake."""
+    """Read a stream of objects; two with one kind and name are an error."""
     documents = [document for document in yaml.safe_load_all(text) if document]
     found = {(one["kind"], DIGEST.sub("", one["metadata"]["name"])): one for one in documents}
     assert len(found) == len(documents)
@@ -57,18 +57,18 @@ def read(text: str) -> Objects:
 
 @cache
 def kustomize(folder: str) -> Objects:
-    """All that `kubectl apply -k deploy/kubernetes/FOLDER` would send."""
+    """All objects that `kubectl apply -k deploy/kubernetes/FOLDER` would send."""
     return read(run(KUBECTL, "kustomize", str(KUBERNETES / folder)))
 
 
 def helm(*arguments: str, release: str = "mrtr-gateway", values: str = "{}") -> Objects:
-    """All that `helm install RELEASE` would send; `values` is a YAML text."""
+    """All objects that `helm install RELEASE` would send; `values` is YAML."""
     return read(run(HELM, "template", release, str(CHART), "--values", "-", *arguments, stdin=values))
 
 
 @cache
 def keys() -> Path:
-    """What the Secret puts into the pods, for as long as the tests run."""
+    """The file that the Secret puts into the pods, during the tests."""
     directory = tempfile.TemporaryDirectory(prefix="mrtr-keys-")
     atexit.register(directory.cleanup)
     path = Path(directory.name) / "state-keys"
@@ -77,12 +77,12 @@ def keys() -> Path:
 
 
 def gateway_of(objects: Objects, name: str = "mrtr-gateway", **environment: str) -> Config:
-    """Load the configuration that the pods would load, with the Secret's file in its place."""
+    """Load the configuration that the pods would load, with the Secret's file."""
     text = objects["ConfigMap", name]["data"]["gateway.yaml"]
     assert KEYS_FILE in text
     return parse(text.replace(KEYS_FILE, str(keys())), "gateway.yaml", {"POD_NAME": POD_NAME, **environment})
 
 
 def drain_seconds(config: Config) -> float:
-    """Tell how long after SIGTERM the gateway has ended by itself at the latest."""
+    """The longest time after SIGTERM until the gateway has ended by itself."""
     return config.hold.drain_delay_seconds + config.hold.drain_seconds + config.timeouts.cancel_seconds

@@ -1,4 +1,4 @@
-"""The gateway's own log, as a test reads it."""
+"""Reads the gateway's log in tests."""
 
 import io
 import json
@@ -8,7 +8,7 @@ from gateway.telemetry import configure_logging
 
 
 class Lines:
-    """What was logged so far."""
+    """The log lines so far."""
 
     def __init__(self) -> None:
         self.stream = io.StringIO()

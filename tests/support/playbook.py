@@ -1,4 +1,4 @@
-"""A test of the exchange, written as the protocol runs.
+"""Tests of the exchange, written as a dialogue of the protocol.
 
     assert Playbook() >> on.Called(leg) << do.SendCall() << do.Arm(Timer.LEG)
 
@@ -88,7 +88,7 @@ def same(found: Any, wanted: Any) -> bool:
 
 
 def attributes(owner: Exchange | ReplayLedger) -> dict[str, Any]:
-    """Everything an exchange remembers, copied; its ledger's attributes too."""
+    """A copy of everything that an exchange remembers, including its ledger."""
     return {name: _copied(value) for name, value in vars(owner).items()}
 
 
@@ -128,7 +128,7 @@ class Playbook:
         return True
 
     def refuses(self, event: on.Event, error: type[Exception], match: str | None = None) -> Self:
-        """The event raises, and nothing has changed."""
+        """Check that the event raises and changes nothing."""
         assert self
         before = attributes(self.exchange)
         with pytest.raises(error, match=match):

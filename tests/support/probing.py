@@ -48,7 +48,7 @@ async def look(url: str, headers: dict[str, str] | None = None, **options: Any) 
 
 
 def check(found: Upstream, name: str) -> Check:
-    """The only check of that name."""
+    """The one check of that name."""
     (one,) = [check for check in found.checks if check.name == name]
     return one
 
@@ -62,5 +62,5 @@ def answers(found: Upstream) -> dict[str, str]:
 
 
 def everything_in(found: Upstream) -> str:
-    """All that is printed of it, as text and (where it is escaped) as data."""
+    """Everything that is printed of it, as text and as (escaped) JSON."""
     return "\n".join(lines(report("", (), (found,)), colour=False)) + repr(found)

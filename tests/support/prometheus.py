@@ -1,4 +1,4 @@
-"""A real Prometheus, with the configuration that deploy/ ships.
+"""A real Prometheus with the configuration in deploy/.
 
 async with prometheus(["127.0.0.1:20001"]) as server:
     found = await server.query("sum(up)")
@@ -39,14 +39,14 @@ def configuration(targets: Sequence[str]) -> str:
 
 @dataclass
 class Prometheus:
-    """One server, and what may be asked of it."""
+    """One server and its API."""
 
     http: aiohttp.ClientSession
     base: str
     log: Path
 
     async def get(self, path: str, **parameters: str) -> Any:
-        """The `data` of an answer; an AssertionError with Prometheus' own words where there is none."""
+        """The `data` of an answer; raises AssertionError with Prometheus' own message if there is none."""
         async with self.http.get(f"{self.base}/api/v1/{path}", params=parameters) as response:
             said = await response.json()
         assert said["status"] == "success", f"{parameters}: {said}"
@@ -58,12 +58,12 @@ class Prometheus:
         return found
 
     async def label_values(self, label: str, selector: str) -> list[str]:
-        """What a dashboard's variable would offer."""
+        """The values that a dashboard's variable would offer."""
         values: list[str] = await self.get(f"label/{label}/values", **{"match[]": selector})
         return values
 
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 20.0) -> None:
-        """Poll until a condition holds; AssertionError, with the log, when it does not in time."""
+        """Poll until a condition holds; raise AssertionError, with the log, after a time limit."""
         try:
             async with asyncio.timeout(seconds):
                 while not await condition():
@@ -74,7 +74,7 @@ class Prometheus:
 
 @asynccontextmanager
 async def prometheus(targets: Sequence[str]) -> AsyncIterator[Prometheus]:
-    """Run one that scrapes these addresses each second."""
+    """Run a Prometheus that scrapes these addresses every second."""
     with tempfile.TemporaryDirectory(prefix="mrtr-prometheus-") as name:
         directory, port = Path(name), free_port()
         shutil.copy(DIRECTORY / "alerts.yml", directory)

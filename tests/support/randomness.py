@@ -1,4 +1,4 @@
-"""Random tests that draw the same on every machine, and profiles for those that explore.
+"""The hypothesis profiles: one that draws the same values on every machine, one that explores.
 
 `repeatable` is what `make test` and CI use: a test draws what its own source says, and so it passes or fails for
 everybody. `explore` is what `make fuzz` uses: new examples each time, and what they find becomes an explicit example.
@@ -27,7 +27,7 @@ def install() -> None:
     )
     settings.register_profile(EXPLORE, settings.get_profile(REPEATABLE), derandomize=False, max_examples=500)
     settings.load_profile(REPEATABLE)
-    # Hypothesis mixes constants of the modules that are loaded into what it draws, and what is loaded depends on which
+    # Hypothesis also draws constants from the loaded modules, and which modules are loaded depends on which
     # tests run in this process.
     providers._get_local_constants = lambda: _NONE
 

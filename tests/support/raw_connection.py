@@ -1,4 +1,4 @@
-"""Requests to a gateway in bytes, over a connection of their own."""
+"""Sends requests to a gateway as bytes, each over its own connection."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ from tests.support.workbench import Stand
 
 
 class RawConnection:
-    """A connection that sends bytes which an HTTP library would not send."""
+    """A connection for bytes that an HTTP library would not send."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer

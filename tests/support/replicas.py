@@ -26,6 +26,7 @@ from tests.support.workbench import ACCEPT, Client, Reply, Stand
 SECONDS = {"peer_connect_seconds": 1, "peer_accept_seconds": 0.2, "cancel_seconds": 1}
 
 
+STALLED = (503, -32603, "owner_stalled")
 TWICE: dict[str, Any] = {"route": {"ephemeral": ["*"]}}
 """Every tool may run twice."""
 
@@ -71,7 +72,7 @@ def opened(state: str) -> Envelope:
 
 
 def resealed(state: str, **changes: Any) -> str:
-    """A state as any replica could have sealed it, but for these."""
+    """A state as any replica could have sealed it, with these changes."""
     envelope = replace(opened(state), **changes)
     return Keyring((KEY,), "state").seal(msgspec.msgpack.encode(envelope))
 
@@ -81,7 +82,7 @@ def sample(stand: Stand, name: str, **labels: str) -> float:
 
 
 def asked_peers(stand: Stand) -> dict[str, int]:
-    """What became of the requests to others."""
+    """The outcomes of requests to other replicas."""
     outcomes = ("served", "gone", "dead", "silent", "stalled", "broke")
     found = {each: int(sample(stand, "mcp_gateway_peer_requests_total", outcome=each)) for each in outcomes}
     return {outcome: count for outcome, count in found.items() if count}
@@ -94,7 +95,7 @@ def steps(stand: Stand) -> dict[str, int]:
 
 
 def operations(stand: Stand, outcome: str) -> int:
-    """Requests that this replica counted as its clients'."""
+    """The requests that this replica counted for its own clients."""
     families = stand.gateway.metrics._registry.collect()
     return int(
         sum(
@@ -107,7 +108,7 @@ def operations(stand: Stand, outcome: str) -> int:
 
 
 async def crash(stand: Stand) -> None:
-    """End a process without a word to anybody: its connections break, its tasks are gone, nothing of it is tidied."""
+    """Kill a replica: its connections break, its tasks are gone, and it cleans up nothing."""
     gateway = stand.gateway
 
     def never(work: Any, _: str) -> Any:
@@ -133,7 +134,7 @@ async def crash(stand: Stand) -> None:
 
 
 class Cluster:
-    """Replicas of one service, gw-1 and so on."""
+    """The replicas of one service: gw-1, gw-2, ..."""
 
     def __init__(self, upstream: FakeUpstream, http: aiohttp.ClientSession) -> None:
         self._upstream = upstream
@@ -144,7 +145,7 @@ class Cluster:
         self.servers: list[Server] = []
 
     async def begin(self, *names: str, fakes: dict[str, Address] | None = None, **sections: Any) -> list[Stand]:
-        """Start these replicas; `fakes` are the addresses of others, or other ways to these."""
+        """Start these replicas; `fakes` are addresses of further replicas, or other addresses for these."""
         ports = {name: f"127.0.0.1:{free_port()}" for name in names}
         self.peers = {**ports, **(fakes or {})}
         return [await self.start(name, ports[name], **sections) for name in names]
@@ -178,7 +179,7 @@ async def order(stand: Stand, exchange: str) -> list[str]:
 
 
 async def exchange_failing_over_to(stand: Stand, *first: str) -> str:
-    """An exchange id whose failover candidates begin with these."""
+    """Find an exchange id whose failover candidates begin with these."""
     for number in range(10_000):
         if (await order(stand, f"x{number}"))[: len(first)] == list(first):
             return f"x{number}"
@@ -186,7 +187,7 @@ async def exchange_failing_over_to(stand: Stand, *first: str) -> str:
 
 
 async def orphan(stand: Stand, owner: str, *candidates: str, **changes: Any) -> Reply:
-    """A call whose state says that another replica holds it, which knows nothing of it; the real one is given up."""
+    """A call whose state names another replica as its owner, which does not know it; the real call is dropped."""
     asked = await stand.client().call()
     exchange = await exchange_failing_over_to(stand, *candidates) if candidates else f"orphan of {owner}"
     state = resealed(asked.state, owner=owner, **{"upstream": None, "exchange": exchange, **changes})
@@ -203,7 +204,7 @@ def retry_params(asked: Reply, answer: Any = None) -> dict[str, Any]:
 async def frames_of(
     cluster: Cluster, name: str, peer_request: PeerRequest, *, close: bool = False
 ) -> list[messages.Frame]:
-    """What a replica answers another one."""
+    """The frames with which a replica answers another one."""
     ring = Keyring((KEY,), "peer")
     url = f"http://{cluster.peers[name]}/peer"
     headers = {"Connection": "close"} if close else {}

@@ -1,8 +1,8 @@
-"""The models of both protocol revisions, as assertions on JSON: what the gateway says must validate.
+"""Validates what the gateway sends against the published models of both protocol revisions.
 
     assert_modern_result(method, raw)       a `result` of 2026-07-28 for a request of that method
     assert_modern_message(raw, method)      a whole message to a client: response, error or notification
-    assert_legacy_message(raw, answering)   a whole message to an old server: request, notification or answer
+    assert_legacy_message(raw, answering)   a whole message to a legacy server: request, notification or answer
 
 `raw` is bytes or `msgspec.Raw`. Validation is strict: a number in a string is no number, a null is no absent member.
 """
@@ -30,7 +30,7 @@ _ERRORS = {
     -32022: modern.UnsupportedProtocolVersionError,
 }
 _WHOLE = {-32020, -32021, -32022}
-"""Codes whose models are a whole response; the others are its `error` member."""
+"""Codes whose models are a whole response; the models of other codes are its `error` member."""
 
 
 @cache
@@ -39,7 +39,7 @@ def _adapter(model: Any) -> TypeAdapter[Any]:
 
 
 def _validate(model: Any, value: Any) -> None:
-    # Pydantic reads no half surrogate pair, which JSON allows and the tests send.
+    # Pydantic cannot read unpaired surrogates, which JSON allows and the tests send.
     written = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
     _adapter(model).validate_json(written, strict=True, by_name=False)
 
@@ -72,7 +72,7 @@ def assert_modern_result(method: str, raw: bytes | Raw) -> dict[str, Any]:
 
 
 def assert_modern_message(raw: bytes | Raw, method: str | None = None) -> dict[str, Any]:
-    """Validate a message to a client, `method` being that of its request; returns it decoded."""
+    """Validate a message to a client; `method` is that of its request. Returns it decoded."""
     message = _object(raw)
     assert message["jsonrpc"] == "2.0"
     if "method" in message:
@@ -99,7 +99,7 @@ def _assert_error(message: dict[str, Any]) -> None:
 
 
 def assert_legacy_message(raw: bytes | Raw, answering: str | None = None) -> dict[str, Any]:
-    """Validate a message to an old server, `answering` names what a response answers; returns it decoded."""
+    """Validate a message to a legacy server; `answering` is the method that a response answers. Returns it decoded."""
     message = _object(raw)
     assert message["jsonrpc"] == "2.0"
     if "error" in message:

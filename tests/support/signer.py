@@ -1,4 +1,4 @@
-"""An issuer of tokens for one test: its keys, its JWKS, and what it signs, well or badly."""
+"""An issuer of tokens for one test: its keys, its JWKS, and valid or invalid signatures."""
 
 import json
 import time
@@ -41,7 +41,7 @@ def jwks(*entries: dict[str, Any]) -> str:
 
 
 def token(key: Any, algorithm: str = "ES256", headers: dict[str, Any] | None = None, **claims: Any) -> str:
-    """A token of Ada's, but for these claims; None takes one away."""
+    """A token of Ada's with these changes of claims; None removes one."""
     now = int(time.time())
     body = {**ADA, "iat": now, "exp": now + 300, **claims}
     body = {name: value for name, value in body.items() if value is not None}

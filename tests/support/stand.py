@@ -1,4 +1,4 @@
-"""The gateway, its fake upstream, and what must be true after every test."""
+"""Fixtures: the gateway, its fake upstream, and the checks after every test."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +21,7 @@ Start = Callable[..., Awaitable[Stand]]
 
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What no configuration shortens."""
+    """Times that no configuration shortens."""
     monkeypatch.setattr(pool, "_SWEEP_SECONDS", 0.02)
     monkeypatch.setattr(subscription, "_PAUSES", (0.0, 0.01))
     monkeypatch.setattr(drain, "_POLL_SECONDS", 0.005)
@@ -29,7 +29,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def log_lines() -> Lines:
-    """The log; to be asked for before what logs when it starts."""
+    """The log; request it before a fixture that logs at its start."""
     return captured()
 
 
@@ -67,7 +67,7 @@ async def begin(upstream: FakeUpstream) -> AsyncIterator[Start]:
 
 
 async def _at_rest(stand: Stand) -> None:
-    """Nothing runs, nothing is held, no session is left after the end, and no bug was counted."""
+    """Check that nothing runs, no call is held, no session is left and no bug was counted."""
     gateway = stand.gateway
     await eventually(lambda: not stand.busy_tasks(), "no task runs but the known background ones")
     assert len(gateway.lot) == 0

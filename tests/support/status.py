@@ -38,7 +38,7 @@ async def told(stand: Stand) -> Status:
 
 
 async def drop(stand: Stand) -> None:
-    """Give up what nobody will answer."""
+    """Drop all held calls."""
     for driver in list(stand.gateway.lot):
         driver._feed(Expired())
 

@@ -1,4 +1,4 @@
-"""What the real parts came to with each other, printed as tables at the end of the run.
+"""Tables of the results of the real clients and servers, printed at the end of the run.
 
 A run may be split over several processes: each tells the first one what it noted.
 """
@@ -13,7 +13,7 @@ ERAS: Final = "clients and servers of both eras"
 KILLED: Final = "SIGKILL of a call's owner"
 
 Words = dict[str, str]
-"""By who says it, `ok`, `FAILED`, a step, or the reason why it is not applicable."""
+"""The result by process: `ok`, `FAILED`, a step, or the reason why the case does not apply."""
 Table = dict[tuple[str, str], Words]
 """By (row, column)."""
 
@@ -26,25 +26,25 @@ def begin(config: pytest.Config) -> None:
 
 
 def words(config: pytest.Config, title: str, row: str, column: str) -> Words:
-    """One cell, to be written into."""
+    """One cell, for writing."""
     return config.stash[_TABLES][title].setdefault((row, column), {})
 
 
 def tell(config: pytest.Config) -> None:
-    """Hand what was noted here to the process that began this one."""
+    """Hand these notes to the parent process."""
     if (output := getattr(config, "workeroutput", None)) is not None:
         output[_SAID] = {title: [*map(list, table.items())] for title, table in config.stash[_TABLES].items()}
 
 
 def hear(config: pytest.Config, output: Mapping[str, dict[str, list[tuple[tuple[str, str], Words]]]]) -> None:
-    """Note what another process has told; one that crashed has told nothing."""
+    """Add the notes of another process; a crashed process has none."""
     for title, cells in output.get(_SAID, {}).items():
         for (row, column), said in cells:
             words(config, title, row, column).update(said)
 
 
 def lines(config: pytest.Config) -> Iterator[tuple[str, Iterator[str]]]:
-    """Each table that has something in it, and its lines."""
+    """The lines of each table that is not empty."""
     for title, table in config.stash[_TABLES].items():
         if table:
             yield title, _lines(table)
@@ -66,7 +66,7 @@ def _line(cells: list[str], widths: list[int]) -> str:
 
 
 def _cell(said: Words, reasons: list[str]) -> str:
-    """Say `ok` when all agree, else each one's word. What has blanks is a reason, and gets a number."""
+    """`ok` if all agree, otherwise each result. A text with blanks is a reason, and gets a number."""
     shown = {}
     for who, word in said.items():
         if " " not in word or word == "ok, bridged":

@@ -25,12 +25,12 @@ ACCEPT = {"action": "accept", "content": {"name": "Ada"}}
 DECLINE = {"action": "decline"}
 KEY = base64.urlsafe_b64encode(bytes(range(32))).decode()
 BACKGROUND = ("session sweeper", "side stream", "look for peers")
-"""Tasks that run while nothing happens."""
+"""Tasks that run while the gateway is idle."""
 SHORT_TIMES = StreamTimes(drain_seconds=0.1, side_head_seconds=0.1, reopen_seconds=(0.0, 0.01, 0.01, 0.01))
 
 
 async def eventually(holds: Callable[[], Any], what: str = "") -> None:
-    """Wait, within the deadline, until something is so that no event tells of."""
+    """Poll, within the deadline, until a condition holds for which no event exists."""
     try:
         async with asyncio.timeout(DEADLINE):
             while not holds():
@@ -94,7 +94,7 @@ class Reply:
 
     @property
     def outcome(self) -> tuple[int, int, str | None]:
-        """Of an error: HTTP status, JSON-RPC code, reason."""
+        """HTTP status, JSON-RPC code and reason of an error."""
         return self.status, self.error["code"], (self.error.get("data") or {}).get("reason")
 
 
@@ -124,7 +124,7 @@ class Client:
         meta: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[dict[str, str], bytes]:
-        """Headers and body of one request, right in every way unless the arguments say otherwise."""
+        """Headers and body of one request, valid unless the arguments say otherwise."""
         own = {
             mcp.META_VERSION: mcp.MODERN,
             mcp.META_CLIENT_INFO: self._info,
@@ -154,7 +154,7 @@ class Client:
             yield response
 
     async def post(self, method: str, params: Any = None, **options: Any) -> Reply:
-        """One request to its end."""
+        """Send one request and read its whole reply."""
         async with asyncio.timeout(DEADLINE), self.open(method, params, **options) as response:
             return Reply(response, await response.read(), method)
 
@@ -176,19 +176,19 @@ class Client:
         return await self.post("tools/call", params, **options)
 
     async def answer(self, asked: Reply, answer: Any = None, **options: Any) -> Reply:
-        """The retry that gives every question the same answer."""
+        """Send the retry that gives every question the same answer."""
         answers = dict.fromkeys(asked.questions, ACCEPT if answer is None else answer)
         return await self.call(state=asked.state, answers=answers, **options)
 
 
 class Stand:
-    """One gateway at work and what can be seen of it."""
+    """One running gateway, and access to its state."""
 
     def __init__(self, gateway: Gateway, http: aiohttp.ClientSession) -> None:
         self.gateway = gateway
         self.http = http
         self.planted_bugs = 0
-        """Exceptions that a test raised on purpose where only a bug could."""
+        """Exceptions that a test raised on purpose in place of a bug."""
 
     @property
     def url(self) -> str:
@@ -198,10 +198,10 @@ class Stand:
         return Client(self.http, self.url, authorization, **options)
 
     def metric(self, name: str, **labels: str) -> float:
-        """One sample; 0 where there is none yet."""
+        """One sample; 0 if there is none yet."""
         if name not in ("mcp_gateway_task_failures_total", "mcp_gateway_state_rejected_total"):
             labels = {"route": "/mcp", **labels}
-        _ = self.gateway.metrics.render()  # some gauges are set when somebody looks
+        _ = self.gateway.metrics.render()  # some gauges are set when they are read
         return self.gateway.metrics._registry.get_sample_value(name, labels) or 0.0
 
     def nested(self, method: str, outcome: str) -> float:
@@ -215,7 +215,7 @@ class Stand:
         return int(self.metric("mcp_gateway_held_calls"))
 
     def tasks(self) -> list[str]:
-        """The names of all tasks that run."""
+        """The names of all running tasks."""
         return [task.get_name() for task in self.gateway.tasks._running if not task.done()]
 
     def busy_tasks(self) -> list[str]:
@@ -223,7 +223,7 @@ class Stand:
 
 
 def configuration(upstream_url: str, **sections: Any) -> str:
-    """A configuration as YAML (which JSON is): one route, free ports, short times where waiting costs."""
+    """A configuration as JSON, and so as YAML: one route, free ports, short times."""
     route = {"upstream": {"url": upstream_url}, **sections.pop("route", {})}
     tree: dict[str, Any] = {
         "listen": "127.0.0.1:0",

@@ -16,8 +16,8 @@ from gateway.upstream.channel import NO_HEADERS
 from gateway.upstream.resumption import MAX_EVENT_IDS
 from gateway.upstream.streamable_http import StreamableChannel
 from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Script, Turn, event, text
-from tests.support.replica import INFO, KEY, Replica
 from tests.support.stand import Start
+from tests.support.upstream_side import INFO, KEY, UpstreamSide
 from tests.support.workbench import SHORT_TIMES, eventually
 
 QUESTION = {"id": 7, "method": "elicitation/create", "params": FORM}
@@ -31,11 +31,11 @@ PATIENT = structs.replace(SHORT_TIMES, retry_seconds=(0.0,) * 4, silence_seconds
 @asynccontextmanager
 async def replica(
     upstream: FakeUpstream, times: Mapping[str, Any] | None = None, **sections: Any
-) -> AsyncIterator[Replica]:
+) -> AsyncIterator[UpstreamSide]:
     """A process that opened no session; the upstream knows `s0` of another one. `times` replace some of PATIENT."""
     upstream.known.add("s0")
     before = asyncio.all_tasks()
-    made = Replica(upstream.url, times=structs.replace(PATIENT, **(times or {})), **sections)
+    made = UpstreamSide(upstream.url, times=structs.replace(PATIENT, **(times or {})), **sections)
     try:
         yield made
     finally:

@@ -29,7 +29,7 @@ CALL = b'"gw-dead-1"'
 
 
 class Ear:
-    """Who hears of the call."""
+    """The listener of a call."""
 
     def __init__(self) -> None:
         self.heard: list[on.Event] = []
@@ -54,7 +54,7 @@ class Ear:
         return str(json.loads(bytes(result))["content"][0]["text"])
 
 
-class Replica:
+class UpstreamSide:
     """The upstream side of one process: channels, sessions and their pool, over real HTTP."""
 
     def __init__(self, url: str, *, times: StreamTimes = SHORT_TIMES, **sections: Any) -> None:
@@ -124,7 +124,7 @@ class Replica:
 
     @property
     def connections(self) -> int:
-        """Those in use."""
+        """The sessions in use."""
         connector = self.client._http.connector
         assert connector is not None
         return len(connector._acquired)

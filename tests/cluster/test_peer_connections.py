@@ -1,0 +1,178 @@
+"""Connections to other replicas are reused, and only a refused one proves a death."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.cluster.peer_connections import PeerConnections
+from gateway.cluster.worker import Address
+from gateway.config import InForce, Timeouts, split_address
+from gateway.seal.cipher import Keyring
+from gateway.seal.peer_messages import PeerSealer
+from tests.parts.launch import free_port
+from tests.support.fake_peer import Asked, FakePeer, Proxy
+from tests.support.fake_upstream import FakeUpstream
+from tests.support.replicas import (
+    STALLED,
+    TWICE,
+    Cluster,
+    ask,
+    asked_peers,
+    dies_at_once,
+    in_time,
+    later,
+    orphan,
+    retry_params,
+    speaks_no_http,
+    steps,
+)
+from tests.support.workbench import ACCEPT, eventually
+
+
+@pytest.mark.parametrize("script", [dies_at_once, speaks_no_http])
+async def test_a_peer_that_closes_and_then_refuses_connections_is_dead(
+    upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
+) -> None:
+    peer = await cluster.fake(FakePeer(script, mortal=True))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2", "gw-1")
+    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
+    assert asked_peers(one) == {"dead": 1}
+    assert peer.kinds == []
+
+
+@pytest.mark.parametrize("script", [dies_at_once, speaks_no_http])
+async def test_a_peer_that_accepts_and_closes_connections_is_alive(
+    upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
+) -> None:
+    """A replica at its limit of connections does this."""
+    peer = await cluster.fake(FakePeer(script))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2", "gw-1"))
+    assert reply.outcome == (503, -32603, "owner_stalled")
+    assert "limits.connections" in reply.error["message"]
+    assert (peer.kinds, len(peer.asked)) == ([], 2)
+
+
+async def test_a_kept_connection_is_reused(upstream: FakeUpstream, cluster: Cluster) -> None:
+    ports = free_port()
+    proxy = await cluster.fake(Proxy(f"127.0.0.1:{ports}"))
+    cluster.peers = {"gw-1": f"127.0.0.1:{ports}", "gw-2": f"127.0.0.1:{free_port()}"}
+    one = await cluster.start("gw-1", cluster.peers["gw-1"])
+    two = await cluster.start(
+        "gw-2", cluster.peers["gw-2"], replica={"peers": cluster.peers | {"gw-1": proxy.address}}
+    )
+    upstream.tool(ask)
+    for _ in range(4):
+        assert json.loads((await two.client().answer(await one.client().call())).text) == ACCEPT
+    assert proxy.connections == 1
+
+
+async def test_a_stale_connection_is_replaced_and_the_request_runs_once(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    ports = free_port()
+    proxy = await cluster.fake(Proxy(f"127.0.0.1:{ports}"))
+    cluster.peers = {"gw-1": f"127.0.0.1:{ports}", "gw-2": f"127.0.0.1:{free_port()}"}
+    one = await cluster.start("gw-1", cluster.peers["gw-1"], **TWICE)
+    through = {"peers": cluster.peers | {"gw-1": proxy.address}}
+    two = await cluster.start("gw-2", cluster.peers["gw-2"], replica=through, **TWICE)
+    upstream.tool(ask)
+    assert json.loads((await two.client().answer(await one.client().call())).text) == ACCEPT
+    asked = await one.client().call()
+    proxy.break_kept()
+    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert (proxy.connections, proxy.broken) == (2, 1)
+    assert asked_peers(two) == {"served": 2}
+    assert steps(one) == {"held": 2}
+    assert len(upstream.of("answer")) == len(upstream.of("tools/call")) == 2
+
+
+async def test_a_client_that_disconnects_closes_the_connection_to_the_owner(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    async def script(asked: Asked) -> None:
+        hop = await asked.take()
+        if b"last" in hop.body:
+            await asked.reply(b'{"jsonrpc":"2.0","id":"c3","result":{"resultType":"complete","content":[]}}')
+        else:
+            await asked.begin()
+            await asked.silence()
+            left.set()
+
+    left = asyncio.Event()
+    peer = await cluster.fake(FakePeer(script))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2")
+    waiting = later(one.client().answer(asked))
+    await eventually(lambda: peer.kinds)
+    waiting.cancel()
+    await in_time(left.wait())
+    params = {**retry_params(asked), "inputResponses": {"q": {"action": "accept", "content": {"name": "last"}}}}
+    assert (await one.client().post("tools/call", params)).status == 200
+    assert peer.connections == 2
+
+
+async def test_a_name_whose_addresses_all_refuse_proves_death(upstream: FakeUpstream, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"localhost:{free_port()}"})
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2"))
+    assert reply.outcome == (200, -32603, "owner_lost")
+    assert asked_peers(one).keys() == {"dead"}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_a_name_with_an_address_that_does_not_refuse_proves_nothing(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address, monkeypatch: pytest.MonkeyPatch, order: int
+) -> None:
+    """The name service has an old address beside the new one, or both of two networks."""
+    dead, silent = f"127.0.0.2:{hole.rpartition(':')[2]}", hole
+    asking = socket.getaddrinfo
+
+    def two_addresses(host: Any, *rest: Any, **options: Any) -> Any:
+        if host != "gw-2.test":
+            return asking(host, *rest, **options)
+        places = [split_address(address) for address in (dead, silent)]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places][::order]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
+    loop = asyncio.get_running_loop()
+
+    async def looked_up(host: Any, port: Any, **options: Any) -> Any:  # like uvloop's own, which is not patched above
+        return two_addresses(host, port, **options)
+
+    monkeypatch.setattr(loop, "getaddrinfo", looked_up)
+    port = hole.rpartition(":")[2]
+    times = {"peer_connect_seconds": 0.2, "peer_accept_seconds": 5}
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"gw-2.test:{port}"}, timeouts=times)
+    upstream.tool(ask)
+    reply = await one.client().answer(await orphan(one, "gw-2"))
+    assert reply.outcome == STALLED
+    assert asked_peers(one) == {"silent": 1}
+
+
+@pytest.mark.parametrize("listen", [None, "0.0.0.0:8081", "[::]:8081", "gw-1.test:8081", "127.0.0.1:8081"])
+async def test_a_peer_is_reached_from_any_listener_of_its_address_family(listen: Address | None) -> None:
+    """Only the address of one interface is the source of requests; that of all interfaces would fix the family."""
+    connections = connections_from(listen)
+    assert await connections.ask_name(f"127.0.0.1:{free_port()}", "") is None, "refused, and so reached"
+    await connections.close()
+
+
+async def test_requests_come_from_the_address_of_the_peer_listener() -> None:
+    connections = connections_from("[::1]:8081")
+    with pytest.raises(TimeoutError):
+        await connections.ask_name(f"127.0.0.1:{free_port()}", "")
+    await connections.close()
+
+
+def connections_from(listen: Address | None) -> PeerConnections:
+    sealer = PeerSealer(InForce(Keyring((bytes(32),), "peer")))
+    return PeerConnections(InForce(Timeouts()), listen, "gw-1", sealer)
