@@ -19,7 +19,7 @@ from gateway.exchange.commands import Timer
 from gateway.exchange.questions import Question
 from gateway.http.forwarded_headers import own_headers
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import CallLost, GatewayError, Refused, SessionLost, UpstreamError
+from gateway.protocol.errors import CallLost, GatewayError, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
@@ -304,8 +304,19 @@ class UpstreamCall:
                 left = tuple(question for question, _ in answers[number:])
                 replayable = await rerun_rules.may_run_again(self._context, exc)
                 if runs == self.runs:
-                    self._listener.hear(on.Undelivered(left, _lost(exc), isinstance(exc, Refused), replayable))
+                    retryable = isinstance(exc, Refused | Unreachable)
+                    self._listener.hear(on.Undelivered(left, self._undelivered(exc), retryable, replayable))
                 return
+
+    def _undelivered(self, exc: UpstreamError) -> UpstreamError:
+        """What the client hears of answers that did not arrive; unless none was sent, no result will come either."""
+        if isinstance(exc, Unreachable) and self._context.exchange.round:
+            return Unreachable(
+                f"{exc.message}. The answers were not sent: call again with the same requestState and inputResponses"
+            )
+        if isinstance(exc, Refused | CallLost):
+            return exc
+        return CallLost(f"{exc.message}; the call was under way and may have had effects")
 
     def respond(self, id_: Raw, body: Raw | jsonrpc.Error | None) -> None:
         """Answer a question of the upstream without the client."""
@@ -374,10 +385,3 @@ class _Deaf:
 
 
 _DEAF: Final = _Deaf()
-
-
-def _lost(exc: UpstreamError) -> UpstreamError:
-    """An answer that did not arrive means that the call's result will not come either."""
-    if isinstance(exc, Refused | CallLost):
-        return exc
-    return CallLost(f"{exc.message}; the call was under way and may have had effects")

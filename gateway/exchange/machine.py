@@ -506,14 +506,14 @@ class Exchange:
             return self._break(on.Broke(event.error, replayable=True))
         if not event.retryable or self.round == 0:
             return self._abort(event.error)
-        # The upstream refused this retry's credentials and took no answer: the call waits as before.
+        # The upstream took no answer of this retry: the call waits as before.
         legs = self.legs
         self._legs = []
         out: Commands = [do.DisarmLeg()]
         if legs:
             out.append(do.Fail(legs, event.error))
         if not self._policy.holds:
-            return [*out, *self._part("the client's credentials were refused; the call will be run again")]
+            return [*out, *self._part("the client's answers were not delivered; the call will be run again")]
         self._ledger.strike(event.questions)
         self._put_back(event.questions)
         self._digests.pop(self.round, None)
