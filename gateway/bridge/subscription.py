@@ -16,8 +16,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.bridge.change_queue import ChangeQueue
-from gateway.bridge.response_queue import FinalMessage
+from gateway.bridge.response_queue import ChangeQueue, FinalMessage
 from gateway.exchange.events import Leg
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
