@@ -295,7 +295,7 @@ class Driver:
 
     def _feed_unless_resumed_elsewhere(self, event: on.Event) -> None:
         """Give the call up, or let it go silently if a replica that believed this one dead has resumed it."""
-        is_left = self._exchange.state in (State.PARKED, State.DETACHED) and self._exchange.calling
+        is_left = self._exchange.state in (State.PARKED, State.DETACHED)
         if is_left and self._upstream_call.may_be_resumed_elsewhere:
             self.live.process.tasks.spawn(self._ask_replicas(event), "ask about an expired call")
         else:

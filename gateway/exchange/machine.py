@@ -633,9 +633,9 @@ class Exchange:
             return []
         out: Commands = []
         for question in self.questions.values():
-            if question.upstream_id is not None:
-                out.append(do.Respond(question.upstream_id, *inputs.withdrawn(question)))
-                out.append(do.Count(question.method, "expired"))
+            assert question.upstream_id is not None, "urls are asked for only after the call"
+            out.append(do.Respond(question.upstream_id, *inputs.withdrawn(question)))
+            out.append(do.Count(question.method, "expired"))
         return [*out, do.CancelCall(reason)]
 
     def _declined_urls(self, keys: list[str]) -> Ending:
