@@ -52,14 +52,12 @@ def _modern_result(context: Context, report: Report, result: Raw) -> on.Resulted
     """The modern result. The pool learns from it what later calls need: a list, and the tools in it."""
     assert context.server_info is not None, "a result comes from a session"
     request, pool, route = context.request, context.live.upstream.pool, context.live.route
-    ttl_ms, scope = route.cache.of(request.method)
+    cache = route.cache.of(request.method)
     is_retried = context.exchange.round > 0 or request.input_responses is not None
     try:
         if request.method == mcp.TOOLS_LIST:
             result = tool_schemas.usable(pool, result)
-        body, is_tool_error = results.modern(
-            request.method, result, context.server_info, ttl_ms, scope, retried=is_retried
-        )
+        body, is_tool_error = results.modern(request.method, result, context.server_info, cache, retried=is_retried)
     except ValueError:
         return on.Broke(
             CallLost(
