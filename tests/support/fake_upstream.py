@@ -159,6 +159,12 @@ class Turn:
 Script = Callable[[Turn], Awaitable[None]]
 
 
+async def one_question(turn: Turn) -> None:
+    """A tool that asks once, and whose result is the answer as text."""
+    answer = await turn.elicit("name")
+    await turn.result(text(json.dumps(answer)))
+
+
 class FakeUpstream:
     """The server, on a free port of the test's own event loop."""
 
