@@ -2,12 +2,21 @@
 
 import asyncio
 import json
+from random import Random
+from unittest.mock import Mock
 
 import pytest
 
+from gateway.bridge.context import Context
+from gateway.bridge.sealing import input_required
+from gateway.exchange import commands as do
+from gateway.exchange.machine import Exchange, Policy
 from gateway.protocol import mcp
+from gateway.protocol.capabilities import Capabilities
+from gateway.protocol.errors import CallLost
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, event, one_question, text
-from tests.support.replicas import ask
+from tests.support.replicas import ask, later
+from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, jwt
 
 OUT_OF_RANGE = ["1e400", "1" * 5000]
@@ -114,3 +123,61 @@ async def test_sixty_four_questions_with_long_keys_still_fit(upstream: FakeUpstr
     assert sorted(asked.questions) == titles
     assert len(asked.state) <= 8192
     assert (await client.answer(asked)).text == "all"
+
+
+async def test_a_round_without_questions_brings_only_the_state(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await go.wait()
+        await turn.result(text("done"))
+
+    upstream.tool(tool)
+    call = later(client.call())
+    _ = await upstream.saw("tools/call")
+    (driver,) = stand.gateway.downstream.running
+    driver.hand_over()
+    handed = await call
+    assert "inputRequests" not in handed.result
+    go.set()
+    assert (await client.call(state=handed.state)).text == "done"
+
+
+async def test_answers_that_fit_nowhere_end_the_call_of_a_route_that_holds_nothing(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(route={"continuation": "replay"}, limits={"state_bytes": 1024})
+
+    async def tool(turn: Turn) -> None:
+        for name in ("first", "second"):
+            _ = await turn.elicit(name)
+        await turn.result(text("ok"))
+
+    upstream.tool(tool)
+    client = stand.client()
+    # The answer must not be compressible.
+    long = {"action": "accept", "content": {"name": Random(1).randbytes(2000).hex()}}
+    ended = await client.answer(await client.call(), long)
+    assert ended.outcome == (200, -32603, "call_lost")
+    assert "limits.state_bytes" in ended.error["message"]
+
+
+def _fake_context() -> Context:
+    fake_live = Mock()
+    fake_live.config.hold.ttl_seconds = fake_live.config.state.ttl_seconds = 1
+    fake_live.process.sealer.seal.return_value = "sealed"
+    return Context(fake_live, Mock(), Mock(), Exchange(Capabilities(), Policy()), {}, binding=Mock())
+
+
+def test_a_round_before_the_first_session_does_not_name_the_server() -> None:
+    body = input_required(_fake_context(), "id", do.Ask((), {}, 1), None)
+    assert json.loads(body) == {"resultType": "input_required", "requestState": "sealed"}
+
+
+def test_a_state_that_does_not_fit_even_without_its_record_is_an_error() -> None:
+    context = _fake_context()
+    context.live.process.sealer.seal.side_effect = ValueError  # type: ignore[attr-defined]
+    with pytest.raises(CallLost, match="do not fit into its requestState"):
+        input_required(context, "id", do.Ask((), {}, 1, held=False), None)
