@@ -197,7 +197,7 @@ async def test_a_draining_gateway_takes_retries_but_no_calls(upstream: FakeUpstr
     await asyncio.wait_for(draining, 2)
 
 
-async def test_a_drain_ends_what_nobody_collected_at_its_deadline(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_drain_ends_uncollected_calls_at_its_deadline(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(hold={"drain_seconds": 0.1})
     go = asyncio.Event()
 
@@ -234,7 +234,7 @@ async def test_each_method_that_may_ask_asks(upstream: FakeUpstream, client: Cli
 
 
 @pytest.mark.parametrize("method", ["tools/list", "prompts/list", "resources/list", "completion/complete"])
-async def test_no_other_method_does(upstream: FakeUpstream, client: Client, method: str) -> None:
+async def test_other_methods_never_ask(upstream: FakeUpstream, client: Client, method: str) -> None:
     async def script(turn: Turn) -> None:
         answer = await turn.ask(mcp.ELICIT, {"message": "?", "requestedSchema": {"type": "object", "properties": {}}})
         assert answer["error"]["code"] == -32600

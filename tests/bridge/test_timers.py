@@ -137,7 +137,7 @@ async def test_an_abandoned_call_is_settled_cancelled_and_freed(
     assert stand.nested(mcp.ELICIT, "expired") == 1
 
 
-async def test_a_finished_call_that_nobody_collects_is_forgotten(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_finished_call_whose_client_does_not_return_is_forgotten(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(hold={"ttl_seconds": 0.2})
     gate = asyncio.Event()
 

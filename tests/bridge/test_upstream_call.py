@@ -217,7 +217,7 @@ async def test_leaving_during_a_request_of_the_gateways_own_deletes_nothing_unde
     assert "tools/call" not in upstream.words
 
 
-async def test_capabilities_are_part_of_what_shapes_a_session(upstream: FakeUpstream, stand: Stand) -> None:
+async def test_clients_with_different_capabilities_share_no_session(upstream: FakeUpstream, stand: Stand) -> None:
     for capabilities in (ALL, {}, ALL):
         await stand.client(capabilities=capabilities).call()
     assert len(upstream.of("initialize")) == 2

@@ -143,7 +143,7 @@ def test_a_tool_that_failed_is_told_from_one_that_did_not(method: str, result: b
 
 
 @pytest.mark.parametrize("result", [b"[]", b"null", b'"x"', b'{"_meta":[]}'])
-def test_a_result_that_is_no_object_is_a_value_error(result: bytes) -> None:
+def test_a_result_that_is_not_an_object_is_a_value_error(result: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         results.modern(mcp.TOOLS_CALL, Raw(result), raw(INFO), (0, "public"), retried=False)
 
