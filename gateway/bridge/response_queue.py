@@ -72,13 +72,10 @@ class ResponseQueue:
             raise LocalProtocolError("a notification after the final message")
         self._messages.append(message)
         self._bytes += len(message)
-        while len(self._messages) > 1 and self._is_too_far_behind():
+        while len(self._messages) > _MAX_BEHIND or (self._bytes > self._behind_bytes and len(self._messages) > 1):
             self._bytes -= len(self._messages.popleft())
             self.dropped += 1
         self._wake()
-
-    def _is_too_far_behind(self) -> bool:
-        return len(self._messages) > _MAX_BEHIND or self._bytes > self._behind_bytes
 
     def finish(self, final: FinalMessage) -> None:
         """Queue the final message."""
