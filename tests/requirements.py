@@ -91,9 +91,9 @@ REQUIREMENTS: Final = (
         "server-requirements-basic-workflow",
         "Servers MUST NOT assume that clients will fulfill the inputRequests or retry the original request.",
         (
-            EXCHANGE + "test_a_parked_call_that_nobody_comes_back_for_is_given_up",
-            EXCHANGE + "test_urls_that_nobody_visits_free_the_session",
-            EXCHANGE + "test_a_result_that_nobody_collects_is_dropped",
+            EXCHANGE + "test_a_parked_call_whose_client_does_not_return_is_given_up",
+            EXCHANGE + "test_urls_that_are_not_visited_in_time_free_the_session",
+            EXCHANGE + "test_a_result_whose_client_does_not_return_is_dropped",
         ),
     ),
     Requirement(
@@ -281,7 +281,7 @@ REQUIREMENTS: Final = (
         "tools/list, prompts/list, resources/list, resources/templates/list and resources/read.",
         (
             RESULTS + "test_an_old_result_becomes_a_complete_one",
-            NEGOTIATE + "test_a_discover_result_says_what_the_handshake_said",
+            NEGOTIATE + "test_a_discover_result_repeats_the_handshake",
         ),
     ),
     Requirement(
@@ -302,7 +302,7 @@ REQUIREMENTS: Final = (
         "per-request-log-level",
         "The server MUST NOT deliver it on any stream other than the one carrying the response to the request that "
         "set the log level.",
-        (EXCHANGE + "test_notifications_while_nobody_waits_are_dropped", PROPERTIES),
+        (EXCHANGE + "test_notifications_while_no_leg_waits_are_dropped", PROPERTIES),
     ),
     Requirement(
         LOGGING,
@@ -318,15 +318,15 @@ REQUIREMENTS: Final = (
         (
             EXCHANGE + "test_progress_carries_the_token_of_the_leg_that_waits",
             EXCHANGE + "test_progress_goes_to_the_newest_of_two_legs",
-            EXCHANGE + "test_progress_that_nobody_asked_for_is_dropped",
-            EXCHANGE + "test_notifications_while_nobody_waits_are_dropped",
+            EXCHANGE + "test_progress_that_the_client_did_not_ask_for_is_dropped",
+            EXCHANGE + "test_notifications_while_no_leg_waits_are_dropped",
         ),
     ),
     Requirement(
         PROGRESS,
         "implementation-notes",
         "Progress notifications MUST stop after completion.",
-        (EXCHANGE + "test_notifications_while_nobody_waits_are_dropped", PROPERTIES),
+        (EXCHANGE + "test_notifications_while_no_leg_waits_are_dropped", PROPERTIES),
     ),
     Requirement(
         CANCELLATION,

@@ -1,17 +1,20 @@
 """What every part of one exchange needs to know about it."""
 
 import msgspec
+from msgspec import Raw
 
 from gateway.exchange.machine import Exchange
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
+from gateway.seal.request_state import Binding
 from gateway.sessions.call import PoolKey
+from gateway.sessions.list_cache import CacheKey
 from gateway.telemetry import Span
 from gateway.upstream.channel import Headers
 
 
 class Context(msgspec.Struct, eq=False):
-    """One exchange, as its newest leg left it. Only the driver changes it, and only the driver feeds the exchange."""
+    """One exchange, as its newest leg left it. Only the driver feeds the exchange."""
 
     live: LiveRoute
     """The route as it was when the exchange began; a reload does not change it."""
@@ -25,3 +28,9 @@ class Context(msgspec.Struct, eq=False):
     """The id of the newest leg's HTTP request, for the log."""
     span: Span | None = None
     """The span of the newest leg, if it is traced."""
+    ticket: CacheKey | None = None
+    """Where the result may be kept, if it is a list."""
+    server_info: Raw | None = None
+    """Known as soon as there was a session."""
+    binding: Binding | None = None
+    """Made with the first requestState: every round is bound to the same request and principal."""

@@ -5,14 +5,16 @@ the takeover knows the upstream call, which knows the timers; all of them know t
 """
 
 import secrets
-from collections import deque
 from typing import Final, assert_never
+
+from msgspec import Raw
 
 from gateway.bridge import rerun_rules
 from gateway.bridge.context import Context
+from gateway.bridge.replies import Replies
 from gateway.bridge.report import HELD, Report
-from gateway.bridge.response_queue import FinalMessage, ResponseQueue
-from gateway.bridge.sealing import Sealing, input_required
+from gateway.bridge.response_queue import ResponseQueue
+from gateway.bridge.sealing import input_required
 from gateway.bridge.takeover import Takeover
 from gateway.bridge.timers import Timers
 from gateway.bridge.translation import modern_event
@@ -21,7 +23,7 @@ from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import Exchange, Policy, State
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
@@ -29,13 +31,14 @@ from gateway.routes.parking import Lot
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, digest_answers
 from gateway.sessions.call import PoolKey
-from gateway.sessions.list_cache import CacheKey  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.telemetry import Ending, NestedOutcome, Outcome
+from gateway.sessions.list_cache import CacheKey
+from gateway.telemetry import NestedOutcome
 from gateway.telemetry.status import HeldStatus
 from gateway.upstream.channel import Headers
 
 _NEVER_ASKING: Final = Policy(may_ask=False)
 _PICKING_UP: Final = (State.RUNNING, State.ASKING)
+_NOTICES: Final[dict[type[on.Event], str]] = {on.Progressed: mcp.PROGRESS, on.Logged: mcp.LOG}
 _FIRED: Final[dict[Timer, on.Event]] = {
     Timer.QUIET: on.QuietPassed(),
     Timer.GRACE: on.GracePassed(),
@@ -51,8 +54,8 @@ class Driver:
         self.id = ""
         """Drawn when the exchange is first parked; most exchanges never are."""
         self.principal = key.principal
-        self.ticket: CacheKey | None = None
-        """Where the result may be kept, if it is a list."""
+        self.live = live
+        """The route as it was when the exchange began; a reload does not change it."""
         policy = live.policies.get(request.method, _NEVER_ASKING)
         self._exchange = Exchange(request.declared, policy, request.input_responses)
         self._context = Context(live, request, key, self._exchange, headers)
@@ -60,24 +63,16 @@ class Driver:
         self._timers = Timers(live)
         self._report = Report(self._context)
         self._upstream_call = UpstreamCall(self._context, self._timers, self._report, self)
-        self._sealing: Sealing | None = None
-        """Made when the exchange first asks."""
+        self._replies = Replies(self._context, self._report)
         self._takeover: Takeover | None = None
         """Made if another replica began the exchange."""
-        self._queues: dict[on.Leg, ResponseQueue] = {}
-        self._events: deque[on.Event] | None = None
+        self._events: list[on.Event] = []
         """What happened while another event was being handled."""
         self._is_handling = False
-        self._forwarded = 0
         self._retries = 0
         """Retries that were accepted so far."""
         self._was_relayed = False
         """Whether another replica had relayed the leg that left last."""
-
-    @property
-    def live(self) -> LiveRoute:
-        """The route as it was when the exchange began; a reload does not change it."""
-        return self._context.live
 
     @property
     def request_id(self) -> str | None:
@@ -90,72 +85,48 @@ class Driver:
 
     # -- from the client's side ---------------------------------------------------------------------------------
 
-    def begin(self, queue: ResponseQueue) -> None:
-        """Start with the first leg."""
-        self._add(queue)
+    def begin(self, queue: ResponseQueue, ticket: CacheKey | None = None) -> None:
+        """Start with the first leg; `ticket` says where the result may be kept, if it is a list."""
+        self._context.ticket = ticket
+        self._replies.add(queue)
         self._feed(on.Called(queue.leg))
 
-    @classmethod
-    def take_over(  # noqa: PLR0913  (what a retry brings, and what is known of its owner)
-        cls,
-        live: LiveRoute,
-        lot: Lot["Driver"],
-        request: Request,
-        key: PoolKey,
-        headers: Headers,
-        envelope: Envelope,
-        queue: ResponseQueue,
-        *,
-        is_proven: bool,
-    ) -> "Driver":
+    def take_over(self, envelope: Envelope, queue: ResponseQueue, *, is_proven: bool) -> None:
         """Restore the exchange of a retry whose owner cannot be reached, and continue it; raises Busy.
 
         `is_proven` if the owner is certainly dead. Nothing goes upstream before the answers are checked. The exchange
         takes its place in the parking lot before that; a failure in here gives it back, and nothing is awaited.
         """
-        driver = cls(live, lot, request, key, headers)
-        try:
-            driver._restore(envelope, is_proven=is_proven)
-            driver.answer(queue, request, envelope.round, headers)
-        except BaseException:
-            driver._discard()
-            raise
-        return driver
-
-    def _restore(self, envelope: Envelope, *, is_proven: bool) -> None:
-        call = self._upstream_call
+        context = self._context
         self.id = envelope.exchange
-        self._takeover = Takeover(self._context, self._report, call, envelope, owner_is_dead=is_proven)
-        call.restore(envelope.upstream)
-        self._lot.park(self)
-        before = self._exchange.state
-        self._exchange.restore(handoff.past(envelope))
-        self._moved(before, self._exchange.state)
-
-    def _discard(self) -> None:
-        """Forget an exchange whose retry was refused after it had been restored for it."""
-        self._timers.disarm_all()
-        self._upstream_call.abandon()
-        self._moved(self._exchange.state, State.IDLE)
-        self._lot.remove(self)
+        if envelope.upstream is not None:
+            context.server_info = Raw(envelope.upstream.server_info)
+        self._takeover = Takeover(context, self._report, self._upstream_call, envelope, owner_is_dead=is_proven)
+        try:
+            self._lot.park(self)
+            self._exchange.restore(handoff.past(envelope))
+            self._moved(State.IDLE, self._exchange.state)
+            self.answer(queue, context.request, envelope.round, context.headers)
+        except BaseException:
+            self._timers.disarm_all()
+            self._upstream_call.abandon()
+            self._moved(self._exchange.state, State.IDLE)
+            self._lot.remove(self)
+            raise
 
     def answer(self, queue: ResponseQueue, request: Request, round_: int, headers: Headers) -> None:
         """Continue with a further leg; raises a DownstreamError and then leaves the call as it was."""
         answers = request.input_responses or {}
         answered = on.Answered(queue.leg, round_, digest_answers(answers), answers)
-        self._add(queue)
+        self._replies.add(queue)
         before, self._context.headers = self._context.headers, headers
         try:
             self._feed(answered)
         except GatewayError:
             self._context.headers = before
-            del self._queues[queue.leg]
+            self._replies.discard(queue.leg)
             raise
         self._retries += 1
-
-    def _add(self, queue: ResponseQueue) -> None:
-        self._queues[queue.leg] = queue
-        self._context.request_id, self._context.span = queue.request_id, queue.span
 
     async def authorise(self, key: PoolKey, headers: Headers) -> None:
         """Have the upstream check a retry's credential where the call runs, or ran; raises as `Pool.authorise`."""
@@ -165,7 +136,7 @@ class Driver:
         """The client of a leg closed its connection, or the replica that relayed the leg did (`is_relayed`)."""
         self._was_relayed = is_relayed
         self._feed(on.Left(leg))
-        self._queues.pop(leg, None)
+        self._replies.discard(leg)
 
     def hand_over(self) -> None:
         """End the waiting legs with a state-only round, so that their clients come back through other replicas."""
@@ -198,55 +169,40 @@ class Driver:
 
     def hear(self, event: on.Event) -> None:
         """Take one event of the upstream call."""
-        match event:
-            case on.Progressed():
-                self._forward(event, mcp.PROGRESS)
-            case on.Logged():
-                self._forward(event, mcp.LOG)
-            case on.Stopped():
-                self._feed_unless_resumed_elsewhere(event)
-            case _:
-                call, report = self._upstream_call, self._report
-                translated = modern_event(self._context, report, call.server_info, self.ticket, event)
-                if isinstance(event, on.Resulted | on.Failed):
-                    call.end_span(report.call_ending(event, translated))
-                self._feed(translated)
-
-    def _forward(self, event: on.Event, method: str) -> None:
-        """Let the exchange decide whether a leg wants a notification, and count what it decides."""
-        before = self._forwarded
-        self._feed(event)
-        self.live.process.metrics.notification(self.live.route.path, method, forwarded=self._forwarded > before)
+        if isinstance(event, on.Stopped):
+            self._feed_unless_resumed_elsewhere(event)
+            return
+        translated = modern_event(self._context, self._report, event)
+        if isinstance(event, on.Resulted | on.Failed):
+            self._upstream_call.end_span(self._report.call_ending(event, translated))
+        self._feed(translated)
 
     # -- the machine --------------------------------------------------------------------------------------------
 
-    def _feed(self, event: on.Event) -> None:
-        """Handle one event, and then, one after the other, those that obeying its commands brings about."""
+    def _feed(self, *events: on.Event) -> None:
+        """Handle events, and then, one after the other, those that obeying their commands brings about."""
+        self._events += events
         if self._is_handling:
-            self._later(event)
             return
         self._is_handling = True
         try:
-            self._handle(event)
             while self._events:
-                self._handle(self._events.popleft())
+                self._handle(self._events.pop(0))
         finally:
             self._is_handling = False
 
-    def _later(self, *events: on.Event) -> None:
-        if self._events is None:
-            self._events = deque()
-        self._events += events
-
     def _handle(self, event: on.Event) -> None:
         before = self._exchange.state
-        for command in self._exchange.handle(event):
+        commands = self._exchange.handle(event)
+        for command in commands:
             self._obey(command)
         after = self._exchange.state
         if after is not before:
             self._moved(before, after)
             if self._takeover is not None and after in _PICKING_UP:
                 self._takeover.pick_up(self, self._give_back)
+        if (notice := _NOTICES.get(type(event))) is not None:
+            self.live.process.metrics.notification(self.live.route.path, notice, forwarded=bool(commands))
 
     def _moved(self, before: State, after: State) -> None:
         """Keep pool, report and parking lot true to the state."""
@@ -283,64 +239,40 @@ class Driver:
                 self._timers.disarm(timer)
             case do.DisarmLeg():
                 self._timers.disarm_leg()
-            case do.Reply(legs=legs, result=result):
-                for leg in legs:
-                    self._finish(leg, FinalMessage(jsonrpc.result(leg.id, result), ending=self._report.ending))
+            case do.Reply() | do.FailWith():
+                self._replies.end(command)
             case do.ReleaseSession(clean=clean):
                 self._upstream_call.release(clean=clean)
             case do.SendAnswers(answers=answers):
                 self._upstream_call.send_answers(answers)
-            case do.Respond(upstream_id=id_, result=result, error=error):
-                self._upstream_call.respond(id_, result if result is not None else error)
+            case do.Respond(upstream_id=id_, result=result, error=refusal):
+                self._upstream_call.respond(id_, result if result is not None else refusal)
             case do.CancelCall(reason=reason):
                 self._report.cancelled()
                 self._upstream_call.cancel(reason)
             case do.Forward(leg=leg, message=message):
-                self._forwarded += 1
-                self._queues[leg].send(message)
+                self._replies.forward(leg, message)
             case do.Ask():
                 self._ask(command)
-            case do.Fail(legs=legs, error=failed):
-                self._fail(legs, failed)
-            case do.FailWith(legs=legs, error=error):
-                ending = self._report.failed_with(error)
-                for leg in legs:
-                    self._finish(leg, FinalMessage(jsonrpc.failure(leg.id, error), ending=ending))
+            case do.Fail(legs=legs, error=error):
+                self._replies.fail(legs, error)
             case do.Count(method=method, outcome=outcome):
                 self.live.process.metrics.nested_request(self.live.route.path, method, NestedOutcome(outcome))
             case _:
                 assert_never(command)
 
-    # -- downstream ---------------------------------------------------------------------------------------------
-
-    def _finish(self, leg: on.Leg, last: FinalMessage) -> None:
-        queue = self._queues.pop(leg)
-        queue.finish(last)
-        if queue.dropped:
-            self.live.process.metrics.notifications_dropped(self.live.route.path, queue.dropped)
-
-    def _fail(self, legs: tuple[on.Leg, ...], error: GatewayError) -> None:
-        self._report.failed(error)
-        for leg in legs:
-            self._finish(leg, FinalMessage.of_error(error, leg.id, self._queues[leg].request_id))
-
     def _ask(self, ask: do.Ask) -> None:
         """Seal the state, park the exchange, and hand the questions to the client."""
         self.id = self.id or secrets.token_urlsafe(16)
-        self._sealing = self._sealing or Sealing(self._context)
-        call = self._upstream_call
         try:
-            state = self._sealing.seal(self.id, ask, call.whereabouts() if ask.held else None)
+            body = input_required(self._context, self.id, ask, self._upstream_call.whereabouts())
             if ask.held and ask.stays:
                 self._lot.park(self)
         except GatewayError as exc:
-            self._fail(ask.legs, exc)
-            self._later(on.Stopped(exc), on.Expired())
-            return
-        body = input_required(ask.questions, state, call.server_info)
-        ending = Ending(Outcome.INPUT_REQUIRED if ask.questions else Outcome.STATE_ONLY)
-        for leg in ask.legs:
-            self._finish(leg, FinalMessage(jsonrpc.result(leg.id, body), ending=ending))
+            self._replies.fail(ask.legs, exc)
+            self._feed(on.Stopped(exc), on.Expired())
+        else:
+            self._replies.ask(ask, body)
 
     # -- the end of a wait --------------------------------------------------------------------------------------
 
@@ -363,7 +295,7 @@ class Driver:
 
     def _feed_unless_resumed_elsewhere(self, event: on.Event) -> None:
         """Give the call up, or let it go silently if a replica that believed this one dead has resumed it."""
-        is_left = self._exchange.state in (State.PARKED, State.DETACHED) and self._exchange.calling
+        is_left = self._exchange.state in (State.PARKED, State.DETACHED)
         if is_left and self._upstream_call.may_be_resumed_elsewhere:
             self.live.process.tasks.spawn(self._ask_replicas(event), "ask about an expired call")
         else:

@@ -109,7 +109,7 @@ class Report:
         )
 
     def unsent(self, cause: str) -> None:
-        """A message that nobody waits for did not reach the upstream."""
+        """A message to the upstream that needs no reply did not arrive."""
         route = self._context.live.route.path
         log.debug(Event.UPSTREAM_FAILED, route=route, request_id=self._context.request_id, cause=cause)
 

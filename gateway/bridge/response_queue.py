@@ -72,13 +72,10 @@ class ResponseQueue:
             raise LocalProtocolError("a notification after the final message")
         self._messages.append(message)
         self._bytes += len(message)
-        while len(self._messages) > 1 and self._is_too_far_behind():
+        while len(self._messages) > _MAX_BEHIND or (self._bytes > self._behind_bytes and len(self._messages) > 1):
             self._bytes -= len(self._messages.popleft())
             self.dropped += 1
         self._wake()
-
-    def _is_too_far_behind(self) -> bool:
-        return len(self._messages) > _MAX_BEHIND or self._bytes > self._behind_bytes
 
     def finish(self, final: FinalMessage) -> None:
         """Queue the final message."""
@@ -113,3 +110,41 @@ class ResponseQueue:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+Topic = tuple[str, str]
+"""The subject of a change: its method, with the URI of a resource or an empty string."""
+
+
+class ChangeQueue(ResponseQueue):
+    """The acknowledgement of a subscription, then its changes, each once, then the final message.
+
+    A client that does not read, or an upstream that floods, costs one message per thing that the client subscribed to.
+    Beyond `limits.behind_bytes` that message says only what changed.
+    """
+
+    def __init__(self, leg: Leg, silence: CoarseTimer, behind_bytes: int) -> None:
+        super().__init__(leg, silence, behind_bytes)
+        self._changes: dict[Topic, bytes] = {}
+        self._changes_bytes = 0
+        """The size of all changes that wait."""
+
+    def has_room(self, topic: Topic, message: bytes) -> bool:
+        """Whether a change may wait with its content; one without content may always wait."""
+        return self._changes_bytes - len(self._changes.get(topic, b"")) + len(message) <= self._behind_bytes
+
+    def tell(self, topic: Topic, message: bytes) -> None:
+        """Queue a change, in place of an older one on the same topic that has not gone out."""
+        self._changes_bytes += len(message) - len(self._changes.get(topic, b""))
+        self._changes[topic] = message
+        self._wake()
+
+    def _pending(self) -> object:
+        return self._changes or super()._pending()
+
+    def _next(self) -> bytes | FinalMessage | None:
+        if self._changes and not self._messages:
+            message = self._changes.pop(next(iter(self._changes)))
+            self._changes_bytes -= len(message)
+            return message
+        return super()._next()

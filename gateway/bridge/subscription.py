@@ -16,8 +16,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.bridge.change_queue import ChangeQueue
-from gateway.bridge.response_queue import FinalMessage
+from gateway.bridge.response_queue import ChangeQueue, FinalMessage
 from gateway.exchange.events import Leg
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
@@ -144,12 +143,10 @@ class Subscription:
         uri = jsonrpc.text(params.get("uri")) if method == mcp.RESOURCE_UPDATED else ""
         if self._is_ended or uri is None or (method, uri) not in self._topics:
             return
-        if len(b"".join(params.values())) > _MAX_PARAMS_BYTES:
-            self._tell_briefly(method, uri)
-            return
         meta = _opened(params.get("_meta"))
         message = jsonrpc.notification(method, {**params, "_meta": {**meta, **self._meta}})
-        if self.stream.has_room((method, uri), message):
+        is_small = len(b"".join(params.values())) <= _MAX_PARAMS_BYTES
+        if is_small and self.stream.has_room((method, uri), message):
             self.stream.tell((method, uri), message)
         else:
             self._tell_briefly(method, uri)

@@ -33,8 +33,7 @@ class Timers:
         cycle.
         """
         live = self._live
-        if timer in self._armed:
-            self.disarm(timer)
+        self.disarm(timer)
         if timer is Timer.LEG and not live.config.legs.rounds:
             return
         ring = partial(self._ring, timer, fire)
@@ -60,8 +59,7 @@ class Timers:
     def disarm_leg(self) -> None:
         """Stop the timers of a waiting leg."""
         for timer in _OF_A_LEG:
-            if timer in self._armed:
-                self.disarm(timer)
+            self.disarm(timer)
 
     def disarm_all(self, *, but_linger: bool = False) -> None:
         """Stop every timer, or every one except LINGER."""

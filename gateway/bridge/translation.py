@@ -13,7 +13,6 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost
 from gateway.sessions import tool_schemas
 from gateway.sessions.call import Call, Listener
-from gateway.sessions.list_cache import CacheKey
 from gateway.telemetry import Span
 
 _TRACESTATE: Final = "tracestate"
@@ -35,15 +34,12 @@ def legacy_call(context: Context, call_id: bytes, span: Span | None, listener: L
     return Call(call_id, jsonrpc.request(call_id, request.method, params), listener, token, span=span)
 
 
-def modern_event(
-    context: Context, report: Report, server_info: Raw | None, ticket: CacheKey | None, event: on.Event
-) -> on.Event:
-    """What the legacy server said, as the exchange knows it; `ticket` is where a list may be kept."""
+def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
+    """What the legacy server said, as the exchange knows it."""
     request = context.request
     match event:
         case on.Resulted(result=result):
-            assert server_info is not None, "a result comes from a session"
-            return _modern_result(context, report, server_info, ticket, Raw(result))
+            return _modern_result(context, report, Raw(result))
         case on.Failed(error=error) if error.code != mcp.LEGACY_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, error))
         case on.Withdrawn(id=id_):
@@ -52,17 +48,16 @@ def modern_event(
             return event
 
 
-def _modern_result(
-    context: Context, report: Report, server_info: Raw, ticket: CacheKey | None, result: Raw
-) -> on.Resulted | on.Broke:
+def _modern_result(context: Context, report: Report, result: Raw) -> on.Resulted | on.Broke:
     """The modern result. The pool learns from it what later calls need: a list, and the tools in it."""
+    assert context.server_info is not None, "a result comes from a session"
     request, pool, route = context.request, context.live.upstream.pool, context.live.route
-    ttl_ms, scope = route.cache.of(request.method)
+    cache = route.cache.of(request.method)
     is_retried = context.exchange.round > 0 or request.input_responses is not None
     try:
         if request.method == mcp.TOOLS_LIST:
             result = tool_schemas.usable(pool, result)
-        body, is_tool_error = results.modern(request.method, result, server_info, ttl_ms, scope, retried=is_retried)
+        body, is_tool_error = results.modern(request.method, result, context.server_info, cache, retried=is_retried)
     except ValueError as exc:
         flaw = f"has {exc}" if isinstance(exc, jsonrpc.TooMany) else "is not an object"
         return on.Broke(
@@ -75,6 +70,6 @@ def _modern_result(
         report.tool_failed()
     if request.method == mcp.TOOLS_LIST:
         tool_schemas.learn(pool.group(context.key), request.params, result, context.headers)
-    if ticket is not None:
-        pool.keep(ticket, result, body)
+    if context.ticket is not None:
+        pool.keep(context.ticket, result, body)
     return on.Resulted(body)

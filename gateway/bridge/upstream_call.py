@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Coroutine
+from functools import cached_property
 from typing import Any, Final
 
 from msgspec import Raw
@@ -19,7 +20,7 @@ from gateway.exchange.commands import Timer
 from gateway.exchange.questions import Question
 from gateway.http.forwarded_headers import own_headers
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import CallLost, GatewayError, Refused, SessionLost, UpstreamError
+from gateway.protocol.errors import CallLost, GatewayError, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
@@ -35,8 +36,6 @@ class UpstreamCall:
 
     def __init__(self, context: Context, timers: Timers, report: Report, listener: Listener) -> None:
         """`listener` hears the events of the call, and `Stopped` if the upstream is silent for too long."""
-        self.server_info: Raw | None = None
-        """Known as soon as there was a session."""
         self.runs = 0
         """How often the call was run again."""
         self._context = context
@@ -51,8 +50,6 @@ class UpstreamCall:
         self._task: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[bool] | None = None
         """For a call of another replica: True when its stream is open here, False if it will not be opened."""
-        self._made_outgoing: Outgoing | None = None
-        """Made with the first message beside the call: a plain call has none."""
         self._is_let_go = False
         """Whether another replica continues the call."""
 
@@ -87,11 +84,6 @@ class UpstreamCall:
             return None
         shaken = session.shaken
         return Upstream(session_id, shaken.version, call.id, bytes(shaken.server_info), session.channel.cursor)
-
-    def restore(self, upstream: Upstream | None) -> None:
-        """Take what the envelope of another replica says about its call."""
-        if upstream is not None:
-            self.server_info = Raw(upstream.server_info)
 
     def rest(self, *, resting: bool) -> None:
         """Tell the pool whether the call waits for its client."""
@@ -140,12 +132,9 @@ class UpstreamCall:
             span = self._report.call_span(session.shaken.version)
             call = legacy_call(self._context, session.next_id(), span, self._listener)
             try:
-                self._send(call)
-                await session.run(call, self._call_headers(call))
+                await self._send(call, session)
             except SessionLost:
-                session = await self._another_session(session)
-                self._send(call)
-                await session.run(call, self._call_headers(call))
+                await self._send(call, await self._another_session(session))
         except GatewayError as exc:
             live.upstream.health.note(exc)
             if call is not None and call.span is not None:
@@ -180,7 +169,7 @@ class UpstreamCall:
             return
         call = Call(upstream.call, b"", self._listener, upstream.call)
         call.span = self._report.call_span(session.shaken.version)
-        self._send(call)
+        self._sent(call)
         self._is_sent = not is_shared  # the call of a replica that may live is not ours before its stream is open
 
         def attached() -> None:
@@ -206,7 +195,7 @@ class UpstreamCall:
             return None
         session = self._session = context.live.upstream.pool.take(context.key)
         if session is not None:
-            self.server_info = session.shaken.server_info
+            context.server_info = session.shaken.server_info
         return session
 
     async def _ready_session(self, *, again: bool = False) -> Session:
@@ -217,7 +206,7 @@ class UpstreamCall:
             session = None
         if session is None:
             self._session = session = await context.live.upstream.pool.acquire(context.key, context.headers)
-            self.server_info = session.shaken.server_info
+            context.server_info = session.shaken.server_info
         if context.request.log_level is not None:
             timeout = context.live.config.timeouts.handshake_seconds
             try:
@@ -243,7 +232,11 @@ class UpstreamCall:
             return self._context.headers
         return {**self._context.headers, **call.span.headers(), **own_headers(self._context.live.route)}
 
-    def _send(self, call: Call) -> None:
+    async def _send(self, call: Call, session: Session) -> None:
+        self._sent(call)
+        await session.run(call, self._call_headers(call))
+
+    def _sent(self, call: Call) -> None:
         """Note that the call may have effects from here on, and limit the silence of its upstream."""
         self._call = call
         self._is_sent = True
@@ -288,7 +281,7 @@ class UpstreamCall:
         if self._call is not None:
             self._call.heard = time.monotonic()  # until now the client was silent, not the upstream
         runs = self.runs
-        self._outgoing().put(lambda: self._deliver(answers, runs))
+        self._outgoing.put(lambda: self._deliver(answers, runs))
 
     async def _deliver(self, answers: tuple[tuple[Question, Raw], ...], runs: int) -> None:
         if self._opened is not None and not await asyncio.shield(self._opened):
@@ -304,27 +297,38 @@ class UpstreamCall:
                 left = tuple(question for question, _ in answers[number:])
                 replayable = await rerun_rules.may_run_again(self._context, exc)
                 if runs == self.runs:
-                    self._listener.hear(on.Undelivered(left, _lost(exc), isinstance(exc, Refused), replayable))
+                    retryable = isinstance(exc, Refused | Unreachable)
+                    self._listener.hear(on.Undelivered(left, self._undelivered(exc), retryable, replayable))
                 return
+
+    def _undelivered(self, exc: UpstreamError) -> UpstreamError:
+        """What the client hears of answers that did not arrive; unless none was sent, no result will come either."""
+        if isinstance(exc, Unreachable) and self._context.exchange.round:
+            return Unreachable(
+                f"{exc.message}. The answers were not sent: call again with the same requestState and inputResponses"
+            )
+        if isinstance(exc, Refused | CallLost):
+            return exc
+        return CallLost(f"{exc.message}; the call was under way and may have had effects")
 
     def respond(self, id_: Raw, body: Raw | jsonrpc.Error | None) -> None:
         """Answer a question of the upstream without the client."""
         session = self.session
         if session is not None and body is not None:
-            self._outgoing().respond(session, id_, body)
+            self._outgoing.respond(session, id_, body)
 
     def cancel(self, reason: str) -> None:
         """Tell the upstream that the call is no longer wanted, or do not send it in the first place."""
         session, call = self._session, self._call
         if session is not None and call is not None and self._is_sent:
-            self._outgoing().cancel(session, call, reason)
+            self._outgoing.cancel(session, call, reason)
         elif self._task is not None:
             _ = self._task.cancel()
 
+    @cached_property
     def _outgoing(self) -> Outgoing:
-        if self._made_outgoing is None:
-            self._made_outgoing = Outgoing(self._context, self._report)
-        return self._made_outgoing
+        """Made with the first message beside the call: a plain call has none."""
+        return Outgoing(self._context, self._report)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -374,10 +378,3 @@ class _Deaf:
 
 
 _DEAF: Final = _Deaf()
-
-
-def _lost(exc: UpstreamError) -> UpstreamError:
-    """An answer that did not arrive means that the call's result will not come either."""
-    if isinstance(exc, Refused | CallLost):
-        return exc
-    return CallLost(f"{exc.message}; the call was under way and may have had effects")

@@ -144,7 +144,8 @@ class Continuation:
         if driver is not None:  # another retry took the call over meanwhile
             return await self._answer(round_, envelope, driver)
         queue = round_.queue()
-        driver = Driver.take_over(live, self._lot, round_.request, key, headers, envelope, queue, is_proven=is_proven)
+        driver = Driver(live, self._lot, round_.request, key, headers)
+        driver.take_over(envelope, queue, is_proven=is_proven)
         return await self._legs.write(round_, driver, queue)
 
     async def _answer(self, round_: Round, envelope: Envelope, driver: Driver) -> Replied:

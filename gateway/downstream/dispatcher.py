@@ -86,7 +86,6 @@ class Dispatcher:
             if cached is not None:
                 return await round_.answer(cached)
         driver = Driver(live, self._lot, request, key, headers)
-        driver.ticket = ticket
         queue = round_.queue()
-        driver.begin(queue)
+        driver.begin(queue, ticket)
         return await self._legs.write(round_, driver, queue)

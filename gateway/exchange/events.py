@@ -97,7 +97,8 @@ class Broke(Event, frozen=True):
 class Undelivered(Event, frozen=True):
     """These answers did not reach the upstream.
 
-    `retryable` if the upstream refused the credentials and took no answer; `replayable` as in `Broke`.
+    `retryable` if the upstream took none of them, because it could not be reached or refused the credentials: then a
+    retry of the client may deliver them. `replayable` as in `Broke`.
     """
 
     questions: tuple[Question, ...]

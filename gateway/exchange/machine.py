@@ -32,6 +32,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
@@ -53,6 +54,7 @@ from gateway.protocol.errors import (
 )
 
 Commands = list[Command]
+Ending = do.Reply | do.Fail | do.FailWith
 
 MAX_NESTED: Final = 4_096
 """Nested requests of one run; their ids are remembered, so that a repeated stream does not ask twice."""
@@ -120,13 +122,15 @@ class Exchange:
         self._declared = declared
         self._policy = policy
         self._given = dict(given or {})
-        self._legs: list[on.Leg] = []
+        self.legs: tuple[on.Leg, ...] = ()
+        """The legs that wait for their final message, oldest first."""
         self._keys: set[str] = set()
         self._seen: set[bytes] = set()
         self._digests: dict[int, bytes] = {}
-        self._final: Callable[[tuple[on.Leg, ...]], Command] | None = None
-        self._abandoned: set[str] = set()
-        """Keys of nested requests that earlier calls of the session left unanswered."""
+        self._final: Ending | None = None
+        """The final message, for legs that come later."""
+        self._owes_answers = False
+        """Whether an earlier call in the session left a nested request unanswered."""
         self._ledger = ReplayLedger()
         self.sheds = 0
         """State-only rounds so far."""
@@ -153,11 +157,6 @@ class Exchange:
         """The answers that went upstream so far, in their order; None if the call cannot be run again."""
         return self._ledger.record
 
-    @property
-    def legs(self) -> tuple[on.Leg, ...]:
-        """The legs that wait for their final message, oldest first."""
-        return tuple(self._legs)
-
     def handle(self, event: on.Event) -> Commands:
         """Take one event; raises LocalProtocolError or a DownstreamError, and then changes nothing."""
         handler = TRANSITIONS.get((self.state, type(event)))
@@ -168,7 +167,7 @@ class Exchange:
     # -- downstream ---------------------------------------------------------------------------------------------
 
     def _call(self, event: on.Called) -> Commands:
-        self._legs = [event.leg]
+        self.legs = (event.leg,)
         return self._send_call()
 
     def _send_call(self) -> Commands:
@@ -208,7 +207,7 @@ class Exchange:
         out: Commands = [do.Disarm(Timer.TTL)]
         out += [do.Count(question.method, "answered") for question, _ in matched]
         if self.record is None:
-            return [*out, *self._end(lambda legs: do.Fail(legs, _unrecorded()), completed=False)]
+            return [*out, *self._end(do.Fail((), _unrecorded()), completed=False)]
         return [*out, do.Arm(Timer.LEG), *self._run_again(completed=False)]
 
     def _resume_waiting(self) -> Commands:
@@ -264,7 +263,7 @@ class Exchange:
 
     def _claim(self, event: on.Answered) -> None:
         self._digests[event.round] = event.digest
-        self._legs = [event.leg]
+        self.legs = (event.leg,)
 
     def _repeated(self, event: on.Answered) -> None:
         """Accept only a repetition of this round's answers; raises InvalidState for others."""
@@ -278,13 +277,13 @@ class Exchange:
     def _join(self, event: on.Answered) -> Commands:
         """A retry came twice: both legs get the final message, but the answers go upstream once."""
         self._repeated(event)
-        self._legs.append(event.leg)
+        self.legs += (event.leg,)
         return []
 
     def _rejoin(self, event: on.Answered) -> Commands:
         """A retry came again within the grace period."""
         self._repeated(event)
-        self._legs = [event.leg]
+        self.legs = (event.leg,)
         return [do.Disarm(Timer.GRACE), do.Arm(Timer.LEG), *self._resume_waiting()]
 
     def _collect(self, event: on.Answered) -> Commands:
@@ -302,24 +301,27 @@ class Exchange:
                     do.Arm(Timer.LEG),
                     *self._run_again(completed=True),
                 ]
-        self._digests[event.round] = event.digest
+        out: Commands = [do.Disarm(Timer.TTL), do.Disarm(Timer.GRACE), *self._give(event), do.Arm(Timer.LINGER)]
         self.state = State.ENDED
-        return [do.Disarm(Timer.TTL), do.Disarm(Timer.GRACE), *self._give((event.leg,)), do.Arm(Timer.LINGER)]
+        return out
 
     def _give_again(self, event: on.Answered) -> Commands:
         """ENDED: a repeated retry. A repetition of an earlier round may have got the result before this round came."""
         if event.round in self._digests or event.round != self.round:
             self._repeated(event)
+        return self._give(event)
+
+    def _give(self, event: on.Answered) -> Commands:
         if self._final is None:
             raise InvalidState("ended")
         self._digests[event.round] = event.digest
-        return self._give((event.leg,))
+        return [replace(self._final, legs=(event.leg,))]
 
     def _leave(self, event: on.Left) -> Commands:
-        if event.leg not in self._legs:
+        if event.leg not in self.legs:
             return []
-        self._legs.remove(event.leg)
-        if self._legs:
+        self.legs = tuple(leg for leg in self.legs if leg is not event.leg)
+        if self.legs:
             return []
         if self.round == 0:
             # The client has no requestState to come back with (basic/patterns/cancellation).
@@ -336,12 +338,11 @@ class Exchange:
         if len(self._seen) < MAX_NESTED and len(bytes(event.id)) <= MAX_NESTED_ID_BYTES:
             self._seen.add(bytes(event.id))
         if refusal is not None:
-            return [do.Respond(event.id, None, refusal), do.Count(event.method, "refused")]
+            return _refuse(event, refusal, "refused")
         try:
             asked = inputs.read(event.method, event.params, self._declared)
         except inputs.Malformed as exc:
-            error = jsonrpc.Error(mcp.INVALID_PARAMS, str(exc))
-            return [do.Respond(event.id, None, error), do.Count(event.method, "malformed")]
+            return _refuse(event, jsonrpc.Error(mcp.INVALID_PARAMS, str(exc)), "malformed")
         if not asked.allowed:
             return self._undeclared(event, asked.required)
         key = inputs.assign_key(event.method, asked.hint, self._keys)
@@ -387,10 +388,10 @@ class Exchange:
     def _undeclared(self, event: on.Nested, required: dict[str, Any]) -> Commands:
         names = " and ".join(sorted(required))
         error = jsonrpc.Error(mcp.INVALID_PARAMS, f"The client did not declare {names} for {event.method}")
-        out: Commands = [do.Respond(event.id, None, error), do.Count(event.method, "undeclared")]
+        out = _refuse(event, error, "undeclared")
         if self._policy.refuse_undeclared:
             return out
-        return [*out, *self._abort(MissingCapability(required, event.method))]
+        return out + self._abort(MissingCapability(required, event.method))
 
     def _withdraw(self, event: on.Withdrawn) -> Commands:
         """The upstream withdrew its question."""
@@ -411,32 +412,31 @@ class Exchange:
         return out
 
     def _progress(self, event: on.Progressed) -> Commands:
-        leg = self._legs[-1]
+        leg = self.legs[-1]
         if leg.progress_token is None:
             return []
         params = {**event.params, "progressToken": leg.progress_token}
         return [do.Forward(leg, jsonrpc.notification(mcp.PROGRESS, params))]
 
     def _log(self, event: on.Logged) -> Commands:
-        leg = self._legs[-1]
-        if leg.log_level is None or event.level not in mcp.LOG_LEVELS:
-            return []
-        if mcp.LOG_LEVELS.index(event.level) < mcp.LOG_LEVELS.index(leg.log_level):
+        leg, levels = self.legs[-1], mcp.LOG_LEVELS
+        if leg.log_level is None or event.level not in levels[levels.index(leg.log_level) :]:
             return []
         message = b'{"jsonrpc":"2.0","method":"%b","params":%b}' % (mcp.LOG.encode(), bytes(event.params))
         return [do.Forward(leg, message)]
 
     def _result(self, event: on.Resulted) -> Commands:
-        if self._ledger.owes_run:
-            return self._run_again_in_time(completed=True)
-        return self._end(lambda legs: do.Reply(legs, event.result), completed=True)
+        return self._complete(do.Reply((), event.result))
 
     def _failure(self, event: on.Failed) -> Commands:
         if event.error.code == mcp.LEGACY_URL_REQUIRED:
             return self._refer(event.error)
+        return self._complete(do.FailWith((), event.error))
+
+    def _complete(self, final: Ending) -> Commands:
         if self._ledger.owes_run:
             return self._run_again_in_time(completed=True)
-        return self._end(lambda legs: do.FailWith(legs, event.error), completed=True)
+        return self._end(final, completed=True)
 
     def _refer(self, error: jsonrpc.Error) -> Commands:
         """Error -32042 is a round of url elicitations in 2026-07-28."""
@@ -448,28 +448,27 @@ class Exchange:
             return self._cannot_refer(str(exc), error)
         if not self._declared.url:
             missing = MissingCapability({"elicitation": {"url": {}}}, "error -32042")
-            return self._end(lambda legs: do.Fail(legs, missing), completed=True)
+            return self._end(do.Fail((), missing), completed=True)
         # The call is over; after the urls another call follows, perhaps in another session.
         self._ledger.start_call()
         self._seen.clear()
-        self._abandoned.update(self.questions)
-        waiting = self.state in (State.RUNNING, State.ASKING)
+        self._owes_answers |= bool(self.questions)
         self._keys.update(questions)
         self.questions = questions
         out: Commands = [do.Count(mcp.ELICIT, "asked") for _ in questions]
-        if waiting:
+        if self.legs:
             return out + self._ask(State.REFERRED)
         self.state = State.REFERRED
         return [*out, do.DisarmLeg(), do.Arm(Timer.TTL)]
 
     def _cannot_refer(self, sent: str, error: jsonrpc.Error) -> Commands:
         lost = results.internal_error(f"The server requires the user to visit a url first, but sent {sent}", error)
-        return self._end(lambda legs: do.FailWith(legs, lost), completed=True)
+        return self._end(do.FailWith((), lost), completed=True)
 
     def _break(self, event: on.Broke) -> Commands:
         if not event.replayable or not self._ledger.can_run_again:
             self._ledger.forget_withdrawn()  # the call cannot be run again, so late answers are useless
-            return self._end(lambda legs: do.Fail(legs, event.error), completed=False)
+            return self._end(do.Fail((), event.error), completed=False)
         return self._run_again_in_time(completed=False)
 
     def _run_again_in_time(self, *, completed: bool) -> Commands:
@@ -483,16 +482,16 @@ class Exchange:
         """Begin another run with the answers so far; `completed` if the upstream ended the earlier run itself."""
         out: Commands = [do.Disarm(Timer.QUIET), self._release(completed=completed), do.RunAgain()]
         self._ledger.start_run()
-        for memory in (self._keys, self._seen, self._abandoned, self.questions):
+        for memory in (self._keys, self._seen, self.questions):
             memory.clear()
-        self._shown, self._final = frozenset(), None
-        self.state = State.RUNNING if self._legs else State.DETACHED
+        self._shown, self._final, self._owes_answers = frozenset(), None, False
+        self.state = State.RUNNING if self.legs else State.DETACHED
         return out
 
     def _release(self, *, completed: bool) -> Command:
         """The session is clean once its call completed with every nested request answered."""
-        unanswered = self._abandoned or any(question.upstream_id is not None for question in self.questions.values())
-        return do.ReleaseSession(clean=completed and not unanswered)
+        asks = any(question.upstream_id is not None for question in self.questions.values())
+        return do.ReleaseSession(clean=completed and not asks and not self._owes_answers)
 
     def _undelivered(self, event: on.Undelivered) -> Commands:
         if not any(bytes(question.upstream_id or b"") in self._seen for question in event.questions):
@@ -501,14 +500,13 @@ class Exchange:
             return self._break(on.Broke(event.error, replayable=True))
         if not event.retryable or self.round == 0:
             return self._abort(event.error)
-        # The upstream refused this retry's credentials and took no answer: the call waits as before.
-        legs = self.legs
-        self._legs = []
+        # The upstream took no answer of this retry: the call waits as before.
         out: Commands = [do.DisarmLeg()]
-        if legs:
-            out.append(do.Fail(legs, event.error))
+        if self.legs:
+            out.append(do.Fail(self.legs, event.error))
+        self.legs = ()
         if not self._policy.holds:
-            return [*out, *self._part("the client's credentials were refused; the call will be run again")]
+            return [*out, *self._part("the client's answers were not delivered; the call will be run again")]
         self._ledger.strike(event.questions)
         self._put_back(event.questions)
         self._digests.pop(self.round, None)
@@ -548,7 +546,7 @@ class Exchange:
         self.state = state
         self._shown = frozenset(self.questions)
         self._ledger.forget_withdrawn()  # an answer belongs to the questions that its round showed
-        legs, self._legs = self.legs, []
+        legs, self.legs = self.legs, ()
         resting = state if holds or state is State.REFERRED else State.BROKEN
         ask = do.Ask(legs, dict(self.questions), self.round, resting, held=holds, stays=stays)
         if holds:
@@ -570,7 +568,7 @@ class Exchange:
     def _let_go(self, event: on.LetGo) -> Commands:
         """Keep nothing of the exchange here: legs that still wait get a requestState, which holds everything."""
         out: Commands = []
-        if self._legs:
+        if self.legs:
             if not self._policy.may_ask:
                 return self._abort(Stopping("The gateway shut down before the call ended; it was cancelled"))
             out = self._ask(State.PARKED, stays=False)
@@ -600,30 +598,26 @@ class Exchange:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def _end(self, final: Callable[[tuple[on.Leg, ...]], Command], *, completed: bool) -> Commands:
+    def _end(self, final: Ending, *, completed: bool) -> Commands:
         """The call is over: give the final message to the legs that wait, or keep it."""
         release = self._release(completed=completed)
         self._final = final
         self.questions.clear()
         waited = self.state in (State.PARKED, State.REFERRED, State.BROKEN)
-        legs, self._legs = self.legs, []
+        legs, self.legs = self.legs, ()
         out: Commands = [do.DisarmLeg()] if self._policy.may_ask else []
         if legs:
             self.state = State.ENDED
-            out += [*self._give(legs), release]
+            out += [replace(final, legs=legs), release]
             return [*out, do.Arm(Timer.LINGER)] if self.round else out
         self.state = State.FINISHED
         # While parked, the client has until its state expires; after a lost connection, the linger time.
         return [*out, release, *([] if waited else [do.Arm(Timer.LINGER)])]
 
-    def _give(self, legs: tuple[on.Leg, ...]) -> Commands:
-        assert self._final is not None
-        return [self._final(legs)]
-
     def _abort(self, error: GatewayError) -> Commands:
         """End the exchange while its call runs: settle the open questions, cancel the call, fail the waiting legs."""
         self._ledger.forget_withdrawn()  # a late answer must not run the call again
-        return [*self._cancel(error.message), *self._end(lambda legs: do.Fail(legs, error), completed=False)]
+        return [*self._cancel(error.message), *self._end(do.Fail((), error), completed=False)]
 
     def _give_up(self, reason: str) -> Commands:
         """Cancel the call: no leg waits, and the client will not come back."""
@@ -634,19 +628,18 @@ class Exchange:
             return []
         out: Commands = []
         for question in self.questions.values():
-            if question.upstream_id is not None:
-                out.append(do.Respond(question.upstream_id, *inputs.withdrawn(question)))
-                out.append(do.Count(question.method, "expired"))
+            assert question.upstream_id is not None, "urls are asked for only after the call"
+            out.append(do.Respond(question.upstream_id, *inputs.withdrawn(question)))
+            out.append(do.Count(question.method, "expired"))
         return [*out, do.CancelCall(reason)]
 
-    def _declined_urls(self, keys: list[str]) -> Callable[[tuple[on.Leg, ...]], Command]:
+    def _declined_urls(self, keys: list[str]) -> Ending:
         declined = ", ".join(keys)
         text = f"The server requires the user to visit a url before it continues, but the user declined ({declined})"
         if not self._policy.is_tool:
-            error = jsonrpc.Error(mcp.INTERNAL_ERROR, text)
-            return lambda legs: do.FailWith(legs, error)
+            return do.FailWith((), jsonrpc.Error(mcp.INTERNAL_ERROR, text))
         result = {"resultType": "complete", "content": [{"type": "text", "text": text}], "isError": True}
-        return lambda legs: do.Reply(legs, jsonrpc.encode(result))
+        return do.Reply((), jsonrpc.encode(result))
 
     # -- late events --------------------------------------------------------------------------------------------
 
@@ -655,7 +648,11 @@ class Exchange:
 
     def _late_question(self, event: on.Nested) -> Commands:
         error = jsonrpc.Error(mcp.INVALID_PARAMS, "No call is in flight that could ask (SEP-2260)")
-        return [do.Respond(event.id, None, error), do.Count(event.method, "unsolicited")]
+        return _refuse(event, error, "unsolicited")
+
+
+def _refuse(event: on.Nested, error: jsonrpc.Error, outcome: str) -> Commands:
+    return [do.Respond(event.id, None, error), do.Count(event.method, outcome)]
 
 
 def _unrecorded() -> CallLost:
@@ -668,56 +665,57 @@ def _unrecorded() -> CallLost:
 Handler = Callable[[Exchange, Any], Commands]
 
 _WAITING: Final = (State.RUNNING, State.ASKING)
-_CALLING: Final = (*_WAITING, State.PARKED, State.DETACHED)
+_LEFT: Final = (State.PARKED, State.DETACHED)
+_CALLING: Final = (*_WAITING, *_LEFT)
 _BETWEEN: Final = (State.REFERRED, State.BROKEN)
 _OVER: Final = (State.FINISHED, State.ENDED)
+_AFTER: Final = (*_BETWEEN, *_OVER)
 
 _X = Exchange
-TRANSITIONS: Final[dict[tuple[State, type[on.Event]], Handler]] = {
-    (State.IDLE, on.Called): _X._call,
+_ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
+    (on.Called, (State.IDLE,), _X._call),
     # the client
-    **dict.fromkeys([(s, on.Answered) for s in _WAITING], _X._join),
-    (State.PARKED, on.Answered): _X._answer,
-    (State.REFERRED, on.Answered): _X._answer_referred,
-    (State.BROKEN, on.Answered): _X._answer_broken,
-    (State.DETACHED, on.Answered): _X._rejoin,
-    (State.FINISHED, on.Answered): _X._collect,
-    (State.ENDED, on.Answered): _X._give_again,
-    **dict.fromkeys([(s, on.Left) for s in State if s is not State.IDLE], _X._leave),
+    (on.Answered, _WAITING, _X._join),
+    (on.Answered, (State.PARKED,), _X._answer),
+    (on.Answered, (State.REFERRED,), _X._answer_referred),
+    (on.Answered, (State.BROKEN,), _X._answer_broken),
+    (on.Answered, (State.DETACHED,), _X._rejoin),
+    (on.Answered, (State.FINISHED,), _X._collect),
+    (on.Answered, (State.ENDED,), _X._give_again),
+    (on.Left, (*_CALLING, *_AFTER), _X._leave),
     # the upstream
-    **dict.fromkeys([(s, on.Nested) for s in _CALLING], _X._nested),
-    **dict.fromkeys([(s, on.Withdrawn) for s in _CALLING], _X._withdraw),
-    **dict.fromkeys([(s, on.Progressed) for s in _WAITING], _X._progress),
-    **dict.fromkeys([(s, on.Logged) for s in _WAITING], _X._log),
-    **dict.fromkeys([(s, on.Resulted) for s in _CALLING], _X._result),
-    **dict.fromkeys([(s, on.Failed) for s in _CALLING], _X._failure),
-    **dict.fromkeys([(s, on.Broke) for s in _CALLING], _X._break),
-    **dict.fromkeys([(s, on.Undelivered) for s in _CALLING], _X._undelivered),
+    (on.Nested, _CALLING, _X._nested),
+    (on.Withdrawn, _CALLING, _X._withdraw),
+    (on.Progressed, _WAITING, _X._progress),
+    (on.Logged, _WAITING, _X._log),
+    (on.Resulted, _CALLING, _X._result),
+    (on.Failed, _CALLING, _X._failure),
+    (on.Broke, _CALLING, _X._break),
+    (on.Undelivered, _CALLING, _X._undelivered),
     # time
-    (State.ASKING, on.QuietPassed): _X._quiet,
-    (State.RUNNING, on.LegLimitPassed): _X._shed,
-    (State.ASKING, on.LegLimitPassed): _X._quiet,
-    (State.DETACHED, on.GracePassed): _X._grace,
-    (State.PARKED, on.Expired): _X._expire,
-    (State.REFERRED, on.Expired): _X._expire,
-    (State.BROKEN, on.Expired): _X._expire_broken,
-    (State.FINISHED, on.Expired): _X._expire_finished,
-    (State.ENDED, on.Expired): _X._late,
-    **dict.fromkeys([(s, on.Stopped) for s in (*_CALLING, *_BETWEEN)], _X._stop),
-    **dict.fromkeys([(s, on.Stopped) for s in _OVER], _X._late),
+    (on.QuietPassed, (State.ASKING,), _X._quiet),
+    (on.LegLimitPassed, (State.RUNNING,), _X._shed),
+    (on.LegLimitPassed, (State.ASKING,), _X._quiet),
+    (on.GracePassed, (State.DETACHED,), _X._grace),
+    (on.Expired, (State.PARKED, State.REFERRED), _X._expire),
+    (on.Expired, (State.BROKEN,), _X._expire_broken),
+    (on.Expired, (State.FINISHED,), _X._expire_finished),
+    (on.Expired, (State.ENDED,), _X._late),
+    (on.Stopped, (*_CALLING, *_BETWEEN), _X._stop),
+    (on.Stopped, _OVER, _X._late),
     # the end of this process
-    **dict.fromkeys([(s, on.HandedOver) for s in _WAITING], _X._hand_over),
-    **dict.fromkeys([(s, on.LetGo) for s in (*_CALLING, *_BETWEEN)], _X._let_go),
+    (on.HandedOver, _WAITING, _X._hand_over),
+    (on.LetGo, (*_CALLING, *_BETWEEN), _X._let_go),
     # late but harmless: a timer that fired while its cause was handled, or a message after the end
-    **dict.fromkeys([(s, on.Nested) for s in (*_BETWEEN, *_OVER)], _X._late_question),
-    **dict.fromkeys(
-        [(s, e) for s in (*_BETWEEN, *_OVER) for e in (on.Withdrawn, on.Progressed, on.Logged, on.Undelivered)],
-        _X._late,
-    ),
-    **dict.fromkeys([(s, e) for s in (State.PARKED, State.DETACHED) for e in (on.Progressed, on.Logged)], _X._late),
-    **dict.fromkeys([(s, on.HandedOver) for s in (State.PARKED, State.DETACHED, *_BETWEEN, *_OVER)], _X._late),
-    **dict.fromkeys([(s, on.LetGo) for s in _OVER], _X._late),
+    (on.Nested, _AFTER, _X._late_question),
+    *((event, _AFTER, _X._late) for event in (on.Withdrawn, on.Undelivered)),
+    *((event, (*_LEFT, *_AFTER), _X._late) for event in (on.Progressed, on.Logged, on.HandedOver)),
+    (on.LetGo, _OVER, _X._late),
     # a stream may still break, or repeat itself, after the answer
-    **dict.fromkeys([(s, e) for s in (*_BETWEEN, *_OVER) for e in (on.Resulted, on.Failed, on.Broke)], _X._late),
+    *((event, _AFTER, _X._late) for event in (on.Resulted, on.Failed, on.Broke)),
+)
+
+TRANSITIONS: Final[dict[tuple[State, type[on.Event]], Handler]] = {
+    (state, event): handler for event, states, handler in _ROWS for state in states
 }
 """Every allowed pair of state and event, with its handler."""

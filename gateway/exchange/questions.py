@@ -4,7 +4,7 @@ Sources: specification 2026-07-28 basic/patterns/mrtr, client/elicitation, clien
 """
 
 import hashlib
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -222,33 +222,25 @@ def input_requests(questions: dict[str, Question]) -> bytes:
     )
 
 
-def url_questions(data: Raw | UnsetType, used: Container[str]) -> dict[str, Question]:
+def url_questions(data: Raw | UnsetType, used: Iterable[str]) -> dict[str, Question]:
     """The url elicitations of an error -32042 (2025-11-25 URLElicitationRequiredError); raises Malformed."""
     try:
         listed = jsonrpc.items(jsonrpc.fields(data)["elicitations"]) if data is not UNSET else []
         if len(listed) > MAX_QUESTIONS:
             raise Malformed(f"error -32042: {len(listed)} elicitations, more than {MAX_QUESTIONS}")
         questions: dict[str, Question] = {}
+        taken = set(used)
         for raw in listed:
             opened = jsonrpc.fields(raw)
             opened.setdefault("mode", Raw(b'"url"'))
             asked = read(mcp.ELICIT, Raw(jsonrpc.merge(opened.items())), Capabilities(url=True))
             if not asked.allowed:
                 raise Malformed("an elicitation is not of mode url")
-            key = assign_key(mcp.ELICIT, asked.hint, _Either(used, questions))
+            key = assign_key(mcp.ELICIT, asked.hint, taken)
+            taken.add(key)
             questions[key] = Question(key, mcp.ELICIT, asked.params, None)
     except (ValueError, RecursionError, KeyError) as exc:
         raise Malformed(f"error -32042: {exc}") from exc
     if not questions:
         raise Malformed("error -32042 has no elicitations")
     return questions
-
-
-class _Either:
-    """Membership in one of two containers."""
-
-    def __init__(self, *containers: Container[str]) -> None:
-        self._containers = containers
-
-    def __contains__(self, key: object) -> bool:
-        return any(key in container for container in self._containers)

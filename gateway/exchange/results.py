@@ -35,13 +35,11 @@ class Modern(NamedTuple):
     """Whether it is a tool result with `isError`."""
 
 
-def modern(  # noqa: PLR0913  (each decides some of the bytes that are added)
-    method: str, result: Raw, server_info: Raw, ttl_ms: int, scope: str, *, retried: bool
-) -> Modern:
+def modern(method: str, result: Raw, server_info: Raw, cache: tuple[int, str], *, retried: bool) -> Modern:
     """A complete result of 2026-07-28; raises ValueError when `result` is not an object.
 
-    `retried`: the result depends on the client's answers, so it must not be cached (server/utilities/caching, Cache
-    Key).
+    `cache` has the `ttlMs` and `cacheScope` of a result that states none. `retried`: the result depends on the
+    client's answers, so it must not be cached (server/utilities/caching, Cache Key).
     """
     if method == mcp.TOOLS_CALL and (plain := _plain(result)) is not None:
         return Modern(_plain_prefix(bytes(server_info)) + bytes(result)[1:], _is_true(plain.isError))
@@ -62,6 +60,7 @@ def modern(  # noqa: PLR0913  (each decides some of the bytes that are added)
             parts.pop("cacheScope", None)
         if retried:
             parts |= {"ttlMs": b"0", "cacheScope": b'"private"'}
+        ttl_ms, scope = cache
         parts.setdefault("ttlMs", b"%d" % ttl_ms)
         parts.setdefault("cacheScope", jsonrpc.encode(scope))
     parts["_meta"] = _meta(opened.get("_meta"), server_info)
@@ -102,8 +101,7 @@ def _plain(result: Raw) -> _Plain | None:
 
 @lru_cache(maxsize=256)
 def _plain_prefix(server_info: bytes) -> bytes:
-    meta = _meta(None, Raw(server_info))
-    return b'{"resultType":"complete","_meta":%b,' % meta
+    return b'{"resultType":"complete","_meta":%b,' % _meta(None, Raw(server_info))
 
 
 def _meta(raw: Raw | None, server_info: Raw) -> bytes:

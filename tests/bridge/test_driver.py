@@ -12,41 +12,9 @@ import pytest
 from gateway.bridge.driver import Driver
 from gateway.exchange.machine import Exchange
 from gateway.protocol import mcp
-from tests.support.fake_upstream import FORM, SAMPLE, URL, FakeUpstream, Turn, event, text
+from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, event, one_question, text
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, ALL, Client, Stand, eventually
-
-
-async def one_question(turn: Turn) -> None:
-    answer = await turn.elicit("name")
-    await turn.result(text(json.dumps(answer)))
-
-
-async def test_the_handshake_opens_the_side_stream_before_initialized(upstream: FakeUpstream, client: Client) -> None:
-    assert (await client.call()).text == "done"
-    assert upstream.words == [
-        "initialize",
-        "GET",
-        "notifications/initialized",
-        "tools/list",
-        "tools/call",
-    ]
-    assert len({seen.session for seen in upstream.seen[1:]}) == 1
-    assert all(seen.headers["MCP-Protocol-Version"] == "2025-11-25" for seen in upstream.seen[1:])
-
-
-async def test_initialize_carries_this_requests_capabilities_in_the_old_vocabulary(
-    upstream: FakeUpstream, stand: Stand
-) -> None:
-    declared: dict[str, Any] = {
-        "elicitation": {"url": {}},
-        "extensions": {"io.modelcontextprotocol/tasks": {}, "x/y": {}},
-    }
-    await stand.client(capabilities=declared).call()
-    params = upstream.of("initialize")[0].body["params"]
-    assert params["protocolVersion"] == "2025-11-25"
-    assert params["capabilities"] == {"elicitation": {"url": {}}, "extensions": {"x/y": {}}}
-    assert params["clientInfo"] == {"name": "bench", "version": "1"}
+from tests.support.workbench import ACCEPT, Client, Stand, eventually
 
 
 async def test_a_question_is_a_round_and_its_answer_ends_the_call(
@@ -77,65 +45,6 @@ async def test_an_answer_has_the_id_of_its_question_in_its_own_json_type(
 async def _ask_with(turn: Turn, id_: Any) -> None:
     await turn.elicit(id_=id_)
     await turn.result(text("ok"))
-
-
-async def test_questions_within_the_quiet_window_share_a_round(upstream: FakeUpstream, client: Client) -> None:
-    async def tool(turn: Turn) -> None:
-        answers = await asyncio.gather(
-            turn.elicit(), turn.ask(mcp.SAMPLE, SAMPLE), turn.ask(mcp.ROOTS), turn.ask(mcp.ELICIT, URL)
-        )
-        await turn.result(text(str(len(answers))))
-
-    upstream.tool(tool)
-    asked = await client.call()
-    assert sorted(question["method"] for question in asked.questions.values()) == sorted(
-        [mcp.ELICIT, mcp.ELICIT, mcp.SAMPLE, mcp.ROOTS]
-    )
-    urls = [q for q in asked.questions.values() if q["params"].get("mode") == "url"]
-    assert "elicitationId" not in urls[0]["params"]
-    answers = {
-        key: {
-            mcp.ELICIT: {"action": "accept"},
-            mcp.SAMPLE: {"role": "assistant", "model": "m", "content": {"type": "text", "text": "x"}},
-            mcp.ROOTS: {"roots": []},
-        }[question["method"]]
-        for key, question in asked.questions.items()
-    }
-    assert (await client.call(state=asked.state, answers=answers)).text == "4"
-    assert len(upstream.of("answer")) == 4
-
-
-async def test_a_question_on_the_side_stream_before_the_calls_own_head_belongs_to_the_call(
-    upstream: FakeUpstream, client: Client
-) -> None:
-    async def tool(turn: Turn) -> None:
-        answer = await turn.elicit("early", side=True)  # nothing of the POST's reply was sent yet
-        await turn.result(text(answer["action"]))
-
-    upstream.tool(tool)
-    asked = await client.call()
-    assert list(asked.questions) == ["early"]
-    assert (await client.answer(asked)).text == "accept"
-
-
-async def test_the_result_may_come_on_the_side_stream(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
-    closed = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        await turn.raw(b": open\n\n")
-        await turn.result(text("sideways"), side=True)
-        try:
-            await turn.for_ever()
-        finally:
-            closed.set()
-
-    upstream.tool(tool)
-    assert (await client.call()).text == "sideways"
-    async with asyncio.timeout(2):
-        await closed.wait()
-    upstream.tool(one_question)
-    assert json.loads((await client.answer(await client.call())).text) == ACCEPT
-    assert len(upstream.of("initialize")) == 1, "the session was used again"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -188,15 +97,6 @@ async def test_pings_and_refusals_carry_the_credential_of_the_session(upstream: 
     assert upstream.of("DELETE")[0].headers["Authorization"] == "Bearer one"
 
 
-async def test_a_request_that_no_client_knows_is_method_not_found(upstream: FakeUpstream, client: Client) -> None:
-    async def tool(turn: Turn) -> None:
-        answer = await turn.ask("tasks/list")
-        await turn.result(text(str(answer["error"]["code"])))
-
-    upstream.tool(tool)
-    assert (await client.call()).text == "-32601"
-
-
 async def test_a_client_that_did_not_declare_is_never_asked(upstream: FakeUpstream, stand: Stand) -> None:
     upstream.tool(one_question)
     reply = await stand.client(capabilities={"elicitation": {"url": {}}}).call()
@@ -211,18 +111,6 @@ async def test_undeclared_refuse_lets_the_tool_fall_back(upstream: FakeUpstream,
     stand = await begin(route={"undeclared": "refuse"})
     upstream.tool(one_question)
     assert (await stand.client(capabilities={}).call()).text == "null"
-
-
-async def test_a_stateless_upstream_that_asks_ends_the_call_with_one_clear_error(
-    upstream: FakeUpstream, client: Client
-) -> None:
-    upstream.has_sessions = False
-    upstream.tool(one_question)
-    reply = await client.call()
-    assert reply.outcome == (200, -32603, "upstream_cannot_ask")
-    assert "stateless" in reply.error["message"]
-    assert "GET" not in upstream.words
-    assert "answer" not in upstream.words
 
 
 async def test_answers_given_in_advance_are_taken(upstream: FakeUpstream, client: Client) -> None:
@@ -258,53 +146,6 @@ async def test_missing_answers_are_asked_again_and_unknown_keys_ignored(
     assert len(upstream.of("answer")) == 2
 
 
-async def test_only_what_this_request_asked_for_is_forwarded(upstream: FakeUpstream, client: Client) -> None:
-    upstream.capabilities["logging"] = {}
-
-    async def tool(turn: Turn) -> None:
-        token = turn.body["params"].get("_meta", {}).get("progressToken")
-        for progress in (1, 2):
-            await turn.notify(mcp.PROGRESS, {"progressToken": token or "x", "progress": progress})
-        await turn.notify(mcp.PROGRESS, {"progressToken": "foreign", "progress": 3})
-        await turn.notify(mcp.LOG, {"level": "debug", "data": "low"})
-        await turn.notify(mcp.LOG, {"level": "error", "data": "high"})
-        await turn.result(text("ok"))
-
-    upstream.tool(tool)
-    quiet = await client.call()
-    assert not quiet.is_stream
-    assert quiet.notifications == []
-    loud = await client.call(meta={"progressToken": "mine", mcp.META_LOG_LEVEL: "warning"})
-    assert loud.is_stream
-    assert [n["params"].get("progress", n["params"].get("data")) for n in loud.notifications] == [1, 2, "high"]
-    assert loud.notifications[0]["params"]["progressToken"] == "mine"
-    assert loud.headers["X-Accel-Buffering"] == "no"
-    assert b"id:" not in loud.data.replace(b'"id":', b"")
-
-
-async def test_a_new_leg_brings_its_own_progress_token_and_id(upstream: FakeUpstream, client: Client) -> None:
-    async def tool(turn: Turn) -> None:
-        await turn.elicit("q")
-        token = turn.body["params"]["_meta"]["progressToken"]
-        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
-        await turn.result(text("ok"))
-
-    upstream.tool(tool)
-    asked = await client.call(meta={"progressToken": 1})
-    done = await client.answer(asked, meta={"progressToken": 2})
-    assert [n["params"]["progressToken"] for n in done.notifications] == [2]
-    assert done.final["id"] != asked.final["id"]
-
-
-async def test_the_log_level_is_set_on_a_session_only_when_it_differs(upstream: FakeUpstream, client: Client) -> None:
-    upstream.capabilities["logging"] = {}
-    for level in ("info", "info", "error", None, "error"):
-        await client.call(meta={mcp.META_LOG_LEVEL: level} if level else None)
-    levels = [seen.body["params"]["level"] for seen in upstream.of(mcp.SET_LEVEL)]
-    assert levels == ["info", "error"]
-    assert len(upstream.of("initialize")) == 1
-
-
 async def test_silence_is_filled_with_comments(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(timeouts={"keepalive_seconds": 0.02})
     go = asyncio.Event()
@@ -324,30 +165,6 @@ async def test_silence_is_filled_with_comments(upstream: FakeUpstream, begin: St
         rest = await response.content.read()
     assert b"at last" in rest
     assert not [line for line in (seen + rest).split(b"\n") if line.startswith(b"id")]
-
-
-async def test_a_long_leg_ends_with_a_state_only_round_at_most_so_many_times(
-    upstream: FakeUpstream, begin: Start
-) -> None:
-    stand = await begin(legs={"limit_seconds": 0.03, "rounds": 2})
-    client, go = stand.client(), asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        await go.wait()
-        await turn.result(text("slow"))
-
-    upstream.tool(tool)
-    reply = await client.call()
-    assert reply.questions == {}
-    reply = await client.call(state=reply.state)
-    assert reply.questions == {}
-    waiting = asyncio.get_running_loop().create_task(client.call(state=reply.state))
-    await eventually(lambda: stand.held == 0)
-    _ = await asyncio.wait((waiting,), timeout=0.1)
-    assert not waiting.done(), "the third leg is kept open"
-    go.set()
-    assert (await waiting).text == "slow"
-    assert len(upstream.of("tools/call")) == 1
 
 
 async def test_a_large_result_is_one_json_body(upstream: FakeUpstream, client: Client) -> None:
@@ -407,17 +224,6 @@ async def test_an_answered_call_whose_result_is_forgotten_leaves_nothing_to_the_
             await ask_and_answer()
 
 
-async def test_an_error_of_the_upstream_is_http_200(upstream: FakeUpstream, client: Client) -> None:
-    upstream.tool(lambda turn: turn.error(-32050, "odd"))
-    reply = await client.call()
-    assert (reply.status, reply.error["code"], reply.error["data"]) == (200, -32603, {"upstreamCode": -32050})
-
-
-async def test_an_error_whose_code_is_mapped_keeps_its_data(upstream: FakeUpstream, client: Client) -> None:
-    upstream.tool(lambda turn: turn.error(-32050, "odd", {"field": "name", "hints": [1]}))
-    assert (await client.call()).error["data"] == {"field": "name", "hints": [1], "upstreamCode": -32050}
-
-
 async def test_an_error_32042_is_a_round_of_urls_and_the_call_runs_again(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
@@ -427,24 +233,6 @@ async def test_an_error_32042_is_a_round_of_urls_and_the_call_runs_again(
     assert stand.sessions("busy") == 1, "the session stays reserved"
     assert (await client.answer(asked, {"action": "accept"})).text == "done"
     assert len({seen.session for seen in upstream.of("tools/call")}) == 1
-
-
-async def test_a_reserved_session_that_is_lost_while_the_url_is_visited_is_replaced(
-    upstream: FakeUpstream, stand: Stand, client: Client
-) -> None:
-    upstream.once("tools/call", lambda turn: turn.error(-32042, "visit", {"elicitations": [URL]}))
-    asked = await client.call()
-
-    async def refuse(turn: Turn) -> None:
-        turn.reply(405)
-
-    upstream.once("GET", refuse)
-    upstream.side("s1").put_nowait(None)
-    await upstream.saw("GET", 2)
-    await eventually(lambda: not any("side stream" in name for name in stand.tasks()))
-    assert (await client.answer(asked, {"action": "accept"})).text == "done"
-    assert [seen.session for seen in upstream.of("tools/call")] == ["s1", "s2"]
-    await eventually(lambda: stand.sessions("busy") == 0)
 
 
 async def test_discover_needs_no_call(upstream: FakeUpstream, client: Client) -> None:
@@ -458,110 +246,7 @@ async def test_discover_needs_no_call(upstream: FakeUpstream, client: Client) ->
 OUT_OF_RANGE = ["1e400", "1" * 5000]
 
 
-@pytest.mark.parametrize("argument", OUT_OF_RANGE, ids=["float", "integer"])
-async def test_arguments_that_no_digest_can_hold_are_refused_before_anything_is_run(
-    upstream: FakeUpstream, stand: Stand, client: Client, argument: str
-) -> None:
-    headers, body = client.build("tools/call", {"name": "tool", "arguments": {"n": 0}})
-    async with asyncio.timeout(2):
-        async with stand.http.post(
-            stand.url, headers=headers, data=body.replace(b'"n": 0', f'"n": {argument}'.encode())
-        ) as response:
-            refused = await response.json()
-    assert (response.status, refused["error"]["code"], refused["id"]) == (400, -32602, "c1")
-    assert "tools/call" not in upstream.words
-
-
-@pytest.mark.parametrize("number", OUT_OF_RANGE, ids=["float", "integer"])
-async def test_an_answer_that_no_digest_can_hold_is_refused_and_the_call_waits_on(
-    upstream: FakeUpstream, stand: Stand, client: Client, number: str
-) -> None:
-    upstream.tool(one_question)
-    asked = await client.call()
-    for key in ("name", "unknown"):
-        answers = {key: {"action": "accept", "content": {"name": 0}}}
-        headers, body = client.build(
-            "tools/call", {"name": "tool", "arguments": {}, "requestState": asked.state, "inputResponses": answers}
-        )
-        body = body.replace(b'"name": 0', f'"name": {number}'.encode())
-        async with stand.http.post(stand.url, headers=headers, data=body) as response:
-            assert (response.status, (await response.json())["error"]["code"]) == (400, -32602)
-    assert stand.held == 1
-    assert json.loads((await client.answer(asked)).text) == ACCEPT
-
-
-@pytest.mark.parametrize("number", OUT_OF_RANGE, ids=["float", "integer"])
-async def test_a_question_with_a_number_that_python_cannot_hold_breaks_no_call(
-    upstream: FakeUpstream, client: Client, number: str
-) -> None:
-    async def tool(turn: Turn) -> None:
-        question = event({"jsonrpc": "2.0", "id": 7, "method": mcp.ELICIT, "params": {**FORM, "x": "number"}})
-        waiter = upstream.expect(turn.session, 7)
-        await turn.raw(question.replace(b'"number"', number.encode()))
-        await turn.result(text(json.dumps((await waiter)["result"])))
-
-    upstream.tool(tool)
-    headers, body = client.build("tools/call", {"name": "tool", "arguments": {}})
-    async with client.http.post(client.url, headers=headers, data=body) as response:
-        data = await response.read()
-    assert number.encode() in data
-    state = json.loads(data.replace(number.encode(), b"0"))["result"]["requestState"]
-    done = await client.call(state=state, answers={"elicitation-1": ACCEPT})
-    assert json.loads(done.text) == ACCEPT
-
-
 HALF = "cut \ud83d"
-
-
-async def test_half_an_emoji_goes_through_a_whole_call_unharmed(upstream: FakeUpstream, stand: Stand) -> None:
-    # JavaScript's JSON.stringify writes "\\ud83d" for text that was cut within an emoji; so does Python's json.
-    async def tool(turn: Turn) -> None:
-        await turn.notify(
-            "notifications/progress",
-            {"progressToken": turn.body["params"]["_meta"]["progressToken"], "progress": 1, "message": HALF},
-        )
-        await turn.notify("notifications/message", {"level": "info", "data": {HALF: HALF}})
-        answer = await turn.ask(
-            mcp.ELICIT,
-            {
-                **FORM,
-                "message": HALF,
-                "requestedSchema": {
-                    **FORM["requestedSchema"],
-                    "title": HALF,
-                    "properties": {HALF: {"type": "string"}},  # type: ignore[dict-item]
-                },
-            },
-        )
-        await turn.result({"content": [{"type": "text", "text": HALF}], "structuredContent": {HALF: answer["result"]}})
-
-    upstream.tool(tool)
-    upstream.instructions = HALF
-    client = stand.client(info={"name": HALF, "version": "1"}, capabilities={**ALL, HALF: {}})
-    arguments = {HALF: [HALF, "\ude00"]}
-    meta = {"progressToken": HALF, mcp.META_LOG_LEVEL: "info"}
-    asked = await client.call(arguments=arguments, meta=meta)
-    assert [note["params"].get("message", note["params"].get("data")) for note in asked.notifications] == [
-        HALF,
-        {HALF: HALF},
-    ]
-    assert asked.notifications[0]["params"]["progressToken"] == HALF
-    assert asked.questions["cut \ufffd"]["params"]["message"] == HALF
-    content = {"action": "accept", "content": {HALF: HALF}}
-    done = await client.call(arguments=arguments, state=asked.state, answers={"cut \ufffd": content, HALF: content})
-    assert done.text == HALF
-    assert done.result["structuredContent"] == {HALF: content}
-    assert upstream.of("tools/call")[0].body["params"]["arguments"] == arguments
-    assert upstream.of("initialize")[0].body["params"]["clientInfo"]["name"] == HALF
-    again = await client.call(arguments=arguments, state=asked.state, answers={"cut \ufffd": content, HALF: content})
-    assert again.text == HALF
-    assert (await client.post("server/discover")).result["instructions"] == HALF
-
-
-async def test_half_an_emoji_in_an_error_goes_through_unharmed(upstream: FakeUpstream, client: Client) -> None:
-    upstream.tool(lambda turn: turn.error(7, HALF, {HALF: HALF}))
-    error = (await client.call()).error
-    assert (error["code"], error["message"], error["data"]) == (7, HALF, {HALF: HALF})
 
 
 @pytest.mark.parametrize(
@@ -576,23 +261,3 @@ async def test_half_an_emoji_in_a_name_is_refused_with_the_id(
     async with stand.http.post(stand.url, headers=headers, data=body) as response:
         refused = await response.json()
     assert (response.status, refused["error"]["code"], refused["id"]) == (400, code, "c1")
-
-
-async def test_sixty_four_questions_with_long_keys_still_fit(upstream: FakeUpstream, client: Client) -> None:
-    titles = [f"{number:03d}" + "k" * 125 for number in range(64)]
-
-    async def tool(turn: Turn) -> None:
-        await asyncio.gather(*(turn.elicit(title) for title in titles))
-        await turn.result(text("all"))
-
-    upstream.tool(tool)
-    asked = await client.call()
-    assert sorted(asked.questions) == titles
-    assert len(asked.state) <= 8192
-    assert (await client.answer(asked)).text == "all"
-
-
-async def test_capabilities_are_part_of_what_shapes_a_session(upstream: FakeUpstream, stand: Stand) -> None:
-    for capabilities in (ALL, {}, ALL):
-        await stand.client(capabilities=capabilities).call()
-    assert len(upstream.of("initialize")) == 2

@@ -6,7 +6,7 @@ import pytest
 from msgspec import Raw
 
 from gateway.bridge import response_queue
-from gateway.bridge.response_queue import FinalMessage, ResponseQueue
+from gateway.bridge.response_queue import ChangeQueue, FinalMessage, ResponseQueue
 from gateway.exchange.events import Leg
 from gateway.protocol.errors import Busy, CallLost, InvalidParams, LocalProtocolError
 from gateway.runtime.coarse_timer import CoarseTimer
@@ -88,3 +88,21 @@ def test_an_exception_becomes_its_response() -> None:
     busy = FinalMessage.of_error(Busy("full", status=503, retry_after_seconds=5), None, "r3")
     assert b'"id"' not in busy.body
     assert (busy.status, busy.headers["Retry-After"]) == (503, "5")
+
+
+async def test_a_subscriber_that_does_not_read_hears_later_that_things_changed_and_not_how() -> None:
+    out = ChangeQueue(Leg(Raw(b"1")), CoarseTimer(5, Tasks(Metrics("0")), "silence"), 10)
+    out.tell(("a", ""), b"a" * 6)
+    assert not out.has_room(("b", ""), b"b" * 6)
+    out.tell(("b", ""), b"b")
+    assert out.has_room(("a", ""), b"a" * 9)
+    assert [await out.take(), await out.take()] == [b"a" * 6, b"b"]
+    assert out.has_room(("b", ""), b"b" * 10)
+
+
+async def test_the_acknowledgement_of_a_subscription_precedes_its_changes_and_its_end_follows_them() -> None:
+    out = ChangeQueue(Leg(Raw(b"1")), CoarseTimer(5, Tasks(Metrics("0")), "silence"), 10)
+    out.send(b"acknowledged")
+    out.tell(("a", ""), b"a")
+    out.finish(FinalMessage(b"end"))
+    assert [await out.take() for _ in range(3)] == [b"acknowledged", b"a", FinalMessage(b"end")]

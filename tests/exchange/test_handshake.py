@@ -28,7 +28,7 @@ CAPABILITIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("declared", "old"), CAPABILITIES, ids=range(len(CAPABILITIES)))
-def test_initialize_declares_what_this_request_declared(declared: dict[str, Any], old: dict[str, Any]) -> None:
+def test_initialize_declares_the_capabilities_of_this_request(declared: dict[str, Any], old: dict[str, Any]) -> None:
     params = handshake.initialize_params(raw(INFO), raw(declared))
     message = assert_legacy_message(jsonrpc.request(b'"a"', mcp.INITIALIZE, params))
     assert message["params"] == {"protocolVersion": "2025-11-25", "capabilities": old, "clientInfo": INFO}
@@ -67,7 +67,7 @@ def test_a_server_without_a_name_gets_one(named: dict[str, Any]) -> None:
     ],
     ids=range(5),
 )
-def test_what_is_no_handshake_is_a_value_error(result: Any) -> None:
+def test_a_malformed_handshake_is_a_value_error(result: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         handshake.handshake(raw(result))
 
@@ -86,12 +86,14 @@ def test_what_is_no_handshake_is_a_value_error(result: Any) -> None:
         ("logging", "x", False),
     ],
 )
-def test_what_the_server_offers_is_what_it_declared(capability: str, flag: str | None, *, offered: bool) -> None:
+def test_the_server_offers_exactly_the_capabilities_that_it_declared(
+    capability: str, flag: str | None, *, offered: bool
+) -> None:
     capabilities = {"tools": {"listChanged": True}, "resources": {"subscribe": False}, "logging": None}
     assert shaken(capabilities=capabilities).offers(capability, flag) is offered
 
 
-def test_a_discover_result_says_what_the_handshake_said() -> None:
+def test_a_discover_result_repeats_the_handshake() -> None:
     capabilities = {
         "tools": {"listChanged": True, "x": None},
         "resources": {"subscribe": True},

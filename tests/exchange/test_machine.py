@@ -117,7 +117,7 @@ def test_one_question_is_asked_answered_and_the_result_given() -> None:
     assert play.counts == ["asked", "answered"]
 
 
-def test_what_is_asked_is_what_the_upstream_asked() -> None:
+def test_the_client_is_asked_the_question_of_the_upstream_unchanged() -> None:
     play = parked(FIRST)
     result = questions.input_requests(play.questions)
     assert_modern_result(mcp.TOOLS_CALL, b'{"resultType":"input_required","inputRequests":%b}' % result)
@@ -246,7 +246,7 @@ def test_an_undeclared_question_settles_the_questions_that_were_open() -> None:
     assert play << do.CancelCall(ANY) << do.DisarmLeg() << do.Fail((FIRST,), ANY) << do.ReleaseSession(clean=False)
 
 
-def test_an_undeclared_question_while_parked_is_what_the_client_finds_when_it_comes_back() -> None:
+def test_an_undeclared_question_while_parked_is_the_error_of_the_next_retry() -> None:
     play = parked(FIRST, declared=Capabilities(form=True)) >> on.Nested(raw(1), mcp.ROOTS, raw({}))
     play = play << do.Respond(raw(1), None, ANY) << do.Respond(raw(0), CANCEL, None) << do.CancelCall(ANY)
     play = play << do.DisarmLeg() << do.ReleaseSession(clean=False)
@@ -338,7 +338,7 @@ def test_an_answer_given_in_advance_for_something_else_is_not_used() -> None:
     assert waiting(FIRST, given={"elicitation-1": SAMPLED}) >> asked(0) << do.Arm(Timer.QUIET)
 
 
-def test_an_answer_given_in_advance_for_what_the_client_did_not_declare_does_not_help() -> None:
+def test_an_answer_given_in_advance_to_an_undeclared_question_does_not_help() -> None:
     play = waiting(FIRST, declared=Capabilities(), given={"elicitation-1": ACCEPT}) >> asked(0)
     assert play << do.Respond(raw(0), None, ANY) << do.CancelCall(ANY) << ANY << do.Fail((FIRST,), ANY) << ANY
 
@@ -386,7 +386,7 @@ def test_refused_credentials_put_the_questions_back_in_front_of_new_ones() -> No
     assert list(play.questions) == ["elicitation-1", "elicitation-2"]
 
 
-def test_refused_credentials_when_nobody_waits_any_more() -> None:
+def test_refused_credentials_after_every_leg_left_leave_the_call_parked() -> None:
     play = detached(FIRST, SECOND) >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True)
     assert play << do.DisarmLeg() << do.Arm(Timer.TTL)
     assert play.state is State.PARKED
@@ -446,7 +446,7 @@ def test_an_answer_to_a_question_withdrawn_while_parked_is_not_sent() -> None:
     assert play.state is State.RUNNING
 
 
-def test_withdrawing_what_is_not_open_does_nothing() -> None:
+def test_withdrawing_a_question_that_is_not_open_does_nothing() -> None:
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw("0"))
     assert play
     assert len(play.questions) == 1
@@ -481,7 +481,7 @@ def test_a_kept_result_is_not_given_to_a_round_that_never_was() -> None:
     play.refuses(answered(SECOND, 2, **{"elicitation-1": ACCEPT}), InvalidState)
 
 
-def test_a_result_that_nobody_collects_is_dropped() -> None:
+def test_a_result_whose_client_does_not_return_is_dropped() -> None:
     play = parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY >> on.Expired() << do.Disarm(Timer.TTL)
     assert play.state is State.ENDED
     play.refuses(answered(SECOND, 1), InvalidState)
@@ -771,7 +771,7 @@ def test_a_round_that_was_never_asked_is_refused(round_: int) -> None:
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_parked_call_that_nobody_comes_back_for_is_given_up() -> None:
+def test_a_parked_call_whose_client_does_not_return_is_given_up() -> None:
     play = waiting(FIRST) >> asked(0) << ANY >> on.Nested(raw(1), mcp.SAMPLE, raw(SAMPLING)) << ANY
     play = play >> on.QuietPassed() << ANY << ANY << ANY
     play = play >> on.Expired() << do.Respond(raw(0), CANCEL, None) << do.Respond(raw(1), None, error(-32603))
@@ -782,7 +782,7 @@ def test_a_parked_call_that_nobody_comes_back_for_is_given_up() -> None:
     play.refuses(answered(SECOND, 1, **{"elicitation-1": ACCEPT}), InvalidState)
 
 
-def test_urls_that_nobody_visits_free_the_session() -> None:
+def test_urls_that_are_not_visited_in_time_free_the_session() -> None:
     play = referred(FIRST) >> on.Expired() << do.DisarmLeg() << do.Disarm(Timer.TTL) << do.ReleaseSession(clean=True)
     assert play
     assert play.state is State.ENDED
@@ -832,7 +832,7 @@ def test_a_leg_that_reaches_its_limit_within_the_quiet_window_asks_at_once() -> 
 # -- stop -------------------------------------------------------------------------------------------------------------
 
 
-def test_stopping_cancels_a_call_and_tells_who_waits() -> None:
+def test_stopping_cancels_a_call_and_fails_its_waiting_legs() -> None:
     play = waiting(FIRST) >> on.Stopped(STOPPING) << do.CancelCall("stopping") << do.DisarmLeg()
     assert play << do.Fail((FIRST,), STOPPING) << do.ReleaseSession(clean=False)
 
@@ -886,7 +886,7 @@ def test_progress_goes_to_the_newest_of_two_legs() -> None:
     assert play >> progress(progressToken=0, progress=1) << do.Forward(newest, ANY)
 
 
-def test_progress_that_nobody_asked_for_is_dropped() -> None:
+def test_progress_that_the_client_did_not_ask_for_is_dropped() -> None:
     assert waiting(FIRST) >> progress(progressToken="ours", progress=1)
 
 
@@ -910,7 +910,7 @@ def test_logs_are_sent_at_or_above_the_level_asked_for(wanted: str | None, level
 
 
 @pytest.mark.parametrize("event", [progress(progressToken=0, progress=1), logged("error")], ids=["progress", "log"])
-def test_notifications_while_nobody_waits_are_dropped(event: on.Event) -> None:
+def test_notifications_while_no_leg_waits_are_dropped(event: on.Event) -> None:
     chatty = leg(1, token="one", level="debug")
     assert parked(chatty) >> event
     assert detached(chatty, leg(2, token="two", level="debug")) >> event

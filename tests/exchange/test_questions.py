@@ -208,7 +208,7 @@ def test_an_accepted_url_is_told_from_a_declined_one() -> None:
 
 
 @pytest.mark.parametrize("method", sorted(inputs.KINDS))
-def test_a_question_that_nobody_answers_is_settled_validly(method: str) -> None:
+def test_a_question_without_an_answer_is_settled_with_a_valid_result_or_error(method: str) -> None:
     result, error = inputs.withdrawn(Question("k", method, raw({}), raw(0)))
     if method == mcp.ELICIT:
         assert result is not None
@@ -223,7 +223,7 @@ def test_a_question_that_nobody_answers_is_settled_validly(method: str) -> None:
 # -- urls of -32042 ---------------------------------------------------------------------------------------------------
 
 
-def test_the_urls_of_an_error_become_questions_that_nobody_waits_for() -> None:
+def test_the_urls_of_an_error_become_questions_without_an_upstream_id() -> None:
     bare = {"message": "Visit", "url": "https://example.com/b", "elicitationId": "b"}
     questions = inputs.url_questions(raw({"elicitations": [url(), bare]}), {"elicitation-1"})
     assert list(questions) == ["elicitation-2", "elicitation-3"]

@@ -17,7 +17,9 @@ TOOL = {"name": "t", "inputSchema": {"type": "object", "properties": {"a": {"def
 
 def modern(method: str, result: Any, *, retried: bool = False) -> dict[str, Any]:
     data = result if isinstance(result, Raw) else raw(result)
-    found = assert_modern_result(method, results.modern(method, data, raw(INFO), 5000, "public", retried=retried).body)
+    found = assert_modern_result(
+        method, results.modern(method, data, raw(INFO), (5000, "public"), retried=retried).body
+    )
     assert found.pop("resultType") == "complete"
     assert found.pop("_meta") == {mcp.META_SERVER_INFO: INFO}
     return found
@@ -102,7 +104,7 @@ def test_a_result_cannot_call_itself_anything_but_complete() -> None:
 def test_meta_is_kept_and_the_server_named() -> None:
     old = raw({"content": [], "_meta": {"a": 1}})
     found = assert_modern_result(
-        mcp.TOOLS_CALL, results.modern(mcp.TOOLS_CALL, old, raw(INFO), 0, "public", retried=False).body
+        mcp.TOOLS_CALL, results.modern(mcp.TOOLS_CALL, old, raw(INFO), (0, "public"), retried=False).body
     )
     assert found["_meta"] == {"a": 1, mcp.META_SERVER_INFO: INFO}
     modern(mcp.TOOLS_CALL, {"content": [], "_meta": None})
@@ -111,7 +113,7 @@ def test_meta_is_kept_and_the_server_named() -> None:
 def test_content_is_spliced_and_not_rebuilt() -> None:
     content = b'[ {"type":"text","text":"\\u00e9","n":1e1} ]'
     old = Raw(b'{"content":%b}' % content)
-    written = results.modern(mcp.TOOLS_CALL, old, raw(INFO), 0, "public", retried=False).body
+    written = results.modern(mcp.TOOLS_CALL, old, raw(INFO), (0, "public"), retried=False).body
     assert content in written
 
 
@@ -119,7 +121,7 @@ def test_content_is_spliced_and_not_rebuilt() -> None:
     "content", [Raw(b'{"content":"null"}'), Raw(b'{"content":["null", null]}')], ids=["a string", "no objects"]
 )
 def test_content_of_a_wrong_shape_is_left_to_the_client(content: Raw) -> None:
-    written = results.modern(mcp.TOOLS_CALL, content, raw(INFO), 0, "public", retried=False).body
+    written = results.modern(mcp.TOOLS_CALL, content, raw(INFO), (0, "public"), retried=False).body
     assert json.loads(written)["content"] == json.loads(bytes(content))["content"]
 
 
@@ -137,13 +139,13 @@ def test_content_of_a_wrong_shape_is_left_to_the_client(content: Raw) -> None:
     ],
 )
 def test_a_tool_that_failed_is_told_from_one_that_did_not(method: str, result: bytes, *, failed: bool) -> None:
-    assert results.modern(method, Raw(result), raw(INFO), 0, "public", retried=False).is_tool_error is failed
+    assert results.modern(method, Raw(result), raw(INFO), (0, "public"), retried=False).is_tool_error is failed
 
 
 @pytest.mark.parametrize("result", [b"[]", b"null", b'"x"', b'{"_meta":[]}'])
-def test_a_result_that_is_no_object_is_a_value_error(result: bytes) -> None:
+def test_a_result_that_is_not_an_object_is_a_value_error(result: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        results.modern(mcp.TOOLS_CALL, Raw(result), raw(INFO), 0, "public", retried=False)
+        results.modern(mcp.TOOLS_CALL, Raw(result), raw(INFO), (0, "public"), retried=False)
 
 
 ERRORS: list[tuple[str, jsonrpc.Error, int, Any]] = [
@@ -207,11 +209,11 @@ def test_an_old_error_keeps_to_the_new_codes(method: str, old: jsonrpc.Error, co
 
 def test_half_an_emoji_in_a_result_goes_on_as_it_is_written() -> None:
     old = b'{"content":[{"type":"text","text":"\\ud83d","annotations":null}],"\\uDE00":"\\ud83d","a":null}'
-    found = results.modern(mcp.TOOLS_CALL, Raw(old), raw(INFO), 0, "private", retried=False)
+    found = results.modern(mcp.TOOLS_CALL, Raw(old), raw(INFO), (0, "private"), retried=False)
     assert b'{"type":"text","text":"\\ud83d"}' in found.body
     assert b'"\\ude00":"\\ud83d"' in found.body
     plain = Raw(b'{"content":[{"type":"text","text":"\\ud83d"}],"isError":true}')
-    assert results.modern(mcp.TOOLS_CALL, plain, raw(INFO), 0, "private", retried=False).is_tool_error
+    assert results.modern(mcp.TOOLS_CALL, plain, raw(INFO), (0, "private"), retried=False).is_tool_error
 
 
 def test_half_an_emoji_in_an_error_goes_on_as_it_is_written() -> None:

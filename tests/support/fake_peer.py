@@ -139,7 +139,7 @@ class FakePeer(Server):
     @property
     def kinds(self) -> list[str]:
         """The accepted requests."""
-        return [asked.request.kind for asked in self.asked if hasattr(asked, "hop")]
+        return [asked.peer_request.kind for asked in self.asked if hasattr(asked, "peer_request")]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray) -> None:
         while True:

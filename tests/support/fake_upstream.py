@@ -10,7 +10,8 @@ import asyncio
 import itertools
 import json
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
@@ -158,6 +159,12 @@ class Turn:
 Script = Callable[[Turn], Awaitable[None]]
 
 
+async def one_question(turn: Turn) -> None:
+    """A tool that asks once, and whose result is the answer as text."""
+    answer = await turn.elicit("name")
+    await turn.result(text(json.dumps(answer)))
+
+
 class FakeUpstream:
     """The server, on a free port of the test's own event loop."""
 
@@ -249,9 +256,23 @@ class FakeUpstream:
         server = web.Server(self._handle, handler_cancellation=True, access_log=None)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=tls).start()
+        await self._listen(port, tls)
         host, port = self._runner.addresses[0][:2]
         self.url = f"{'http' if tls is None else 'https'}://{host}:{port}/mcp"
+
+    async def _listen(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        assert self._runner is not None
+        self._site = web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=tls)
+        await self._site.start()
+
+    @asynccontextmanager
+    async def refusing_connections(self) -> AsyncIterator[None]:
+        """Refuse new connections; those that are open stay open."""
+        assert self._runner is not None
+        port = self._runner.addresses[0][1]
+        await self._site.stop()
+        yield
+        await self._listen(port)
 
     async def close(self) -> None:
         if self._runner is not None:

@@ -98,6 +98,12 @@ class Reply:
         return self.status, self.error["code"], (self.error.get("data") or {}).get("reason")
 
 
+async def leave(task: "asyncio.Task[Reply]") -> None:
+    """The client closes its connection."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 class Client:
     """A modern client of one principal."""
 

@@ -134,7 +134,7 @@ def test_every_answer_that_went_upstream_is_on_record_in_its_order() -> None:
     assert on_record(play) == [entry(1, 1), entry(2, 1), entry(3, 2)]
 
 
-def test_what_is_not_an_answer_is_not_on_record() -> None:
+def test_only_answers_of_the_client_are_on_record() -> None:
     play = waiting(FIRST) >> asked(0) << ANY >> on.QuietPassed() << ANY << ANY << ANY
     assert on_record(play >> answered(SECOND, 1) << ANY << ANY) == []
 
@@ -205,7 +205,7 @@ def test_the_questions_of_one_round_may_come_in_another_order() -> None:
     assert play
 
 
-def test_the_questions_of_two_rounds_may_not() -> None:
+def test_the_questions_of_two_rounds_may_not_come_in_another_order() -> None:
     play = rerun(talked((1,), (2,)) >> BROKE)
     play = play >> question(2, "b") << do.Arm(Timer.QUIET)
     assert play >> question(1, "a") << do.Arm(Timer.QUIET)
@@ -250,7 +250,7 @@ def test_a_question_is_the_same_only_with_the_same_params(params: dict[str, Any]
     assert play >> asked("a", **params) << do.Arm(Timer.QUIET)
 
 
-def test_a_question_is_the_same_whatever_its_id_its_spelling_and_what_is_removed_from_it() -> None:
+def test_a_question_is_the_same_with_another_id_another_spelling_or_removed_params() -> None:
     play = rerun(talked((1,)) >> BROKE)
     spelled = (
         b'{ "_meta": {"progressToken": 9}, "requestedSchema": {"properties": {"name": {"type": "string"}}, '
@@ -296,7 +296,7 @@ def test_an_answer_given_in_advance_beside_an_asked_one_does_not_part_the_runs()
     assert play >> question(2, "b") << send((key(2), "b", reply(2)))
 
 
-def test_what_the_client_did_not_declare_is_refused_in_the_second_run_as_in_the_first() -> None:
+def test_an_undeclared_question_is_refused_in_the_second_run_as_in_the_first() -> None:
     assert (
         rerun(talked((1,), policy=Policy(refuse_undeclared=True)) >> BROKE)
         >> on.Nested(raw("a"), "ping", raw({}))
@@ -325,7 +325,7 @@ def test_an_open_question_of_the_lost_run_makes_its_session_unclean_only_there()
     assert play << do.ReleaseSession(clean=True) << ANY
 
 
-def test_a_call_lost_within_the_grace_period_runs_again_for_who_may_come_back() -> None:
+def test_a_call_lost_within_the_grace_period_runs_again_in_case_its_client_returns() -> None:
     play = rerun(detached(FIRST, SECOND) >> BROKE)
     assert play.state is State.DETACHED
     play = play >> asked("a") << send((key(1), "a", ACCEPT))
@@ -523,7 +523,7 @@ def test_answers_too_large_for_the_record_end_a_broken_exchange() -> None:
     assert play >> answered(THIRD, 1, **{key(1): HUGE}) << do.Fail((THIRD,), ANY)
 
 
-def test_a_broken_exchange_that_nobody_comes_back_for_is_dropped() -> None:
+def test_a_broken_exchange_whose_client_does_not_return_is_dropped() -> None:
     play = broken(FIRST) >> on.Expired() << do.Disarm(Timer.TTL)
     assert play
     assert play.state is State.ENDED
@@ -561,7 +561,7 @@ def test_a_broken_exchange_is_not_broken_again_after_as_many_runs_as_it_has() ->
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_what_comes_late_to_a_broken_exchange_changes_nothing(event: on.Event) -> None:
+def test_a_late_event_changes_nothing_in_a_broken_exchange(event: on.Event) -> None:
     play = broken(FIRST)
     before = attributes(play.exchange)
     assert play >> event
@@ -762,7 +762,7 @@ def test_a_call_that_was_lost_for_good_is_not_run_again_for_a_late_answer() -> N
     assert play << do.Arm(Timer.LINGER)
 
 
-def test_a_question_withdrawn_while_a_leg_waits_is_nobodys() -> None:
+def test_a_question_withdrawn_while_a_leg_waits_is_never_asked() -> None:
     play = waiting(FIRST) >> question(1) << ANY >> question(2) << ANY >> on.Withdrawn(raw(1), replayable=True)
     play = play >> on.QuietPassed() << ANY << ask(FIRST, 1, key(2)) << ANY
     play = play >> answered(SECOND, 1, **{key(1): reply(1), key(2): reply(2)}) << ANY << ANY
@@ -770,7 +770,7 @@ def test_a_question_withdrawn_while_a_leg_waits_is_nobodys() -> None:
     assert play << do.ReleaseSession(clean=True) << do.Arm(Timer.LINGER)
 
 
-def test_a_late_answer_too_large_for_the_record_is_moot() -> None:
+def test_a_late_answer_too_large_for_the_record_is_ignored() -> None:
     play = withdrawn() >> on.Resulted(LATE_FAILURE) << ANY << ANY
     play = play >> answered(SECOND, 1, **{key(1): HUGE}) << ANY << ANY << do.Reply((SECOND,), LATE_FAILURE)
     assert play << do.Arm(Timer.LINGER)
@@ -778,7 +778,7 @@ def test_a_late_answer_too_large_for_the_record_is_moot() -> None:
     assert play << do.Reply((SECOND,), LATE_FAILURE) << do.ReleaseSession(clean=True) << do.Arm(Timer.LINGER)
 
 
-def test_a_late_answer_after_as_many_runs_as_there_may_be_is_moot() -> None:
+def test_a_late_answer_after_the_last_run_is_ignored() -> None:
     play = resumed(FIRST, SECOND)
     for _ in range(MAX_RUNS):
         play = rerun(play >> BROKE)
@@ -787,7 +787,7 @@ def test_a_late_answer_after_as_many_runs_as_there_may_be_is_moot() -> None:
     assert play >> on.Resulted(RESULT) << ANY << do.Reply((THIRD,), RESULT) << ANY << ANY
 
 
-def test_a_late_answer_after_the_failure_of_the_last_run_is_moot_too() -> None:
+def test_a_late_answer_after_the_failure_of_the_last_run_is_ignored_too() -> None:
     play = resumed(FIRST, SECOND)
     for _ in range(MAX_RUNS):
         play = rerun(play >> BROKE)
@@ -820,14 +820,14 @@ def test_an_answer_given_twice_after_refused_credentials_is_the_second() -> None
     assert play >> question(2, "b") << send((key(2), "b", reply(2)))
 
 
-def test_a_url_error_settles_what_was_owed() -> None:
+def test_a_url_error_cancels_a_run_that_was_owed() -> None:
     play = withdrawn() >> answered(SECOND, 1, **{key(1): ACCEPT}) << ANY << ANY >> url_required(url()) << ANY
     play = play << ask(SECOND, 2, key(2), state=State.REFERRED) << ANY
     play = play >> answered(THIRD, 2, **{key(2): ACCEPT}) << ANY << do.SendCall() << ANY
     assert play >> on.Resulted(RESULT) << ANY << do.Reply((THIRD,), RESULT) << do.ReleaseSession(clean=True) << ANY
 
 
-def test_a_url_error_settles_what_was_withdrawn() -> None:
+def test_a_url_error_makes_late_answers_to_withdrawn_questions_useless() -> None:
     play = withdrawn() >> url_required(url()) << ANY << ANY
     play = play >> answered(SECOND, 1, **{key(1): ACCEPT}) << ask(SECOND, 1, key(2), state=State.REFERRED) << ANY
     play = play >> answered(THIRD, 1, **{key(2): ACCEPT}) << ANY << do.SendCall() << ANY
@@ -842,7 +842,7 @@ def test_two_withdrawn_questions_are_both_answered_late() -> None:
     assert play >> question(2, "b") << send((key(2), "b", reply(2)))
 
 
-def test_what_was_withdrawn_is_over_with_its_call() -> None:
+def test_withdrawn_questions_are_forgotten_with_their_call() -> None:
     # The key of a question of an earlier call, or of one that was withdrawn from a leg, is an unknown key.
     referral = withdrawn() >> url_required(url()) << ANY << ANY
     referral = referral >> answered(SECOND, 1) << ask(SECOND, 1, key(2), state=State.REFERRED) << ANY
@@ -941,7 +941,7 @@ def test_a_parked_call_whose_record_was_lost_is_not_run_again() -> None:
 
 
 @pytest.mark.parametrize("state", [State.PARKED, State.REFERRED])
-def test_what_this_process_has_no_words_for_must_be_answered_at_once(state: State) -> None:
+def test_questions_whose_params_this_process_lacks_must_be_answered_at_once(state: State) -> None:
     parts = [opened(number, words=number == 2) for number in (1, 2, 3)]
     if state is State.REFERRED:
         parts = [replace(part, upstream_id=None) for part in parts]
@@ -1092,7 +1092,7 @@ def test_a_question_that_came_and_went_while_parked_cannot_be_answered_late() ->
     assert play << do.Arm(Timer.LINGER)
 
 
-def test_what_is_shown_in_another_process_is_what_it_was_asked_for() -> None:
+def test_another_process_accepts_answers_only_to_the_questions_of_the_round() -> None:
     play = restored(State.PARKED, opened(1)) >> question(2)
     play = play >> answered(FIRST, 1, **{key(1): reply(1), key(2): reply(2)}) << ANY << ANY
     assert play << send((key(1), 1, reply(1))) << do.Arm(Timer.QUIET)
@@ -1293,7 +1293,7 @@ def test_an_exchange_whose_call_is_over_is_let_go(arrive: Any, *, clean: bool, c
 
 
 @pytest.mark.parametrize("cancel", [True, False])
-def test_what_is_over_cannot_be_let_go(cancel: bool) -> None:  # noqa: FBT001
+def test_an_exchange_that_is_over_ignores_being_let_go(cancel: bool) -> None:  # noqa: FBT001
     play = parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY >> on.LetGo(cancel)
     assert play >> answered(SECOND, 1) << ANY << ANY << do.Reply((SECOND,), RESULT) << ANY >> on.LetGo(cancel)
     assert play >> answered(THIRD, 1) << do.Reply((THIRD,), RESULT)

@@ -1,0 +1,60 @@
+"""Sends each leg of one exchange its notifications, then exactly one final message."""
+
+from gateway.bridge.context import Context
+from gateway.bridge.report import Report
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue
+from gateway.exchange import commands as do
+from gateway.exchange.events import Leg
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import GatewayError
+from gateway.telemetry import Ending, Outcome
+
+
+class Replies:
+    """The queues of the legs that wait."""
+
+    def __init__(self, context: Context, report: Report) -> None:
+        self._context = context
+        self._report = report
+        self._queues: dict[Leg, ResponseQueue] = {}
+
+    def add(self, queue: ResponseQueue) -> None:
+        """A leg waits from now on; it is the newest."""
+        self._queues[queue.leg] = queue
+        self._context.request_id, self._context.span = queue.request_id, queue.span
+
+    def discard(self, leg: Leg) -> None:
+        """A leg no longer waits, or never did."""
+        self._queues.pop(leg, None)
+
+    def forward(self, leg: Leg, message: bytes) -> None:
+        """Send a leg one notification."""
+        self._queues[leg].send(message)
+
+    def end(self, command: do.Reply | do.FailWith) -> None:
+        """End legs with what the upstream said."""
+        if isinstance(command, do.Reply):
+            for leg in command.legs:
+                self._finish(leg, FinalMessage(jsonrpc.result(leg.id, command.result), ending=self._report.ending))
+            return
+        ending = self._report.failed_with(command.error)
+        for leg in command.legs:
+            self._finish(leg, FinalMessage(jsonrpc.failure(leg.id, command.error), ending=ending))
+
+    def fail(self, legs: tuple[Leg, ...], error: GatewayError) -> None:
+        """End legs with an error of the gateway."""
+        self._report.failed(error)
+        for leg in legs:
+            self._finish(leg, FinalMessage.of_error(error, leg.id, self._queues[leg].request_id))
+
+    def ask(self, ask: do.Ask, body: bytes) -> None:
+        """End legs with an InputRequiredResult."""
+        ending = Ending(Outcome.INPUT_REQUIRED if ask.questions else Outcome.STATE_ONLY)
+        for leg in ask.legs:
+            self._finish(leg, FinalMessage(jsonrpc.result(leg.id, body), ending=ending))
+
+    def _finish(self, leg: Leg, last: FinalMessage) -> None:
+        queue, live = self._queues.pop(leg), self._context.live
+        queue.finish(last)
+        if queue.dropped:
+            live.process.metrics.notifications_dropped(live.route.path, queue.dropped)

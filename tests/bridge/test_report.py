@@ -1,0 +1,196 @@
+"""What log, metrics, traces and the status page say of one exchange."""
+
+import asyncio
+import time
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
+
+from gateway.bridge.report import Report
+from gateway.protocol import mcp
+from gateway.telemetry import Event, Step
+from gateway.telemetry.otel import OtelTraces
+from tests.support.fake_upstream import FakeUpstream, Turn, one_question, text
+from tests.support.logs import Lines
+from tests.support.replicas import later, opened, steps
+from tests.support.stand import Start
+from tests.support.workbench import Client, Stand, eventually, leave
+
+
+async def test_a_plain_call_is_told_by_its_request_alone(log_lines: Lines, client: Client) -> None:
+    assert (await client.call()).text == "done"
+    assert log_lines(Event.EXCHANGE_FINISHED) == []
+
+
+async def test_a_call_of_two_rounds_is_logged_and_counted(
+    log_lines: Lines, upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    upstream.tool(one_question)
+    _ = await client.answer(await client.call())
+    (line,) = log_lines(Event.EXCHANGE_FINISHED)
+    assert (line["level"], line["target"], line["rounds"], line["outcome"]) == ("info", "tool", 2, "complete")
+    assert "cause" not in line
+    assert stand.metric("mcp_gateway_rounds_per_exchange_count") == 1
+
+
+async def test_a_broken_call_is_a_warning_with_cause_and_fix(
+    log_lines: Lines, upstream: FakeUpstream, client: Client
+) -> None:
+    upstream.tool(lambda turn: turn.reset())
+    _ = await client.call()
+    (line,) = log_lines(Event.EXCHANGE_FINISHED)
+    assert (line["level"], line["outcome"]) == ("warning", "error")
+    assert "broke the connection" in line["cause"]
+    assert line["fix"]
+
+
+async def test_an_error_of_the_upstream_is_logged_by_its_code(
+    log_lines: Lines, upstream: FakeUpstream, client: Client
+) -> None:
+    upstream.tool(lambda turn: turn.error(-32000, "secret words"))
+    _ = await client.call()
+    (line,) = log_lines(Event.EXCHANGE_FINISHED)
+    assert (line["level"], line["cause"]) == ("info", "the upstream answered with error -32000")
+
+
+async def test_a_client_that_leaves_is_logged_as_a_cancelled_call(
+    log_lines: Lines, upstream: FakeUpstream, client: Client
+) -> None:
+    upstream.tool(lambda turn: turn.for_ever())
+    call = later(client.call())
+    _ = await upstream.saw("tools/call")
+    await leave(call)
+    await eventually(lambda: log_lines(Event.EXCHANGE_FINISHED))
+    (line,) = log_lines(Event.EXCHANGE_FINISHED)
+    assert (line["level"], line["outcome"]) == ("info", "cancelled")
+
+
+async def test_a_cancellation_that_the_upstream_refuses_is_logged(
+    log_lines: Lines, upstream: FakeUpstream, client: Client
+) -> None:
+    upstream.tool(lambda turn: turn.for_ever())
+    upstream.on(mcp.CANCELLED, _refuse)
+    call = later(client.call())
+    _ = await upstream.saw("tools/call")
+    await leave(call)
+    await eventually(lambda: log_lines(Event.UPSTREAM_FAILED))
+    assert "refused a message" in log_lines(Event.UPSTREAM_FAILED)[0]["cause"]
+
+
+async def _refuse(turn: Turn) -> None:
+    turn.reply(400, {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": "not now"}})
+
+
+@pytest.mark.parametrize(("method", "name"), [(mcp.TOOLS_CALL, "weather"), (mcp.RESOURCES_READ, "")])
+async def test_the_status_page_shows_a_held_call_but_no_uri(
+    upstream: FakeUpstream, stand: Stand, client: Client, method: str, name: str
+) -> None:
+    async def script(turn: Turn) -> None:
+        _ = await turn.elicit("name")
+        await turn.result({"content": []} if method == mcp.TOOLS_CALL else {"contents": []})
+
+    upstream.on(method, script)
+    params = {"name": "weather"} if method == mcp.TOOLS_CALL else {"uri": "file:///secret"}
+    asked = await client.post(method, params)
+    (driver,) = stand.gateway.lot
+    held = driver.glance(time.monotonic())
+    assert (held.method, held.name, held.state, held.round, held.asked) == (
+        method,
+        name,
+        "parked",
+        1,
+        ("elicitation",),
+    )
+    assert held.expires_in_seconds is not None
+    _ = await client.post(
+        method, {**params, "requestState": asked.state, "inputResponses": {"name": {"action": "decline"}}}
+    )
+
+
+async def test_the_status_page_names_no_expiry_while_a_client_waits(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("q")
+        await go.wait()
+        await turn.result(text("ok"))
+
+    upstream.tool(tool)
+    answer = later(client.answer(await client.call()))
+    _ = await upstream.saw("answer")
+    (driver,) = stand.gateway.lot
+    assert driver.glance(time.monotonic()).expires_in_seconds is None
+    go.set()
+    assert (await answer).text == "ok"
+
+
+async def test_a_takeover_is_logged_with_the_owner_and_what_can_be_resumed(
+    log_lines: Lines, upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    upstream.tool(one_question)
+    asked = await client.call()
+    (driver,) = stand.gateway.lot
+    Report(driver._context).taken_over(opened(asked.state), owner_is_dead=True)
+    (line,) = log_lines(Event.CALL_TAKEN_OVER)
+    assert (line["owner"], line["owner_is_dead"], line["round"], line["resumable"]) == ("gw-1", True, 1, False)
+    _ = await client.answer(asked)
+
+
+async def _traced(begin: Start) -> tuple[Stand, InMemorySpanExporter]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return await begin(traces=OtelTraces(provider)), exporter
+
+
+def _error_types(exporter: InMemorySpanExporter) -> list[object]:
+    calls = [span for span in exporter.get_finished_spans() if span.kind is SpanKind.CLIENT]
+    return [(span.attributes or {}).get("error.type") for span in calls]
+
+
+async def test_the_span_of_the_upstream_call_ends_as_the_upstream_ended_it(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand, exporter = await _traced(begin)
+
+    async def unusable(turn: Turn) -> None:
+        turn.reply(body={"jsonrpc": "2.0", "id": turn.id, "result": 7})
+
+    async def failed(turn: Turn) -> None:
+        await turn.result({**text("no"), "isError": True})
+
+    upstream.each(
+        "tools/call", lambda turn: turn.result(text("ok")), failed, lambda turn: turn.error(-7, ""), unusable
+    )
+    for _ in range(4):
+        _ = await stand.client().call()
+    await eventually(lambda: len(_error_types(exporter)) == 4)
+    assert _error_types(exporter) == [None, "tool_error", "-7", "-32603"]
+
+
+async def _run_again(upstream: FakeUpstream, client: Client) -> None:
+    async def breaks(turn: Turn) -> None:
+        _ = await turn.elicit("q")
+        await turn.reset()
+
+    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+    upstream.each("tools/call", breaks, lambda turn: turn.result(text("ok")))
+    assert (await client.answer(await client.call())).text == "ok"
+
+
+async def test_the_step_by_which_a_retry_continued_is_counted(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    await _run_again(upstream, client)
+    assert steps(stand) == {"held": 1, "replayed": 1}
+
+
+async def test_the_span_of_a_retry_names_the_step_by_which_it_continued(upstream: FakeUpstream, begin: Start) -> None:
+    stand, exporter = await _traced(begin)
+    await _run_again(upstream, stand.client())
+    rounds = [span for span in exporter.get_finished_spans() if span.kind is SpanKind.SERVER]
+    assert any(Step.REPLAYED in map(str, (span.attributes or {}).values()) for span in rounds)

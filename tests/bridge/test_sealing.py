@@ -1,0 +1,183 @@
+"""The requestState of a round: what it is bound to, and what it holds."""
+
+import asyncio
+import json
+from random import Random
+from unittest.mock import Mock
+
+import pytest
+
+from gateway.bridge.context import Context
+from gateway.bridge.sealing import input_required
+from gateway.exchange import commands as do
+from gateway.exchange.machine import Exchange, Policy
+from gateway.protocol import mcp
+from gateway.protocol.capabilities import Capabilities
+from gateway.protocol.errors import CallLost
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, event, one_question, text
+from tests.support.replicas import ask, later
+from tests.support.stand import Start
+from tests.support.workbench import ACCEPT, Client, Stand, jwt
+
+OUT_OF_RANGE = ["1e400", "1" * 5000]
+
+
+async def test_a_state_serves_its_own_request_only(upstream: FakeUpstream, stand: Stand) -> None:
+    upstream.tool(ask)
+    ada = stand.client("Bearer ada-token")
+    asked = await ada.call("tool", {"a": 1})
+    answers = {"q": ACCEPT}
+    tries = [
+        stand.client("Bearer eve-token").call("tool", {"a": 1}, state=asked.state, answers=answers),
+        stand.client().call("tool", {"a": 1}, state=asked.state, answers=answers),
+        ada.call("other", {"a": 1}, state=asked.state, answers=answers),
+        ada.call("tool", {"a": 2}, state=asked.state, answers=answers),
+        ada.post("prompts/get", {"name": "tool", "requestState": asked.state, "inputResponses": answers}),
+        ada.call("tool", {"a": 1}, state=asked.state[:-2], answers=answers),
+        ada.call("tool", {"a": 1}, state="", answers=answers),
+        ada.call("tool", {"a": 1}, state="x" * 70_000, answers=answers),
+        ada.call("tool", {"a": 1}, state="mrtr1.\u00e9.x", answers=answers),
+    ]
+    errors = set()
+    for reply in [await one for one in tries]:
+        assert reply.outcome == (400, -32602, "invalid_request_state")
+        assert reply.error["data"].pop("requestId") == reply.headers["X-Request-Id"]
+        errors.add(json.dumps(reply.error, sort_keys=True))
+    assert len(errors) == 1, "one sentence for every cause"
+    assert "answer" not in upstream.words
+    reasons = ["other_principal", "other_target", "other_arguments", "other_method", "too_large", "malformed"]
+    assert all(stand.metric("mcp_gateway_state_rejected_total", reason=reason) for reason in reasons)
+    assert json.loads((await ada.call("tool", {"a": 1}, state=asked.state, answers=answers)).text)
+
+
+async def test_a_refreshed_token_may_answer(upstream: FakeUpstream, stand: Stand) -> None:
+    claims = {"iss": "https://as", "sub": "ada", "client_id": "app"}
+    upstream.tool(ask)
+    asked = await stand.client(jwt(**claims, exp=1)).call()
+    fresh = jwt(**claims, exp=2)
+    assert json.loads((await stand.client(fresh).answer(asked)).text) == ACCEPT
+    assert upstream.of("answer")[0].headers["Authorization"] == fresh, "every leg is authorised by its own"
+
+
+@pytest.mark.parametrize("argument", OUT_OF_RANGE, ids=["float", "integer"])
+async def test_arguments_that_no_digest_can_hold_are_refused_before_anything_is_run(
+    upstream: FakeUpstream, stand: Stand, client: Client, argument: str
+) -> None:
+    headers, body = client.build("tools/call", {"name": "tool", "arguments": {"n": 0}})
+    async with asyncio.timeout(2):
+        async with stand.http.post(
+            stand.url, headers=headers, data=body.replace(b'"n": 0', f'"n": {argument}'.encode())
+        ) as response:
+            refused = await response.json()
+    assert (response.status, refused["error"]["code"], refused["id"]) == (400, -32602, "c1")
+    assert "tools/call" not in upstream.words
+
+
+@pytest.mark.parametrize("number", OUT_OF_RANGE, ids=["float", "integer"])
+async def test_an_answer_that_no_digest_can_hold_is_refused_and_the_call_waits_on(
+    upstream: FakeUpstream, stand: Stand, client: Client, number: str
+) -> None:
+    upstream.tool(one_question)
+    asked = await client.call()
+    for key in ("name", "unknown"):
+        answers = {key: {"action": "accept", "content": {"name": 0}}}
+        headers, body = client.build(
+            "tools/call", {"name": "tool", "arguments": {}, "requestState": asked.state, "inputResponses": answers}
+        )
+        body = body.replace(b'"name": 0', f'"name": {number}'.encode())
+        async with stand.http.post(stand.url, headers=headers, data=body) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (400, -32602)
+    assert stand.held == 1
+    assert json.loads((await client.answer(asked)).text) == ACCEPT
+
+
+@pytest.mark.parametrize("number", OUT_OF_RANGE, ids=["float", "integer"])
+async def test_a_question_with_a_number_that_python_cannot_hold_breaks_no_call(
+    upstream: FakeUpstream, client: Client, number: str
+) -> None:
+    async def tool(turn: Turn) -> None:
+        question = event({"jsonrpc": "2.0", "id": 7, "method": mcp.ELICIT, "params": {**FORM, "x": "number"}})
+        waiter = upstream.expect(turn.session, 7)
+        await turn.raw(question.replace(b'"number"', number.encode()))
+        await turn.result(text(json.dumps((await waiter)["result"])))
+
+    upstream.tool(tool)
+    headers, body = client.build("tools/call", {"name": "tool", "arguments": {}})
+    async with client.http.post(client.url, headers=headers, data=body) as response:
+        data = await response.read()
+    assert number.encode() in data
+    state = json.loads(data.replace(number.encode(), b"0"))["result"]["requestState"]
+    done = await client.call(state=state, answers={"elicitation-1": ACCEPT})
+    assert json.loads(done.text) == ACCEPT
+
+
+async def test_sixty_four_questions_with_long_keys_still_fit(upstream: FakeUpstream, client: Client) -> None:
+    titles = [f"{number:03d}" + "k" * 125 for number in range(64)]
+
+    async def tool(turn: Turn) -> None:
+        await asyncio.gather(*(turn.elicit(title) for title in titles))
+        await turn.result(text("all"))
+
+    upstream.tool(tool)
+    asked = await client.call()
+    assert sorted(asked.questions) == titles
+    assert len(asked.state) <= 8192
+    assert (await client.answer(asked)).text == "all"
+
+
+async def test_a_round_without_questions_brings_only_the_state(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await go.wait()
+        await turn.result(text("done"))
+
+    upstream.tool(tool)
+    call = later(client.call())
+    _ = await upstream.saw("tools/call")
+    (driver,) = stand.gateway.downstream.running
+    driver.hand_over()
+    handed = await call
+    assert "inputRequests" not in handed.result
+    go.set()
+    assert (await client.call(state=handed.state)).text == "done"
+
+
+async def test_answers_that_fit_nowhere_end_the_call_of_a_route_that_holds_nothing(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(route={"continuation": "replay"}, limits={"state_bytes": 1024})
+
+    async def tool(turn: Turn) -> None:
+        for name in ("first", "second"):
+            _ = await turn.elicit(name)
+        await turn.result(text("ok"))
+
+    upstream.tool(tool)
+    client = stand.client()
+    # The answer must not be compressible.
+    long = {"action": "accept", "content": {"name": Random(1).randbytes(2000).hex()}}
+    ended = await client.answer(await client.call(), long)
+    assert ended.outcome == (200, -32603, "call_lost")
+    assert "limits.state_bytes" in ended.error["message"]
+
+
+def _fake_context() -> Context:
+    fake_live = Mock()
+    fake_live.config.hold.ttl_seconds = fake_live.config.state.ttl_seconds = 1
+    fake_live.process.sealer.seal.return_value = "sealed"
+    return Context(fake_live, Mock(), Mock(), Exchange(Capabilities(), Policy()), {}, binding=Mock())
+
+
+def test_a_round_before_the_first_session_does_not_name_the_server() -> None:
+    body = input_required(_fake_context(), "id", do.Ask((), {}, 1), None)
+    assert json.loads(body) == {"resultType": "input_required", "requestState": "sealed"}
+
+
+def test_a_state_that_does_not_fit_even_without_its_record_is_an_error() -> None:
+    context = _fake_context()
+    context.live.process.sealer.seal.side_effect = ValueError  # type: ignore[attr-defined]
+    with pytest.raises(CallLost, match="do not fit into its requestState"):
+        input_required(context, "id", do.Ask((), {}, 1, held=False), None)

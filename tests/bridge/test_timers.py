@@ -1,0 +1,154 @@
+"""The times of one exchange: the quiet window, the limit of a leg, grace, expiry, linger."""
+
+import asyncio
+
+import pytest
+
+from gateway.protocol import mcp
+from tests.support.fake_upstream import SAMPLE, URL, FakeUpstream, Turn, text
+from tests.support.replicas import Gate, ask, later
+from tests.support.stand import Start
+from tests.support.workbench import ACCEPT, Client, Stand, eventually, leave
+
+
+async def test_questions_within_the_quiet_window_share_a_round(upstream: FakeUpstream, client: Client) -> None:
+    async def tool(turn: Turn) -> None:
+        answers = await asyncio.gather(
+            turn.elicit(), turn.ask(mcp.SAMPLE, SAMPLE), turn.ask(mcp.ROOTS), turn.ask(mcp.ELICIT, URL)
+        )
+        await turn.result(text(str(len(answers))))
+
+    upstream.tool(tool)
+    asked = await client.call()
+    assert sorted(question["method"] for question in asked.questions.values()) == sorted(
+        [mcp.ELICIT, mcp.ELICIT, mcp.SAMPLE, mcp.ROOTS]
+    )
+    urls = [q for q in asked.questions.values() if q["params"].get("mode") == "url"]
+    assert "elicitationId" not in urls[0]["params"]
+    answers = {
+        key: {
+            mcp.ELICIT: {"action": "accept"},
+            mcp.SAMPLE: {"role": "assistant", "model": "m", "content": {"type": "text", "text": "x"}},
+            mcp.ROOTS: {"roots": []},
+        }[question["method"]]
+        for key, question in asked.questions.items()
+    }
+    assert (await client.call(state=asked.state, answers=answers)).text == "4"
+    assert len(upstream.of("answer")) == 4
+
+
+async def test_a_long_leg_ends_with_a_state_only_round_at_most_so_many_times(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(legs={"limit_seconds": 0.03, "rounds": 2})
+    client, go = stand.client(), asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await go.wait()
+        await turn.result(text("slow"))
+
+    upstream.tool(tool)
+    reply = await client.call()
+    assert reply.questions == {}
+    reply = await client.call(state=reply.state)
+    assert reply.questions == {}
+    waiting = asyncio.get_running_loop().create_task(client.call(state=reply.state))
+    await eventually(lambda: stand.held == 0)
+    _ = await asyncio.wait((waiting,), timeout=0.1)
+    assert not waiting.done(), "the third leg is kept open"
+    go.set()
+    assert (await waiting).text == "slow"
+    assert len(upstream.of("tools/call")) == 1
+
+
+async def test_a_retry_that_is_repeated_within_grace_gets_the_result_and_the_answer_goes_once(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(hold={"grace_seconds": 5})
+    client, gate = stand.client(), Gate(upstream)
+    asked = await client.call()
+    first = later(client.answer(asked))
+    await gate.answered.wait()
+    await leave(first)
+    await eventually(lambda: stand.gateway.downstream.in_flight == 0)
+    again = later(client.answer(asked))
+    await eventually(lambda: stand.gateway.downstream.in_flight == 1)
+    gate.go.set()
+    assert (await again).text == "done"
+    assert len(upstream.of("answer")) == 1
+    assert mcp.CANCELLED not in upstream.words
+
+
+async def test_a_retry_that_is_not_repeated_is_cancelled_after_grace(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    gate = Gate(upstream)
+    asked = await client.call()
+    first = later(client.answer(asked))
+    await gate.answered.wait()
+    await leave(first)
+    await upstream.saw(mcp.CANCELLED)
+    gate.go.set()
+    await eventually(lambda: not stand.busy_tasks())
+    reply = await client.answer(asked)
+    assert reply.outcome == (400, -32602, "invalid_request_state")
+    assert len(upstream.of(mcp.CANCELLED)) == 1
+
+
+async def test_a_result_is_kept_for_the_linger_time_only(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(hold={"linger_seconds": 0.05})
+    client = stand.client()
+    upstream.tool(ask)
+    asked = await client.call()
+    await client.answer(asked)
+    await eventually(lambda: not list(stand.gateway.lot))
+    assert (await client.answer(asked)).outcome == (400, -32602, "invalid_request_state")
+    assert stand.metric("mcp_gateway_state_rejected_total", reason="ended") == 1
+
+
+@pytest.mark.parametrize("section", ["hold", "state"])
+async def test_an_abandoned_call_is_settled_cancelled_and_freed(
+    upstream: FakeUpstream, begin: Start, section: str
+) -> None:
+    stand = await begin(**{section: {"ttl_seconds": 0.2}})
+    client = stand.client()
+    ended = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await asyncio.gather(turn.elicit("q"), turn.ask(mcp.SAMPLE, SAMPLE), turn.ask(mcp.ROOTS))
+        await ended.wait()
+        await turn.result(text("nobody hears this"))
+
+    upstream.tool(tool)
+    asked = await client.call()
+    assert stand.held == 1
+    answers = {seen.body["id"]: seen.body for seen in await upstream.saw("answer", 3)}
+    by_method = {q["method"]: answers[number] for number, q in enumerate(asked.questions.values())}
+    assert by_method[mcp.ELICIT]["result"] == {"action": "cancel"}
+    assert by_method[mcp.SAMPLE]["error"]["code"] == -32603
+    assert by_method[mcp.ROOTS]["error"]["code"] == -32603
+    assert len(await upstream.saw(mcp.CANCELLED)) == 1
+    assert (stand.held, len(stand.gateway.lot)) == (0, 0)
+    assert stand.sessions("quarantined") == 1
+    ended.set()
+    await upstream.saw("DELETE")
+    reply = await client.answer(asked, ACCEPT)
+    assert reply.outcome == (400, -32602, "invalid_request_state")
+    assert stand.nested(mcp.ELICIT, "expired") == 1
+
+
+async def test_a_finished_call_whose_client_does_not_return_is_forgotten(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(hold={"ttl_seconds": 0.2})
+    gate = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        waiting = asyncio.get_running_loop().create_task(turn.elicit("q"))
+        await gate.wait()
+        waiting.cancel()
+        await turn.result(text("done"))
+
+    upstream.tool(tool)
+    await stand.client().call()
+    gate.set()
+    await eventually(lambda: not list(stand.gateway.lot))
+    assert mcp.CANCELLED not in upstream.words

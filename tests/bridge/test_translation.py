@@ -1,0 +1,145 @@
+"""What the client gets of a legacy result or error, and what of its request the legacy server gets."""
+
+import json
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from msgspec import Raw
+
+from gateway.bridge.translation import legacy_call, modern_event
+from gateway.exchange import events as on
+from gateway.protocol import mcp
+from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, text
+from tests.support.stand import Start
+from tests.support.workbench import ALL, Client, Stand
+
+HALF = "cut \ud83d"
+
+
+async def test_an_error_of_the_upstream_is_http_200(upstream: FakeUpstream, client: Client) -> None:
+    upstream.tool(lambda turn: turn.error(-32050, "odd"))
+    reply = await client.call()
+    assert (reply.status, reply.error["code"], reply.error["data"]) == (200, -32603, {"upstreamCode": -32050})
+
+
+async def test_an_error_whose_code_is_mapped_keeps_its_data(upstream: FakeUpstream, client: Client) -> None:
+    upstream.tool(lambda turn: turn.error(-32050, "odd", {"field": "name", "hints": [1]}))
+    assert (await client.call()).error["data"] == {"field": "name", "hints": [1], "upstreamCode": -32050}
+
+
+async def test_half_an_emoji_goes_through_a_whole_call_unharmed(upstream: FakeUpstream, stand: Stand) -> None:
+    # JavaScript's JSON.stringify writes "\\ud83d" for text that was cut within an emoji; so does Python's json.
+    async def tool(turn: Turn) -> None:
+        await turn.notify(
+            "notifications/progress",
+            {"progressToken": turn.body["params"]["_meta"]["progressToken"], "progress": 1, "message": HALF},
+        )
+        await turn.notify("notifications/message", {"level": "info", "data": {HALF: HALF}})
+        answer = await turn.ask(
+            mcp.ELICIT,
+            {
+                **FORM,
+                "message": HALF,
+                "requestedSchema": {
+                    **FORM["requestedSchema"],
+                    "title": HALF,
+                    "properties": {HALF: {"type": "string"}},  # type: ignore[dict-item]
+                },
+            },
+        )
+        await turn.result({"content": [{"type": "text", "text": HALF}], "structuredContent": {HALF: answer["result"]}})
+
+    upstream.tool(tool)
+    upstream.instructions = HALF
+    client = stand.client(info={"name": HALF, "version": "1"}, capabilities={**ALL, HALF: {}})
+    arguments = {HALF: [HALF, "\ude00"]}
+    meta = {"progressToken": HALF, mcp.META_LOG_LEVEL: "info"}
+    asked = await client.call(arguments=arguments, meta=meta)
+    assert [note["params"].get("message", note["params"].get("data")) for note in asked.notifications] == [
+        HALF,
+        {HALF: HALF},
+    ]
+    assert asked.notifications[0]["params"]["progressToken"] == HALF
+    assert asked.questions["cut \ufffd"]["params"]["message"] == HALF
+    content = {"action": "accept", "content": {HALF: HALF}}
+    done = await client.call(arguments=arguments, state=asked.state, answers={"cut \ufffd": content, HALF: content})
+    assert done.text == HALF
+    assert done.result["structuredContent"] == {HALF: content}
+    assert upstream.of("tools/call")[0].body["params"]["arguments"] == arguments
+    assert upstream.of("initialize")[0].body["params"]["clientInfo"]["name"] == HALF
+    again = await client.call(arguments=arguments, state=asked.state, answers={"cut \ufffd": content, HALF: content})
+    assert again.text == HALF
+    assert (await client.post("server/discover")).result["instructions"] == HALF
+
+
+async def test_half_an_emoji_in_an_error_goes_through_unharmed(upstream: FakeUpstream, client: Client) -> None:
+    upstream.tool(lambda turn: turn.error(7, HALF, {HALF: HALF}))
+    error = (await client.call()).error
+    assert (error["code"], error["message"], error["data"]) == (7, HALF, {HALF: HALF})
+
+
+def _fake_context(meta: dict[str, Raw] | None = None, **route: Any) -> Mock:
+    fake_context = Mock()
+    request = fake_context.request
+    request.method, request.params, request.user_meta, request.progress_token = mcp.TOOLS_CALL, {}, meta or {}, None
+    fake_context.live.route.configure_mock(**route)
+    return fake_context
+
+
+def test_the_trace_of_the_call_replaces_that_of_its_client() -> None:
+    context = _fake_context({"traceparent": Raw(b'"old"'), "tracestate": Raw(b'"old"'), "own": Raw(b"1")})
+    fake_span = Mock()
+    fake_span.headers.return_value = {"traceparent": "new"}
+    call = legacy_call(context, b'"id"', fake_span, Mock())
+    assert json.loads(call.message)["params"]["_meta"] == {"traceparent": "new", "own": 1}
+    call = legacy_call(context, b'"id"', None, Mock())
+    assert json.loads(call.message)["params"]["_meta"] == {"traceparent": "old", "tracestate": "old", "own": 1}
+
+
+def test_a_call_has_no_meta_unless_something_is_in_it_and_a_progress_token_only_if_its_client_sent_one() -> None:
+    context = _fake_context()
+    assert json.loads(legacy_call(context, b'"id"', None, Mock()).message)["params"] == {}
+    context.request.progress_token = Raw(b'"mine"')
+    call = legacy_call(context, b'"id"', None, Mock())
+    assert json.loads(call.message)["params"] == {"_meta": {"progressToken": "id"}}
+    assert call.progress_token == b'"id"'
+
+
+@pytest.mark.parametrize(("continuation", "replayable"), [("replay", True), ("hold", False)])
+def test_a_withdrawn_question_says_whether_the_call_may_be_run_again(continuation: str, *, replayable: bool) -> None:
+    context = _fake_context(continuation=continuation, ephemeral=())
+    context.live.upstream.pool.group.return_value = Mock(tools=None, former=None)
+    event = modern_event(context, Mock(), on.Withdrawn(Raw(b"1")))
+    assert isinstance(event, on.Withdrawn)
+    assert event.replayable is replayable
+
+
+async def test_a_result_that_is_not_an_object_loses_the_call(upstream: FakeUpstream, client: Client) -> None:
+    upstream.tool(_seven)
+    lost = await client.call()
+    assert lost.outcome == (200, -32603, "call_lost")
+    assert "a result that is not an object" in lost.error["message"]
+
+
+async def _seven(turn: Turn) -> None:
+    turn.reply(body={"jsonrpc": "2.0", "id": turn.id, "result": 7})
+
+
+async def test_a_list_is_kept_and_a_failed_tool_is_not_an_error(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(route={"cache": {"lists_seconds": 60}})
+    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}}]
+    upstream.tool(lambda turn: turn.result({**text("no"), "isError": True}))
+    for _ in range(2):
+        assert [tool["name"] for tool in (await stand.client().post("tools/list")).result["tools"]] == ["tool"]
+    assert len(upstream.of("tools/list")) == 1
+    assert (await stand.client().call()).result["isError"] is True
+
+
+async def test_urls_that_the_server_requires_are_asked_for(upstream: FakeUpstream, client: Client) -> None:
+    upstream.each(
+        "tools/call",
+        lambda turn: turn.error(mcp.LEGACY_URL_REQUIRED, "visit", {"elicitations": [URL]}),
+        lambda turn: turn.result(text("paid")),
+    )
+    assert (await client.answer(await client.call(), {"action": "accept"})).text == "paid"

@@ -1,0 +1,223 @@
+"""The upstream call of one exchange: what becomes of it when the upstream does not take a message."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway.protocol import mcp
+from tests.support.fake_upstream import URL, FakeUpstream, Turn, one_question, text
+from tests.support.replicas import later
+from tests.support.stand import Start
+from tests.support.workbench import ACCEPT, ALL, Client, Stand, eventually, leave
+
+
+async def _ask(turn: Turn) -> None:
+    answer = await turn.elicit("name")
+    await turn.result(text(answer["action"]))
+
+
+async def _without_keep_alive(turn: Turn) -> None:
+    await turn.upstream._plain(turn)
+    assert turn.response is not None
+    turn.response.force_close()
+
+
+async def test_answers_to_an_upstream_that_cannot_be_reached_may_be_given_again(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    for word in ("server/discover", "initialize", mcp.INITIALIZED, "tools/list"):
+        upstream.on(word, _without_keep_alive)
+    upstream.tool(_ask)
+    stand = await begin()
+    client = stand.client()
+    asked = await client.call()
+    async with upstream.refusing_connections():
+        for _ in range(2):
+            assert (await client.answer(asked)).outcome == (200, -32603, "upstream_unreachable")
+            assert stand.held == 1
+    assert (await client.answer(asked)).text == "accept"
+    assert len(upstream.of("answer")) == 1, "the answer reached the upstream once"
+    assert len(upstream.of("tools/call")) == 1
+    assert upstream.of(mcp.CANCELLED) == []
+
+
+async def test_an_answer_given_in_advance_that_cannot_be_sent_ends_the_call(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    for word in ("server/discover", "initialize", mcp.INITIALIZED, "tools/list"):
+        upstream.on(word, _without_keep_alive)
+    asking = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await turn.raw(b"")
+        await asking.wait()
+        await _ask(turn)
+
+    upstream.tool(tool)
+    stand = await begin()
+    call = asyncio.get_running_loop().create_task(stand.client().call(answers={"name": ACCEPT}))
+    _ = await upstream.saw("tools/call")
+    async with upstream.refusing_connections():
+        asking.set()
+        ended = await call
+    assert ended.outcome == (200, -32603, "call_lost")
+    assert "may have had effects" in ended.error["message"]
+    assert stand.held == 0
+
+
+async def test_the_handshake_opens_the_side_stream_before_initialized(upstream: FakeUpstream, client: Client) -> None:
+    assert (await client.call()).text == "done"
+    assert upstream.words == [
+        "initialize",
+        "GET",
+        "notifications/initialized",
+        "tools/list",
+        "tools/call",
+    ]
+    assert len({seen.session for seen in upstream.seen[1:]}) == 1
+    assert all(seen.headers["MCP-Protocol-Version"] == "2025-11-25" for seen in upstream.seen[1:])
+
+
+async def test_initialize_carries_this_requests_capabilities_in_the_old_vocabulary(
+    upstream: FakeUpstream, stand: Stand
+) -> None:
+    declared: dict[str, Any] = {
+        "elicitation": {"url": {}},
+        "extensions": {"io.modelcontextprotocol/tasks": {}, "x/y": {}},
+    }
+    await stand.client(capabilities=declared).call()
+    params = upstream.of("initialize")[0].body["params"]
+    assert params["protocolVersion"] == "2025-11-25"
+    assert params["capabilities"] == {"elicitation": {"url": {}}, "extensions": {"x/y": {}}}
+    assert params["clientInfo"] == {"name": "bench", "version": "1"}
+
+
+async def test_a_question_on_the_side_stream_before_the_calls_own_head_belongs_to_the_call(
+    upstream: FakeUpstream, client: Client
+) -> None:
+    async def tool(turn: Turn) -> None:
+        answer = await turn.elicit("early", side=True)  # nothing of the POST's reply was sent yet
+        await turn.result(text(answer["action"]))
+
+    upstream.tool(tool)
+    asked = await client.call()
+    assert list(asked.questions) == ["early"]
+    assert (await client.answer(asked)).text == "accept"
+
+
+async def test_the_result_may_come_on_the_side_stream(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
+    closed = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await turn.raw(b": open\n\n")
+        await turn.result(text("sideways"), side=True)
+        try:
+            await turn.for_ever()
+        finally:
+            closed.set()
+
+    upstream.tool(tool)
+    assert (await client.call()).text == "sideways"
+    async with asyncio.timeout(2):
+        await closed.wait()
+    upstream.tool(one_question)
+    assert json.loads((await client.answer(await client.call())).text) == ACCEPT
+    assert len(upstream.of("initialize")) == 1, "the session was used again"
+
+
+async def test_the_log_level_is_set_on_a_session_only_when_it_differs(upstream: FakeUpstream, client: Client) -> None:
+    upstream.capabilities["logging"] = {}
+    for level in ("info", "info", "error", None, "error"):
+        await client.call(meta={mcp.META_LOG_LEVEL: level} if level else None)
+    levels = [seen.body["params"]["level"] for seen in upstream.of(mcp.SET_LEVEL)]
+    assert levels == ["info", "error"]
+    assert len(upstream.of("initialize")) == 1
+
+
+async def test_a_stateless_upstream_that_asks_ends_the_call_with_one_clear_error(
+    upstream: FakeUpstream, client: Client
+) -> None:
+    upstream.has_sessions = False
+    upstream.tool(one_question)
+    reply = await client.call()
+    assert reply.outcome == (200, -32603, "upstream_cannot_ask")
+    assert "stateless" in reply.error["message"]
+    assert "GET" not in upstream.words
+    assert "answer" not in upstream.words
+
+
+async def test_a_reserved_session_that_is_lost_while_the_url_is_visited_is_replaced(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    upstream.once("tools/call", lambda turn: turn.error(-32042, "visit", {"elicitations": [URL]}))
+    asked = await client.call()
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(405)
+
+    upstream.once("GET", refuse)
+    upstream.side("s1").put_nowait(None)
+    await upstream.saw("GET", 2)
+    await eventually(lambda: not any("side stream" in name for name in stand.tasks()))
+    assert (await client.answer(asked, {"action": "accept"})).text == "done"
+    assert [seen.session for seen in upstream.of("tools/call")] == ["s1", "s2"]
+    await eventually(lambda: stand.sessions("busy") == 0)
+
+
+async def test_leaving_before_the_call_was_sent_sends_nothing_more(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    await client.call()  # the tools are known from now on
+    upstream.forget()
+    gate = asyncio.Event()
+
+    async def slow(turn: Turn) -> None:
+        await gate.wait()
+        await upstream.initialize(turn)
+
+    upstream.once("initialize", slow)
+    call = later(client.call())
+    await upstream.saw("initialize", 2)
+    await leave(call)
+    gate.set()
+    await eventually(lambda: not stand.busy_tasks())
+    assert len(upstream.of("tools/call")) == 2, "the forgotten session's refusal is the last"
+    assert mcp.CANCELLED not in upstream.words
+
+
+async def test_a_cancelled_call_that_never_ends_frees_its_session_without_delete(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    upstream.tool(lambda turn: turn.for_ever())
+    call = later(client.call())
+    seen = (await upstream.saw("tools/call"))[0]
+    await leave(call)
+    await upstream.saw(mcp.CANCELLED)
+    await eventually(lambda: stand.sessions("quarantined") == 0)
+    async with asyncio.timeout(2):
+        await seen.cut.wait()
+    assert "DELETE" not in upstream.words
+
+
+@pytest.mark.parametrize("word", ["tools/list", mcp.SET_LEVEL])
+async def test_leaving_during_a_request_of_the_gateways_own_deletes_nothing_under_it(
+    upstream: FakeUpstream, stand: Stand, client: Client, word: str
+) -> None:
+    upstream.capabilities["logging"] = {}
+    upstream.on(word, lambda turn: turn.for_ever())
+    call = later(client.call(meta={mcp.META_LOG_LEVEL: "info"}))
+    seen = (await upstream.saw(word))[0]
+    await leave(call)
+    async with asyncio.timeout(2):
+        await seen.cut.wait()
+    await eventually(lambda: not stand.busy_tasks())
+    assert "DELETE" not in upstream.words
+    assert "tools/call" not in upstream.words
+
+
+async def test_clients_with_different_capabilities_share_no_session(upstream: FakeUpstream, stand: Stand) -> None:
+    for capabilities in (ALL, {}, ALL):
+        await stand.client(capabilities=capabilities).call()
+    assert len(upstream.of("initialize")) == 2
