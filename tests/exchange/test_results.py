@@ -232,5 +232,5 @@ def test_nulls_are_removed_as_deep_as_the_schema_nests_objects() -> None:
     deep: Any = None
     for _ in range(50):
         deep = {"content": deep, "_meta": None}
-    written = results.modern(mcp.TOOLS_CALL, raw({"content": [deep]}), raw(INFO), 0, "private", retried=False).body
+    written = results.modern(mcp.TOOLS_CALL, raw({"content": [deep]}), raw(INFO), (0, "private"), retried=False).body
     assert written.count(b"null") == 1 + 50 - 4
