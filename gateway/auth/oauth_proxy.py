@@ -77,14 +77,14 @@ class OAuthProxy:
         except GatewayError:
             return value
 
-    def serves(self, path: str) -> bool:
-        """Whether a path that is not a route is an OAuth path."""
-        return _target(path) is not None
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse | None:
+        """Serve a request for an OAuth path, after the check of Host and Origin; None for any other path.
 
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Serve a request for an OAuth path, after the check of Host and Origin; raises GatewayError."""
+        Raises GatewayError.
+        """
         asked = _target(http.path)
-        assert asked is not None, "serves() said so"
+        if asked is None:
+            return None
         check_once((AUTHORIZATION, self._config.principal.header), http.headers)
         try:
             methods = _METHODS.get(asked.kind, _POST) if asked.kind in oauth_metadata.ENDPOINTS else ("GET",)

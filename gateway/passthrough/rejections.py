@@ -1,20 +1,9 @@
 """The errors for requests that cannot be passed through."""
 
-from aiohttp import web
-
 from gateway.http.incoming import Incoming
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import DownstreamError, GatewayError, InvalidRequest, UnsupportedVersion
 from gateway.routes.live_route import LiveRoute
-
-
-def id_of(incoming: Incoming, max_depth: int) -> bytes | None:
-    """The JSON-RPC id of a request; None if the body is not a request."""
-    try:
-        id_ = incoming.posted(max_depth).id
-    except DownstreamError:
-        return None
-    return bytes(id_) if id_ is not None else None
 
 
 def not_allowed(method: str, allowed: str) -> GatewayError:
@@ -34,17 +23,16 @@ def forwarding_loop(path: str) -> GatewayError:
     return error
 
 
-def not_passable(http: web.BaseRequest, live: LiveRoute, incoming: Incoming) -> GatewayError:
+def not_passable(incoming: Incoming, live: LiveRoute) -> GatewayError:
     """The error for a legacy client whose bytes the upstream's transport cannot carry."""
-    if http.method != "POST":
-        return not_allowed(http.method, "POST")
+    if incoming.method != "POST":
+        return not_allowed(incoming.method, "POST")
     try:
-        posted = incoming.posted(live.config.limits.json_depth)
+        posted = incoming.posted()
     except DownstreamError as exc:
         return exc
-    requested = jsonrpc.text(posted.params.get("protocolVersion")) or http.headers.get(mcp.PROTOCOL_VERSION)
+    requested = jsonrpc.text(posted.params.get("protocolVersion")) or incoming.headers.get(mcp.PROTOCOL_VERSION)
     error = UnsupportedVersion(requested or "none")
-    error.request_id = bytes(posted.id) if posted.id is not None else None
     error.message += (
         f"; this is a legacy request (it begins with initialize), and the server of route {live.route.path} does not "
         "speak streamable HTTP, so the request cannot be passed through: use a client of 2026-07-28, or connect to "

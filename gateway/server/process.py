@@ -16,7 +16,6 @@ from gateway.admin.probes import Admin
 from gateway.admin.snapshot import SnapshotSource, take_snapshot
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.host_check import admin_names
-from gateway.auth.oauth_proxy import OAuthProxy
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
@@ -26,6 +25,7 @@ from gateway.cluster.retry_routing import RetryRouting
 from gateway.cluster.witness import Witness
 from gateway.cluster.worker import Worker, member_id
 from gateway.config import Config, InForce, cautions, contexts, digest
+from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
 from gateway.http.client import Bounds, Client
 from gateway.http.listener import Handler, Listener
@@ -158,27 +158,15 @@ class Gateway:
             epoch=self._epoch,
             witness=self._witness,
             stream_times=self._stream_times,
+            traces=self._traces,
         )
 
     def _new_downstream(self) -> RequestHandler:
-        endpoint_rewriter = EndpointRewriter(self._keyrings.endpoint)
-        oauth_proxy = OAuthProxy(self._in_force, self._client_for)
-        return RequestHandler(
-            self._in_force,
-            self.routes,
-            self.lot,
-            self._authenticator,
-            RetryRouting(self.members, self._peers, self._witness),
-            Passthrough(self._in_force, oauth_proxy.challenge, endpoint_rewriter, self.metrics, self._epoch),
-            oauth_proxy,
-            self.metrics,
-            self._traces,
-        )
-
-    def _client_for(self, path: str) -> Client | None:
-        """Return the HTTP client of the route at a path; None if a reload removed the route."""
-        live = self.routes.live.get(path)
-        return live.upstream.client if live is not None else None
+        process = self.routes.process
+        retry_routing = RetryRouting(self.members, self._peers, self._witness)
+        continuation = Continuation(process, self.lot, self._authenticator, retry_routing)
+        passthrough = Passthrough(self._in_force, EndpointRewriter(self._keyrings.endpoint), process)
+        return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough)
 
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""

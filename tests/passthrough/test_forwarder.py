@@ -626,3 +626,13 @@ async def test_a_modern_upstreams_subscription_does_not_hold_up_a_drain(upstream
             await stand.gateway.drain(delay_seconds=0)
         with pytest.raises(aiohttp.ClientPayloadError):  # its last message never came
             await response.content.read()
+
+
+async def test_a_modern_call_during_a_drain_is_refused_by_its_id(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(hold={"drain_seconds": 30})
+    make_modern(upstream)
+    client = stand.client()
+    assert (await client.call()).text == "modern"
+    stand.gateway.downstream.stop()
+    refused = await client.call()
+    assert (refused.status, refused.error["data"]["reason"], refused.final["id"]) == (503, "stopping", "c2")
