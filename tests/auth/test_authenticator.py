@@ -366,14 +366,14 @@ async def test_keys_in_a_file_are_read_at_start_and_at_reload(
     assert (await stand.client(bearer()).call()).text == "done"
     file.write_text(OTHER)
     new = parse(configuration(upstream.url, **sections), "test", {})
-    stand.gateway.change(new)
+    stand.gateway.apply(new)
     assert (await stand.client(by_next()).call()).text == "done"
     assert (await stand.client(bearer()).call()).outcome == UNAUTHORIZED
     file.write_text("{}")
     with pytest.raises(ConfigError, match=r"principal\.jwks_file: is not a JWKS"):
         parse(configuration(upstream.url, **sections), "test", {})
     with pytest.raises(ConfigError, match=r"principal\.jwks_file: is not a JWKS"):
-        stand.gateway.change(new)
+        stand.gateway.apply(new)
     assert (await stand.client(by_next()).call()).text == "done"
 
 
@@ -384,11 +384,11 @@ async def test_a_reload_of_something_else_keeps_keys_and_tokens(
     assert (await client.call()).text == "done"
     before = keys_of(stand)
     new = configuration(upstream.url, principal=verified(endpoint), limits={"body_bytes": 10_000})
-    stand.gateway.change(parse(new, "test", {}))
+    stand.gateway.apply(parse(new, "test", {}))
     assert keys_of(stand) is before
-    stand.gateway.change(parse(configuration(upstream.url, principal=verified(endpoint, audience=["us"])), "test", {}))
+    stand.gateway.apply(parse(configuration(upstream.url, principal=verified(endpoint, audience=["us"])), "test", {}))
     assert (await client.call()).outcome == UNAUTHORIZED, "the new rule holds for a token that was verified before"
-    stand.gateway.change(parse(configuration(upstream.url), "test", {}))
+    stand.gateway.apply(parse(configuration(upstream.url), "test", {}))
     assert (await client.call()).text == "done"
 
 

@@ -211,6 +211,26 @@ async def test_credentials_go_to_the_token_endpoint_and_nowhere_else(begin: Any,
     assert not any({"Cookie", "X-Other"} & set(headers) for _, _, headers, _ in issuer.seen)
 
 
+async def test_oauth_requests_carry_the_headers_that_their_route_sets(begin: Any, issuer: FakeIssuer) -> None:
+    issuer.answers("/sso/token", text="token")
+    first = {**route("/a", issuer.origin), "set_headers": {"X-Api-Key": "key of a"}}
+    second = {**route("/b", issuer.origin), "set_headers": {"X-Api-Key": "key of b", "accept-language": "en"}}
+    replaced = {"mode": "replace", "token": "service"}
+    browser = Browser(await begin(routes=[first, {**second, "credentials": replaced}]))
+    _ = await browser.document(oauth_metadata.RESOURCE + "/a")
+    assert {CIMultiDict(sent)["X-Api-Key"] for _, _, sent, _ in issuer.seen} == {"key of a"}
+    issuer.seen.clear()
+
+    _ = await browser.document(oauth_metadata.RESOURCE + "/b")
+    assert issuer.seen, "other headers may get other metadata, so routes do not share it"
+    own = {"X-Api-Key": "the client's", "Accept-Language": "de", "Authorization": "Basic client"}
+    _, body = await browser.ask("/token/b", "POST", headers=own)
+    assert body == b"token"
+    assert {CIMultiDict(sent)["X-Api-Key"] for _, _, sent, _ in issuer.seen} == {"key of b"}
+    sent = CIMultiDict(issuer.seen[-1][2])
+    assert (sent.getall("Accept-Language"), sent.getall("Authorization")) == (["en"], ["Basic client"])
+
+
 async def test_a_resource_is_asked_for_under_the_upstreams_name(begin: Any, issuer: FakeIssuer) -> None:
     issuer.answers("/sso/token", text="{}")
     browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
@@ -252,7 +272,7 @@ async def test_bytes_that_are_no_text_go_nowhere(begin: Any, issuer: FakeIssuer)
     issuer.answers("/sso/authorize", status=302, headers={"Location": "http://[", "Retry-After": "\udcff"})
     assert await status(b"GET /authorize/mcp?state=x HTTP/1.1") == b"302"
     issuer.says(oauth_metadata.SERVER, issuer=issuer.origin, authorization_endpoint=f"{issuer.origin}/a HTTP/1.1 b")
-    browser.stand.gateway.change(browser.stand.gateway.config)
+    browser.stand.gateway.apply(browser.stand.gateway.config)
     assert await status(b"GET /authorize/mcp HTTP/1.1") == b"502"
 
 
@@ -332,7 +352,7 @@ async def test_what_was_published_is_asked_for_again_after_a_reload_only(begin: 
     for _ in range(3):
         _ = await browser.document(oauth_metadata.RESOURCE + "/mcp")
     assert issuer.paths.count(oauth_metadata.RESOURCE + "/mcp") == 1
-    stand.gateway.change(stand.gateway.config)
+    stand.gateway.apply(stand.gateway.config)
     _ = await browser.document(oauth_metadata.RESOURCE + "/mcp")
     assert issuer.paths.count(oauth_metadata.RESOURCE + "/mcp") == 2
 
