@@ -1,6 +1,6 @@
 """Wires the parts of one gateway process: its listeners, its routes, the way to other replicas.
 
-A reload is `Gateway.change`. Everything that can fail comes first; then the configuration in force is replaced, and
+A reload is `Gateway.apply`. Everything that can fail comes first; then the configuration in force is replaced, and
 every part that was given the holder follows.
 """
 
@@ -105,7 +105,7 @@ class Gateway:
         self.reload = Reload(
             read,
             config,
-            self.change,
+            self.apply,
             self.tasks,
             lambda applied: self.metrics.config_reloaded(applied=applied),
             replica=self.members.own,
@@ -223,7 +223,7 @@ class Gateway:
         self._listeners.append(listener)
         return taken
 
-    def change(self, config: Config) -> None:
+    def apply(self, config: Config) -> None:
         """Serve new requests by another configuration; calls that run or wait keep the one that they began with.
 
         Raises ConfigError, with nothing changed, if a file that the configuration names has become unusable.

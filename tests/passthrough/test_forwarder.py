@@ -371,10 +371,10 @@ async def test_a_reload_ends_side_streams_of_an_upstream_that_is_none_any_more(
     upstream: FakeUpstream, stand: Stand
 ) -> None:
     async with side_stream(stand, upstream) as side:
-        stand.gateway.change(parse(configuration(upstream.url), "same", {}))
+        stand.gateway.apply(parse(configuration(upstream.url), "same", {}))
         upstream.side("s").put_nowait(b"data: 2\n\n")
         assert await side.content.readuntil(b"\n\n") == b"data: 2\n\n"
-        stand.gateway.change(parse(configuration("http://127.0.0.1:9/mcp"), "other", {}))
+        stand.gateway.apply(parse(configuration("http://127.0.0.1:9/mcp"), "other", {}))
         assert await side.content.read() == b""
 
 
