@@ -48,14 +48,14 @@ class Passthrough:
     async def legacy(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse:
         """Relay the upstream's reply to a legacy request; raises GatewayError if there is none."""
         if live.upstream.era is None:
-            raise not_passable(incoming, live)
+            raise not_passable(incoming)
         if self.stopping and incoming.method == "GET":
             raise Stopping("The gateway is shutting down; open the stream again, another replica will serve it")
         if incoming.method not in _METHODS:
             raise not_allowed(incoming.method, ", ".join(sorted(_METHODS)))
         passage = Passage(incoming, reply, live, live.upstream.era, TrafficEra.LEGACY)
         with self._counted(passage):
-            headers = self._headers.upstream(incoming, live)
+            headers = self._headers.upstream(incoming, live.route)
             with closing(await self._open(passage, headers)) as response:
                 return await self._relay(passage, response)
 
@@ -63,7 +63,7 @@ class Passthrough:
         """Relay a modern upstream's reply; None if the upstream is not modern, or not any more."""
         probe = live.upstream.era
         assert probe is not None, "a child process is never modern"
-        headers = self._headers.upstream(incoming, live)
+        headers = self._headers.upstream(incoming, live.route)
         if not (probe.known or await probe.is_modern(probe_headers(headers))):
             return None
         if self.stopping:

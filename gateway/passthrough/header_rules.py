@@ -8,12 +8,11 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.config import Config, InForce
+from gateway.config import Config, InForce, Route
 from gateway.http.forwarded_headers import for_passing, joined
 from gateway.http.incoming import Incoming
 from gateway.identity import principal as principals
 from gateway.passthrough.rejections import forwarding_loop
-from gateway.routes.live_route import LiveRoute
 from gateway.upstream.channel import Headers
 
 _DROPPED: Final = frozenset({"origin", "proxy-connection"})
@@ -37,7 +36,7 @@ class HeaderRules:
         self._principal_header = (config.principal.header or "").lower()
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
 
-    def upstream(self, incoming: Incoming, live: LiveRoute) -> CIMultiDict[str]:
+    def upstream(self, incoming: Incoming, route: Route) -> CIMultiDict[str]:
         """Return the headers that go upstream; raises InvalidRequest, also for a request that has been here before."""
         headers = incoming.headers
         if any(self._via in line for line in incoming.values("Via")):
@@ -48,7 +47,7 @@ class HeaderRules:
         if not principals.is_trusted(incoming.remote, self._networks):
             dropped |= {name for name in map(str.lower, headers) if name.startswith(_SET_BY_PROXIES)}
             dropped.add(self._principal_header)
-        kept = for_passing(live.route, headers, dropped)
+        kept = for_passing(route, headers, dropped)
         kept.add("Via", self._via)
         return kept
 

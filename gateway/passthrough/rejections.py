@@ -3,7 +3,6 @@
 from gateway.http.incoming import Incoming
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import DownstreamError, GatewayError, InvalidRequest, UnsupportedVersion
-from gateway.routes.live_route import LiveRoute
 
 
 def not_allowed(method: str, allowed: str) -> GatewayError:
@@ -23,7 +22,7 @@ def forwarding_loop(path: str) -> GatewayError:
     return error
 
 
-def not_passable(incoming: Incoming, live: LiveRoute) -> GatewayError:
+def not_passable(incoming: Incoming) -> GatewayError:
     """The error for a legacy client whose bytes the upstream's transport cannot carry."""
     if incoming.method != "POST":
         return not_allowed(incoming.method, "POST")
@@ -34,7 +33,7 @@ def not_passable(incoming: Incoming, live: LiveRoute) -> GatewayError:
     requested = jsonrpc.text(posted.params.get("protocolVersion")) or incoming.headers.get(mcp.PROTOCOL_VERSION)
     error = UnsupportedVersion(requested or "none")
     error.message += (
-        f"; this is a legacy request (it begins with initialize), and the server of route {live.route.path} does not "
+        f"; this is a legacy request (it begins with initialize), and the server of route {incoming.path} does not "
         "speak streamable HTTP, so the request cannot be passed through: use a client of 2026-07-28, or connect to "
         "the server directly"
     )

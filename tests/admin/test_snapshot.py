@@ -5,11 +5,13 @@ from html import unescape
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from gateway.admin.snapshot import known_peers
+from gateway.admin.snapshot import about, known_peers
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Worker
 from gateway.config import ConfigError, parse
+from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.stand import Start
 from tests.support.status import SECRET, ask, drop, fetch, told
@@ -155,6 +157,23 @@ async def test_a_file_that_was_rejected_is_told_until_one_is_taken_over(upstream
     assert (await told(stand)).notices == ()
 
 
+async def test_a_risky_setting_is_told_as_a_caution(begin: Start) -> None:
+    stand = await begin(route={"forward_headers": ["x-forwarded-access-token"]})
+    (notice,) = (await told(stand)).notices
+    assert ("set bind_headers" in notice.text, notice.is_bad) == (True, False)
+
+
+def test_the_workers_of_a_supervisor_are_silent_until_they_answer() -> None:
+    config = replace(parse(configuration("http://127.0.0.1:1/mcp"), "test", {}), workers=2)
+    for is_draining, state in ((False, "ready"), (True, "draining")):
+        status = about(config, "gw-1", 0, is_draining=is_draining)
+        assert (status.state, status.replica) == (state, "gw-1")
+        assert [(process.id, process.state) for process in status.processes] == [
+            ("gw-1#0", "silent"),
+            ("gw-1#1", "silent"),
+        ]
+
+
 async def test_keys_are_told_by_id_and_use(begin: Start) -> None:
     first, second = "aa" * 32, "bb" * 32
     stand = await begin(state={"keys": [first, second]})
@@ -185,6 +204,35 @@ async def test_limits_are_told_with_what_is_used_of_them(upstream: FakeUpstream,
     assert (await stand.client().call()).status == 429
     assert [error.kind for error in (await told(stand)).errors] == ["busy"]
     await drop(stand)
+
+
+@pytest.mark.parametrize(
+    ("upstream_section", "transport", "era"),
+    [
+        ({"url": "http://127.0.0.1:1/mcp"}, "auto", "unknown"),
+        ({"url": "http://127.0.0.1:1/mcp", "transport": "streamable-http"}, "streamable-http", "unknown"),
+        ({"url": "http://127.0.0.1:1/sse", "transport": "sse"}, "sse", "old"),
+        ({"command": ["cat"], "warm": 0}, "stdio", "old"),
+    ],
+)
+async def test_a_route_is_told_with_its_configured_transport(
+    begin: Start, upstream_section: dict[str, Any], transport: str, era: str
+) -> None:
+    stand = await begin(routes=[{"path": "/mcp", "upstream": upstream_section}])
+    (route,) = (await told(stand)).routes
+    assert (route.transport, route.era) == (transport, era)
+    assert (route.children, route.last_ok_seconds_ago) == (0 if transport == "stdio" else None, None)
+
+
+@pytest.mark.parametrize(("fake", "transport"), [(FakeSse, "sse"), (FakeUpstream, "streamable-http")])
+async def test_a_detected_transport_is_told(begin: Start, fake: Any, transport: str) -> None:
+    upstream = fake()
+    await upstream.start()
+    stand = await begin(url=upstream.url)
+    _ = await stand.client().post("server/discover")
+    (route,) = (await told(stand)).routes
+    assert (route.transport, route.era, route.health) == (transport, "old", "ok")
+    await upstream.close()
 
 
 async def test_a_draining_gateway_says_so(begin: Start) -> None:
