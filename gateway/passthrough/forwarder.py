@@ -89,6 +89,8 @@ class Passthrough:
         except UpstreamError as exc:
             passage.outcome = Passed.UNREACHABLE
             self._metrics.upstream_failed(path, exc.reason)
+            if exc.status < 500:
+                exc.status = 502  # a legacy client would take a JSON-RPC error in HTTP 200 for its answer
             raise
         except ReplyCut:
             passage.outcome = Passed.ENDED if passage.is_ended else Passed.CUT

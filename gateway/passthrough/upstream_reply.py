@@ -1,8 +1,4 @@
-"""The upstream's reply to a request that passes through.
-
-The HTTP status of an error matters here: a legacy client looks at it first, and would take a JSON-RPC error in HTTP
-200 for its answer.
-"""
+"""The upstream's reply to a request that passes through."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +12,7 @@ from gateway.http.endpoint import Endpoint
 from gateway.passthrough.passage import Passage
 from gateway.passthrough.sse_endpoint import FirstEventRewriter
 from gateway.protocol import mcp
-from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
+from gateway.protocol.errors import CallLost, Unreachable
 
 
 class ReplyCut(ConnectionResetError):
@@ -45,17 +41,14 @@ async def open_reply(passage: Passage, target: URL | None, headers: CIMultiDict[
                     target = endpoint.within(response.headers.get("Location", ""), target)
                     if target is None:
                         raise Unreachable(f"{endpoint.where} redirects messages to another origin")
-    except aiohttp.ConnectionTimeoutError as exc:
-        raise _with_status(mapped(exc, endpoint.where), 504) from exc
     except TimeoutError as exc:
         slow = f"{endpoint.where} did not begin its answer in {seconds:g} s; the request may have had effects"
-        raise _with_status(CallLost(slow), 504) from exc
+        error = mapped(exc, endpoint.where) if isinstance(exc, aiohttp.ConnectionTimeoutError) else CallLost(slow)
+        error.status = 504
+        raise error from exc
     except FOREIGN as exc:
-        raise _with_status(mapped(exc, endpoint.where), 502) from exc
-    except UpstreamError as exc:
-        raise _with_status(exc, 502) from exc
-    loop = f"{endpoint.where} redirects in a circle; set upstream.url to the final address"
-    raise _with_status(Unreachable(loop), 502)
+        raise mapped(exc, endpoint.where) from exc
+    raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
 
 async def read_reply(response: aiohttp.ClientResponse, endpoint: Endpoint, seconds: float) -> bytes:
@@ -64,7 +57,7 @@ async def read_reply(response: aiohttp.ClientResponse, endpoint: Endpoint, secon
         async with asyncio.timeout(seconds):
             return await response.read()
     except FOREIGN as exc:
-        raise _with_status(mapped(exc, endpoint.where), 502) from exc
+        raise mapped(exc, endpoint.where) from exc
 
 
 async def chunks(
@@ -104,8 +97,3 @@ def _with_query(url: URL, query: str) -> URL:
         return url
     own = url.raw_query_string
     return URL(f"{url.with_query(None)}?{own}&{query}" if own else f"{url}?{query}", encoded=True)
-
-
-def _with_status(error: UpstreamError, status: int) -> UpstreamError:
-    error.status = status
-    return error

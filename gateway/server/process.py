@@ -13,9 +13,8 @@ from typing import Final
 
 from gateway import __version__
 from gateway.admin.probes import Admin
-from gateway.admin.snapshot import SnapshotSource, take_snapshot
+from gateway.admin.snapshot import SnapshotSource
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.host_check import admin_names
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
@@ -42,7 +41,6 @@ from gateway.server.keys import Keyrings
 from gateway.server.reload import Read, Reload
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.recent_errors import RecentErrors
-from gateway.telemetry.status import Status
 from gateway.upstream.stream_times import DEFAULT_TIMES, StreamTimes
 
 log = get_logger()
@@ -181,19 +179,11 @@ class Gateway:
     async def _open_admin(self) -> None:
         """Listen for operators, or for the supervisor that answers them."""
         salt = secrets.token_bytes(_SALT_BYTES) if self._worker is None else self._worker.mark
-
-        def snapshot() -> Status:
-            return take_snapshot(self._snapshot_source(), salt)
-
-        admin = Admin(self.metrics, lambda: self.ready, snapshot, self._admin_names)
+        admin = Admin(self._snapshot_source, salt, is_private=self._worker is not None)
         if self._worker is not None:
             self.admin = await self._open(admin.handle, self._worker.socket("admin"))
         elif self.config.admin is not None:
             self.admin = await self._open(admin.handle, self.config.admin)
-
-    def _admin_names(self) -> frozenset[str] | None:
-        """Return the host names under which /status is served; None on a worker's socket: no browser reaches it."""
-        return None if self._worker is not None else admin_names(self.config)
 
     def _snapshot_source(self) -> SnapshotSource:
         return SnapshotSource(

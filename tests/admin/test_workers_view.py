@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admin import workers_view
-from gateway.admin.probes import Admin, Probes
+from gateway.admin.probes import Probes
 from gateway.admin.snapshot import about
 from gateway.admin.workers_view import Overview
 from gateway.config import InForce, Limits, parse
@@ -28,7 +28,7 @@ ANSWER_SECONDS = 0.2
 CONFIG = parse("{workers: 2, replica: {id: gw-1}, routes: [{upstream: {url: 'http://127.0.0.1:1/mcp'}}]}", "test", {})
 
 
-class FakeWorker:
+class FakeWorker(Probes):
     """A worker's admin listener, with a switch for each way to be absent."""
 
     def __init__(self, directory: Path, number: int) -> None:
@@ -42,22 +42,30 @@ class FakeWorker:
         """Cleared: it takes requests and does not answer."""
         self.free.set()
         self.asked = asyncio.Event()
-        self._admin = Admin(self.metrics, lambda: self.ready, self._survey, lambda: None)
-        self._listener = Listener(self._handle, self.address, InForce(Limits()))
+        self._listener = Listener(self.handle, self.address, InForce(Limits()))
 
-    def _survey(self) -> Status:
+    async def unready(self) -> str | None:
+        return None if self.ready else "draining"
+
+    def names(self) -> None:
+        return None
+
+    async def exposition(self) -> tuple[bytes, str]:
+        return self.metrics.render()
+
+    async def status(self) -> Status:
         name = Path(self.address).stem.rpartition("-")[2]
         status = about(CONFIG, "gw-1", 0, is_draining=not self.ready)
         state: ProcessState = "ready" if self.ready else "draining"
         process = ProcessStatus(id=f"gw-1#{name}", state=state, held=3, configuration="aaa")
         return replace(status, processes=(process,), held_total=3)
 
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         self.asked.set()
         await self.free.wait()
         if self.words is not None:
             return web.Response(body=self.words)
-        return await self._admin.handle(http)
+        return await super().handle(http)
 
     def work(self, times: int) -> None:
         for _ in range(times):
