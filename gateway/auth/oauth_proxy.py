@@ -55,8 +55,8 @@ class _Target(NamedTuple):
 class OAuthProxy:
     """The OAuth paths on the listener of the routes."""
 
-    def __init__(self, in_force: InForce[Config], client_for: Callable[[str], Client | None]) -> None:
-        """`client_for` returns the client of the route at a path, which trusts the authorities of that route."""
+    def __init__(self, in_force: InForce[Config], client_for: Callable[[str], Client]) -> None:
+        """See `OAuthUpstream` for `client_for`."""
         self._upstream = OAuthUpstream(client_for)
         self._at_once = 0
         self._use(in_force.value)

@@ -14,7 +14,7 @@ from gateway.http.client import FOREIGN, Client, mapped, read_at_most
 from gateway.identity import oauth_metadata
 from gateway.identity.oauth_metadata import Document, Place
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import MethodNotFound, Unreachable
+from gateway.protocol.errors import Unreachable
 
 ANSWER_BYTES: Final = 1_048_576
 _CACHED_SECONDS: Final = 10.0
@@ -38,8 +38,8 @@ class _Cached(NamedTuple):
 class OAuthUpstream:
     """The upstreams of all routes, as OAuth resources and authorization servers."""
 
-    def __init__(self, client_for: Callable[[str], Client | None]) -> None:
-        """`client_for` returns the client of the route at a path, which trusts the authorities of that route."""
+    def __init__(self, client_for: Callable[[str], Client]) -> None:
+        """`client_for` returns the client of the route at a path; raises MethodNotFound if the route was removed."""
         self._client_for = client_for
         self._cache: dict[tuple[str, str], _Cached] = {}
         """By route and path, which come from the configuration and from the upstream's own metadata."""
@@ -91,20 +91,13 @@ class OAuthUpstream:
         sent.update(route.set_headers)
         url = URL(f"{oauth_metadata.origin(route.upstream.url)}{target}", encoded=True)
         try:
-            response = await self._client(route).open(method, url, sent, body)
+            response = await self._client_for(route.path).open(method, url, sent, body)
             try:
                 yield response
             finally:
                 response.release()
         except FOREIGN as exc:
             raise mapped(exc, where(route)) from exc
-
-    def _client(self, route: Route) -> Client:
-        """The client of a route, which a reload may have removed meanwhile."""
-        client = self._client_for(route.path)
-        if client is None:
-            raise MethodNotFound(f"The route {route.path} was removed from the configuration")
-        return client
 
 
 async def body_of(response: ClientResponse, route: Route) -> bytes:

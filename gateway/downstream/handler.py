@@ -78,10 +78,12 @@ class RequestHandler:
         """Requests that a drain waits for."""
         return self.in_flight - self._passthrough.long_lived
 
-    def _client_of(self, path: str) -> Client | None:
-        """Return the HTTP client of the route at a path; None if a reload removed the route."""
+    def _client_of(self, path: str) -> Client:
+        """Return the HTTP client of the route at a path; raises MethodNotFound if a reload removed the route."""
         live = self._routes.live.get(path)
-        return live.upstream.client if live is not None else None
+        if live is None:
+            raise no_route(path)
+        return live.upstream.client
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""

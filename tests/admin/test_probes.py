@@ -24,7 +24,7 @@ async def test_addresses_and_configured_names_are_served(begin: Start) -> None:
         assert (await fetch(stand, "/status", Host=host))[0] == 200, host
 
 
-async def test_the_page_is_told_and_nothing_is_done(stand: Stand) -> None:
+async def test_the_admin_listener_only_answers_reads(stand: Stand) -> None:
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         async with stand.http.request(method, f"http://{stand.gateway.admin}/status") as response:
             assert response.status == 405

@@ -151,5 +151,5 @@ def test_ages_are_words(seconds: float | None, words: str) -> None:
         (180_000, "2 d 2 h"),
     ],
 )  # fmt: skip
-def test_a_duration_is_told_in_its_two_largest_units(seconds: float, words: str) -> None:
+def test_a_duration_has_its_two_largest_units(seconds: float, words: str) -> None:
     assert duration(seconds) == words

@@ -164,7 +164,7 @@ async def test_a_worker_that_does_not_answer_takes_no_counter_back(host: Host) -
     assert await host.value(LIMIT) == 10
 
 
-async def test_an_answer_of_one_that_died_meanwhile_is_not_told(host: Host) -> None:
+async def test_the_answer_of_a_worker_that_died_meanwhile_does_not_count(host: Host) -> None:
     """It could not be told again."""
     dying, slow = await host.start(0), await host.start(1)
     dying.work(1)
@@ -189,7 +189,7 @@ async def test_scrapes_wait_for_one_another(host: Host) -> None:
     assert asyncio.get_running_loop().time() - begun > 1.9 * ANSWER_SECONDS
 
 
-async def test_ready_is_when_every_worker_is(host: Host) -> None:
+async def test_the_supervisor_is_ready_only_if_every_worker_is(host: Host) -> None:
     assert await host.overview.unready() == "not ready: worker 0, 1"
     assert not host.overview.proven
     one, two = await host.start(0), await host.start(1)
@@ -206,7 +206,7 @@ async def test_ready_is_when_every_worker_is(host: Host) -> None:
     assert await host.overview.unready() == "draining"
 
 
-async def test_the_status_is_of_all_workers_and_says_who_is_silent(host: Host) -> None:
+async def test_the_status_covers_all_workers_and_names_the_silent_ones(host: Host) -> None:
     _, two = await host.start(0), await host.start(1)
     status = await host.overview.status()
     assert (status.state, status.held_total, status.notices) == ("ready", 6, ())
@@ -220,7 +220,7 @@ async def test_the_status_is_of_all_workers_and_says_who_is_silent(host: Host) -
     assert (await host.overview.status()).state == "draining"
 
 
-async def test_a_worker_that_speaks_of_other_things_is_silent(host: Host) -> None:
+async def test_a_worker_whose_answer_is_unreadable_counts_as_silent(host: Host) -> None:
     one, _ = await host.start(0), await host.start(1)
     one.words = b'{"version": 2}'
     status = await host.overview.status()
@@ -292,7 +292,7 @@ async def test_a_socket_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
     await worker.end()
 
 
-async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_socket_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "admin-0.sock").write_text("precious")
     with pytest.raises(OSError, match="admin-0"):
         await FakeWorker(tmp_path, 0).start()

@@ -151,7 +151,7 @@ async def test_an_upstream_that_knows_its_public_name_is_left_as_it_is(begin: An
         assert (came, body) == ("/token", aiohttp.FormData({"resource": f"{public}/mcp"})()._value)
 
 
-async def test_nothing_is_reached_but_what_the_metadata_names(begin: Any, issuer: FakeIssuer) -> None:
+async def test_only_endpoints_that_the_metadata_names_are_reached(begin: Any, issuer: FakeIssuer) -> None:
     for path in ("/register", "/revoke", "/admin", "/token", "/sso/token"):
         issuer.answers(path, text="secret")
     browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
@@ -253,7 +253,7 @@ async def test_redirects_go_to_the_client_with_the_issuer_that_it_knows(begin: A
         assert response.headers["Location"].removesuffix("&state=x") == goes
 
 
-async def test_bytes_that_are_no_text_go_nowhere(begin: Any, issuer: FakeIssuer) -> None:
+async def test_headers_that_are_not_text_are_not_forwarded(begin: Any, issuer: FakeIssuer) -> None:
     browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
 
     async def status(request: bytes) -> bytes:
@@ -276,7 +276,7 @@ async def test_bytes_that_are_no_text_go_nowhere(begin: Any, issuer: FakeIssuer)
     assert await status(b"GET /authorize/mcp HTTP/1.1") == b"502"
 
 
-async def test_a_page_of_an_allowed_origin_may_ask_and_no_other(begin: Any, issuer: FakeIssuer) -> None:
+async def test_only_pages_of_an_allowed_origin_may_ask(begin: Any, issuer: FakeIssuer) -> None:
     browser = Browser(
         await begin(url=f"{issuer.origin}/mcp", security={"allowed_origins": ["https://app.example.com"]})
     )
@@ -346,7 +346,7 @@ async def test_only_so_many_wait_for_authorization_servers(
     assert (await browser.document(oauth_metadata.SERVER + "/mcp")) == await first
 
 
-async def test_what_was_published_is_asked_for_again_after_a_reload_only(begin: Any, issuer: FakeIssuer) -> None:
+async def test_metadata_is_fetched_again_only_after_a_reload(begin: Any, issuer: FakeIssuer) -> None:
     stand = await begin(url=f"{issuer.origin}/mcp")
     browser = Browser(stand)
     for _ in range(3):

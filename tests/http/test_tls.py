@@ -121,7 +121,7 @@ async def test_a_port_without_tls_is_named_as_that(ca: Authority, serve: Serve, 
 
 
 @pytest.mark.parametrize("stalls", [True, False])
-async def test_a_handshake_that_stalls_or_breaks_is_no_connection(
+async def test_a_handshake_that_stalls_or_breaks_makes_no_connection(
     ca: Authority, begin: Start, *, stalls: bool
 ) -> None:
     transports: list[asyncio.Transport] = []
@@ -259,7 +259,7 @@ def problems(tmp_path: Path, **sections: Any) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def test_every_file_that_cannot_be_used_is_told_with_its_reason(tmp_path: Path, ca: Authority) -> None:
+def test_every_unusable_file_is_reported_with_the_reason(tmp_path: Path, ca: Authority) -> None:
     (tmp_path / "text.pem").write_text("nothing")
     ca.sign("locked", password=b"pass")
     ca.sign("one")

@@ -81,7 +81,7 @@ def test_an_event_may_end_in_lines_that_end_differently(rewriter: EndpointRewrit
         b"event: message\ndata: /messages\n\n",
     ],
 )
-def test_what_names_no_place_of_the_server_is_passed_as_it_is(rewriter: EndpointRewriter, stream: bytes) -> None:
+def test_an_event_without_an_address_of_the_server_passes_unchanged(rewriter: EndpointRewriter, stream: bytes) -> None:
     assert first_event(rewriter).feed(stream) == stream
 
 

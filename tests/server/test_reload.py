@@ -351,7 +351,7 @@ async def test_a_new_route_serves_at_once_with_series_at_zero(upstream: FakeUpst
     assert (await at(stand, "new").call()).text == "done"
 
 
-async def test_a_route_that_went_takes_nothing_new_and_ends_what_waits(
+async def test_a_removed_route_takes_no_new_calls_and_ends_parked_ones(
     upstream: FakeUpstream, second: FakeUpstream, begin: Start
 ) -> None:
     upstream.tool(ask)
@@ -380,7 +380,7 @@ async def test_a_route_that_went_takes_nothing_new_and_ends_what_waits(
     assert stand.metric("mcp_gateway_sessions", route="/old", state="idle") == 0
 
 
-async def test_a_route_that_went_ends_what_waits_at_another_replica(
+async def test_a_removed_route_ends_the_calls_parked_at_another_replica(
     upstream: FakeUpstream, second: FakeUpstream, begin: Start
 ) -> None:
     upstream.tool(ask)
@@ -393,7 +393,7 @@ async def test_a_route_that_went_ends_what_waits_at_another_replica(
         assert other.metric(ROUNDS, route="/old", **COMPLETE) == 1
 
 
-async def test_a_route_that_went_and_held_nothing_is_gone(
+async def test_a_removed_route_without_calls_is_freed(
     upstream: FakeUpstream, second: FakeUpstream, begin: Start
 ) -> None:
     upstream.tool(ask)
@@ -418,7 +418,7 @@ async def test_a_state_of_a_call_that_is_over_is_refused_where_the_route_is_gone
     assert (await at(stand, "old").answer(asked)).outcome == LOST
 
 
-async def test_a_route_with_another_upstream_ends_what_waits_at_the_old_one(
+async def test_parked_calls_end_at_the_old_upstream_of_a_route(
     upstream: FakeUpstream, second: FakeUpstream, stand: Stand
 ) -> None:
     upstream.tool(ask)
@@ -661,7 +661,7 @@ async def test_a_shorter_state_is_sealed_and_a_longer_one_that_is_out_still_open
     assert (await client.answer(shorter)).text == "done"
 
 
-async def test_who_waits_for_a_session_gets_it_when_there_may_be_more(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_waiting_call_gets_a_session_when_the_limit_rises(upstream: FakeUpstream, begin: Start) -> None:
     gate = asyncio.Event()
 
     async def slow(turn: Turn) -> None:
@@ -859,7 +859,7 @@ async def test_a_signal_before_the_start_waits_for_it() -> None:
     assert files.applied == [TWO]
 
 
-async def test_what_needs_a_restart_is_refused_whole() -> None:
+async def test_a_file_that_needs_a_restart_is_refused_as_a_whole() -> None:
     files = Files(ONE)
     files.next = [STUCK, ConfigError(["routes: is empty"]), TWO]
     files.reload.begin()
@@ -903,7 +903,7 @@ async def test_without_a_file_nothing_changes() -> None:
     assert (files.applied, files.counted) == ([], [False])
 
 
-async def test_what_cannot_be_applied_is_rejected_and_the_next_file_is_taken() -> None:
+async def test_an_inapplicable_file_is_rejected_and_the_next_one_is_applied() -> None:
     """A file that the configuration names was taken away between its reading and its use."""
     files = Files(ONE)
 
