@@ -56,14 +56,12 @@ class OAuthProxy:
     """The OAuth paths on the listener of the routes."""
 
     def __init__(self, in_force: InForce[Config], client_for: Callable[[str], Client]) -> None:
-        """See `OAuthUpstream` for `client_for`."""
         self._upstream = OAuthUpstream(client_for)
         self._at_once = 0
         self._use(in_force.value)
         in_force.after_replace(self._use)
 
     def _use(self, config: Config) -> None:
-        """Use this configuration for new requests."""
         self._config = config
         self._routes = {route.path.rstrip("/"): route for route in config.routes if route.upstream.url is not None}
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]

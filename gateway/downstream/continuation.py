@@ -135,7 +135,6 @@ class Continuation:
         return await self.legs.write(round_, driver, queue)
 
     async def _answer(self, round_: Round, envelope: Envelope, driver: Driver) -> Replied:
-        """Hand the answers of a round to its call."""
         queue = round_.queue()
         round_.continued(Step.HELD)
         driver.answer(queue, round_.request, envelope.round, round_.headers)

@@ -60,7 +60,6 @@ class RequestHandler:
         self.running, self.relayed = continuation.legs.running, continuation.legs.relayed
 
     def _use(self, config: Config) -> None:
-        """Serve new requests by this configuration."""
         self._config = config
         self._host_check = HostCheck(config.security, config.listen)
 

@@ -1,4 +1,4 @@
-"""The id of one HTTP request, by which logs, replies and other replicas name it."""
+"""The id of one HTTP request, by which logs, replies or other replicas name it."""
 
 import itertools
 import re

@@ -103,7 +103,6 @@ class Passthrough:
                 self.long_lived -= 1
 
     async def _open(self, passage: Passage, headers: CIMultiDict[str]) -> aiohttp.ClientResponse:
-        """Send a request upstream, and return the reply when its head has arrived."""
         target = self._endpoints.target(passage.incoming, passage.probe.endpoint)
         return await open_reply(passage, target, headers)
 
@@ -161,7 +160,6 @@ class Passthrough:
 
 
 def _headers(passage: Passage, response: aiohttp.ClientResponse) -> CIMultiDict[str]:
-    """Return the headers of a reply as they go to the client."""
     headers = passed_back(response.headers)
     passage.reply.rewrite_challenges(headers)
     return headers

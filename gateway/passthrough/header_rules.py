@@ -32,7 +32,6 @@ class HeaderRules:
         in_force.after_replace(self._use)
 
     def _use(self, config: Config) -> None:
-        """Use this configuration for new requests."""
         self._principal_header = (config.principal.header or "").lower()
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
 
