@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(options: argparse.Namespace) -> int:
     try:
-        config = _configuration(options)
+        config = with_log_level(_given(options), options.log_level)
         if config.traces:
             check_traces()
     except ConfigError as exc:
@@ -113,10 +113,6 @@ def _serve(options: argparse.Namespace) -> int:
         print(f"cannot listen: {exc}; check that no other process uses the address", file=sys.stderr)
         return 1
     return 0
-
-
-def _configuration(options: argparse.Namespace) -> Config:
-    return with_log_level(_given(options), options.log_level)
 
 
 def _given(options: argparse.Namespace) -> Config:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
+from gateway.admin.snapshot import SnapshotSource, take_snapshot
 from gateway.admin.status_page import HEADERS, every_seconds, page, prefers_json
-from gateway.auth.host_check import check_admin
+from gateway.auth.host_check import admin_names, check_admin
 from gateway.protocol.errors import Forbidden
-from gateway.telemetry import Metrics
 from gateway.telemetry.status import Status
 
 
@@ -69,31 +69,24 @@ class Probes(ABC):
 class Admin(Probes):
     """The handler for one serving process."""
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        is_ready: Callable[[], bool],
-        snapshot: Callable[[], Status],
-        names: Callable[[], frozenset[str] | None],
-    ) -> None:
-        """`snapshot` returns what /status shows; `names` are the host names under which it is served."""
-        self._metrics = metrics
-        self._is_ready = is_ready
-        self._snapshot = snapshot
-        self._names = names
+    def __init__(self, source: Callable[[], SnapshotSource], salt: bytes, *, is_private: bool) -> None:
+        """`is_private`: the listener is a worker's socket, which no browser reaches, so any name is served."""
+        self._source = source
+        self._salt = salt
+        self._is_private = is_private
 
     async def unready(self) -> str | None:
         """See `Probes`."""
-        return None if self._is_ready() else "draining"
+        return None if self._source().is_ready else "draining"
 
     def names(self) -> frozenset[str] | None:
         """See `Probes`."""
-        return self._names()
+        return None if self._is_private else admin_names(self._source().config)
 
     async def status(self) -> Status:
         """See `Probes`."""
-        return self._snapshot()
+        return take_snapshot(self._source(), self._salt)
 
     async def exposition(self) -> tuple[bytes, str]:
         """See `Probes`."""
-        return self._metrics.render()
+        return self._source().metrics.render()

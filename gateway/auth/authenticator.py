@@ -4,10 +4,10 @@ import ipaddress
 from collections.abc import Callable
 
 from gateway.auth.jwks import JwksVerifier
-from gateway.config import Config, ConfigError, InForce, contents, jwks_context
+from gateway.config import Config, ConfigError, InForce, Principal, contents, jwks_context
 from gateway.http.client import Bounds, Client
 from gateway.http.forwarded_headers import AUTHORIZATION, check_once
-from gateway.http.incoming import Incoming
+from gateway.http.incoming import Caller, Incoming
 from gateway.identity import principal as principals
 from gateway.runtime.tasks import Tasks
 
@@ -51,29 +51,25 @@ class Authenticator:
         """Whether callers are authenticated here, by their headers alone."""
         return self._verifier is not None
 
-    async def principal(self, incoming: Incoming, *, is_checked: bool) -> bytes:
+    async def caller(self, incoming: Incoming, *, is_checked: bool) -> Caller:
         """Return the caller of a request, determined at the first call only.
 
         `is_checked`: the upstream sees the credential of the request, so it checks that credential. Raises
         Unauthorized or NoKeys if callers must be verified, and InvalidRequest for a repeated header.
         """
-        if incoming.principal is None:
-            incoming.principal = await self._determine(incoming, is_checked=is_checked)
-        return incoming.principal
+        if incoming.caller is None:
+            config = self._config
+            is_trusted = config.source != "header" or principals.is_trusted(incoming.remote, self._networks)
+            distrusted = None if is_trusted else config.header
+            principal = await self._principal(incoming, config, is_trusted=is_trusted, is_checked=is_checked)
+            incoming.caller = Caller(principal, distrusted)
+        return incoming.caller
 
-    async def _determine(self, incoming: Incoming, *, is_checked: bool) -> bytes:
-        config = self._config
+    async def _principal(self, incoming: Incoming, config: Principal, *, is_trusted: bool, is_checked: bool) -> bytes:
         check_once((AUTHORIZATION, config.header), incoming.headers)
         authorization = incoming.headers.get(AUTHORIZATION)
         if self._verifier is not None:
             return await self._verifier.principal(authorization)
         if config.source == "header" and config.header is not None:
-            is_trusted = self.distrusted_header(incoming) is None
             return principals.of_header(incoming.headers.get(config.header) if is_trusted else None)
         return principals.of_authorization(authorization, is_checked=is_checked)
-
-    def distrusted_header(self, incoming: Incoming) -> str | None:
-        """The header that names the principal, if this request does not come from a trusted proxy; else None."""
-        if self._config.source != "header" or principals.is_trusted(incoming.remote, self._networks):
-            return None
-        return self._config.header

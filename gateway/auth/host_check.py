@@ -7,9 +7,11 @@ import ipaddress
 from functools import lru_cache
 from typing import Final
 
+from multidict import MultiMapping
 from yarl import URL
 
 from gateway.config import Config, Security, split_address
+from gateway.http.forwarded_headers import joined
 from gateway.protocol.errors import Forbidden
 
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -25,8 +27,9 @@ class HostCheck:
         self._origins = frozenset(security.allowed_origins)
         self._local = local
 
-    def check(self, host: str | None, origin: str | None) -> None:
+    def check(self, headers: MultiMapping[str]) -> None:
         """Raise Forbidden if Host is not a name of this gateway, or Origin is a foreign site."""
+        host, origin = headers.get("Host"), joined(headers, "Origin")
         name = _name(host)
         if self._hosts is not None and name not in self._hosts and (host or "").lower() not in self._hosts:
             raise Forbidden(f"Host {(host or '')[:80]!r} is not served here; use a name in security.allowed_hosts")

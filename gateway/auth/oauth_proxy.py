@@ -55,15 +55,13 @@ class _Target(NamedTuple):
 class OAuthProxy:
     """The OAuth paths on the listener of the routes."""
 
-    def __init__(self, in_force: InForce[Config], client_for: Callable[[str], Client | None]) -> None:
-        """`client_for` returns the client of the route at a path, which trusts the authorities of that route."""
+    def __init__(self, in_force: InForce[Config], client_for: Callable[[str], Client]) -> None:
         self._upstream = OAuthUpstream(client_for)
         self._at_once = 0
         self._use(in_force.value)
         in_force.after_replace(self._use)
 
     def _use(self, config: Config) -> None:
-        """Use this configuration for new requests."""
         self._config = config
         self._routes = {route.path.rstrip("/"): route for route in config.routes if route.upstream.url is not None}
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
@@ -77,14 +75,14 @@ class OAuthProxy:
         except GatewayError:
             return value
 
-    def serves(self, path: str) -> bool:
-        """Whether a path that is not a route is an OAuth path."""
-        return _target(path) is not None
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse | None:
+        """Serve a request for an OAuth path, after the check of Host and Origin; None for any other path.
 
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Serve a request for an OAuth path, after the check of Host and Origin; raises GatewayError."""
+        Raises GatewayError.
+        """
         asked = _target(http.path)
-        assert asked is not None, "serves() said so"
+        if asked is None:
+            return None
         check_once((AUTHORIZATION, self._config.principal.header), http.headers)
         try:
             methods = _METHODS.get(asked.kind, _POST) if asked.kind in oauth_metadata.ENDPOINTS else ("GET",)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 from aiohttp import ClientResponse
+from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.config import Route
@@ -13,7 +14,7 @@ from gateway.http.client import FOREIGN, Client, mapped, read_at_most
 from gateway.identity import oauth_metadata
 from gateway.identity.oauth_metadata import Document, Place
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import MethodNotFound, Unreachable
+from gateway.protocol.errors import Unreachable
 
 ANSWER_BYTES: Final = 1_048_576
 _CACHED_SECONDS: Final = 10.0
@@ -37,11 +38,11 @@ class _Cached(NamedTuple):
 class OAuthUpstream:
     """The upstreams of all routes, as OAuth resources and authorization servers."""
 
-    def __init__(self, client_for: Callable[[str], Client | None]) -> None:
-        """`client_for` returns the client of the route at a path, which trusts the authorities of that route."""
+    def __init__(self, client_for: Callable[[str], Client]) -> None:
+        """`client_for` returns the client of the route at a path; raises MethodNotFound if the route was removed."""
         self._client_for = client_for
         self._cache: dict[tuple[str, str], _Cached] = {}
-        """By URL and path, which come from the configuration and from the upstream's own metadata."""
+        """By route and path, which come from the configuration and from the upstream's own metadata."""
 
     def clear(self) -> None:
         """Forget the cached metadata."""
@@ -59,7 +60,7 @@ class OAuthUpstream:
 
     async def _document(self, route: Route, paths: tuple[str, ...]) -> Document | None:
         """The first of these documents that exists, from the cache or from the upstream."""
-        key = route.upstream.url or "", paths[0]
+        key = route.path, paths[0]
         cached = self._cache.get(key)
         if cached is None or cached.until < time.monotonic():
             document = await self._fetch(route, paths)
@@ -82,23 +83,21 @@ class OAuthUpstream:
     async def request(
         self, method: str, route: Route, target: str, headers: Mapping[str, str], body: bytes | None
     ) -> AsyncIterator[ClientResponse]:
-        """Send a request to the upstream's origin without following redirects; raises UpstreamError."""
+        """Send a request to the upstream's origin, with the headers that the route sets; raises UpstreamError.
+
+        Redirects are not followed. `credentials` do not apply: a client signs in as itself.
+        """
+        sent = CIMultiDict(headers)
+        sent.update(route.set_headers)
         url = URL(f"{oauth_metadata.origin(route.upstream.url)}{target}", encoded=True)
         try:
-            response = await self._client(route).open(method, url, dict(headers), body)
+            response = await self._client_for(route.path).open(method, url, sent, body)
             try:
                 yield response
             finally:
                 response.release()
         except FOREIGN as exc:
             raise mapped(exc, where(route)) from exc
-
-    def _client(self, route: Route) -> Client:
-        """The client of a route, which a reload may have removed meanwhile."""
-        client = self._client_for(route.path)
-        if client is None:
-            raise MethodNotFound(f"The route {route.path} was removed from the configuration")
-        return client
 
 
 async def body_of(response: ClientResponse, route: Route) -> bytes:

@@ -18,14 +18,12 @@ from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import no_route
 from gateway.downstream.round import Round
 from gateway.http.forwarded_headers import joined
-from gateway.http.incoming import Incoming
+from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.identity import principal as principals
 from gateway.protocol.errors import DownstreamError, InvalidState
-from gateway.protocol.request import Request
-from gateway.routes.live_route import LiveRoute
+from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.routes.parking import Lot
-from gateway.routes.table import RouteTable
 from gateway.seal.request_state import Envelope, bind
 from gateway.telemetry import Step
 
@@ -34,27 +32,22 @@ class Continuation:
     """The further rounds that reach one listener."""
 
     def __init__(
-        self,
-        routes: RouteTable,
-        lot: Lot[Driver],
-        authenticator: Authenticator,
-        retry_routing: RetryRouting,
-        legs: Legs,
+        self, process: ProcessScope, lot: Lot[Driver], authenticator: Authenticator, retry_routing: RetryRouting
     ) -> None:
-        self._process = routes.process
-        self._lot = lot
+        self.lot = lot
+        self.legs = Legs()
+        self._process = process
         self._authenticator = authenticator
         self._retry_routing = retry_routing
-        self._legs = legs
 
     async def serve(self, round_: Round) -> Replied:
         """Serve a further round on a route; raises InvalidState if its state does not open."""
-        incoming, bound_headers = round_.incoming, round_.live.route.bound_headers
-        envelope = self.open(incoming, round_.request, round_.key.principal, bound_headers)
+        incoming = round_.incoming
+        envelope = self.open(incoming, round_.caller, round_.live.route.bound_headers)
         if incoming.span is not None:
             incoming.span.note("round", envelope.round + 1)
             incoming.span.link(envelope.trace or b"")
-        driver = self._lot.find(envelope.exchange)
+        driver = self.lot.find(envelope.exchange)
         if driver is not None:
             return await self._resume(round_, envelope, driver)
         found = await self._elsewhere(envelope, incoming, round_.reply)
@@ -64,9 +57,7 @@ class Continuation:
             round_.continued(Step.FORWARDED)
         return found
 
-    async def find_route(
-        self, incoming: Incoming, reply: ReplyWriter, json_depth: int
-    ) -> LiveRoute | web.StreamResponse:
+    async def find_route(self, incoming: Incoming, reply: ReplyWriter) -> LiveRoute | web.StreamResponse:
         """Return the removed route under which a call of this replica began, or the reply of another replica.
 
         The route is not remembered: the state opens or it does not, on every replica. Raises MethodNotFound, as for
@@ -74,13 +65,13 @@ class Continuation:
         """
         started = time.monotonic()
         try:
-            if incoming.parsed(json_depth).id is None:
+            if incoming.parsed().id is None:
                 raise no_route(incoming.path)
-            request = incoming.request(json_depth)
-            envelope = await self._open_without_route(incoming, request)
+            request = incoming.request()
+            envelope = await self._open_without_route(incoming)
         except DownstreamError as exc:
             raise no_route(incoming.path) from exc
-        driver = self._lot.find(envelope.exchange)
+        driver = self.lot.find(envelope.exchange)
         if driver is not None:
             return driver.live
         found = await self._elsewhere(envelope, incoming, reply)
@@ -94,32 +85,28 @@ class Continuation:
             metrics.operation_finished(incoming.path, request.method, request.version, ending, seconds)
         return response
 
-    def open(
-        self, incoming: Incoming, request: Request, principal: bytes, bound_headers: tuple[str, ...] | None
-    ) -> Envelope:
+    def open(self, incoming: Incoming, caller: Caller, bound_headers: tuple[str, ...] | None) -> Envelope:
         """Open the state of a request; `bound_headers` are those of its route, if known. Raises InvalidState."""
-        distrusted = self._authenticator.distrusted_header(incoming)
+        request = incoming.request()
 
         def value_of(name: str) -> str | None:
-            return joined(incoming.headers, name) if name != distrusted else None
+            return joined(incoming.headers, name) if name != caller.distrusted_header else None
 
         def digest(names: Sequence[str]) -> bytes:
             return principals.of_headers(names, value_of)
 
-        binding = bind(incoming.path, request, principal, bound_headers, digest)
+        binding = bind(incoming.path, request, caller.principal, bound_headers, digest)
         return self._process.sealer.open(request.request_state or "", binding, time.time(), digest)
 
-    async def _open_without_route(self, incoming: Incoming, request: Request) -> Envelope:
+    async def _open_without_route(self, incoming: Incoming) -> Envelope:
         """Open the state of a removed route: it is not known any more whether the upstream saw the credential."""
         try:
-            principal = await self._authenticator.principal(incoming, is_checked=True)
-            return self.open(incoming, request, principal, None)
+            return self.open(incoming, await self._authenticator.caller(incoming, is_checked=True), None)
         except InvalidState:
             if self._authenticator.verifies:
                 raise
-            incoming.principal = None
-        principal = await self._authenticator.principal(incoming, is_checked=False)
-        return self.open(incoming, request, principal, None)
+            incoming.caller = None
+        return self.open(incoming, await self._authenticator.caller(incoming, is_checked=False), None)
 
     async def _elsewhere(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
         """Have another replica serve a retry whose call is not here, or learn that this one may take the call over."""
@@ -131,29 +118,28 @@ class Continuation:
         """Continue a call that this replica holds."""
         if driver.live.upstream.pool is not round_.live.upstream.pool:
             # A reload gave the path another upstream; the call continues where it began.
-            round_ = round_.on(driver.live, self._authenticator.distrusted_header(round_.incoming))
+            round_ = round_.on(driver.live)
         # Before anything is answered: from then on, this client gets the messages of the upstream.
         await driver.authorise(round_.key, round_.headers)
-        return await self._answer(round_, envelope, self._lot.find(envelope.exchange) or driver)
+        return await self._answer(round_, envelope, self.lot.find(envelope.exchange) or driver)
 
     async def _take_over(self, round_: Round, envelope: Envelope, *, is_proven: bool) -> Replied:
         """Continue a call that no replica within reach holds."""
         live, key, headers = round_.live, round_.key, round_.headers
         await live.upstream.pool.authorise(key, headers, elsewhere=_session_of(envelope))
-        driver = self._lot.find(envelope.exchange)
+        driver = self.lot.find(envelope.exchange)
         if driver is not None:  # another retry took the call over meanwhile
             return await self._answer(round_, envelope, driver)
         queue = round_.queue()
-        driver = Driver(live, self._lot, round_.request, key, headers)
+        driver = Driver(live, self.lot, round_.request, key, headers)
         driver.take_over(envelope, queue, is_proven=is_proven)
-        return await self._legs.write(round_, driver, queue)
+        return await self.legs.write(round_, driver, queue)
 
     async def _answer(self, round_: Round, envelope: Envelope, driver: Driver) -> Replied:
-        """Hand the answers of a round to its call."""
         queue = round_.queue()
         round_.continued(Step.HELD)
         driver.answer(queue, round_.request, envelope.round, round_.headers)
-        return await self._legs.write(round_, driver, queue)
+        return await self.legs.write(round_, driver, queue)
 
 
 def _session_of(envelope: Envelope) -> tuple[str, str] | None:

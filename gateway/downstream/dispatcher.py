@@ -10,12 +10,10 @@ from gateway.bridge.driver import Driver
 from gateway.bridge.response_queue import ending_of
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
-from gateway.downstream.legs import Legs
 from gateway.downstream.round import LEFT, Round
 from gateway.exchange import handshake
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, Stopping, UpstreamError
-from gateway.routes.parking import Lot
 from gateway.sessions import tool_schemas
 from gateway.telemetry import COMPLETE, OTHER_ERROR, Ending, Outcome
 
@@ -25,11 +23,10 @@ _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 class Dispatcher:
     """Serves the rounds of one listener."""
 
-    def __init__(self, lot: Lot[Driver], continuation: Continuation, legs: Legs) -> None:
+    def __init__(self, continuation: Continuation) -> None:
         self.stopping = False
-        self._lot = lot
+        self._lot, self._legs = continuation.lot, continuation.legs
         self._continuation = continuation
-        self._legs = legs
 
     async def serve(self, round_: Round) -> web.StreamResponse:
         """Serve a round, and count how it ended."""

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Final
 
 from aiohttp import web
@@ -10,26 +11,23 @@ from aiohttp import web
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.host_check import HostCheck
 from gateway.auth.oauth_proxy import OAuthProxy
-from gateway.bridge.driver import Driver
 from gateway.cluster.peer_errors import PeerFailed
-from gateway.cluster.retry_routing import RetryRouting
-from gateway.config import Config, InForce
+from gateway.config import Config, InForce, Limits
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
-from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import Rejections, no_route
 from gateway.downstream.round import begin_span, new_round, span_ended_on_error
 from gateway.http import request_id as ids
-from gateway.http.forwarded_headers import asks_as_client, joined
+from gateway.http.client import Client
+from gateway.http.forwarded_headers import asks_as_client
 from gateway.http.incoming import Incoming, read_body
-from gateway.http.reply import REQUEST_ID, HttpReply, ReplyWriter
+from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.passthrough.forwarder import Passthrough
 from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake
 from gateway.routes.live_route import LiveRoute
-from gateway.routes.parking import Lot
 from gateway.routes.table import RouteTable
-from gateway.telemetry import Direction, Metrics, Traces, bodies
+from gateway.telemetry import Direction, bodies
 
 _REFUSED_BYTES: Final = 65_536
 """The largest body that is read for the id of a request whose caller is not verified."""
@@ -38,37 +36,30 @@ _REFUSED_BYTES: Final = 65_536
 class RequestHandler:
     """Serves the routes of one listener."""
 
-    def __init__(  # noqa: PLR0913  (the parts of a listener)
+    def __init__(
         self,
         in_force: InForce[Config],
         routes: RouteTable,
-        lot: Lot[Driver],
         authenticator: Authenticator,
-        retry_routing: RetryRouting,
+        continuation: Continuation,
         passthrough: Passthrough,
-        oauth_proxy: OAuthProxy,
-        metrics: Metrics,
-        traces: Traces | None = None,
     ) -> None:
         self._use(in_force.value)
         in_force.after_replace(self._use)
         self._routes = routes
         self._authenticator = authenticator
+        self._continuation = continuation
         self._passthrough = passthrough
-        self._oauth_proxy = oauth_proxy
-        self._traces = traces
-        legs = Legs()
-        self._continuation = Continuation(routes, lot, authenticator, retry_routing, legs)
-        self._dispatcher = Dispatcher(lot, self._continuation, legs)
-        self._era_routing = EraRouting(authenticator, self._continuation, passthrough)
-        self._rejections = Rejections(routes, metrics)
+        self._oauth_proxy = OAuthProxy(in_force, self._client_of)
+        self._dispatcher = Dispatcher(continuation)
+        self._era_routing = EraRouting(authenticator, continuation, passthrough)
+        self._rejections = Rejections(routes)
         self._ids = ids.numbered(secrets.token_hex(6))
         self.in_flight = 0
         """Requests whose final message has not been written yet."""
-        self.running, self.relayed = legs.running, legs.relayed
+        self.running, self.relayed = continuation.legs.running, continuation.legs.relayed
 
     def _use(self, config: Config) -> None:
-        """Serve new requests by this configuration."""
         self._config = config
         self._host_check = HostCheck(config.security, config.listen)
 
@@ -86,15 +77,30 @@ class RequestHandler:
         """Requests that a drain waits for."""
         return self.in_flight - self._passthrough.long_lived
 
+    def _client_of(self, path: str) -> Client:
+        """Return the HTTP client of the route at a path; raises MethodNotFound if a reload removed the route."""
+        live = self._routes.live.get(path)
+        if live is None:
+            raise no_route(path)
+        return live.upstream.client
+
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""
         # Until the body is here, the configuration of the present route holds.
         live = self._routes.live.get(http.path)
         config = self._config if live is None else live.config
-        request_id = http[REQUEST_ID] = ids.request_id(http.headers.get(ids.HEADER), self._ids)
-        incoming = Incoming(http.path, http.headers, http.remote, b"", request_id=request_id)
+        request_id = http[ids.KEY] = ids.request_id(http.headers.get(ids.HEADER), self._ids)
+        incoming = Incoming(
+            http.path,
+            http.headers,
+            http.remote,
+            request_id=request_id,
+            method=http.method,
+            url=http.rel_url,
+            json_depth=config.limits.json_depth,
+        )
         reply = HttpReply(http, config.timeouts.send_seconds, self._oauth_proxy.challenge)
-        return await self._replied(self._serve_client(http, incoming, reply, config), incoming, reply)
+        return await self._replied(self._serve_client(http, incoming, reply, config.limits), incoming, reply)
 
     async def handle_hop(self, incoming: Incoming, reply: ReplyWriter) -> web.StreamResponse:
         """Serve one request that another replica forwarded; raises PeerFailed if this replica cannot serve it."""
@@ -115,28 +121,31 @@ class RequestHandler:
             self.in_flight -= 1
 
     async def _serve_client(
-        self, http: web.BaseRequest, incoming: Incoming, reply: ReplyWriter, config: Config
+        self, http: web.BaseRequest, incoming: Incoming, reply: HttpReply, limits: Limits
     ) -> web.StreamResponse:
         """Run the stages of a client's request; docs/protocol.md (Errors) fixes their order."""
-        self._host_check.check(http.headers.get("Host"), joined(http.headers, "Origin"))
-        if http.path not in self._routes.live:
-            if self._oauth_proxy.serves(http.path):
-                return _named(await self._oauth_proxy.handle(http), incoming.request_id)
-            if http.method != "POST":
-                raise no_route(http.path)
+        self._host_check.check(incoming.headers)
+        if incoming.path not in self._routes.live:
+            response = await self._oauth_proxy.handle(http)
+            if response is not None:
+                return response
+            if incoming.method != "POST":
+                raise no_route(incoming.path)
         if self._authenticator.verifies:
-            await self._verify(http, incoming, config)
-        await self._receive(http, incoming, config)
+            await self._verify(http, incoming, limits)
+        incoming.body = await read_body(http, limits.body_bytes, limits.receive_seconds)
+        if bodies.on:
+            bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
         live = self._routes.live.get(incoming.path)  # once more: a reload may have come before the body
         if live is None:
             return await self._serve_without_route(incoming, reply)
-        passed = await self._era_routing.passed(http, incoming, live)
+        passed = await self._era_routing.passed(incoming, reply, live)
         if passed is not None:
             return passed
         try:
             return await self._bridge(incoming, reply, live)
         except NoHandshake:
-            passed = await self._era_routing.passed_after_all(http, incoming, live)
+            passed = await self._era_routing.passed_after_all(incoming, reply, live)
             if passed is None:
                 raise
             return passed
@@ -148,55 +157,31 @@ class RequestHandler:
             return await self._serve_without_route(incoming, reply)
         return await self._bridge(incoming, reply, live)
 
-    async def _verify(self, http: web.BaseRequest, incoming: Incoming, config: Config) -> None:
+    async def _verify(self, http: web.BaseRequest, incoming: Incoming, limits: Limits) -> None:
         """Verify a caller by its headers, before its body takes time and memory; raises Unauthorized or NoKeys."""
         try:
-            _ = await self._authenticator.principal(incoming, is_checked=False)
+            _ = await self._authenticator.caller(incoming, is_checked=False)
         except GatewayError as exc:
-            await self._receive_refused(http, incoming, config)
+            if 0 < (http.content_length or 0) <= _REFUSED_BYTES:  # the error should name the request's id
+                with suppress(DownstreamError):
+                    incoming.body = await read_body(http, _REFUSED_BYTES, limits.receive_seconds)
             if isinstance(exc, DownstreamError) and incoming.path not in self._routes.live:
                 raise no_route(incoming.path) from exc
             raise
 
-    async def _receive_refused(self, http: web.BaseRequest, incoming: Incoming, config: Config) -> None:
-        """Read the request of a caller that is not verified for its id, if its body is small."""
-        if not 0 < (http.content_length or 0) <= _REFUSED_BYTES:
-            return
-        try:
-            incoming.body = await read_body(http, _REFUSED_BYTES, config.limits.receive_seconds)
-            _ = incoming.parsed(config.limits.json_depth)
-        except DownstreamError:
-            pass
-
-    async def _receive(self, http: web.BaseRequest, incoming: Incoming, config: Config) -> None:
-        """Read the body; raises TooLarge or InvalidRequest."""
-        incoming.body = await read_body(http, config.limits.body_bytes, config.limits.receive_seconds)
-        if bodies.on:
-            bodies.show(Direction.FROM_CLIENT, incoming.body, route=http.path[:80], request_id=incoming.request_id)
-
     async def _serve_without_route(self, incoming: Incoming, reply: ReplyWriter) -> web.StreamResponse:
         """Serve a further round of a call that began while the path had a route; raises MethodNotFound for others."""
-        found = await self._continuation.find_route(incoming, reply, self._config.limits.json_depth)
+        found = await self._continuation.find_route(incoming, reply)
         return await self._bridge(incoming, reply, found) if isinstance(found, LiveRoute) else found
 
     async def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
         """Check a request as JSON-RPC and as a modern request, and serve its round."""
-        json_depth = live.config.limits.json_depth
-        if incoming.parsed(json_depth).id is None:
+        if incoming.parsed().id is None:
             # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
-            return web.Response(status=202, headers={ids.HEADER: incoming.request_id})
+            return web.Response(status=202)
         started = time.monotonic()
-        request = incoming.request(json_depth)
-        if self._traces is not None:
-            incoming.span = begin_span(self._traces, incoming, live, request)
+        incoming.span = begin_span(incoming, live)
         with span_ended_on_error(incoming.span):
-            principal = await self._authenticator.principal(incoming, is_checked=asks_as_client(live.route))
-            distrusted = self._authenticator.distrusted_header(incoming)
-            round_ = new_round(incoming, reply, live, request, principal, distrusted, started)
+            caller = await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route))
+            round_ = new_round(incoming, reply, live, caller, started)
         return await self._dispatcher.serve(round_)
-
-
-def _named(response: web.StreamResponse, request_id: str) -> web.StreamResponse:
-    """Name the request in a reply whose head has not been sent yet."""
-    response.headers[ids.HEADER] = request_id
-    return response

@@ -16,7 +16,7 @@ from gateway.protocol.errors import (
     UpstreamError,
 )
 from gateway.routes.table import RouteTable
-from gateway.telemetry import Event, Metrics, get_logger
+from gateway.telemetry import Event, get_logger
 
 log = get_logger()
 
@@ -46,15 +46,17 @@ def no_route(path: str) -> MethodNotFound:
 class Rejections:
     """The error responses of one listener, with the log lines and metrics that go with them."""
 
-    def __init__(self, routes: RouteTable, metrics: Metrics) -> None:
+    def __init__(self, routes: RouteTable) -> None:
         self._routes = routes
-        self._metrics = metrics
+        self._metrics = routes.process.metrics
 
     async def answer(self, exc: Exception, incoming: Incoming, reply: ReplyWriter) -> web.StreamResponse:
         """Write the response that an exception means."""
         error = exc if isinstance(exc, GatewayError) else self._bug(exc, incoming)
         self._record(error, incoming)
-        last = FinalMessage.of_error(error, error.request_id or incoming.rpc_id, incoming.request_id)
+        # A bug may be in the parser, so the body is not parsed for its sake.
+        id_ = incoming.rpc_id if error is exc or incoming.opened is not None else None
+        last = FinalMessage.of_error(error, error.request_id or id_, incoming.request_id)
         return await reply.whole(last.body, last.status, last.headers, last.ending)
 
     def _bug(self, exc: Exception, incoming: Incoming) -> GatewayError:

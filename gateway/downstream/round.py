@@ -12,14 +12,14 @@ from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
 from gateway.cluster.reply_relay import Replied
 from gateway.exchange.events import Leg
 from gateway.http.forwarded_headers import for_call, joined, own_headers
-from gateway.http.incoming import Incoming
+from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError, NoHandshake
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
 from gateway.sessions.call import PoolKey
-from gateway.telemetry import COMPLETE, ClientRequest, Ending, Operation, Outcome, Span, Step, Traces
+from gateway.telemetry import COMPLETE, ClientRequest, Ending, Operation, Outcome, Span, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 LEFT: Final = Ending(Outcome.CANCELLED)
@@ -34,6 +34,7 @@ class Round(msgspec.Struct, eq=False):
     incoming: Incoming
     reply: ReplyWriter
     live: LiveRoute
+    caller: Caller
     request: Request
     key: PoolKey
     headers: Headers
@@ -42,9 +43,9 @@ class Round(msgspec.Struct, eq=False):
     """Monotonic."""
     is_counted: bool = False
 
-    def on(self, live: LiveRoute, distrusted: str | None) -> "Round":
+    def on(self, live: LiveRoute) -> "Round":
         """Return this round as another configuration of its route serves it."""
-        return new_round(self.incoming, self.reply, live, self.request, self.key.principal, distrusted, self.started)
+        return new_round(self.incoming, self.reply, live, self.caller, self.started)
 
     def queue(self) -> ResponseQueue:
         """Return a queue for the messages of an exchange to this round's client."""
@@ -90,31 +91,20 @@ class Round(msgspec.Struct, eq=False):
             metrics.operation_finished(path, request.method, request.version, ending, seconds)
 
 
-def new_round(  # noqa: PLR0913  (the fields of a round)
-    incoming: Incoming,
-    reply: ReplyWriter,
-    live: LiveRoute,
-    request: Request,
-    principal: bytes,
-    distrusted: str | None,
-    started: float,
-) -> Round:
-    """Make a round; `distrusted` is a header that names the principal and must not go upstream."""
-    headers = _upstream_headers(incoming, live, request, distrusted)
-    return Round(incoming, reply, live, request, _pool_key(live, request, principal, headers), headers, started)
-
-
-def _pool_key(live: LiveRoute, request: Request, principal: bytes, headers: Headers) -> PoolKey:
+def new_round(incoming: Incoming, reply: ReplyWriter, live: LiveRoute, caller: Caller, started: float) -> Round:
+    """Make a round of a checked request."""
+    request, headers = incoming.request(), _upstream_headers(incoming, live, caller)
     names = live.route.forward_headers
     forwarded = tuple([(name, headers[name]) for name in names if name in headers]) if names else ()
-    return PoolKey(principal, bytes(request.client_info), bytes(request.capabilities), forwarded)
+    key = PoolKey(caller.principal, bytes(request.client_info), bytes(request.capabilities), forwarded)
+    return Round(incoming, reply, live, caller, request, key, headers, started)
 
 
-def _upstream_headers(incoming: Incoming, live: LiveRoute, request: Request, distrusted: str | None) -> Headers:
+def _upstream_headers(incoming: Incoming, live: LiveRoute, caller: Caller) -> Headers:
     """Return the headers of this request that go upstream; all others stay here."""
     sent = for_call(live.route, incoming.headers)
-    _ = sent.pop(distrusted or "", None)
-    meta = request.user_meta
+    _ = sent.pop(caller.distrusted_header or "", None)
+    meta = incoming.request().user_meta
     for name in mcp.TRACE_KEYS:
         value = (jsonrpc.text(meta.get(name)) if meta else None) or joined(incoming.headers, name)
         if value is not None and _TRACE_VALUE.fullmatch(value):
@@ -128,8 +118,14 @@ def _upstream_headers(incoming: Incoming, live: LiveRoute, request: Request, dis
     return sent
 
 
-def begin_span(traces: Traces, incoming: Incoming, live: LiveRoute, request: Request) -> Span:
-    """Begin the span of a round; a forwarded round continues the span of the replica that forwarded it."""
+def begin_span(incoming: Incoming, live: LiveRoute) -> Span | None:
+    """Begin the span of a round, if rounds are traced; a forwarded round continues its span on another replica.
+
+    Raises the DownstreamError of a request that is not a modern one.
+    """
+    request, traces = incoming.request(), live.process.traces
+    if traces is None:
+        return None
     if incoming.peer_request is not None:
         return traces.elsewhere(incoming.peer_request.trace)
     about = Operation(request.method, request.target, request.version, live.route.path)

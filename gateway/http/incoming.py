@@ -2,15 +2,29 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDictProxy
+from yarl import URL
 
 from gateway.protocol.errors import DownstreamError, InvalidRequest, TooLarge
 from gateway.protocol.request import ParsedBody, Request, check, read
 from gateway.seal.peer_messages import PeerRequest
 from gateway.telemetry import Span
+
+_NO_URL: Final = URL()
+_MAX_JSON_DEPTH: Final = 512
+"""The upper bound of `limits.json_depth`."""
+
+
+class Caller(NamedTuple):
+    """The authenticated sender of a request."""
+
+    principal: bytes
+    distrusted_header: str | None
+    """The header that names principals, if no trusted proxy set it: it counts for nothing and does not go upstream."""
 
 
 class Incoming(msgspec.Struct, eq=False):
@@ -19,45 +33,52 @@ class Incoming(msgspec.Struct, eq=False):
     path: str
     headers: CIMultiDictProxy[str]
     remote: str | None
-    body: bytes
+    body: bytes = b""
     peer_request: PeerRequest | None = None
     """The message that carried it here, if another replica forwarded it."""
     is_local: bool = False
     """Whether another process of this host forwarded it."""
     request_id: str = ""
     """The id of the HTTP request (`X-Request-Id`), given by the replica to which the client spoke."""
+    method: str = "POST"
+    url: URL = _NO_URL
+    """The path and the query as the client wrote them; empty if another replica forwarded the request."""
+    json_depth: int = _MAX_JSON_DEPTH
+    """The maximum nesting of the body; a replica that forwards a request has applied its own limit."""
     span: Span | None = None
     """The span of its round; set after the checks, if requests are traced."""
-    principal: bytes | None = None
-    """Its caller, once the caller is authenticated."""
+    caller: Caller | None = None
+    """Set once the caller is authenticated."""
     opened: ParsedBody | DownstreamError | None = None
     """The outcome of `parsed`."""
     checked: Request | None = None
     """The outcome of `request`."""
 
-    def parsed(self, max_depth: int) -> ParsedBody:
+    def parsed(self) -> ParsedBody:
         """Return the body as JSON-RPC, parsed at the first call only; raises ParseError or InvalidRequest."""
         if self.opened is None:
             try:
-                self.opened = read(self.body, max_depth)
+                self.opened = read(self.body, self.json_depth)
             except DownstreamError as exc:
                 self.opened = exc
         if isinstance(self.opened, DownstreamError):
             raise self.opened
         return self.opened
 
-    def request(self, max_depth: int) -> Request:
+    def request(self) -> Request:
         """Return the modern request, checked at the first call only; raises the DownstreamError of what is wrong."""
         if self.checked is None:
-            self.checked = check(self.parsed(max_depth), self.values)
+            self.checked = check(self.parsed(), self.values)
         return self.checked
 
     @property
     def rpc_id(self) -> bytes | None:
-        """JSON of the request's id; None if it has no id, or the body was not parsed."""
-        if isinstance(self.opened, ParsedBody):
-            return bytes(self.opened.id) if self.opened.id is not None else None
-        return self.opened.request_id if self.opened is not None else None
+        """JSON of the request's id; None if the body has none, or has not been received."""
+        try:
+            id_ = self.parsed().id
+        except DownstreamError as exc:
+            return exc.request_id
+        return bytes(id_) if id_ is not None else None
 
     def values(self, name: str) -> Sequence[str]:
         """Return all values of one header."""

@@ -20,8 +20,10 @@ from typing import Any, Final, cast
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_runner import BaseSite
+from multidict import istr
 
 from gateway.config import InForce, Limits, split_address
+from gateway.http import request_id
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -30,6 +32,7 @@ UNIX: Final = "unix:"
 _KEEP_ALIVE_SECONDS = 75.0
 _BACKLOG: Final = 1024
 _HANDSHAKE_SECONDS: Final = 10.0
+_ID_HEADER: Final = istr(request_id.HEADER)
 
 
 class _BoundedHandler(RequestHandler):
@@ -128,11 +131,13 @@ def _kernel_queue(of: socket.socket) -> int:
 
 
 class _Request(web.BaseRequest):
-    """A request whose reply does not name the software that serves it."""
+    """A request whose reply names the request, and not the software that serves it."""
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
         """Remove the `Server` header, in which aiohttp names its own version and Python's."""
         _ = response.headers.popall(hdrs.SERVER, None)
+        if request_id.KEY in self:
+            response.headers[_ID_HEADER] = self[request_id.KEY]
 
 
 class _BoundedServer(web.Server):

@@ -9,18 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from aiohttp import HttpVersion11, web
-from multidict import istr
+from multidict import CIMultiDict
 
-from gateway.http import request_id as ids
+from gateway.http import request_id
 from gateway.protocol import sse
 from gateway.telemetry import Direction, Ending, bodies
 
 _JSON: Final = "application/json"
 Challenge = Callable[[web.BaseRequest, str], str]
 """Rewrites an upstream's WWW-Authenticate for the client of a request."""
-_ID_HEADER: Final = istr(ids.HEADER)
-REQUEST_ID: Final = web.RequestKey("request_id", str)
-"""The id of a client's request (`http.request_id`), which the head of its reply repeats."""
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -59,7 +56,6 @@ class HttpReply(ReplyWriter):
 
     def __init__(self, http: web.BaseRequest, send_seconds: float, challenge: Challenge) -> None:
         self._http = http
-        self._request_id = http[REQUEST_ID]
         self._send_seconds = send_seconds
         self._challenge = challenge
         self._stream: web.StreamResponse
@@ -67,24 +63,32 @@ class HttpReply(ReplyWriter):
     async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
         """Return one JSON body, which aiohttp sends."""
         if "WWW-Authenticate" in headers:
-            challenge = self._challenge(self._http, headers["WWW-Authenticate"])
-            headers = {**headers, "WWW-Authenticate": challenge}
+            headers = CIMultiDict(headers)
+            self.rewrite_challenges(headers)
         if bodies.on:
             self._show(body)
-        named = {**headers, _ID_HEADER: self._request_id} if headers else {_ID_HEADER: self._request_id}
-        return web.Response(body=body, status=status, headers=named, content_type=_JSON)
+        return web.Response(body=body, status=status, headers=headers, content_type=_JSON)
 
     async def start(self) -> None:
         """Send the head of an SSE stream."""
-        self._stream = web.StreamResponse(headers={**SSE_HEADERS, _ID_HEADER: self._request_id})
-        leave_open(self._http, self._stream)
-        await self._stream.prepare(self._http)
+        await self.begin(web.StreamResponse(headers=SSE_HEADERS))
         self.started = True
 
+    async def begin(self, stream: web.StreamResponse) -> None:
+        """Send the head of a reply whose body is sent in parts."""
+        self._stream = stream
+        if self._http.method != "HEAD" and "Content-Length" not in stream.headers:
+            leave_open(self._http, stream)
+        await stream.prepare(self._http)
+
     async def write(self, data: bytes) -> None:
-        """Send a part; a client that does not read for timeouts.send_seconds counts as gone."""
+        """Send a part of an SSE stream."""
         if bodies.on and data != sse.KEEP_ALIVE:
             self._show(data.partition(b"data: ")[2].rstrip())
+        await self.send(data)
+
+    async def send(self, data: bytes) -> None:
+        """Send a part; a client that does not read for timeouts.send_seconds counts as gone."""
         await send(self._http, self._stream, data, self._send_seconds)
 
     async def end(self, _: Ending) -> web.StreamResponse:
@@ -92,8 +96,20 @@ class HttpReply(ReplyWriter):
         await self._stream.write_eof()
         return self._stream
 
+    def cut_short(self) -> None:
+        """Close the connection without the end that the client waits for; bytes written before are still sent."""
+        transport = self._http.transport
+        if transport is not None:
+            transport.close()
+            _ = asyncio.get_running_loop().call_later(self._send_seconds, transport.abort)
+
+    def rewrite_challenges(self, headers: CIMultiDict[str]) -> None:
+        """Point the client to the gateway for its sign-in."""
+        values = headers.popall("WWW-Authenticate", ())
+        headers.extend([("WWW-Authenticate", self._challenge(self._http, value)) for value in values])
+
     def _show(self, data: bytes) -> None:
-        bodies.show(Direction.TO_CLIENT, data, route=self._http.path[:80], request_id=self._request_id)
+        bodies.show(Direction.TO_CLIENT, data, route=self._http.path[:80], request_id=self._http[request_id.KEY])
 
 
 def leave_open(http: web.BaseRequest, stream: web.StreamResponse) -> None:

@@ -1,20 +1,8 @@
 """The errors for requests that cannot be passed through."""
 
-from aiohttp import web
-
 from gateway.http.incoming import Incoming
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import DownstreamError, GatewayError, InvalidRequest, UnsupportedVersion
-from gateway.routes.live_route import LiveRoute
-
-
-def id_of(incoming: Incoming, max_depth: int) -> bytes | None:
-    """The JSON-RPC id of a request; None if the body is not a request."""
-    try:
-        id_ = incoming.parsed(max_depth).id
-    except DownstreamError:
-        return None
-    return bytes(id_) if id_ is not None else None
 
 
 def not_allowed(method: str, allowed: str) -> GatewayError:
@@ -34,19 +22,18 @@ def forwarding_loop(path: str) -> GatewayError:
     return error
 
 
-def not_passable(http: web.BaseRequest, live: LiveRoute, incoming: Incoming) -> GatewayError:
+def not_passable(incoming: Incoming) -> GatewayError:
     """The error for a legacy client whose bytes the upstream's transport cannot carry."""
-    if http.method != "POST":
-        return not_allowed(http.method, "POST")
+    if incoming.method != "POST":
+        return not_allowed(incoming.method, "POST")
     try:
-        parsed = incoming.parsed(live.config.limits.json_depth)
+        parsed = incoming.parsed()
     except DownstreamError as exc:
         return exc
-    requested = jsonrpc.text(parsed.params.get("protocolVersion")) or http.headers.get(mcp.PROTOCOL_VERSION)
+    requested = jsonrpc.text(parsed.params.get("protocolVersion")) or incoming.headers.get(mcp.PROTOCOL_VERSION)
     error = UnsupportedVersion(requested or "none")
-    error.request_id = bytes(parsed.id) if parsed.id is not None else None
     error.message += (
-        f"; this is a legacy request (it begins with initialize), and the server of route {live.route.path} does not "
+        f"; this is a legacy request (it begins with initialize), and the server of route {incoming.path} does not "
         "speak streamable HTTP, so the request cannot be passed through: use a client of 2026-07-28, or connect to "
         "the server directly"
     )

@@ -9,11 +9,11 @@ Source: specification 2024-11-05 basic/transports (HTTP with SSE).
 import re
 from typing import Final
 
-from aiohttp import web
 from yarl import URL
 
 from gateway.config import InForce
 from gateway.http.endpoint import Endpoint
+from gateway.http.incoming import Incoming
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import InvalidRequest, InvalidState
 from gateway.seal.cipher import Keyring
@@ -32,16 +32,16 @@ class EndpointRewriter:
     def __init__(self, keyring: InForce[Keyring]) -> None:
         self._keyring = keyring
 
-    def target(self, http: web.BaseRequest, endpoint: Endpoint) -> URL | None:
-        """The server's URL for a message to a sealed address; None for any other address. Raises InvalidRequest."""
-        token = http.rel_url.query.get(_PARAMETER)
+    def target(self, incoming: Incoming, endpoint: Endpoint) -> URL | None:
+        """Return the server's URL for a message to a sealed address, else None; raises InvalidRequest."""
+        token = incoming.url.query.get(_PARAMETER)
         if token is None:
             return None
         try:
             path, _, address = self._keyring.value.open(token).decode().partition("\n")
         except InvalidState:
             path = address = ""
-        target = endpoint.within(address) if path == http.path else None
+        target = endpoint.within(address) if path == incoming.path else None
         if target is None:
             error = InvalidRequest(
                 "This address does not belong to a session of the server: open the event stream again"
@@ -50,11 +50,11 @@ class EndpointRewriter:
             raise error
         return target
 
-    def first_event(self, http: web.BaseRequest, endpoint: Endpoint) -> "FirstEventRewriter | None":
-        """A rewriter for the reply to a request that may open such a stream; None if the request cannot."""
-        if http.method != "GET" or mcp.SESSION_ID in http.headers or mcp.LAST_EVENT_ID in http.headers:
+    def first_event(self, incoming: Incoming, endpoint: Endpoint) -> "FirstEventRewriter | None":
+        """Return a rewriter for the reply to a request that may open such a stream; None for any other request."""
+        if incoming.method != "GET" or mcp.SESSION_ID in incoming.headers or mcp.LAST_EVENT_ID in incoming.headers:
             return None
-        return FirstEventRewriter(self._keyring.value, http.path, http.rel_url.raw_path, endpoint)
+        return FirstEventRewriter(self._keyring.value, incoming.path, incoming.url.raw_path, endpoint)
 
 
 class FirstEventRewriter:

@@ -1,50 +1,38 @@
-"""The upstream's reply to a request that passes through.
-
-The HTTP status of an error matters here: a legacy client looks at it first, and would take a JSON-RPC error in HTTP
-200 for its answer.
-"""
+"""The upstream's reply to a request that passes through."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 import aiohttp
-from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.config import Timeouts
 from gateway.http.client import FOREIGN, REDIRECTS, mapped
 from gateway.http.endpoint import Endpoint
+from gateway.passthrough.passage import Passage
 from gateway.passthrough.sse_endpoint import FirstEventRewriter
 from gateway.protocol import mcp
-from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
-from gateway.routes.live_route import LiveRoute
+from gateway.protocol.errors import CallLost, Unreachable
 
 
 class ReplyCut(ConnectionResetError):
     """The upstream broke off a reply that had begun."""
 
 
-async def open_reply(  # noqa: PLR0913  (what one request consists of)
-    http: web.BaseRequest,
-    live: LiveRoute,
-    endpoint: Endpoint,
-    target: URL | None,
-    headers: CIMultiDict[str],
-    body: bytes,
-) -> aiohttp.ClientResponse:
+async def open_reply(passage: Passage, target: URL | None, headers: CIMultiDict[str]) -> aiohttp.ClientResponse:
     """Send a request to `target`, else to the endpoint, and follow one redirect within the endpoint's origin.
 
     Returns when the reply's head is here; raises Unreachable or CallLost.
     """
-    seconds = _head_seconds(http, live.config.timeouts)
+    incoming, upstream, endpoint = passage.incoming, passage.live.upstream, passage.probe.endpoint
+    seconds = _head_seconds(passage)
     try:
         async with asyncio.timeout(seconds):
             for _ in range(2):
-                url = target or _with_query(endpoint.url, http.rel_url.raw_query_string)
-                response = await live.upstream.client.open(http.method, url, headers, body or None)
+                url = target or _with_query(endpoint.url, incoming.url.raw_query_string)
+                response = await upstream.client.open(incoming.method, url, headers, incoming.body or None)
                 if response.status not in REDIRECTS:
-                    live.upstream.health.ok()
+                    upstream.health.ok()
                     return response
                 response.close()
                 if target is None:
@@ -53,17 +41,14 @@ async def open_reply(  # noqa: PLR0913  (what one request consists of)
                     target = endpoint.within(response.headers.get("Location", ""), target)
                     if target is None:
                         raise Unreachable(f"{endpoint.where} redirects messages to another origin")
-    except aiohttp.ConnectionTimeoutError as exc:
-        raise _with_status(mapped(exc, endpoint.where), 504) from exc
     except TimeoutError as exc:
         slow = f"{endpoint.where} did not begin its answer in {seconds:g} s; the request may have had effects"
-        raise _with_status(CallLost(slow), 504) from exc
+        error = mapped(exc, endpoint.where) if isinstance(exc, aiohttp.ConnectionTimeoutError) else CallLost(slow)
+        error.status = 504
+        raise error from exc
     except FOREIGN as exc:
-        raise _with_status(mapped(exc, endpoint.where), 502) from exc
-    except UpstreamError as exc:
-        raise _with_status(exc, 502) from exc
-    loop = f"{endpoint.where} redirects in a circle; set upstream.url to the final address"
-    raise _with_status(Unreachable(loop), 502)
+        raise mapped(exc, endpoint.where) from exc
+    raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
 
 async def read_reply(response: aiohttp.ClientResponse, endpoint: Endpoint, seconds: float) -> bytes:
@@ -72,7 +57,7 @@ async def read_reply(response: aiohttp.ClientResponse, endpoint: Endpoint, secon
         async with asyncio.timeout(seconds):
             return await response.read()
     except FOREIGN as exc:
-        raise _with_status(mapped(exc, endpoint.where), 502) from exc
+        raise mapped(exc, endpoint.where) from exc
 
 
 async def chunks(
@@ -95,13 +80,14 @@ async def _chunk(response: aiohttp.ClientResponse, seconds: float | None) -> byt
         raise ReplyCut("the upstream broke off its reply") from exc
 
 
-def _head_seconds(http: web.BaseRequest, timeouts: Timeouts) -> float:
+def _head_seconds(passage: Passage) -> float:
     """How long the upstream may take to send the head of its reply.
 
     Some servers send a JSON reply when the tool is done; a few send the head of a stream with its first event. A GET
     without a session never gets an event: a client that only tests for a stream must not wait for one.
     """
-    waits = http.method == "POST" or (http.method == "GET" and mcp.SESSION_ID in http.headers)
+    incoming, timeouts = passage.incoming, passage.live.config.timeouts
+    waits = incoming.method == "POST" or (incoming.method == "GET" and mcp.SESSION_ID in incoming.headers)
     return timeouts.idle_seconds if waits else timeouts.answer_seconds
 
 
@@ -111,8 +97,3 @@ def _with_query(url: URL, query: str) -> URL:
         return url
     own = url.raw_query_string
     return URL(f"{url.with_query(None)}?{own}&{query}" if own else f"{url}?{query}", encoded=True)
-
-
-def _with_status(error: UpstreamError, status: int) -> UpstreamError:
-    error.status = status
-    return error

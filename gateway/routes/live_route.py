@@ -17,7 +17,7 @@ from gateway.routes.upstream_health import UpstreamHealth
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Sealer
 from gateway.sessions.pool import Pool
-from gateway.telemetry import Metrics
+from gateway.telemetry import Metrics, Traces
 from gateway.upstream.era_probe import EraProbe
 from gateway.upstream.stream_times import DEFAULT_TIMES, StreamTimes
 
@@ -41,6 +41,7 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     """A random id of this start of the process."""
     witness: Witness
     stream_times: StreamTimes = DEFAULT_TIMES
+    traces: Traces | None = None
 
 
 class LiveUpstream(msgspec.Struct, frozen=True, eq=False):

@@ -1,6 +1,6 @@
 """Wires the parts of one gateway process: its listeners, its routes, the way to other replicas.
 
-A reload is `Gateway.change`. Everything that can fail comes first; then the configuration in force is replaced, and
+A reload is `Gateway.apply`. Everything that can fail comes first; then the configuration in force is replaced, and
 every part that was given the holder follows.
 """
 
@@ -14,10 +14,8 @@ from typing import Final
 
 from gateway import __version__
 from gateway.admin.probes import Admin
-from gateway.admin.snapshot import SnapshotSource, take_snapshot
+from gateway.admin.snapshot import SnapshotSource
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.host_check import admin_names
-from gateway.auth.oauth_proxy import OAuthProxy
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
@@ -27,6 +25,7 @@ from gateway.cluster.retry_routing import RetryRouting
 from gateway.cluster.witness import Witness
 from gateway.cluster.worker import Worker, member_id
 from gateway.config import Config, InForce, cautions, contexts, digest
+from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
 from gateway.http.client import Bounds, Client
 from gateway.http.listener import Handler, Listener
@@ -43,7 +42,6 @@ from gateway.server.keys import Keyrings
 from gateway.server.reload import Read, Reload
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.recent_errors import RecentErrors
-from gateway.telemetry.status import Status
 from gateway.upstream.stream_times import DEFAULT_TIMES, StreamTimes
 
 log = get_logger()
@@ -106,7 +104,7 @@ class Gateway:
         self.reload = Reload(
             read,
             config,
-            self.change,
+            self.apply,
             self.tasks,
             lambda applied: self.metrics.config_reloaded(applied=applied),
             replica=self.members.own,
@@ -159,27 +157,15 @@ class Gateway:
             epoch=self._epoch,
             witness=self._witness,
             stream_times=self._stream_times,
+            traces=self._traces,
         )
 
     def _new_downstream(self) -> RequestHandler:
-        endpoint_rewriter = EndpointRewriter(self._keyrings.endpoint)
-        oauth_proxy = OAuthProxy(self._in_force, self._client_for)
-        return RequestHandler(
-            self._in_force,
-            self.routes,
-            self.lot,
-            self._authenticator,
-            RetryRouting(self.members, self._peers, self._witness),
-            Passthrough(self._in_force, oauth_proxy.challenge, endpoint_rewriter, self.metrics, self._epoch),
-            oauth_proxy,
-            self.metrics,
-            self._traces,
-        )
-
-    def _client_for(self, path: str) -> Client | None:
-        """Return the HTTP client of the route at a path; None if a reload removed the route."""
-        live = self.routes.live.get(path)
-        return live.upstream.client if live is not None else None
+        process = self.routes.process
+        retry_routing = RetryRouting(self.members, self._peers, self._witness)
+        continuation = Continuation(process, self.lot, self._authenticator, retry_routing)
+        passthrough = Passthrough(self._in_force, EndpointRewriter(self._keyrings.endpoint), process)
+        return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough)
 
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""
@@ -194,19 +180,11 @@ class Gateway:
     async def _open_admin(self) -> None:
         """Listen for operators, or for the supervisor that answers them."""
         salt = secrets.token_bytes(_SALT_BYTES) if self._worker is None else self._worker.mark
-
-        def snapshot() -> Status:
-            return take_snapshot(self._snapshot_source(), salt)
-
-        admin = Admin(self.metrics, lambda: self.ready, snapshot, self._admin_names)
+        admin = Admin(self._snapshot_source, salt, is_private=self._worker is not None)
         if self._worker is not None:
             self.admin = await self._open(admin.handle, self._worker.socket("admin"))
         elif self.config.admin is not None:
             self.admin = await self._open(admin.handle, self.config.admin)
-
-    def _admin_names(self) -> frozenset[str] | None:
-        """Return the host names under which /status is served; None on a worker's socket: no browser reaches it."""
-        return None if self._worker is not None else admin_names(self.config)
 
     def _snapshot_source(self) -> SnapshotSource:
         return SnapshotSource(
@@ -236,7 +214,7 @@ class Gateway:
         self._listeners.append(listener)
         return taken
 
-    def change(self, config: Config) -> None:
+    def apply(self, config: Config) -> None:
         """Serve new requests by another configuration; calls that run or wait keep the one that they began with.
 
         Raises ConfigError, with nothing changed, if a file that the configuration names has become unusable.

@@ -71,7 +71,7 @@ def test_merging_changes_none_of_the_scrapes() -> None:
     assert [write(one) for one in scrapes] == [COUNTER + "c_total 1.0\n", COUNTER + "c_total 2.0\n"]
 
 
-def test_what_lasts_only_ever_grows() -> None:
+def test_only_counters_and_histograms_outlive_a_process() -> None:
     kept = lasting(
         parse(
             COUNTER + "c_total 1.0\n" + GAUGE + "g 1.0\n" + HISTOGRAM + A + BORN + "process_start_time_seconds 1.0\n"
@@ -81,7 +81,7 @@ def test_what_lasts_only_ever_grows() -> None:
 
 
 @pytest.mark.parametrize("text", ["c_total 1.0\n", COUNTER + "c_total one\n", "# TYPE c counter\n", "<html>"])
-def test_what_is_no_scrape_is_an_error(text: str) -> None:
+def test_a_text_that_is_not_a_scrape_is_an_error(text: str) -> None:
     with pytest.raises((ValueError, KeyError)):
         parse(text)
 
@@ -134,7 +134,7 @@ def test_the_sums_are_those_of_the_real_parser() -> None:
         assert math.isclose(found[key], value), key
 
 
-def test_every_family_is_told_once_with_its_own_words_and_ordered_buckets() -> None:
+def test_every_family_is_written_once_with_its_help_and_ordered_buckets() -> None:
     texts = [process(seed) for seed in range(3)]
     text = write(merge(map(parse, texts)))
     comments = [line for line in text.splitlines() if line.startswith("#")]

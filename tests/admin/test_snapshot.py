@@ -5,18 +5,20 @@ from html import unescape
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from gateway.admin.snapshot import known_peers
+from gateway.admin.snapshot import about, known_peers
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Worker
 from gateway.config import ConfigError, InForce, parse
+from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.stand import Start
 from tests.support.status import SECRET, ask, drop, fetch, told
 from tests.support.workbench import KEY, Stand, configuration, eventually, jwt
 
 
-async def test_a_held_call_is_told_without_contents(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_held_call_is_shown_without_its_contents(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin()
     upstream.tool(ask)
     token = f"Bearer {SECRET}-token-of-ada"
@@ -52,7 +54,7 @@ async def test_a_held_call_is_told_without_contents(upstream: FakeUpstream, begi
     assert (await told(stand)).held == ()
 
 
-async def test_the_uri_of_a_resource_is_not_told(upstream: FakeUpstream, begin: Start) -> None:
+async def test_the_uri_of_a_resource_is_not_shown(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin()
     upstream.on("resources/read", ask)
     _ = await stand.client().post("resources/read", {"uri": f"file:///home/ada/{SECRET}"})
@@ -62,7 +64,7 @@ async def test_the_uri_of_a_resource_is_not_told(upstream: FakeUpstream, begin: 
     await drop(stand)
 
 
-async def test_callers_are_told_apart_and_not_told(upstream: FakeUpstream, begin: Start) -> None:
+async def test_callers_have_different_marks_and_are_not_named(upstream: FakeUpstream, begin: Start) -> None:
     one, other = await begin(), await begin()
     upstream.tool(ask)
     for stand in (one, other):
@@ -83,7 +85,7 @@ def test_workers_mark_a_caller_the_same() -> None:
     assert one.mark not in key
 
 
-async def test_of_many_parked_calls_the_first_are_listed(
+async def test_the_oldest_of_many_parked_calls_are_listed(
     upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.admin.snapshot.MOST_HELD", 2)
@@ -97,7 +99,7 @@ async def test_of_many_parked_calls_the_first_are_listed(
     await drop(stand)
 
 
-async def test_what_a_server_says_of_a_call_is_not_repeated(upstream: FakeUpstream, begin: Start) -> None:
+async def test_the_error_text_of_a_server_is_not_repeated(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin()
 
     async def fail(turn: Turn) -> None:
@@ -112,7 +114,7 @@ async def test_what_a_server_says_of_a_call_is_not_repeated(upstream: FakeUpstre
     assert SECRET not in (await fetch(stand))[1]
 
 
-async def test_a_url_is_told_without_its_secrets(begin: Start) -> None:
+async def test_a_url_is_shown_without_its_secrets(begin: Start) -> None:
     stand = await begin(url=f"http://127.0.0.1:9/mcp?key={SECRET}")
     _ = await stand.client().call()
     status = await told(stand)
@@ -121,7 +123,7 @@ async def test_a_url_is_told_without_its_secrets(begin: Start) -> None:
     assert SECRET not in (await fetch(stand))[1]
 
 
-async def test_a_bug_is_told(stand: Stand) -> None:
+async def test_a_bug_is_shown_as_a_problem(stand: Stand) -> None:
     async def fail() -> None:
         raise RuntimeError(SECRET)
 
@@ -133,7 +135,7 @@ async def test_a_bug_is_told(stand: Stand) -> None:
     assert SECRET not in (await fetch(stand))[1]
 
 
-async def test_a_file_that_was_rejected_is_told_until_one_is_taken_over(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_rejected_file_is_shown_until_a_later_one_is_applied(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin()
     found: list[ConfigError | str] = [ConfigError(["routes[0].upstream.url: is no URL"]), configuration(upstream.url)]
 
@@ -155,7 +157,24 @@ async def test_a_file_that_was_rejected_is_told_until_one_is_taken_over(upstream
     assert (await told(stand)).notices == ()
 
 
-async def test_keys_are_told_by_id_and_use(begin: Start) -> None:
+async def test_a_risky_setting_is_shown_as_a_caution(begin: Start) -> None:
+    stand = await begin(route={"forward_headers": ["x-forwarded-access-token"]})
+    (notice,) = (await told(stand)).notices
+    assert ("set bind_headers" in notice.text, notice.is_bad) == (True, False)
+
+
+def test_the_workers_of_a_supervisor_are_silent_until_they_answer() -> None:
+    config = replace(parse(configuration("http://127.0.0.1:1/mcp"), "test", {}), workers=2)
+    for is_draining, state in ((False, "ready"), (True, "draining")):
+        status = about(config, "gw-1", 0, is_draining=is_draining)
+        assert (status.state, status.replica) == (state, "gw-1")
+        assert [(process.id, process.state) for process in status.processes] == [
+            ("gw-1#0", "silent"),
+            ("gw-1#1", "silent"),
+        ]
+
+
+async def test_keys_are_shown_by_id_and_use(begin: Start) -> None:
     first, second = "aa" * 32, "bb" * 32
     stand = await begin(state={"keys": [first, second]})
     status = await told(stand)
@@ -167,7 +186,7 @@ async def test_keys_are_told_by_id_and_use(begin: Start) -> None:
     assert "lost when the process ends" in (await told(await begin(state={"keys": []}))).key_phase
 
 
-async def test_limits_are_told_with_what_is_used_of_them(upstream: FakeUpstream, begin: Start) -> None:
+async def test_limits_are_shown_with_their_use(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(hold={"max_calls": 5, "max_calls_per_principal": 4}, limits={"connections": 50})
     upstream.tool(ask)
     for _ in range(4):
@@ -187,6 +206,35 @@ async def test_limits_are_told_with_what_is_used_of_them(upstream: FakeUpstream,
     await drop(stand)
 
 
+@pytest.mark.parametrize(
+    ("upstream_section", "transport", "era"),
+    [
+        ({"url": "http://127.0.0.1:1/mcp"}, "auto", "unknown"),
+        ({"url": "http://127.0.0.1:1/mcp", "transport": "streamable-http"}, "streamable-http", "unknown"),
+        ({"url": "http://127.0.0.1:1/sse", "transport": "sse"}, "sse", "old"),
+        ({"command": ["cat"], "warm": 0}, "stdio", "old"),
+    ],
+)
+async def test_a_route_is_shown_with_its_configured_transport(
+    begin: Start, upstream_section: dict[str, Any], transport: str, era: str
+) -> None:
+    stand = await begin(routes=[{"path": "/mcp", "upstream": upstream_section}])
+    (route,) = (await told(stand)).routes
+    assert (route.transport, route.era) == (transport, era)
+    assert (route.children, route.last_ok_seconds_ago) == (0 if transport == "stdio" else None, None)
+
+
+@pytest.mark.parametrize(("fake", "transport"), [(FakeSse, "sse"), (FakeUpstream, "streamable-http")])
+async def test_a_detected_transport_is_shown(begin: Start, fake: Any, transport: str) -> None:
+    upstream = fake()
+    await upstream.start()
+    stand = await begin(url=upstream.url)
+    _ = await stand.client().post("server/discover")
+    (route,) = (await told(stand)).routes
+    assert (route.transport, route.era, route.health) == (transport, "old", "ok")
+    await upstream.close()
+
+
 async def test_a_draining_gateway_says_so(begin: Start) -> None:
     stand = await begin()
     drain = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=60))
@@ -197,7 +245,7 @@ async def test_a_draining_gateway_says_so(begin: Start) -> None:
     _ = await asyncio.gather(drain, return_exceptions=True)
 
 
-async def test_peers_are_told_as_they_were_found_last() -> None:
+async def test_peers_are_shown_in_their_last_known_state() -> None:
     peers = {f"gw-{number}": f"10.0.0.{number}:8081" for number in range(1, 5)}
     config = parse(
         configuration("http://127.0.0.1:1/mcp", replica={"id": "gw-1", "listen": "10.0.0.1:8081", "peers": peers}),

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from gateway.admin import status_page
 from gateway.admin.status_page import every_seconds, page, prefers_json
-from gateway.admin.status_view import duration
 from gateway.telemetry.status import (
     MOST_HELD,
     ErrorStatus,
@@ -46,14 +45,6 @@ async def test_the_page_loads_itself_again_only_where_that_was_asked_for(
     assert every_seconds(asked) == seconds
     html = page(status_of(process(0)), every_seconds(asked))
     assert (f'http-equiv="refresh" content="{seconds}"' in html) == (seconds is not None)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.4, "0 s"), (59.9, "59 s"), (60, "1 min"), (61, "1 min 1 s"), (7260, "2 h 1 min"), (180_000, "2 d 2 h")],
-)
-def test_durations_are_told_in_two_units(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
 
 
 class Evil:

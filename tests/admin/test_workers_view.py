@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admin import workers_view
-from gateway.admin.probes import Admin, Probes
+from gateway.admin.probes import Probes
 from gateway.admin.snapshot import about
 from gateway.admin.workers_view import Overview
 from gateway.config import InForce, Limits, parse
@@ -28,7 +28,7 @@ ANSWER_SECONDS = 0.2
 CONFIG = parse("{workers: 2, replica: {id: gw-1}, routes: [{upstream: {url: 'http://127.0.0.1:1/mcp'}}]}", "test", {})
 
 
-class FakeWorker:
+class FakeWorker(Probes):
     """A worker's admin listener, with a switch for each way to be absent."""
 
     def __init__(self, directory: Path, number: int) -> None:
@@ -42,22 +42,30 @@ class FakeWorker:
         """Cleared: it takes requests and does not answer."""
         self.free.set()
         self.asked = asyncio.Event()
-        self._admin = Admin(self.metrics, lambda: self.ready, self._survey, lambda: None)
-        self._listener = Listener(self._handle, self.address, InForce(Limits()))
+        self._listener = Listener(self.handle, self.address, InForce(Limits()))
 
-    def _survey(self) -> Status:
+    async def unready(self) -> str | None:
+        return None if self.ready else "draining"
+
+    def names(self) -> None:
+        return None
+
+    async def exposition(self) -> tuple[bytes, str]:
+        return self.metrics.render()
+
+    async def status(self) -> Status:
         name = Path(self.address).stem.rpartition("-")[2]
         status = about(CONFIG, "gw-1", 0, is_draining=not self.ready)
         state: ProcessState = "ready" if self.ready else "draining"
         process = ProcessStatus(id=f"gw-1#{name}", state=state, held=3, configuration="aaa")
         return replace(status, processes=(process,), held_total=3)
 
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         self.asked.set()
         await self.free.wait()
         if self.words is not None:
             return web.Response(body=self.words)
-        return await self._admin.handle(http)
+        return await super().handle(http)
 
     def work(self, times: int) -> None:
         for _ in range(times):
@@ -156,7 +164,7 @@ async def test_a_worker_that_does_not_answer_takes_no_counter_back(host: Host) -
     assert await host.value(LIMIT) == 10
 
 
-async def test_an_answer_of_one_that_died_meanwhile_is_not_told(host: Host) -> None:
+async def test_the_answer_of_a_worker_that_died_meanwhile_does_not_count(host: Host) -> None:
     """It could not be told again."""
     dying, slow = await host.start(0), await host.start(1)
     dying.work(1)
@@ -181,7 +189,7 @@ async def test_scrapes_wait_for_one_another(host: Host) -> None:
     assert asyncio.get_running_loop().time() - begun > 1.9 * ANSWER_SECONDS
 
 
-async def test_ready_is_when_every_worker_is(host: Host) -> None:
+async def test_the_supervisor_is_ready_only_if_every_worker_is(host: Host) -> None:
     assert await host.overview.unready() == "not ready: worker 0, 1"
     assert not host.overview.proven
     one, two = await host.start(0), await host.start(1)
@@ -198,7 +206,7 @@ async def test_ready_is_when_every_worker_is(host: Host) -> None:
     assert await host.overview.unready() == "draining"
 
 
-async def test_the_status_is_of_all_workers_and_says_who_is_silent(host: Host) -> None:
+async def test_the_status_covers_all_workers_and_names_the_silent_ones(host: Host) -> None:
     _, two = await host.start(0), await host.start(1)
     status = await host.overview.status()
     assert (status.state, status.held_total, status.notices) == ("ready", 6, ())
@@ -212,7 +220,7 @@ async def test_the_status_is_of_all_workers_and_says_who_is_silent(host: Host) -
     assert (await host.overview.status()).state == "draining"
 
 
-async def test_a_worker_that_speaks_of_other_things_is_silent(host: Host) -> None:
+async def test_a_worker_whose_answer_is_unreadable_counts_as_silent(host: Host) -> None:
     one, _ = await host.start(0), await host.start(1)
     one.words = b'{"version": 2}'
     status = await host.overview.status()
@@ -284,7 +292,7 @@ async def test_a_socket_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
     await worker.end()
 
 
-async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_socket_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "admin-0.sock").write_text("precious")
     with pytest.raises(OSError, match="admin-0"):
         await FakeWorker(tmp_path, 0).start()

@@ -140,7 +140,7 @@ NOBODY = [
 
 
 @pytest.mark.parametrize("authorization", NOBODY)
-async def test_who_is_not_verified_gets_a_401_and_reaches_nothing(
+async def test_an_unverified_caller_gets_401_and_reaches_no_upstream(
     authorization: str | None, upstream: FakeUpstream, stand: Stand
 ) -> None:
     client = stand.client(authorization)
@@ -158,7 +158,7 @@ async def test_who_is_not_verified_gets_a_401_and_reaches_nothing(
 
 
 @pytest.mark.parametrize("length", ["Content-Length: 4000000", "Transfer-Encoding: chunked"])
-async def test_who_is_not_verified_is_refused_before_a_large_body_is_read(stand: Stand, length: str) -> None:
+async def test_an_unverified_caller_is_refused_before_a_large_body_is_read(stand: Stand, length: str) -> None:
     # A body takes time to open, megabytes of it tens of milliseconds in which nobody else is served.
     reader, writer = await asyncio.open_connection(*stand.gateway.listen.split(":"))
     writer.write(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode())
@@ -177,7 +177,7 @@ async def test_a_caller_is_verified_before_its_body_is_found_to_be_wrong(stand: 
             assert "id" not in await response.json()
 
 
-async def test_a_path_without_a_route_opens_no_body_of_who_is_not_verified(stand: Stand) -> None:
+async def test_an_unverified_callers_body_is_not_opened_on_a_path_without_a_route(stand: Stand) -> None:
     for data, id_ in ((b'{"jsonrpc":"2.0","id":7,"method":"m"}', 7), (b" " * 100_000, None), (b"{", None)):
         async with stand.http.post(stand.url + "/other", data=data) as response:
             refused = await response.json()
@@ -295,7 +295,7 @@ async def test_keys_grow_old_beside_requests_and_are_not_used_for_ever(
     assert (await client.call()).text == "done"
 
 
-async def test_an_endpoint_that_stalls_lets_nobody_hang(
+async def test_a_stalled_key_endpoint_makes_no_request_hang(
     upstream: FakeUpstream, endpoint: Endpoint, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jwks_module, "_FETCH_SECONDS", 0.1)
@@ -313,13 +313,13 @@ async def test_an_endpoint_that_stalls_lets_nobody_hang(
     assert (await stand.client(bearer()).call()).status == 200
 
 
-async def test_an_endpoint_that_is_gone_lets_nobody_in(endpoint: Endpoint, begin: Start) -> None:
+async def test_callers_are_refused_without_signing_keys(endpoint: Endpoint, begin: Start) -> None:
     await endpoint.close()
     stand = await begin(principal=verified(endpoint))
     assert (await stand.client(bearer()).call()).outcome == NO_KEYS
 
 
-async def test_a_client_that_leaves_takes_no_fetch_with_it(
+async def test_a_client_that_leaves_does_not_cancel_a_fetch_of_keys(
     upstream: FakeUpstream, endpoint: Endpoint, begin: Start
 ) -> None:
     go = asyncio.Event()
@@ -366,14 +366,14 @@ async def test_keys_in_a_file_are_read_at_start_and_at_reload(
     assert (await stand.client(bearer()).call()).text == "done"
     file.write_text(OTHER)
     new = parse(configuration(upstream.url, **sections), "test", {})
-    stand.gateway.change(new)
+    stand.gateway.apply(new)
     assert (await stand.client(by_next()).call()).text == "done"
     assert (await stand.client(bearer()).call()).outcome == UNAUTHORIZED
     file.write_text("{}")
     with pytest.raises(ConfigError, match=r"principal\.jwks_file: is not a JWKS"):
         parse(configuration(upstream.url, **sections), "test", {})
     with pytest.raises(ConfigError, match=r"principal\.jwks_file: is not a JWKS"):
-        stand.gateway.change(new)
+        stand.gateway.apply(new)
     assert (await stand.client(by_next()).call()).text == "done"
 
 
@@ -384,11 +384,11 @@ async def test_a_reload_of_something_else_keeps_keys_and_tokens(
     assert (await client.call()).text == "done"
     before = keys_of(stand)
     new = configuration(upstream.url, principal=verified(endpoint), limits={"body_bytes": 10_000})
-    stand.gateway.change(parse(new, "test", {}))
+    stand.gateway.apply(parse(new, "test", {}))
     assert keys_of(stand) is before
-    stand.gateway.change(parse(configuration(upstream.url, principal=verified(endpoint, audience=["us"])), "test", {}))
+    stand.gateway.apply(parse(configuration(upstream.url, principal=verified(endpoint, audience=["us"])), "test", {}))
     assert (await client.call()).outcome == UNAUTHORIZED, "the new rule holds for a token that was verified before"
-    stand.gateway.change(parse(configuration(upstream.url), "test", {}))
+    stand.gateway.apply(parse(configuration(upstream.url), "test", {}))
     assert (await client.call()).text == "done"
 
 

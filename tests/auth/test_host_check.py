@@ -1,15 +1,22 @@
 """The check of Host and Origin, by listener and by configuration."""
 
 import pytest
+from multidict import CIMultiDict
 
-from gateway.auth.host_check import HostCheck
-from gateway.config import Security
+from gateway.auth.host_check import HostCheck, admin_names, check_admin
+from gateway.config import Security, parse
 from gateway.protocol.errors import Forbidden
+from tests.support.workbench import configuration
 
 
-def allowed(guard: HostCheck, host: str | None, origin: str | None = None) -> bool:
+def allowed(guard: HostCheck, host: str | None, *origins: str) -> bool:
+    headers = CIMultiDict[str]()
+    if host is not None:
+        headers["Host"] = host
+    for origin in origins:
+        headers.add("Origin", origin)
     try:
-        guard.check(host, origin)
+        guard.check(headers)
     except Forbidden:
         return False
     return True
@@ -31,6 +38,18 @@ def test_a_public_listener_takes_any_host_but_only_its_own_origin() -> None:
     assert not allowed(guard, "gw.example", "https://evil.example")
     assert not allowed(guard, "gw.example", "http://localhost")
     assert not allowed(guard, None, "null")
+    assert not allowed(guard, "gw.example", "http://[")
+
+
+def test_a_loopback_listener_serves_the_pages_of_loopback_servers() -> None:
+    guard = HostCheck(Security(), "127.0.0.1:8080")
+    assert allowed(guard, "localhost:8080", "http://127.0.0.1:5173")
+    assert not allowed(guard, "localhost:8080", "http://gw.example")
+
+
+def test_a_second_origin_does_not_hide_behind_an_allowed_one() -> None:
+    guard = HostCheck(Security(), "0.0.0.0:8080")
+    assert not allowed(guard, "gw.example", "https://gw.example", "https://evil.example")
 
 
 def test_listed_names_are_the_only_ones() -> None:
@@ -44,3 +63,22 @@ def test_listed_names_are_the_only_ones() -> None:
     assert not allowed(guard, "localhost")
     for origin in ("https://app.example:8443", "http://app.example", "https://gw.example", "", "null"):
         assert not allowed(guard, "gw.example", origin)
+
+
+def serves_status(names: frozenset[str], host: str | None) -> bool:
+    try:
+        check_admin(host, names)
+    except Forbidden:
+        return False
+    return True
+
+
+def test_the_status_is_served_under_addresses_and_configured_names() -> None:
+    security = {"allowed_hosts": ["GW.example", "other.example:444"]}
+    config = parse(configuration("http://127.0.0.1:1/mcp", admin="gw-host:9090", security=security), "test", {})
+    names = admin_names(config)
+    for host in ("localhost", "127.0.0.1:9090", "10.1.2.3", "[::1]:9090", "gw.EXAMPLE:1", "gw-host:9090"):
+        assert serves_status(names, host), host
+    assert serves_status(names, "other.example:444")
+    for host in (None, "", "evil.example", "localhost.evil.example", "10.1.2.3.evil.example", "other.example", "[::1"):
+        assert not serves_status(names, host), host

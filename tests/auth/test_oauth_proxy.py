@@ -151,7 +151,7 @@ async def test_an_upstream_that_knows_its_public_name_is_left_as_it_is(begin: An
         assert (came, body) == ("/token", aiohttp.FormData({"resource": f"{public}/mcp"})()._value)
 
 
-async def test_nothing_is_reached_but_what_the_metadata_names(begin: Any, issuer: FakeIssuer) -> None:
+async def test_only_endpoints_that_the_metadata_names_are_reached(begin: Any, issuer: FakeIssuer) -> None:
     for path in ("/register", "/revoke", "/admin", "/token", "/sso/token"):
         issuer.answers(path, text="secret")
     browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
@@ -211,6 +211,26 @@ async def test_credentials_go_to_the_token_endpoint_and_nowhere_else(begin: Any,
     assert not any({"Cookie", "X-Other"} & set(headers) for _, _, headers, _ in issuer.seen)
 
 
+async def test_oauth_requests_carry_the_headers_that_their_route_sets(begin: Any, issuer: FakeIssuer) -> None:
+    issuer.answers("/sso/token", text="token")
+    first = {**route("/a", issuer.origin), "set_headers": {"X-Api-Key": "key of a"}}
+    second = {**route("/b", issuer.origin), "set_headers": {"X-Api-Key": "key of b", "accept-language": "en"}}
+    replaced = {"mode": "replace", "token": "service"}
+    browser = Browser(await begin(routes=[first, {**second, "credentials": replaced}]))
+    _ = await browser.document(oauth_metadata.RESOURCE + "/a")
+    assert {CIMultiDict(sent)["X-Api-Key"] for _, _, sent, _ in issuer.seen} == {"key of a"}
+    issuer.seen.clear()
+
+    _ = await browser.document(oauth_metadata.RESOURCE + "/b")
+    assert issuer.seen, "other headers may get other metadata, so routes do not share it"
+    own = {"X-Api-Key": "the client's", "Accept-Language": "de", "Authorization": "Basic client"}
+    _, body = await browser.ask("/token/b", "POST", headers=own)
+    assert body == b"token"
+    assert {CIMultiDict(sent)["X-Api-Key"] for _, _, sent, _ in issuer.seen} == {"key of b"}
+    sent = CIMultiDict(issuer.seen[-1][2])
+    assert (sent.getall("Accept-Language"), sent.getall("Authorization")) == (["en"], ["Basic client"])
+
+
 async def test_a_resource_is_asked_for_under_the_upstreams_name(begin: Any, issuer: FakeIssuer) -> None:
     issuer.answers("/sso/token", text="{}")
     browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
@@ -233,7 +253,7 @@ async def test_redirects_go_to_the_client_with_the_issuer_that_it_knows(begin: A
         assert response.headers["Location"].removesuffix("&state=x") == goes
 
 
-async def test_bytes_that_are_no_text_go_nowhere(begin: Any, issuer: FakeIssuer) -> None:
+async def test_headers_that_are_not_text_are_not_forwarded(begin: Any, issuer: FakeIssuer) -> None:
     browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
 
     async def status(request: bytes) -> bytes:
@@ -252,11 +272,11 @@ async def test_bytes_that_are_no_text_go_nowhere(begin: Any, issuer: FakeIssuer)
     issuer.answers("/sso/authorize", status=302, headers={"Location": "http://[", "Retry-After": "\udcff"})
     assert await status(b"GET /authorize/mcp?state=x HTTP/1.1") == b"302"
     issuer.says(oauth_metadata.SERVER, issuer=issuer.origin, authorization_endpoint=f"{issuer.origin}/a HTTP/1.1 b")
-    browser.stand.gateway.change(browser.stand.gateway.config)
+    browser.stand.gateway.apply(browser.stand.gateway.config)
     assert await status(b"GET /authorize/mcp HTTP/1.1") == b"502"
 
 
-async def test_a_page_of_an_allowed_origin_may_ask_and_no_other(begin: Any, issuer: FakeIssuer) -> None:
+async def test_only_pages_of_an_allowed_origin_may_ask(begin: Any, issuer: FakeIssuer) -> None:
     browser = Browser(
         await begin(url=f"{issuer.origin}/mcp", security={"allowed_origins": ["https://app.example.com"]})
     )
@@ -326,13 +346,13 @@ async def test_only_so_many_wait_for_authorization_servers(
     assert (await browser.document(oauth_metadata.SERVER + "/mcp")) == await first
 
 
-async def test_what_was_published_is_asked_for_again_after_a_reload_only(begin: Any, issuer: FakeIssuer) -> None:
+async def test_metadata_is_fetched_again_only_after_a_reload(begin: Any, issuer: FakeIssuer) -> None:
     stand = await begin(url=f"{issuer.origin}/mcp")
     browser = Browser(stand)
     for _ in range(3):
         _ = await browser.document(oauth_metadata.RESOURCE + "/mcp")
     assert issuer.paths.count(oauth_metadata.RESOURCE + "/mcp") == 1
-    stand.gateway.change(stand.gateway.config)
+    stand.gateway.apply(stand.gateway.config)
     _ = await browser.document(oauth_metadata.RESOURCE + "/mcp")
     assert issuer.paths.count(oauth_metadata.RESOURCE + "/mcp") == 2
 

@@ -78,7 +78,7 @@ def upstream_sees(route: Route, **headers: str) -> dict[str, str]:
 
 def is_served(config: Config, host: str) -> bool:
     try:
-        HostCheck(config.security, config.listen).check(host, None)
+        HostCheck(config.security, config.listen).check(CIMultiDict(Host=host))
     except Forbidden:
         return False
     return True

@@ -78,7 +78,7 @@ async def test_removed_and_unknown_methods_are_404(client: Client, method: str) 
         (b"[" * 100_000, -32700),
     ],
 )
-async def test_what_is_no_request_is_400(stand: Stand, body: bytes, code: int) -> None:
+async def test_a_body_that_is_not_a_request_gets_400(stand: Stand, body: bytes, code: int) -> None:
     async with stand.http.post(stand.url, data=body, headers={mcp.PROTOCOL_VERSION: mcp.MODERN}) as response:
         assert (response.status, (await response.json(content_type=None))["error"]["code"]) == (400, code)
 
@@ -142,7 +142,7 @@ async def test_an_absolute_form_does_not_get_around_the_host_check(upstream: Fak
         assert b" 403 " in (await raw.rest()).splitlines()[0]
 
 
-async def test_an_allowed_origin_hides_no_other_one(upstream: FakeUpstream, stand: Stand) -> None:
+async def test_an_allowed_origin_does_not_hide_a_second_one(upstream: FakeUpstream, stand: Stand) -> None:
     both = CIMultiDict([("Origin", "http://localhost"), ("Origin", "http://evil.example")])
     async with stand.http.post(stand.url, headers=both, data=b"{}") as response:
         assert response.status == 403

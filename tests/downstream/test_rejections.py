@@ -103,7 +103,7 @@ FAULTS: dict[str, Fault] = {
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, "is not there"])
-async def test_a_secret_in_the_url_of_an_upstream_is_told_to_nobody(
+async def test_a_secret_in_the_url_of_an_upstream_is_never_shown(
     upstream: FakeUpstream, log_lines: Lines, begin: Start, fault: str
 ) -> None:
     secret = f"api_key={CANARY}key&token={CANARY}token"

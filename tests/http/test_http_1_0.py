@@ -177,7 +177,7 @@ async def test_a_side_stream_that_is_passed_through_is_written_as_it_comes(
         assert await http.reader.read() == b""
 
 
-async def test_a_client_that_cannot_know_of_it_is_not_told_to_continue(stand: Stand, client: Client) -> None:
+async def test_an_http_1_0_client_is_not_told_to_continue(stand: Stand, client: Client) -> None:
     """RFC 9110 section 10.1.1: an expectation in an HTTP/1.0 request is ignored."""
     sent, body = client.build("tools/call", {"name": "tool", "arguments": {}})
     fields = {**sent, "Expect": "100-continue", "Host": "127.0.0.1", "Content-Length": str(len(body))}

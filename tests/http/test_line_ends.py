@@ -136,7 +136,7 @@ async def test_a_pretty_printed_question_error_or_log_is_readable(
 
 
 @pytest.mark.parametrize("end", ENDS, ids=repr)
-async def test_a_pretty_printed_change_reaches_who_subscribed(
+async def test_a_pretty_printed_change_reaches_the_subscriber(
     upstream: FakeUpstream, client: Client, end: str
 ) -> None:
     upstream.capabilities = {"tools": {"listChanged": True}}

@@ -121,7 +121,7 @@ async def test_a_port_without_tls_is_named_as_that(ca: Authority, serve: Serve, 
 
 
 @pytest.mark.parametrize("stalls", [True, False])
-async def test_a_handshake_that_stalls_or_breaks_is_no_connection(
+async def test_a_handshake_that_stalls_or_breaks_makes_no_connection(
     ca: Authority, begin: Start, *, stalls: bool
 ) -> None:
     transports: list[asyncio.Transport] = []
@@ -204,7 +204,7 @@ async def test_a_renewed_certificate_is_served_and_no_connection_is_dropped(
         await reply.content.readany()
         renewed = Authority(tmp_path, "renewed")
         renewed.sign("gateway")  # under the old path
-        stand.gateway.change(parse(configuration(upstream.url, **sections), "test", {}))
+        stand.gateway.apply(parse(configuration(upstream.url, **sections), "test", {}))
         await eventually(lambda: "change the certificate" not in stand.tasks(), "the certificate is changed")
         new_http, new_client = secure(stand, renewed)
         go.set()
@@ -222,7 +222,7 @@ async def test_tls_is_switched_on_and_off(upstream: FakeUpstream, ca: Authority,
     stand = await begin()
     assert (await stand.client().call()).text == "done"
     for sections, is_on in (({"tls": {"cert_file": str(ca.sign("gateway"))}}, True), ({}, False)):
-        stand.gateway.change(parse(configuration(upstream.url, **sections), "test", {}))
+        stand.gateway.apply(parse(configuration(upstream.url, **sections), "test", {}))
         await eventually(lambda: "change the certificate" not in stand.tasks(), "it is switched")
         http, client = secure(stand, ca)
         async with http, aiohttp.ClientSession() as plain:
@@ -261,5 +261,5 @@ async def test_a_reload_whose_files_are_gone_changes_nothing(
     new = parse(configuration(upstream.url, tls={"cert_file": str(certificate)}, limits={"body_bytes": 1}), "test", {})
     certificate.unlink()
     with pytest.raises(ConfigError, match=r"tls\.cert_file: cannot be read"):
-        stand.gateway.change(new)
+        stand.gateway.apply(new)
     assert (await stand.client().call()).text

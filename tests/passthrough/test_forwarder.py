@@ -113,7 +113,7 @@ async def test_every_method_gets_the_upstreams_answer(upstream: FakeUpstream, st
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'[{"jsonrpc":"2.0","method":"x"}]', b"\xff"])
-async def test_what_is_no_single_request_is_the_upstreams_to_judge(
+async def test_the_upstream_judges_a_body_that_is_not_a_single_request(
     upstream: FakeUpstream, stand: Stand, body: bytes
 ) -> None:
     async def answer(turn: Turn) -> None:
@@ -154,7 +154,7 @@ async def test_a_stream_comes_event_by_event(upstream: FakeUpstream, stand: Stan
 
 
 @pytest.mark.parametrize("word", ["tools/call", "GET", "initialize"])
-async def test_who_leaves_is_seen_to_leave(upstream: FakeUpstream, stand: Stand, word: str) -> None:
+async def test_the_upstream_sees_that_the_client_left(upstream: FakeUpstream, stand: Stand, word: str) -> None:
     """With and without a head (`initialize`) that has come already."""
 
     async def script(turn: Turn) -> None:
@@ -223,7 +223,7 @@ async def test_a_redirect_to_another_origin_is_not(upstream: FakeUpstream, stand
     await other.close()
 
 
-async def test_an_upstream_that_is_not_there_is_502(upstream: FakeUpstream, stand: Stand) -> None:
+async def test_an_unreachable_upstream_is_502(upstream: FakeUpstream, stand: Stand) -> None:
     await upstream.close()
     async with stand.http.post(stand.url, json=INITIALIZE) as response:
         assert await error(response) == (502, 7, -32603)
@@ -269,7 +269,7 @@ async def test_host_origin_and_size_are_checked_for_old_clients_too(upstream: Fa
     assert upstream.seen == []
 
 
-async def test_a_request_that_comes_back_is_told_so(upstream: FakeUpstream, stand: Stand) -> None:
+async def test_a_forwarding_loop_is_refused(upstream: FakeUpstream, stand: Stand) -> None:
     async with stand.http.post(stand.url, json=INITIALIZE, headers={"Via": "1.0 other"}) as response:
         assert response.status == 200
     via = upstream.seen[0].headers.getall("Via")
@@ -280,7 +280,7 @@ async def test_a_request_that_comes_back_is_told_so(upstream: FakeUpstream, stan
     assert len(upstream.seen) == 1
 
 
-async def test_what_only_a_trusted_proxy_may_claim_goes_up_from_one(upstream: FakeUpstream, begin: Start) -> None:
+async def test_headers_of_a_trusted_proxy_go_upstream(upstream: FakeUpstream, begin: Start) -> None:
     principal = {"source": "header", "header": "X-User", "trusted_proxies": ["127.0.0.0/8"]}
     claims = {"X-User": "ada", "X-Forwarded-For": "10.0.0.1"}
     for trusted in (principal, principal | {"trusted_proxies": ["10.0.0.0/8"]}):
@@ -291,7 +291,9 @@ async def test_what_only_a_trusted_proxy_may_claim_goes_up_from_one(upstream: Fa
     assert not set(claims) & set(upstream.seen[1].headers)
 
 
-async def test_where_no_bytes_can_go_an_old_client_is_told_so(upstream: FakeUpstream, stand: Stand) -> None:
+async def test_a_legacy_client_of_a_transport_without_passthrough_gets_an_error(
+    upstream: FakeUpstream, stand: Stand
+) -> None:
     live = stand.gateway.routes.live
     without_probe = msgspec.structs.replace(live["/mcp"].upstream, era=None)
     live["/mcp"] = msgspec.structs.replace(live["/mcp"], upstream=without_probe)
@@ -367,14 +369,12 @@ async def test_a_side_stream_that_has_no_head_yet_does_not_hold_up_a_drain(
     client.cancel()
 
 
-async def test_a_reload_ends_side_streams_of_an_upstream_that_is_none_any_more(
-    upstream: FakeUpstream, stand: Stand
-) -> None:
+async def test_a_reload_ends_the_side_streams_of_a_removed_upstream(upstream: FakeUpstream, stand: Stand) -> None:
     async with side_stream(stand, upstream) as side:
-        stand.gateway.change(parse(configuration(upstream.url), "same", {}))
+        stand.gateway.apply(parse(configuration(upstream.url), "same", {}))
         upstream.side("s").put_nowait(b"data: 2\n\n")
         assert await side.content.readuntil(b"\n\n") == b"data: 2\n\n"
-        stand.gateway.change(parse(configuration("http://127.0.0.1:9/mcp"), "other", {}))
+        stand.gateway.apply(parse(configuration("http://127.0.0.1:9/mcp"), "other", {}))
         assert await side.content.read() == b""
 
 
@@ -464,7 +464,9 @@ async def test_a_probe_that_hangs_is_given_up(
         await upstream.probes[0].cut.wait()
 
 
-async def test_nobodys_bad_credential_decides_for_others(upstream: FakeUpstream, stand: Stand) -> None:
+async def test_a_refused_credential_does_not_decide_the_era_for_other_callers(
+    upstream: FakeUpstream, stand: Stand
+) -> None:
     make_modern(upstream)
     gate = asyncio.Event()
 
@@ -626,3 +628,13 @@ async def test_a_modern_upstreams_subscription_does_not_hold_up_a_drain(upstream
             await stand.gateway.drain(delay_seconds=0)
         with pytest.raises(aiohttp.ClientPayloadError):  # its last message never came
             await response.content.read()
+
+
+async def test_a_modern_call_during_a_drain_is_refused_by_its_id(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(hold={"drain_seconds": 30})
+    make_modern(upstream)
+    client = stand.client()
+    assert (await client.call()).text == "modern"
+    stand.gateway.downstream.stop()
+    refused = await client.call()
+    assert (refused.status, refused.error["data"]["reason"], refused.final["id"]) == (503, "stopping", "c2")

@@ -2,16 +2,15 @@
 
 import json
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from multidict import CIMultiDict
+from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from gateway.config import InForce
 from gateway.http.endpoint import Endpoint
+from gateway.http.incoming import Incoming
 from gateway.passthrough.sse_endpoint import PURPOSE, EndpointRewriter, FirstEventRewriter
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
@@ -24,10 +23,9 @@ UPSTREAM = Endpoint("/mcp", "http://10.0.0.1:9000/sse")
 EVENT = b"event: endpoint\r\ndata: /messages/?session_id=1f\r\n\r\n"
 
 
-def asked(url: str, method: str = "GET", **headers: str) -> Any:
-    """The parts of a request that `EndpointRewriter` reads."""
+def asked(url: str, method: str = "GET", **headers: str) -> Incoming:
     target = URL(url)
-    return SimpleNamespace(method=method, path=target.path, rel_url=target, headers=CIMultiDict(headers))
+    return Incoming(target.path, CIMultiDictProxy(CIMultiDict(headers)), None, method=method, url=target)
 
 
 def first_event(rewriter: EndpointRewriter, path: str = "/mcp") -> FirstEventRewriter:
@@ -83,7 +81,7 @@ def test_an_event_may_end_in_lines_that_end_differently(rewriter: EndpointRewrit
         b"event: message\ndata: /messages\n\n",
     ],
 )
-def test_what_names_no_place_of_the_server_is_passed_as_it_is(rewriter: EndpointRewriter, stream: bytes) -> None:
+def test_an_event_without_an_address_of_the_server_passes_unchanged(rewriter: EndpointRewriter, stream: bytes) -> None:
     assert first_event(rewriter).feed(stream) == stream
 
 

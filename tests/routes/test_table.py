@@ -259,7 +259,7 @@ async def test_a_new_secret_keeps_sessions_and_calls(upstream: FakeUpstream, beg
     stand = await begin(route={"credentials": REPLACE})
     asked = await stand.client().call()
     renewed = configuration(upstream.url, route={"credentials": {**REPLACE, "token": "renewed"}})
-    stand.gateway.change(parse(renewed, "test", {}))
+    stand.gateway.apply(parse(renewed, "test", {}))
     assert (await stand.client().answer(asked)).text == "answered"
     assert [seen.headers["Authorization"] for seen in upstream.of("answer")] == ["Bearer renewed"]
     assert len(upstream.of("initialize")) == 1

@@ -106,7 +106,7 @@ async def test_a_drain_goes_on_while_a_reply_is_written(upstream: FakeUpstream, 
         await asyncio.wait_for(draining, DEADLINE)
 
 
-async def test_a_drain_waits_for_what_lies_below_tls(upstream: FakeUpstream, tmp_path: Path, begin: Start) -> None:
+async def test_a_drain_waits_for_the_bytes_below_tls(upstream: FakeUpstream, tmp_path: Path, begin: Start) -> None:
     ca = Authority(tmp_path)
     stand = await begin(tls={"cert_file": str(ca.sign("gateway"))})
     upstream.tool(large)

@@ -115,7 +115,7 @@ def sections(config: Config) -> dict[int, str]:
 async def test_nothing_of_the_old_configuration_is_in_use_any_more(
     upstream: FakeUpstream, begin: Start, *, warm: bool
 ) -> None:
-    """Who keeps a section of it was forgotten by `Gateway.change`."""
+    """Who keeps a section of it was forgotten by `Gateway.apply`."""
     stand = await begin(**EVERY_SECTION)
     if warm:
         assert (await stand.client().call()).text
@@ -128,7 +128,7 @@ async def test_nothing_of_the_old_configuration_is_in_use_any_more(
 
     assert used() == set(parts.values()), "the walk sees who uses it"
     stand.gateway.reload._config = new  # as `Reload` itself does
-    stand.gateway.change(new)
+    stand.gateway.apply(new)
     assert not used()
 
 
@@ -140,15 +140,15 @@ async def test_keys_are_rotated_in_three_phases_and_no_call_is_lost(
 ) -> None:
     upstream.tool(ask)
     first = await client.call()
-    stand.gateway.change(reconfigured(upstream.url, state={"keys": [KEY, OTHER_KEY]}))
+    stand.gateway.apply(reconfigured(upstream.url, state={"keys": [KEY, OTHER_KEY]}))
     assert (await client.answer(await client.call())).text
     second = await client.call()
-    stand.gateway.change(reconfigured(upstream.url, state={"keys": [OTHER_KEY, KEY]}))
+    stand.gateway.apply(reconfigured(upstream.url, state={"keys": [OTHER_KEY, KEY]}))
     assert (await client.answer(await client.call())).text
     third = await client.call()
     assert (await client.answer(first)).text
     assert (await client.answer(second)).text
-    stand.gateway.change(reconfigured(upstream.url, state={"keys": [OTHER_KEY]}))
+    stand.gateway.apply(reconfigured(upstream.url, state={"keys": [OTHER_KEY]}))
     assert (await client.answer(third)).text
     assert (await client.answer(await client.call())).text
     assert len({each.state.split(".")[1] for each in (first, second)}) == 1
@@ -165,9 +165,9 @@ async def test_a_call_asks_again_under_the_newest_key(upstream: FakeUpstream, st
 
     upstream.tool(twice)
     asked = await client.call()
-    stand.gateway.change(reconfigured(upstream.url, state={"keys": [OTHER_KEY, KEY]}))
+    stand.gateway.apply(reconfigured(upstream.url, state={"keys": [OTHER_KEY, KEY]}))
     asked = await client.answer(asked)
-    stand.gateway.change(reconfigured(upstream.url, state={"keys": [OTHER_KEY]}))
+    stand.gateway.apply(reconfigured(upstream.url, state={"keys": [OTHER_KEY]}))
     assert (await client.answer(asked)).text == "done"
 
 
@@ -176,7 +176,7 @@ async def test_a_phase_that_is_skipped_rejects_and_counts(upstream: FakeUpstream
     client = stand.client()
     upstream.tool(ask)
     asked = await client.call()
-    stand.gateway.change(
+    stand.gateway.apply(
         reconfigured(upstream.url, hold={"quiet_seconds": 0.02, "ttl_seconds": 0.3}, state={"keys": [OTHER_KEY]})
     )
     assert (await client.answer(asked)).outcome == LOST
@@ -191,7 +191,7 @@ async def test_an_ephemeral_key_outlives_every_reload(upstream: FakeUpstream, be
     client = stand.client()
     asked = [await client.call() for _ in range(4)]
     for keys in ([], [OTHER_KEY], [THIRD_KEY, OTHER_KEY], []):
-        stand.gateway.change(reconfigured(upstream.url, state={"keys": keys}))
+        stand.gateway.apply(reconfigured(upstream.url, state={"keys": keys}))
         assert (await client.answer(asked.pop())).text
         assert (await client.answer(await client.call())).text
         assert len(stand.gateway.key_ids) == len(keys) + 1
@@ -206,7 +206,7 @@ async def test_a_worker_opens_what_its_siblings_sealed_without_keys(upstream: Fa
 
 async def test_the_same_keys_are_the_same_ring(upstream: FakeUpstream, stand: Stand) -> None:
     before = stand.gateway._keyrings.state.value
-    stand.gateway.change(reconfigured(upstream.url, limits={"body_bytes": 1000}))
+    stand.gateway.apply(reconfigured(upstream.url, limits={"body_bytes": 1000}))
     assert stand.gateway._keyrings.state.value is before, "the subkeys of others stay derived"
 
 
@@ -226,7 +226,7 @@ async def two(begin: Start, **more: Any) -> AsyncIterator[tuple[Stand, Stand, An
 
     def again(number: int, url: str, **sections: Any) -> None:
         stand = (one, two)[number - 1]
-        stand.gateway.change(reconfigured(url, replica=member(f"gw-{number}"), **{**more, **sections}))
+        stand.gateway.apply(reconfigured(url, replica=member(f"gw-{number}"), **{**more, **sections}))
 
     yield one, two, again
 
@@ -298,7 +298,7 @@ async def test_peers_come_and_go(upstream: FakeUpstream, begin: Start) -> None:
     upstream.tool(ask)
     async with two(begin) as (one, other, _):
         alone = {"id": "gw-2", "listen": other.gateway.config.replica.listen}
-        other.gateway.change(reconfigured(upstream.url, replica=alone))
+        other.gateway.apply(reconfigured(upstream.url, replica=alone))
         assert other.gateway.members.alone
         asked = await one.client().call()
         assert (await other.client().answer(asked)).outcome == (503, -32603, "owner_stalled")
@@ -306,7 +306,7 @@ async def test_peers_come_and_go(upstream: FakeUpstream, begin: Start) -> None:
         assert other.metric(CONTINUED, step="forwarded") == 0
         assert (await one.client().answer(asked)).text
         back = {**alone, "peers": dict(one.gateway.config.replica.peers)}
-        other.gateway.change(reconfigured(upstream.url, replica=back))
+        other.gateway.apply(reconfigured(upstream.url, replica=back))
         asked = await one.client().call()
         assert json.loads((await other.client().answer(asked)).text) == ACCEPT
         assert other.metric(CONTINUED, step="forwarded") == 1
@@ -345,14 +345,14 @@ async def test_a_name_is_not_looked_up_in_the_old_service() -> None:
 
 async def test_a_new_route_serves_at_once_with_series_at_zero(upstream: FakeUpstream, stand: Stand) -> None:
     assert (await at(stand, "new").call()).outcome == NONE
-    stand.gateway.change(reconfigured(upstream.url, routes=routes(mcp=upstream.url, new=upstream.url)))
+    stand.gateway.apply(reconfigured(upstream.url, routes=routes(mcp=upstream.url, new=upstream.url)))
     body = stand.gateway.metrics.render()[0].decode()
     assert 'mcp_gateway_held_calls{route="/new"} 0.0' in body
     assert 'mcp_gateway_sessions{route="/new",state="idle"} 0.0' in body
     assert (await at(stand, "new").call()).text == "done"
 
 
-async def test_a_route_that_went_takes_nothing_new_and_ends_what_waits(
+async def test_a_removed_route_takes_no_new_calls_and_ends_parked_ones(
     upstream: FakeUpstream, second: FakeUpstream, begin: Start
 ) -> None:
     upstream.tool(ask)
@@ -361,7 +361,7 @@ async def test_a_route_that_went_takes_nothing_new_and_ends_what_waits(
     over, asked, also = await old.call(), await old.call(), await old.call()
     assert (await old.answer(over)).text
     pool = stand.gateway.routes.live["/old"].upstream.pool
-    stand.gateway.change(reconfigured(upstream.url, routes=routes(mcp=second.url)))
+    stand.gateway.apply(reconfigured(upstream.url, routes=routes(mcp=second.url)))
     assert pool.closed
     assert (await old.call()).outcome == NONE
     assert (await old.post(mcp.DISCOVER)).outcome == NONE
@@ -381,7 +381,7 @@ async def test_a_route_that_went_takes_nothing_new_and_ends_what_waits(
     assert stand.metric("mcp_gateway_sessions", route="/old", state="idle") == 0
 
 
-async def test_a_route_that_went_ends_what_waits_at_another_replica(
+async def test_a_removed_route_ends_the_calls_parked_at_another_replica(
     upstream: FakeUpstream, second: FakeUpstream, begin: Start
 ) -> None:
     upstream.tool(ask)
@@ -394,14 +394,14 @@ async def test_a_route_that_went_ends_what_waits_at_another_replica(
         assert other.metric(ROUNDS, route="/old", **COMPLETE) == 1
 
 
-async def test_a_route_that_went_and_held_nothing_is_gone(
+async def test_a_removed_route_without_calls_is_freed(
     upstream: FakeUpstream, second: FakeUpstream, begin: Start
 ) -> None:
     upstream.tool(ask)
     route = {"upstream": {"url": upstream.url}, "continuation": "replay"}
     stand = await begin(routes=routes(mcp=second.url, old=route))
     asked = await at(stand, "old").call()
-    stand.gateway.change(reconfigured(upstream.url, routes=routes(mcp=second.url)))
+    stand.gateway.apply(reconfigured(upstream.url, routes=routes(mcp=second.url)))
     assert (await at(stand, "old").answer(asked)).outcome == NONE
     assert len(upstream.of("tools/call")) == 1
 
@@ -413,20 +413,20 @@ async def test_a_state_of_a_call_that_is_over_is_refused_where_the_route_is_gone
     hold = {"linger_seconds": 0}
     stand = await begin(routes=routes(mcp=second.url, old=upstream.url), hold=hold)
     asked = await at(stand, "old").call()
-    stand.gateway.change(reconfigured(upstream.url, routes=routes(mcp=second.url), hold=hold))
+    stand.gateway.apply(reconfigured(upstream.url, routes=routes(mcp=second.url), hold=hold))
     assert (await at(stand, "old").answer(asked)).text
     await eventually(lambda: not list(stand.gateway.lot))
     assert (await at(stand, "old").answer(asked)).outcome == LOST
 
 
-async def test_a_route_with_another_upstream_ends_what_waits_at_the_old_one(
+async def test_parked_calls_end_at_the_old_upstream_of_a_route(
     upstream: FakeUpstream, second: FakeUpstream, stand: Stand
 ) -> None:
     upstream.tool(ask)
     client = stand.client(jwt(sub="ada"))
     asked, kept = await client.call(), await client.call()
     assert (await client.answer(kept)).text
-    stand.gateway.change(reconfigured(second.url))
+    stand.gateway.apply(reconfigured(second.url))
     assert (await client.call()).text == "done"
     assert "tools/call" in second.words
     sent = len(second.seen)
@@ -441,7 +441,7 @@ async def test_a_retry_takes_the_headers_that_its_call_began_with(upstream: Fake
     stand = await begin(route={"forward_headers": ["x-tenant"]})
     client = Client(stand.http, stand.url, headers={"x-tenant": "one", "x-other": "two"})
     asked = await client.call()
-    stand.gateway.change(reconfigured(upstream.url, route={"forward_headers": ["x-other"]}))
+    stand.gateway.apply(reconfigured(upstream.url, route={"forward_headers": ["x-other"]}))
     assert (await client.answer(asked)).text
     (answer,) = upstream.of("answer")
     assert (answer.headers.get("x-tenant"), answer.headers.get("x-other")) == ("one", None)
@@ -475,7 +475,7 @@ async def test_a_call_that_waits_stays_bound_to_the_headers_that_it_began_with(
 
     stand = await begin(routes=both(BINDS | {"bind_headers": ["x-api-key"]}))
     asked = await at(stand, "old", headers=MINE).call()
-    stand.gateway.change(reconfigured(upstream.url, routes=both(now)))
+    stand.gateway.apply(reconfigured(upstream.url, routes=both(now)))
     refused = {
         (await at(stand, "old", headers=other).answer(asked)).outcome for other in ({}, MINE | {"X-Api-Key": "x"})
     }
@@ -489,7 +489,7 @@ async def test_a_header_that_becomes_bound_binds_what_is_sealed_from_then_on(
     upstream.tool(ask)
     stand = await begin(route=BINDS | {"bind_headers": []})
     before = await stand.client(headers=MINE).call()
-    stand.gateway.change(reconfigured(upstream.url, route=BINDS))
+    stand.gateway.apply(reconfigured(upstream.url, route=BINDS))
     after = await stand.client(headers=MINE).call()
     other = stand.client(headers=MINE | {"X-Api-Key": "x"})
     assert (await other.answer(after)).outcome == LOST
@@ -502,7 +502,7 @@ async def test_a_route_that_is_the_same_keeps_its_sessions_and_what_it_learnt(
 ) -> None:
     assert (await client.call()).text
     before = upstream.words
-    stand.gateway.change(
+    stand.gateway.apply(
         reconfigured(upstream.url, route={"undeclared": "refuse", "ephemeral": ["x"]}, limits={"body_bytes": 10_000})
     )
     assert (await client.call()).text
@@ -515,9 +515,9 @@ async def test_a_changed_route_serves_new_calls_by_its_new_words(upstream: FakeU
     stand = await begin()
     mute = stand.client(capabilities={})
     assert (await mute.call()).error["code"] == -32021
-    stand.gateway.change(reconfigured(upstream.url, route={"undeclared": "refuse"}))
+    stand.gateway.apply(reconfigured(upstream.url, route={"undeclared": "refuse"}))
     assert (await mute.call()).text == "null"
-    stand.gateway.change(reconfigured(upstream.url, route={"continuation": "replay", "cache": {"ttl_ms": 77}}))
+    stand.gateway.apply(reconfigured(upstream.url, route={"continuation": "replay", "cache": {"ttl_ms": 77}}))
     asked = await stand.client().call()
     assert stand.held == 0
     assert json.loads((await stand.client().answer(asked)).text) == ACCEPT
@@ -530,11 +530,11 @@ async def test_a_subscription_ends_where_its_upstream_does_and_else_lives_on(
     upstream.capabilities = OFFERED
     async with listening(client, EVERYTHING) as stream:
         await stream.next()
-        stand.gateway.change(reconfigured(upstream.url, hold={"ttl_seconds": 5}))
+        stand.gateway.apply(reconfigured(upstream.url, hold={"ttl_seconds": 5}))
         upstream.side("s1").put_nowait(change("tools/list_changed"))
         assert (await stream.next())["method"] == mcp.TOOLS_CHANGED
         assert len(stand.gateway.routes.live["/mcp"].upstream.subscriptions) == 1, "a drain will find it"
-        stand.gateway.change(reconfigured(second.url))
+        stand.gateway.apply(reconfigured(second.url))
         assert (await stream.next())["result"]["resultType"] == "complete"
     await upstream.saw("DELETE")
     await eventually(lambda: stand.sessions("busy") == 0)
@@ -553,7 +553,7 @@ async def test_a_subscription_that_was_asked_for_too_late_ends_too(
     upstream.once("initialize", slow)
     waiting = later(client.post(mcp.LISTEN, {"notifications": EVERYTHING}))
     await upstream.saw("initialize")
-    stand.gateway.change(reconfigured(second.url))
+    stand.gateway.apply(reconfigured(second.url))
     gate.set()
     assert (await waiting).final["result"]["resultType"] == "complete"
 
@@ -565,14 +565,14 @@ async def test_fewer_calls_may_be_held_and_those_that_are_stay(upstream: FakeUps
     upstream.tool(ask)
     client = stand.client()
     asked = [await client.call() for _ in range(3)]
-    stand.gateway.change(reconfigured(upstream.url, hold={"max_calls": 2}))
+    stand.gateway.apply(reconfigured(upstream.url, hold={"max_calls": 2}))
     assert stand.gateway.metrics._registry.get_sample_value("mcp_gateway_held_calls_limit") == 2
     assert (await client.call()).status == 503
     assert stand.held == 3
     for each in asked:
         assert (await client.answer(each)).text
     assert (await client.answer(await client.call())).text
-    stand.gateway.change(reconfigured(upstream.url, hold={"max_calls_per_principal": 1}))
+    stand.gateway.apply(reconfigured(upstream.url, hold={"max_calls_per_principal": 1}))
     one = await client.call()
     assert (await client.call()).status == 429
     assert (await client.answer(one)).text
@@ -581,9 +581,9 @@ async def test_fewer_calls_may_be_held_and_those_that_are_stay(upstream: FakeUps
 async def test_the_body_limit_follows_in_both_directions(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
     large = {"text": "x" * 10_000}
     assert (await client.call(arguments=large)).text
-    stand.gateway.change(reconfigured(upstream.url, limits={"body_bytes": 5_000}))
+    stand.gateway.apply(reconfigured(upstream.url, limits={"body_bytes": 5_000}))
     assert (await client.call(arguments=large)).status == 413
-    stand.gateway.change(reconfigured(upstream.url, limits={"body_bytes": 50_000}))
+    stand.gateway.apply(reconfigured(upstream.url, limits={"body_bytes": 50_000}))
     assert (await client.call(arguments=large)).text
 
 
@@ -595,7 +595,7 @@ async def test_a_call_that_waits_keeps_its_time_and_a_new_one_has_the_new(
     client = stand.client()
     before = await client.call()
     old = stand.gateway.routes.live["/mcp"].deadlines
-    stand.gateway.change(reconfigured(upstream.url, hold={"ttl_seconds": 0.2, "linger_seconds": 0.05}))
+    stand.gateway.apply(reconfigured(upstream.url, hold={"ttl_seconds": 0.2, "linger_seconds": 0.05}))
     after = await client.call()
     await eventually(lambda: stand.held == 1, "the new one expires")
     assert (await client.answer(after)).outcome == LOST
@@ -620,17 +620,17 @@ async def test_there_are_new_alarms_for_every_new_length_and_only_then(
     upstream: FakeUpstream, stand: Stand, section: str, key: str
 ) -> None:
     before = stand.gateway.routes.live["/mcp"].deadlines
-    stand.gateway.change(reconfigured(upstream.url, limits={"body_bytes": 1000}))
+    stand.gateway.apply(reconfigured(upstream.url, limits={"body_bytes": 1000}))
     assert stand.gateway.routes.live["/mcp"].deadlines is before
     keys = {"keys": [KEY]} if section == "state" else {}
-    stand.gateway.change(reconfigured(upstream.url, **{section: {**keys, key: 7.5}}))
+    stand.gateway.apply(reconfigured(upstream.url, **{section: {**keys, key: 7.5}}))
     after = stand.gateway.routes.live["/mcp"].deadlines
     assert after is not before
     assert 7.5 in after.lengths
 
 
 async def test_the_next_connection_to_an_upstream_has_the_new_time(upstream: FakeUpstream, stand: Stand) -> None:
-    stand.gateway.change(reconfigured(upstream.url, timeouts={"connect_seconds": 7.5}))
+    stand.gateway.apply(reconfigured(upstream.url, timeouts={"connect_seconds": 7.5}))
     given: list[float | None] = []
     request = stand.gateway._client._http._request
 
@@ -655,14 +655,14 @@ async def test_a_shorter_state_is_sealed_and_a_longer_one_that_is_out_still_open
     client = stand.client()
     asked = await client.call()
     assert len(asked.state) > 1024
-    stand.gateway.change(reconfigured(upstream.url, limits={"state_bytes": 1024}))
+    stand.gateway.apply(reconfigured(upstream.url, limits={"state_bytes": 1024}))
     shorter = await client.call()
     assert len(shorter.state) <= 1024
     assert (await client.answer(asked)).text == "done"
     assert (await client.answer(shorter)).text == "done"
 
 
-async def test_who_waits_for_a_session_gets_it_when_there_may_be_more(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_waiting_call_gets_a_session_when_the_limit_rises(upstream: FakeUpstream, begin: Start) -> None:
     gate = asyncio.Event()
 
     async def slow(turn: Turn) -> None:
@@ -677,7 +677,7 @@ async def test_who_waits_for_a_session_gets_it_when_there_may_be_more(upstream: 
     calls = [later(client.call()) for _ in range(4)]
     pool = stand.gateway.routes.live["/mcp"].upstream.pool
     await eventually(lambda: sum(len(group.waiting) for group in pool._groups.values()) == 3)
-    stand.gateway.change(reconfigured(upstream.url, sessions={"max": 3}))
+    stand.gateway.apply(reconfigured(upstream.url, sessions={"max": 3}))
     await upstream.saw("tools/call", 4)
     await eventually(lambda: stand.sessions("busy") == 3)
     gate.set()
@@ -693,14 +693,14 @@ async def test_an_idle_session_is_used_under_the_new_bounds(upstream: FakeUpstre
 
     upstream.tool(large)
     assert (await client.call()).text
-    stand.gateway.change(reconfigured(upstream.url, limits={"event_bytes": 1000}))
+    stand.gateway.apply(reconfigured(upstream.url, limits={"event_bytes": 1000}))
     assert (await client.call()).outcome[1:] == (-32603, "call_lost")
     assert len(upstream.of("initialize")) == 1
 
 
 async def test_idle_sessions_are_swept_by_the_new_time(upstream: FakeUpstream, stand: Stand) -> None:
     assert (await stand.client().call()).text
-    stand.gateway.change(reconfigured(upstream.url, sessions={"idle_seconds": 0.05}))
+    stand.gateway.apply(reconfigured(upstream.url, sessions={"idle_seconds": 0.05}))
     await upstream.saw("DELETE")
 
 
@@ -713,7 +713,7 @@ async def test_connections_over_the_new_cap_are_refused_and_the_old_ones_served(
     for reader, writer in streams:
         writer.write(probe)
         assert b"405" in await reader.readline()
-    stand.gateway.change(reconfigured(upstream.url, limits={"connections": 1}))
+    stand.gateway.apply(reconfigured(upstream.url, limits={"connections": 1}))
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(probe)
     with suppress(ConnectionError):
@@ -735,7 +735,7 @@ async def test_hosts_and_principals_follow(upstream: FakeUpstream, begin: Start)
         "principal": {"source": "header", "header": "x-user", "trusted_proxies": ["127.0.0.0/8"]},
         "hold": {"max_calls_per_principal": 1},
     }
-    stand.gateway.change(reconfigured(upstream.url, **proxied))
+    stand.gateway.apply(reconfigured(upstream.url, **proxied))
     upstream.tool(ask)
     ann = {"Host": "gateway.example", "x-user": "ann"}
     asked = await client.call(headers=ann)
@@ -743,9 +743,9 @@ async def test_hosts_and_principals_follow(upstream: FakeUpstream, begin: Start)
     assert (await client.call(headers=ann)).status == 429
     assert (await client.answer(bobs, headers=ann)).outcome == LOST
     trusting_others = proxied | {"principal": {**proxied["principal"], "trusted_proxies": ["10.0.0.0/8"]}}
-    stand.gateway.change(reconfigured(upstream.url, **trusting_others))
+    stand.gateway.apply(reconfigured(upstream.url, **trusting_others))
     assert (await client.answer(bobs, headers={**ann, "x-user": "bob"})).outcome == LOST, "anybody could say so"
-    stand.gateway.change(reconfigured(upstream.url, **proxied))
+    stand.gateway.apply(reconfigured(upstream.url, **proxied))
     assert (await client.answer(bobs, headers={**ann, "x-user": "bob"})).text
     assert (await client.answer(asked, headers=ann)).text
 
@@ -767,7 +767,7 @@ async def test_a_request_whose_body_comes_after_the_reload_is_served_by_it(
 
     call = later(post())
     await eventually(lambda: stand.gateway.downstream.in_flight == 1)
-    stand.gateway.change(reconfigured(second.url))
+    stand.gateway.apply(reconfigured(second.url))
     begun.set()
     assert (await call).text == "done"
     assert not upstream.seen
@@ -789,7 +789,7 @@ async def test_fifty_reloads_leave_nothing_behind(upstream: FakeUpstream, second
         live = stand.gateway.routes.live["/mcp"]
         used += [weakref.ref(live.upstream.pool), weakref.ref(live.deadlines)]
         del live
-        stand.gateway.change(
+        stand.gateway.apply(
             reconfigured(
                 url,
                 routes=routes(mcp=url, **{f"r{number}": url}),
@@ -860,7 +860,7 @@ async def test_a_signal_before_the_start_waits_for_it() -> None:
     assert files.applied == [TWO]
 
 
-async def test_what_needs_a_restart_is_refused_whole() -> None:
+async def test_a_file_that_needs_a_restart_is_refused_as_a_whole() -> None:
     files = Files(ONE)
     files.next = [STUCK, ConfigError(["routes: is empty"]), TWO]
     files.reload.begin()
@@ -904,7 +904,7 @@ async def test_without_a_file_nothing_changes() -> None:
     assert (files.applied, files.counted) == ([], [False])
 
 
-async def test_what_cannot_be_applied_is_rejected_and_the_next_file_is_taken() -> None:
+async def test_an_inapplicable_file_is_rejected_and_the_next_one_is_applied() -> None:
     """A file that the configuration names was taken away between its reading and its use."""
     files = Files(ONE)
 

@@ -75,7 +75,7 @@ async def test_a_worker_that_crashes_at_its_first_start_ends_the_program(
 
 
 @pytest.mark.processes
-async def test_a_worker_that_hangs_keeps_no_program_from_its_end(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
+async def test_a_worker_that_hangs_does_not_keep_the_program_alive(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     monkeypatch.setattr(supervisor, "_work", broken_workers.one_crashes_and_the_other_hangs)
     monkeypatch.setattr(supervisor, "_SPARE_SECONDS", 0.1)
     async with asyncio.timeout(15):
@@ -103,7 +103,7 @@ async def test_a_supervisor_that_falls_to_a_bug_takes_its_workers_with_it(
             os.kill(line["pid"], 0)
 
 
-def test_signals_wait_only_for_who_is_started_in_between() -> None:
+def test_signals_are_blocked_only_while_a_worker_starts() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with supervisor._blocked_signals():
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -118,7 +118,7 @@ def longest(directory: str, count: int) -> int:
 
 
 @pytest.mark.parametrize(("length", "taken"), [(107, True), (108, False)])
-def test_a_folder_whose_sockets_have_no_room_is_passed_over(
+def test_a_folder_too_long_for_socket_paths_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, *, taken: bool
 ) -> None:
     rest = length - longest(f"{tmp_path}//mrtr-12345678", 100)

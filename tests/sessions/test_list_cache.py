@@ -320,7 +320,7 @@ async def test_age_and_a_reload_end_it(upstream: FakeUpstream, begin: Start) -> 
     await eventually(lambda: all(page.until < time.monotonic() for page in kept._pages.values()))
     await names(client)
     assert lists_asked(upstream) == 2
-    stand.gateway.change(stand.gateway.config)
+    stand.gateway.apply(stand.gateway.config)
     assert not len(kept)
 
 

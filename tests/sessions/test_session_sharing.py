@@ -177,7 +177,7 @@ async def test_a_reload_begins_and_ends_it(upstream: FakeUpstream, tool: Tool, b
     for affinity, most in (("principal", 1), ("none", 3)):
         sessions = RouteSessions(affinity=affinity)
         route = replace(config.routes[0], sessions=sessions)
-        stand.gateway.change(replace(config, routes=(route,)))
+        stand.gateway.apply(replace(config, routes=(route,)))
         tool.most = 0
         calls = asyncio.gather(*(do(client, "wait") for _ in range(3)))
         await eventually(lambda most=most: tool.running == most, "as many run as may")

@@ -78,7 +78,7 @@ async def test_a_reload_switches_it_on_and_off(log_lines: Lines, begin: Start) -
     off = stand.gateway.config
     for config, shown_ in ((replace(off, debug=Debug(bodies=True)), True), (off, False)):
         before = len(log_lines("debug.body"))
-        stand.gateway.change(config)
+        stand.gateway.apply(config)
         _ = await stand.client().call()
         assert (len(log_lines("debug.body")) > before) is shown_
 

@@ -269,17 +269,16 @@ async def test_a_refused_request_and_a_broken_call_end_their_spans(
 async def test_a_client_that_leaves_ends_its_span_too(
     upstream: FakeUpstream, begin: Start, spans: Spans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also before there is anything to cancel: while it is found out who it is."""
+    """This holds while the caller is authenticated too, before there is anything to cancel."""
     stand = await begin(traces=spans.traces())
     _ = await stand.client().call()
     asked, callers = asyncio.Event(), stand.gateway.downstream._authenticator
 
-    async def principal(*_: Any, **__: Any) -> bytes:
+    async def caller(*_: Any, **__: Any) -> None:
         asked.set()
         await asyncio.get_running_loop().create_future()
-        return b""
 
-    monkeypatch.setattr(callers, "principal", principal)
+    monkeypatch.setattr(callers, "caller", caller)
     leaving = asyncio.get_running_loop().create_task(stand.client().call())
     await asked.wait()
     _ = leaving.cancel()

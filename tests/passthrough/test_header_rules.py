@@ -1,0 +1,64 @@
+"""The headers of a request that passes through, and those of a probe on its behalf."""
+
+import json
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.config import Config, InForce, parse
+from gateway.http.incoming import Incoming
+from gateway.passthrough.header_rules import HeaderRules, probe_headers
+from gateway.protocol.errors import InvalidRequest
+
+CLAIMED = {"Forwarded": "for=1", "X-Real-IP": "1", "X-Forwarded-For": "1", "X-User": "ada"}
+
+
+def config(**principal: Any) -> Config:
+    tree = {"principal": principal, "routes": [{"upstream": {"url": "http://127.0.0.1:1/mcp"}}]}
+    return parse(json.dumps(tree), "test", {})
+
+
+BEHIND_A_PROXY = config(source="header", header="X-User", trusted_proxies=["10.0.0.0/8"])
+
+
+def passed(rules: HeaderRules, headers: dict[str, str], remote: str = "10.0.0.1") -> dict[str, str]:
+    incoming = Incoming("/mcp", CIMultiDictProxy(CIMultiDict(headers)), remote)
+    return dict(rules.upstream(incoming, config().routes[0]))
+
+
+def test_headers_that_only_a_trusted_proxy_may_set_are_dropped_from_others() -> None:
+    rules = HeaderRules(InForce(BEHIND_A_PROXY), "abc")
+    via = {"Via": "1.1 mrtr-abc"}
+    assert passed(rules, CLAIMED) == CLAIMED | via
+    assert passed(rules, CLAIMED | {"Accept": "a"}, "192.0.2.1") == {"Accept": "a"} | via
+
+
+def test_a_reload_changes_which_proxies_are_trusted() -> None:
+    in_force = InForce(config())
+    rules = HeaderRules(in_force, "abc")
+    assert "X-Real-IP" not in passed(rules, CLAIMED)
+    in_force.replace(BEHIND_A_PROXY)
+    assert "X-Real-IP" in passed(rules, CLAIMED)
+
+
+@pytest.mark.parametrize(("coding", "kept"), [("gzip", False), ("BR", False), ("compress", True)])
+def test_the_coding_of_a_body_that_was_decoded_here_is_not_named(coding: str, *, kept: bool) -> None:
+    sent = passed(HeaderRules(InForce(config()), "abc"), {"Content-Encoding": coding, "Origin": "https://page"})
+    assert ("Content-Encoding" in sent, "Origin" in sent) == (kept, False)
+
+
+def test_a_request_that_was_here_before_is_refused() -> None:
+    rules = HeaderRules(InForce(config()), "abc")
+    assert passed(rules, {"Via": "1.1 mrtr-other"})["Via"] == "1.1 mrtr-other"
+    with pytest.raises(InvalidRequest, match="of route /mcp leads back here") as caught:
+        passed(rules, {"Via": "1.1 proxy, 1.1 mrtr-abc"})
+    assert caught.value.status == 508
+
+
+def test_a_probe_has_the_credentials_of_its_request_and_no_header_of_its_message() -> None:
+    headers = CIMultiDict(
+        Authorization="t", Accept="a", **{"X-A": "1", "Mcp-Session-Id": "s", "Content-Type": "c", "Last-Event-ID": "1"}
+    )
+    headers.add("X-A", "2")
+    assert probe_headers(headers) == {"Authorization": "t", "X-A": "1, 2"}

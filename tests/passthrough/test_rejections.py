@@ -1,0 +1,42 @@
+"""The errors for requests that cannot be passed through."""
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.http.incoming import Incoming
+from gateway.passthrough.rejections import forwarding_loop, not_passable
+from gateway.protocol.errors import GatewayError, InvalidRequest, ParseError, UnsupportedVersion
+
+INITIALIZE = b'{"jsonrpc":"2.0","id":7,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}'
+PING = b'{"jsonrpc":"2.0","id":7,"method":"ping"}'
+
+
+def refusal(body: bytes, method: str = "POST", **headers: str) -> GatewayError:
+    return not_passable(Incoming("/mcp", CIMultiDictProxy(CIMultiDict(headers)), None, body, method=method))
+
+
+def test_a_legacy_stream_gets_the_methods_that_are_served() -> None:
+    error = refusal(b"", "GET")
+    assert (error.status, error.headers["Allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize(("body", "kind"), [(b"{", ParseError), (b"[]", InvalidRequest)])
+def test_a_body_that_is_not_one_request_is_refused_for_that(body: bytes, kind: type[GatewayError]) -> None:
+    assert type(refusal(body)) is kind
+
+
+@pytest.mark.parametrize(
+    ("body", "header", "version"),
+    [(INITIALIZE, {}, "2025-06-18"), (PING, {"MCP-Protocol-Version": "2025-03-26"}, "2025-03-26"), (PING, {}, "none")],
+)
+def test_a_legacy_client_learns_its_version_and_what_to_do(body: bytes, header: dict[str, str], version: str) -> None:
+    error = refusal(body, **header)
+    assert isinstance(error, UnsupportedVersion)
+    assert error.data is not None
+    assert error.data["requested"] == version
+    assert "server of route /mcp does not speak streamable HTTP" in error.message
+
+
+def test_a_loop_names_the_setting_that_leads_back() -> None:
+    error = forwarding_loop("/mcp")
+    assert (error.status, "upstream.url of route /mcp leads back here" in error.message) == (508, True)
