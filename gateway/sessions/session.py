@@ -210,7 +210,8 @@ class Session:
     async def resume(self, call: Call, cursor: str, headers: Headers, attached: Callable[[], None]) -> None:
         """Pick up a call that another process sent, else as `run`. Raises what `Channel.resume` raises."""
         try:
-            await self._follow(call, headers, self.channel.resume(cursor, headers, self._hear_call, attached))
+            reading = self.channel.resume(cursor, headers, self._hear_call, attached, is_shared=self._is_shared)
+            await self._follow(call, headers, reading)
         except Refused:
             self.lost = True  # for this process; the call still runs there, so the session must not be deleted
             raise

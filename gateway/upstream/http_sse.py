@@ -279,7 +279,7 @@ class HttpSseChannel(Channel):
             raise
         return None if waiting.over.done() else refused
 
-    async def resume(self, *_: object) -> None:
+    async def resume(self, *_: object, **__: object) -> None:
         """Raise CallGone, because a call ends with its stream."""
         raise CallGone(
             f"{self._endpoint.where} speaks HTTP+SSE, where no call can be picked up by another process; the call may "

@@ -129,7 +129,7 @@ class StdioChannel(Channel):
         """Raise CallGone, because only the process that started a child can speak to it."""
         raise CallGone(f"{self._launcher.where} is a process of each gateway; the call may have had effects")
 
-    async def resume(self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
+    async def resume(self, *_: object, **__: object) -> None:
         """Raise CallGone, as `adopt` does."""
         self.adopt("", "")
 

@@ -27,6 +27,7 @@ from gateway.upstream.http_errors import (
     SuspectedSessionLoss,
     WrongTransport,
     check_ping_answer,
+    is_local,
     ping_id,
     read_refusal,
     read_response,
@@ -177,9 +178,10 @@ class StreamableChannel(Channel):
             pause_seconds = asked_seconds(exc.retry_ms)
         except FOREIGN as exc:
             raise mapped(exc, endpoint.where) from exc
+        self._resumption.start(cursor)
         await asyncio.sleep(pause_seconds)
         try:
-            await self._resume(cursor, headers, receive, _ignore)
+            await self._resume(headers, receive, _ignore)
         except Refused as exc:
             # The server did accept the call, so this must not read as if it had not.
             raise CallLost(
@@ -187,16 +189,18 @@ class StreamableChannel(Channel):
             ) from exc
         return None
 
-    async def resume(self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
+    async def resume(
+        self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None], *, is_shared: bool
+    ) -> None:
         """Resume a request that another process sent."""
         self._resumption.begin(cursor)
+        self._resumption.start(cursor, counts_local=is_shared)
         self.taken = False
-        await self._resume(cursor, headers, receive, attached)
+        await self._resume(headers, receive, attached)
 
-    async def _resume(self, place: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
+    async def _resume(self, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
         """GET the stream from one place, again and again, until the request is answered."""
         resumption, silence = self._resumption, self._silence
-        resumption.start(place)
 
         def hear(data: bytes) -> bool:
             resumption.heard()
@@ -220,7 +224,7 @@ class StreamableChannel(Channel):
                 resumption.silent()
                 continue
             except RetryLater as exc:
-                pause_seconds = resumption.failed()
+                pause_seconds = resumption.failed(is_local=exc.is_local)
                 if pause_seconds is None:
                     cause = exc.message.partition(";")[0]
                     raise CallLost(
@@ -246,7 +250,7 @@ class StreamableChannel(Channel):
                 finally:
                     response.release()
         except FOREIGN as exc:
-            raise RetryLater(mapped(exc, endpoint.where).message) from exc
+            raise RetryLater(mapped(exc, endpoint.where).message, is_local=is_local(exc)) from exc
 
     async def _refused_resume(self, response: aiohttp.ClientResponse, headers: Headers) -> CallLost:
         """Explain why the stream cannot be resumed. Raises Refused if the credential is not accepted."""

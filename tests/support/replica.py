@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import aiohttp
 from msgspec import Raw
 
 from gateway.config import InForce, RouteSettings, parse
@@ -57,12 +58,19 @@ class Ear:
 class Replica:
     """The upstream side of one process: channels, sessions and their pool, over real HTTP."""
 
-    def __init__(self, url: str, *, times: StreamTimes = SHORT_TIMES, **sections: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        times: StreamTimes = SHORT_TIMES,
+        http: aiohttp.ClientSession | None = None,
+        **sections: Any,
+    ) -> None:
         self.config = parse(configuration(url, **sections), "test", {})
         self.metrics = Metrics("0", ["/mcp"])
         self.tasks = Tasks(self.metrics)
         self.times = times
-        self.client = Client(InForce(Bounds(self.config.limits, self.config.timeouts)))
+        self.client = Client(InForce(Bounds(self.config.limits, self.config.timeouts)), http)
         self.endpoint = Endpoint("/mcp", url)
         self.pool = Pool(
             InForce(RouteSettings(self.config, self.config.routes[0])), self.connect, self.metrics, self.tasks
@@ -76,9 +84,14 @@ class Replica:
         return StreamableChannel(self.client, self.endpoint, self.tasks, self.times)
 
     async def adopt(
-        self, headers: Headers = NO_HEADERS, session_id: str = "s0", version: str = "2025-11-25"
+        self,
+        headers: Headers = NO_HEADERS,
+        session_id: str = "s0",
+        version: str = "2025-11-25",
+        *,
+        is_shared: bool = False,
     ) -> Session:
-        session = await self.pool.adopt(KEY, session_id, version, INFO, headers)
+        session = await self.pool.adopt(KEY, session_id, version, INFO, headers, is_shared=is_shared)
         self.ear.cursor = lambda: session.channel.cursor
         return session
 
