@@ -14,11 +14,9 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.config import redacted_url
-from gateway.http.client import REDIRECTS, Client
-from gateway.http.endpoint import Endpoint
+from gateway.http.client import REDIRECTS
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
-from gateway.runtime.tasks import Tasks
 from gateway.upstream.batches import unpacked
 from gateway.upstream.channel import Channel, Headers, Receive, SideListener
 from gateway.upstream.http_errors import (
@@ -30,6 +28,7 @@ from gateway.upstream.http_errors import (
     ping_id,
     read_refusal,
 )
+from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.stream_times import StreamTimes
 
 _ENDPOINT_BYTES: Final = 4096
@@ -64,11 +63,8 @@ class _Waiting:
 class HttpSseChannel(Channel):
     """One session over HTTP+SSE."""
 
-    def __init__(self, client: Client, endpoint: Endpoint, tasks: Tasks, times: StreamTimes) -> None:
-        self._client = client
-        self._times = times
-        self._endpoint = endpoint
-        self._tasks = tasks
+    def __init__(self, upstream: HttpUpstream) -> None:
+        self._client, self._endpoint, self._tasks, self._times = upstream
         self._fixed: dict[str, str] = {"Accept": "application/json", "Content-Type": "application/json"}
         self._opened = False
         """Whether GET was answered with a stream."""

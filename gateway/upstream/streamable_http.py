@@ -14,11 +14,9 @@ from typing import Final
 import aiohttp
 from msgspec import Raw
 
-from gateway.http.client import FOREIGN, REDIRECTS, Client, Exchange, mapped
-from gateway.http.endpoint import Endpoint
+from gateway.http.client import FOREIGN, REDIRECTS, Exchange, mapped
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
-from gateway.runtime.tasks import Tasks
 from gateway.upstream.batches import hand_over
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive, SideListener
 from gateway.upstream.http_errors import (
@@ -32,10 +30,10 @@ from gateway.upstream.http_errors import (
     read_refusal,
     read_response,
 )
+from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.resumption import Resumption, asked_seconds
 from gateway.upstream.silence_timeout import SilenceTimeout
 from gateway.upstream.standalone_stream import StandaloneStream
-from gateway.upstream.stream_times import StreamTimes
 
 _ACCEPT: Final = "application/json, text/event-stream"
 _PING_ANSWER_BYTES: Final = 65_536
@@ -56,15 +54,14 @@ class _StreamCut(CallLost):
 class StreamableChannel(Channel):
     """One session over streamable HTTP."""
 
-    def __init__(self, client: Client, endpoint: Endpoint, tasks: Tasks, times: StreamTimes) -> None:
-        self._client = client
-        self._endpoint = endpoint
-        self._times = times
+    def __init__(self, upstream: HttpUpstream) -> None:
+        self._upstream = upstream
+        self._client, self._endpoint, _, self._times = upstream
         self._fixed: dict[str, str] = {"Accept": _ACCEPT, "Content-Type": "application/json"}
         self._headers = NO_HEADERS
         """The headers of the last message that the server accepted: GET and DELETE need a credential too."""
-        self._standalone = StandaloneStream(client, endpoint, tasks, times, self._get_headers)
-        self._resumption = Resumption(times)
+        self._standalone = StandaloneStream(upstream, self._get_headers)
+        self._resumption = Resumption(upstream.times)
         self._silence = SilenceTimeout(self._resumption)
         self._reply_began = False
         """Whether the response to the current request has begun."""

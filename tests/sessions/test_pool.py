@@ -174,7 +174,7 @@ class SilentChannel(Channel):
     def adopt(self, session_id: str, version: str) -> None:
         self.session_id = session_id
 
-    async def resume(self, *_: object) -> None:
+    async def resume(self, *_: object, **__: object) -> None:
         pass
 
     async def send(self, message: bytes, headers: Headers) -> None:

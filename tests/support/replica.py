@@ -19,6 +19,7 @@ from gateway.sessions.pool import Pool
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Headers
+from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.stream_times import StreamTimes
 from gateway.upstream.streamable_http import StreamableChannel
 from tests.support.fake_upstream import DEADLINE
@@ -81,7 +82,7 @@ class Replica:
         self.ear = Ear()
 
     def connect(self) -> StreamableChannel:
-        return StreamableChannel(self.client, self.endpoint, self.tasks, self.times)
+        return StreamableChannel(HttpUpstream(self.client, self.endpoint, self.tasks, self.times))
 
     async def adopt(
         self,
