@@ -9,6 +9,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -21,7 +22,8 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallGone, CallLost, CannotAsk, GatewayError, Refused, SessionLost
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import inbound
-from gateway.sessions.call import Call, OwnListener, PoolKey, Watcher
+from gateway.sessions.call import Call, OwnListener, Watcher
+from gateway.sessions.group import Group  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.own_answers import OwnAnswers
 from gateway.sessions.session_sharing import SharedSession
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, bodies, get_logger
@@ -36,22 +38,8 @@ _CALL_NUMBERS: Final = itertools.count(1)
 class Session:
     """One session of a legacy server, for one call at a time."""
 
-    def __init__(  # noqa: PLR0913  (what a session is made of)
-        self,
-        key: PoolKey,
-        channel: Channel,
-        route: str,
-        metrics: Metrics,
-        tasks: Tasks,
-        accept: Callable[[Headers], None],
-        owner: "Session | None" = None,
-    ) -> None:
-        """`accept` gets the headers of every request that the upstream served.
-
-        With an `owner`, the session joins the upstream session of that one (`sessions.session_sharing`).
-        """
-        self._accept = accept
-        self.key = key
+    def __init__(self, group: "Group[Session]", channel: Channel, route: str, metrics: Metrics, tasks: Tasks) -> None:
+        self.group = group
         self.channel = channel
         self.shaken: Handshake
         self.lost = False
@@ -66,31 +54,21 @@ class Session:
         """Whether its call is parked."""
         self.turned_away = False
         """Whether the server refused the credential of the last call, and so did not run it."""
-        self.shared: SharedSession[Session] = SharedSession(self) if owner is None else owner.shared
+        self.shared: SharedSession[Session] = SharedSession(self)
         self.idle_since = 0.0
-        self.watchers: list[Watcher] = []
+        self.watchers: list[Watcher] = [group]
         self._route = route
         self._metrics = metrics
-        self._tasks = tasks
-        self._call: Call | None = None
+        self.in_flight: Call | None = None
+        """The call that was sent and not answered yet."""
         self._owes = False
         """Whether the call of the process that opened the session may still run."""
-        self._settlers: list[asyncio.Future[None]] = []
+        self._settled = asyncio.Event()
         self._log_level: str | None = None
         self._own_answers = OwnAnswers(route, tasks, self._answer_now)
         self._headers = NO_HEADERS
         """The newest headers that the upstream served; the gateway's own answers need a credential too."""
         self.state: SessionState | None = None
-        if owner is not None:
-            self._join(owner)
-
-    def _join(self, owner: "Session") -> None:
-        session_id = owner.channel.session_id
-        assert session_id is not None, "can_be_joined"
-        self.channel.adopt(session_id, owner.shaken.version)
-        self.shaken = owner.shaken
-        self.opened = True
-        self.shared.joiners.add(self)
 
     @property
     def is_joiner(self) -> bool:
@@ -120,7 +98,7 @@ class Session:
     @property
     def pending(self) -> bool:
         """Whether a call is in flight."""
-        return self._call is not None
+        return self.in_flight is not None
 
     @property
     def may_end(self) -> bool:
@@ -134,7 +112,7 @@ class Session:
 
     def works_on(self, call: Call) -> bool:
         """Whether this very call is in flight."""
-        return self._call is call
+        return self.in_flight is call
 
     def move(self, state: SessionState | None) -> None:
         """Change the state, and count it in the metrics."""
@@ -147,7 +125,7 @@ class Session:
         The side stream must be open before `initialized`: without it, requests outside of a POST are lost for ever.
         """
         self._headers = headers
-        params = handshake.initialize_params(Raw(self.key.client_info), Raw(self.key.capabilities))
+        params = handshake.initialize_params(Raw(self.group.key.client_info), Raw(self.group.key.capabilities))
         message = jsonrpc.request(b'"init"', mcp.INITIALIZE, params)
         self._show(Direction.TO_UPSTREAM, message)
         self.channel, result = await self.channel.open(message, headers)
@@ -172,6 +150,14 @@ class Session:
         self.shaken = shaken
         self.channel.adopt(session_id, shaken.version)
         await self.channel.listen(shaken.version, headers, self._side_listener())
+
+    def join(self, owner: "Session") -> None:
+        """Join the upstream session of an owner that `can_be_joined` (`sessions.session_sharing`)."""
+        assert owner.channel.session_id is not None
+        self.channel.adopt(owner.channel.session_id, owner.shaken.version)
+        self.shaken, self.shared = owner.shaken, owner.shared
+        self.opened = True
+        self.shared.joiners.add(self)
 
     async def set_log_level(self, level: str, headers: Headers, idle_seconds: float) -> None:
         """Set the log level, if it differs and the upstream offers logging; a refusal costs only the logs."""
@@ -218,8 +204,9 @@ class Session:
 
     async def _follow(self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | Raw | None]) -> None:
         """Track a call while its stream is read."""
-        assert self._call is None, "one call in flight per session"
-        self._call, call.headers = call, headers
+        assert self.in_flight is None, "one call in flight per session"
+        self.in_flight, call.headers = call, headers
+        self._settled.clear()
         self.turned_away = False
         call.sent = call.heard = time.monotonic()
         try:
@@ -247,7 +234,7 @@ class Session:
         finally:
             call.reader = None
             # After the answer, the next call may use the session while this stream still drains.
-            if self._call is call:
+            if self.in_flight is call:
                 self._settle()
 
     def _forget(self) -> None:
@@ -261,7 +248,7 @@ class Session:
     def _prove(self, headers: Headers) -> None:
         """Note that the upstream has served a message with these headers."""
         self._headers = headers
-        self._accept(headers)
+        self.group.accept(headers)
 
     async def ping(self, headers: Headers) -> None:
         """Have the upstream see a credential, beside the call that may be in flight; raises as `Channel.ping`."""
@@ -281,11 +268,8 @@ class Session:
 
     def _settle(self) -> None:
         """The call is no longer in flight."""
-        self._call = None
-        for waiter in self._settlers:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._settlers.clear()
+        self.in_flight = None
+        self._settled.set()
 
     def detach(self) -> None:
         """Leave the session and its call to another process: read and answer nothing more, and do not end it."""
@@ -295,15 +279,15 @@ class Session:
 
     def abandon(self) -> None:
         """Stop waiting for a call that was given up; some servers leave its stream open for ever."""
-        if self._call is not None:
-            self._call.leave()
+        if self.in_flight is not None:
+            self.in_flight.leave()
 
     async def settled(self, seconds: float) -> None:
         """Wait at most this long for the call in flight to end."""
         if self.pending:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._settlers.append(waiter)
-            _ = await asyncio.wait((waiter,), timeout=seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    _ = await self._settled.wait()
 
     async def answer(self, upstream_id: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Answer one nested request."""
@@ -311,7 +295,7 @@ class Session:
             message = jsonrpc.failure(upstream_id, body)
         else:
             message = jsonrpc.result(upstream_id, body)
-        self._show(Direction.TO_UPSTREAM, message, self._call)
+        self._show(Direction.TO_UPSTREAM, message, self.in_flight)
         await self.channel.send(message, headers)
         self._headers = headers
 
@@ -331,7 +315,7 @@ class Session:
     # -- what the upstream says ---------------------------------------------------------------------------------
 
     def _hear_call(self, data: bytes) -> bool:
-        call = self._call
+        call = self.in_flight
         if bodies.on:
             self._show(Direction.FROM_UPSTREAM, data, call)
         if call is None:
@@ -348,33 +332,18 @@ class Session:
 
     def _hear_side(self, data: bytes) -> bool:
         if bodies.on:
-            self._show(Direction.FROM_UPSTREAM, data, self._call)
+            self._show(Direction.FROM_UPSTREAM, data, self.in_flight)
         try:
             message = jsonrpc.message(data)
         except (ValueError, msgspec.MsgspecError):
             self._metrics.upstream_failed(self._route, "malformed")
             return False
-        speaker, is_ambiguous = self._speaker(message)
+        speaker, is_ambiguous = self.shared.speaker(lambda each: inbound.answers(message, each.in_flight))
         return speaker.hear_aside(message, data, is_ambiguous=is_ambiguous)
-
-    def _speaker(self, message: jsonrpc.Message) -> "tuple[Session, bool]":
-        """Whose call a message of the side stream is about, and whether another call may own it just as well."""
-        if not self.has_joiners:
-            return self, False
-        speaking = [each for each in (self, *self.shared.joiners) if each.pending]
-        for each in speaking:
-            if inbound.answers(message, each.in_flight):
-                return each, False
-        return (speaking[0], False) if len(speaking) == 1 else (self, bool(speaking))
-
-    @property
-    def in_flight(self) -> Call | None:
-        """The call that was sent and not answered yet."""
-        return self._call
 
     def hear_aside(self, message: jsonrpc.Message, data: bytes, *, is_ambiguous: bool) -> bool:
         """Take one message of the side stream; returns whether it answers the call in flight."""
-        call = self._call
+        call = self.in_flight
         means = inbound.meaning(message, call, can_ask=self.channel.can_ask, is_ambiguous=is_ambiguous)
         if is_ambiguous and isinstance(means, inbound.Unsolicited):
             self.shared.asked_aside = True
@@ -436,7 +405,7 @@ class Session:
             self._prove(call.headers)
 
     def _answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
-        headers = self._headers or (self._call.headers if self._call is not None else NO_HEADERS)
+        headers = self._headers or (self.in_flight.headers if self.in_flight is not None else NO_HEADERS)
         self._own_answers.add(id_, body, headers)
 
     async def _answer_now(self, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:

@@ -206,7 +206,7 @@ async def test_the_gateways_credential_goes_with_everything_and_the_clients_with
     upstream.tool(ask)
     client = stand.client("Bearer the-clients")
     assert (await client.answer(await client.call())).text == "answered"
-    await stand.gateway.routes.live["/mcp"].upstream.pool.close()
+    stand.gateway.routes.live["/mcp"].upstream.pool.retire()
     await upstream.saw("DELETE")
     words = {seen.word for seen in upstream.seen}
     assert words >= {"initialize", "GET", "notifications/initialized", "tools/call", "answer", "DELETE"}

@@ -11,7 +11,8 @@ from gateway.config import InForce, RouteSettings, parse
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
-from gateway.sessions import pool as pools
+from gateway.seal.request_state import Upstream
+from gateway.sessions import checkout
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Groups
 from gateway.sessions.pool import Pool
@@ -200,7 +201,7 @@ class Bench:
         return asyncio.get_running_loop().create_task(self.pool.acquire(key, NO_HEADERS))
 
     async def close(self) -> None:
-        await self.pool.close()
+        self.pool.retire()
         await self.tasks.close()
 
 
@@ -288,13 +289,13 @@ async def test_a_caller_is_served_though_the_sweeper_runs_while_it_waits(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its session is there before the caller runs, so the sweeper never sees an empty group."""
-    monkeypatch.setattr(pools, "_SWEEP_SECONDS", 0)
+    monkeypatch.setattr(checkout, "_SWEEP_SECONDS", 0)
     bench = Bench(sessions={"max": 1, "idle_seconds": 0})
     pool = bench.pool
     begun: dict[str, Any] = {
         "acquire": lambda: pool.acquire(key("a"), NO_HEADERS),
         "open": lambda: pool.open(key("a"), NO_HEADERS),
-        "adopt": lambda: pool.adopt(key("a"), "s1", "2025-11-25", Raw(b"{}"), NO_HEADERS),
+        "adopt": lambda: pool.adopt(key("a"), Upstream("s1", "2025-11-25", b"1", b"{}", None), NO_HEADERS),
     }
     held = await bench.acquire(key("other"))
     waiting: asyncio.Task[Session] = asyncio.get_running_loop().create_task(begun[how]())

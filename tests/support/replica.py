@@ -14,6 +14,7 @@ from gateway.http.client import Bounds, Client
 from gateway.http.endpoint import Endpoint
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
+from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, PoolKey
 from gateway.sessions.pool import Pool
 from gateway.sessions.session import Session
@@ -26,7 +27,7 @@ from tests.support.fake_upstream import DEADLINE
 from tests.support.workbench import ALL, BACKGROUND, SHORT_TIMES, configuration, eventually
 
 KEY = PoolKey(b"ada", b'{"name":"x","version":"1"}', json.dumps(ALL).encode(), ())
-INFO = Raw(b'{"name":"fake","version":"1"}')
+INFO = b'{"name":"fake","version":"1"}'
 CALL = b'"gw-dead-1"'
 
 
@@ -92,7 +93,9 @@ class Replica:
         *,
         is_shared: bool = False,
     ) -> Session:
-        session = await self.pool.adopt(KEY, session_id, version, INFO, headers, is_shared=is_shared)
+        session = await self.pool.adopt(
+            KEY, Upstream(session_id, version, CALL, INFO, None), headers, is_shared=is_shared
+        )
         self.ear.cursor = lambda: session.channel.cursor
         return session
 
@@ -148,7 +151,7 @@ class Replica:
         return [name for name in names if not name.startswith(BACKGROUND)]
 
     async def close(self) -> None:
-        await self.pool.close()
+        self.pool.retire()
         await eventually(lambda: not self.busy_tasks())
         await self.tasks.close()
         await self.client.close()

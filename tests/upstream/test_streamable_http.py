@@ -16,7 +16,7 @@ from msgspec import structs
 from gateway.http.client import Client
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
-from gateway.sessions import pool
+from gateway.sessions import checkout
 from gateway.upstream.channel import NO_HEADERS
 from gateway.upstream.resumption import MAX_EVENT_IDS
 from gateway.upstream.streamable_http import StreamableChannel
@@ -761,7 +761,7 @@ async def test_who_waits_no_longer_leaves_nothing_behind(upstream: FakeUpstream,
 async def test_pauses_grow_until_something_new_is_heard(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "_SWEEP_SECONDS", 3600.0)  # the sweeper would never yield in the sleep below
+    monkeypatch.setattr(checkout, "_SWEEP_SECONDS", 3600.0)  # the sweeper would never yield in the sleep below
     pauses: list[float] = []
     moment = asyncio.sleep
 
