@@ -6,15 +6,12 @@ first request, and the session that has been idle longest. The pool carries the 
 until nothing is left to assign.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 
-class Pooled(Protocol):
-    """A session as far as its assignment depends on it."""
-
-    lost: bool
-    """The upstream does not know it any more."""
+class Sharing(Protocol):
+    """How calls share a session (`sessions.session_sharing`)."""
 
     @property
     def can_begin(self) -> bool:
@@ -25,8 +22,19 @@ class Pooled(Protocol):
         """Whether another call may join the one that it has."""
 
     @property
-    def has_joiners(self) -> bool:
-        """Whether calls of joiners are in flight, so that the session must not be ended."""
+    def joiners(self) -> Collection[object]:
+        """Calls beside that of its owner; while there are any, it must not be ended."""
+
+
+class Pooled(Protocol):
+    """A session as far as its assignment depends on it."""
+
+    lost: bool
+    """The upstream does not know it any more."""
+
+    @property
+    def shared(self) -> Sharing:
+        """The session with all that speak in it."""
 
 
 S = TypeVar("S", bound=Pooled)
@@ -163,7 +171,7 @@ class Capacity(Generic[S]):
     def rested(self, session: S, group: Queue[S]) -> None:
         """A session is idle from now on, or its last joiner has left it idle."""
         group.idle.setdefault(session)
-        if not session.has_joiners:
+        if not session.shared.joiners:
             quota = self._quotas[group.principal]
             quota.evictable[session] = self.evictable[session] = None
             self._settle(group.principal, quota)
@@ -234,7 +242,7 @@ def assign(group: Queue[S], capacity: Capacity[S]) -> Discard[S] | Reuse[S] | Jo
         session = reusable(group)
         if session is not None:
             return Discard(session) if session.lost else Reuse(next(iter(group.takers)), session)
-        if group.main is not None and group.main.has_room:
+        if group.main is not None and group.main.shared.has_room:
             return Join(next(iter(group.takers)), group.main)
     return _opening(capacity)
 
@@ -242,7 +250,7 @@ def assign(group: Queue[S], capacity: Capacity[S]) -> Discard[S] | Reuse[S] | Jo
 def reusable(group: Queue[S]) -> S | None:
     """The idle session that the next call of a group would get; it may turn out to be lost."""
     newest = next(reversed(group.idle), None)
-    return newest if newest is not None and newest.can_begin else None
+    return newest if newest is not None and newest.shared.can_begin else None
 
 
 def _opening(capacity: Capacity[S]) -> Open[S] | None:

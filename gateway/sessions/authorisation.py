@@ -19,8 +19,8 @@ async def is_served(
         return True
     mine = own.shared.owner if own is not None else None  # a joiner speaks in the session of its owner
     for session in (mine, *group.sessions) if mine is not None else tuple(group.sessions):
-        if not session.can_ping:
-            continue
+        if session.lost or session.state is None or not (session.opened or session.adopted):
+            continue  # it is in its handshake, or has ended
         try:
             await session.ping(headers)
         except SessionLost as exc:

@@ -228,7 +228,7 @@ class Checkout(ABC):
     def _remove(self, session: Session, *, end: bool) -> None:
         session.move(None)
         self._capacity.closed(session, session.group)
-        end = end and not session.has_joiners
+        end = end and not session.shared.joiners
         self._tasks.spawn(session.channel.close(end_session=end), "close session")
 
     def forget_idle(self, key: PoolKey) -> None:
@@ -268,4 +268,4 @@ def _is_orderly(session: Session) -> bool:
 
 def _is_stale(session: Session, before: float) -> bool:
     """Whether an idle session is useless, or has not been used since `before`."""
-    return session.lost or (session.idle_since < before and not session.has_joiners)
+    return session.lost or (session.idle_since < before and not session.shared.joiners)

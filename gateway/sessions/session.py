@@ -19,9 +19,9 @@ from gateway.exchange import events as on
 from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallGone, CallLost, CannotAsk, GatewayError, Refused, SessionLost
+from gateway.protocol.errors import CallGone, CallLost, GatewayError, Refused, SessionLost
 from gateway.runtime.tasks import Tasks
-from gateway.sessions import inbound
+from gateway.sessions import inbound, pool_errors
 from gateway.sessions.call import Call, OwnListener, Watcher
 from gateway.sessions.group import Group  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.own_answers import OwnAnswers
@@ -81,21 +81,6 @@ class Session:
         return not self.lost and self.opened and self.channel.session_id is not None
 
     @property
-    def can_begin(self) -> bool:
-        """Whether a call may begin in it, while it has none."""
-        return self.shared.can_begin
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another call may join the one that it has."""
-        return self.shared.has_room
-
-    @property
-    def has_joiners(self) -> bool:
-        """Whether calls of joiners are in flight, so that the session must not be ended."""
-        return bool(self.shared.joiners)
-
-    @property
     def pending(self) -> bool:
         """Whether a call is in flight."""
         return self.in_flight is not None
@@ -104,11 +89,6 @@ class Session:
     def may_end(self) -> bool:
         """Whether nothing runs in the session any more, so that the upstream can be told of its end."""
         return not (self.lost or self.pending or self._owes or self._is_shared)
-
-    @property
-    def can_ping(self) -> bool:
-        """Whether the session is open: its handshake is done, and it was neither closed nor lost."""
-        return self.state is not None and (self.opened or self.adopted) and not self.lost
 
     def works_on(self, call: Call) -> bool:
         """Whether this very call is in flight."""
@@ -131,7 +111,7 @@ class Session:
         self.channel, result = await self.channel.open(message, headers)
         self._show(Direction.FROM_UPSTREAM, bytes(result))
         self.shaken = handshake.handshake(result)
-        await self.channel.listen(self.shaken.version, headers, self._side_listener())
+        await self._listen(headers)
         ready = jsonrpc.notification(mcp.INITIALIZED)
         self._show(Direction.TO_UPSTREAM, ready)
         await self.channel.send(ready, headers)
@@ -149,7 +129,11 @@ class Session:
         self._headers = headers
         self.shaken = shaken
         self.channel.adopt(session_id, shaken.version)
-        await self.channel.listen(shaken.version, headers, self._side_listener())
+        await self._listen(headers)
+
+    async def _listen(self, headers: Headers) -> None:
+        listener = SideListener(self._hear_side, self._side_lost, self._side_changed)
+        await self.channel.listen(self.shaken.version, headers, listener)
 
     def join(self, owner: "Session") -> None:
         """Join the upstream session of an owner that `can_be_joined` (`sessions.session_sharing`)."""
@@ -189,8 +173,7 @@ class Session:
 
     async def run(self, call: Call, headers: Headers) -> None:
         """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises."""
-        if bodies.on:
-            self._show(Direction.TO_UPSTREAM, call.message, call)
+        self._show(Direction.TO_UPSTREAM, call.message, call)
         await self._follow(call, headers, self.channel.request(call.message, headers, self._hear_call))
 
     async def resume(self, call: Call, cursor: str, headers: Headers, attached: Callable[[], None]) -> None:
@@ -301,8 +284,7 @@ class Session:
 
     async def cancel(self, call: Call, reason: str, headers: Headers) -> None:
         """Tell the upstream that the call is not wanted any more; best effort."""
-        params = {"requestId": Raw(call.id), "reason": reason}
-        message = jsonrpc.notification(mcp.CANCELLED, params)
+        message = jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(call.id), "reason": reason})
         self._show(Direction.TO_UPSTREAM, message, call)
         await self.channel.send(message, headers)
 
@@ -316,8 +298,7 @@ class Session:
 
     def _hear_call(self, data: bytes) -> bool:
         call = self.in_flight
-        if bodies.on:
-            self._show(Direction.FROM_UPSTREAM, data, call)
+        self._show(Direction.FROM_UPSTREAM, data, call)
         if call is None:
             return True
         try:
@@ -331,8 +312,7 @@ class Session:
         return self._take(call, inbound.meaning(message, call, can_ask=self.channel.can_ask), data, aside=False)
 
     def _hear_side(self, data: bytes) -> bool:
-        if bodies.on:
-            self._show(Direction.FROM_UPSTREAM, data, self.in_flight)
+        self._show(Direction.FROM_UPSTREAM, data, self.in_flight)
         try:
             message = jsonrpc.message(data)
         except (ValueError, msgspec.MsgspecError):
@@ -383,7 +363,7 @@ class Session:
     ) -> bool:
         """Hand a message to the listener of the call; returns whether it is the answer."""
         if isinstance(means, inbound.Unanswerable):
-            call.listener.hear(on.Stopped(_cannot_ask(self._route)))
+            call.listener.hear(on.Stopped(pool_errors.cannot_ask(self._route)))
             return False
         if isinstance(means, inbound.Answer):
             self._owes = False
@@ -391,18 +371,12 @@ class Session:
         elif isinstance(means, inbound.Question):
             self.shared.asked_aside |= aside
             self.shared.asked_in_call |= not aside
-        if not isinstance(means, inbound.Notice):
-            self._note_served(call, aside=aside)
+        if self.channel.taken and not aside and not isinstance(means, inbound.Notice):
+            # The call's own response proves that its credential was accepted. A message that comes while the POST is
+            # pending, or on the side stream, may be about anything.
+            self._prove(call.headers)
         call.listener.hear(means.event)
         return isinstance(means, inbound.Answer)
-
-    def _note_served(self, call: Call, *, aside: bool) -> None:
-        """Note the credential of the call as accepted, if its own response proves that.
-
-        A message that comes while the POST is pending, or on the side stream, may be about anything.
-        """
-        if self.channel.taken and not aside:
-            self._prove(call.headers)
 
     def _answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
         headers = self._headers or (self.in_flight.headers if self.in_flight is not None else NO_HEADERS)
@@ -411,9 +385,6 @@ class Session:
     async def _answer_now(self, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         if not self.lost:
             await self.answer(id_, body, headers)
-
-    def _side_listener(self) -> SideListener:
-        return SideListener(self._hear_side, self._side_lost, self._side_changed)
 
     def _side_lost(self) -> None:
         """The side stream ended for good, so further messages of the server would be lost."""
@@ -426,10 +397,3 @@ class Session:
                 watcher.missed()
             else:
                 watcher.deaf(heard=self.lost)
-
-
-def _cannot_ask(route: str) -> CannotAsk:
-    return CannotAsk(
-        f"The upstream of route {route} gives no Mcp-Session-Id (stateless mode): it asked the user, but an answer "
-        "can never reach it. Run the server with sessions"
-    )

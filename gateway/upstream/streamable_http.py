@@ -178,7 +178,7 @@ class StreamableChannel(Channel):
         self._resumption.start(cursor)
         await asyncio.sleep(pause_seconds)
         try:
-            await self._resume(headers, receive, _ignore)
+            await self._resume(headers, receive, None)
         except Refused as exc:
             # The server did accept the call, so this must not read as if it had not.
             raise CallLost(
@@ -195,7 +195,7 @@ class StreamableChannel(Channel):
         self.taken = False
         await self._resume(headers, receive, attached)
 
-    async def _resume(self, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
+    async def _resume(self, headers: Headers, receive: Receive, attached: Callable[[], None] | None) -> None:
         """GET the stream from one place, again and again, until the request is answered."""
         resumption, silence = self._resumption, self._silence
 
@@ -208,8 +208,9 @@ class StreamableChannel(Channel):
             try:
                 response = await self._get_again(headers)
                 resumption.connected()
-                attached()
-                attached = _ignore
+                if attached is not None:
+                    attached()
+                    attached = None
                 try:
                     async with silence.start():
                         await self._read_events(response, hear, again=True)
@@ -223,10 +224,8 @@ class StreamableChannel(Channel):
             except RetryLater as exc:
                 pause_seconds = resumption.failed(is_local=exc.is_local)
                 if pause_seconds is None:
-                    cause = exc.message.partition(";")[0]
-                    raise CallLost(
-                        f"{cause} when a running call was to be picked up; the call may have had effects"
-                    ) from exc
+                    cause = f"{exc.message.partition(';')[0]} when a running call was to be picked up"
+                    raise CallLost(f"{cause}; the call may have had effects") from exc
             except _StreamCut as exc:
                 pause_seconds = resumption.cut(exc.retry_ms)
             await asyncio.sleep(pause_seconds)
@@ -296,26 +295,22 @@ class StreamableChannel(Channel):
 
     async def ping(self, headers: Headers) -> None:
         """POST a `ping`, beside a request that may be in flight."""
-        message = jsonrpc.request(ping_id(), mcp.PING, {})
+        message, endpoint = jsonrpc.request(ping_id(), mcp.PING, {}), self._endpoint
         try:
             async with asyncio.timeout(self._client.timeouts.answer_seconds):
-                if not await self._ping(message, headers) and not await self._ping(message, headers):
-                    raise Unreachable(f"{self._endpoint.where} redirects in a circle")
+                for _ in range(2):
+                    async with self._post(message, headers) as response:
+                        if response.status in REDIRECTS:
+                            endpoint.follow(response.headers.get("Location"))
+                            continue
+                        if response.status >= 300:
+                            check_ping_answer(await read_refusal(response, endpoint, message), endpoint.where)
+                        self._keep_headers(response, headers)
+                        await self._read_ping_answer(response)
+                        return
+                raise Unreachable(f"{endpoint.where} redirects in a circle")
         except TimeoutError as exc:
-            raise CallLost(f"{self._endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
-
-    async def _ping(self, message: bytes, headers: Headers) -> bool:
-        """POST a ping once; return False if the server redirected it to an address that was not known yet."""
-        endpoint = self._endpoint
-        async with self._post(message, headers) as response:
-            if response.status in REDIRECTS:
-                endpoint.follow(response.headers.get("Location"))
-                return False
-            if response.status >= 300:
-                check_ping_answer(await read_refusal(response, endpoint, message), endpoint.where)
-            self._keep_headers(response, headers)
-            await self._read_ping_answer(response)
-        return True
+            raise CallLost(f"{endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
 
     async def _read_ping_answer(self, response: aiohttp.ClientResponse) -> None:
         """Read the answer, because a server whose reply stream is dropped sends it on the standalone GET stream."""
@@ -401,7 +396,3 @@ class StreamableChannel(Channel):
                 await response.read()
         except (TimeoutError, UpstreamError):
             pass  # the server drops the session after its own timeout
-
-
-def _ignore() -> None:
-    """No-op callback."""

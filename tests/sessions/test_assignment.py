@@ -28,7 +28,8 @@ class FakeSession:
         self.lost = False
         self.can_begin = True
         self.has_room = False
-        self.has_joiners = False
+        self.joiners: list[str] = []
+        self.shared = self
 
 
 class Scene:
@@ -69,7 +70,8 @@ class Scene:
 
     def set(self, name: str, *flags: str) -> None:
         for flag in flags:
-            setattr(self.sessions[name], flag.removeprefix("not-"), not flag.startswith("not-"))
+            word, value = flag.removeprefix("not-"), not flag.startswith("not-")
+            setattr(self.sessions[name], word, ["a joiner"] * value if word == "joiners" else value)
 
     def wait(self, name: str, group: str, *fresh: str) -> None:
         request = self.requests[name] = Request(self.group(group), lambda _: None, is_fresh=bool(fresh))
@@ -222,7 +224,7 @@ CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
     ),
     "with affinity a call waits while joiners stand in its way": (
         ROOMY,
-        ["open s1 a!x", "set s1 not-can_begin has_joiners", "rest s1", "wait r1 a!x"],
+        ["open s1 a!x", "set s1 not-can_begin joiners", "rest s1", "wait r1 a!x"],
         "a!x",
         [],
     ),
@@ -258,13 +260,13 @@ CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
     ),
     "an idle session with joiners is not closed for room": (
         Limits(2, 9),
-        ["open s1 a!x", "set s1 has_joiners", "rest s1", "open s2 b/x", "rest s2", "wait r1 c/x"],
+        ["open s1 a!x", "set s1 joiners", "rest s1", "open s2 b/x", "rest s2", "wait r1 c/x"],
         "c/x",
         ["r1 opens for s2"],
     ),
     "an idle session is closed for room once its joiners have left": (
         Limits(1, 9),
-        ["open s1 a!x", "set s1 has_joiners", "rest s1", "wait r1 c/x", "set s1 not-has_joiners", "rest s1"],
+        ["open s1 a!x", "set s1 joiners", "rest s1", "wait r1 c/x", "set s1 not-joiners", "rest s1"],
         "c/x",
         ["r1 opens for s1"],
     ),
@@ -393,10 +395,10 @@ def test_with_affinity_only_the_first_call_may_open_a_session_and_only_while_the
 def test_a_session_with_joiners_is_idle_and_cannot_be_evicted() -> None:
     counted, group, session = capacity(), Group(b"a"), FakeSession()
     counted.opened(session, group)
-    session.has_joiners = True
+    session.joiners = ["a joiner"]
     counted.rested(session, group)
     assert (list(group.idle), list(counted.evictable)) == ([session], [])
-    session.has_joiners = False
+    session.joiners = []
     counted.rested(session, group)
     assert (list(group.idle), list(counted.evictable)) == ([session], [session])
     assert list(counted._quotas[b"a"].evictable) == [session]
