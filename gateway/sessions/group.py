@@ -130,11 +130,6 @@ class Groups(dict[PoolKey, Group[S]]):
         """Monotonic time at which the upstream last served a request of any session; -inf before the first."""
         return max((self._served, *(group.served for group in self.values())))
 
-    @property
-    def waiting(self) -> int:
-        """How many requests wait for a session."""
-        return sum(len(group.waiting) for group in self.values())
-
     def forget_if_unused(self, group: Group[S]) -> None:
         """Forget the group of a caller that got no session: its key holds up to 32 KiB of the caller's own data."""
         if group.knows_nothing and self.get(group.key) is group:

@@ -126,3 +126,12 @@ def test_a_lost_owner_is_not_the_upstreams_failure() -> None:
     assert known.failure is None
     known.note(CallLost("gone"))
     assert known.failure is not None
+
+
+def test_a_child_that_ended_is_told_and_no_failure_of_its_route() -> None:
+    errors = RecentErrors()
+    health = UpstreamHealth("/mcp", errors, is_command=True)
+    health.child_ended("ended (exit code 1)")
+    (error,) = errors.told()
+    assert (error.kind, error.route) == ("child_ended", "/mcp")
+    assert health.failure is None

@@ -13,10 +13,10 @@ from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Upstream
 from gateway.sessions import checkout
-from gateway.sessions.call import PoolKey
+from gateway.sessions.call import Call, OwnListener, PoolKey
 from gateway.sessions.group import Groups
 from gateway.sessions.pool import Pool
-from gateway.sessions.session import Session  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -186,6 +186,13 @@ class SilentChannel(Channel):
 
     async def close(self, *, end_session: bool) -> None:
         pass
+
+
+class AnnouncingChannel(SilentChannel):
+    """A channel whose server announces a change on the stream of each request."""
+
+    async def request(self, message: bytes, headers: Headers, receive: Receive) -> None:
+        _ = receive(b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}')
 
 
 class Bench:
@@ -423,6 +430,21 @@ async def test_a_new_caller_does_not_overtake_one_that_waits_in_its_group() -> N
     bench.pool.release(held, clean=True)
     assert await asyncio.wait_for(second, 1) is held
     bench.pool.release(held, clean=True)
+    await bench.close()
+
+
+async def test_a_change_that_is_announced_in_the_call_of_a_joiner_is_heard() -> None:
+    bench = Bench()
+    owner = await bench.acquire(key("a"))
+    owner.channel.adopt("s1", "2025-11-25")
+    group, metrics = owner.group, Metrics("0", ["/mcp"])
+    joiner = Session(group, AnnouncingChannel(), "/mcp", metrics, bench.tasks)
+    joiner.join(owner)
+    generation = group.generation
+    await joiner.run(Call(b"1", b"{}", OwnListener()), NO_HEADERS)
+    assert group.generation != generation
+    joiner.shared.leave(joiner)
+    bench.pool.release(owner, clean=True)
     await bench.close()
 
 

@@ -71,6 +71,28 @@ def test_what_a_joiner_found_lost_is_lost_for_the_owner() -> None:
     assert not shared.joiners
 
 
+@pytest.mark.parametrize(
+    ("states", "answers", "speaker", "is_ambiguous"),
+    [
+        ([""], None, 0, False),
+        (["pending"], None, 0, False),
+        (["", "pending"], None, 1, False),
+        (["pending", "pending"], None, 0, True),
+        (["pending", "pending"], 1, 1, False),
+        (["", "pending", "pending"], 0, 0, True),
+    ],
+    ids=["no call", "one call", "that of a joiner", "two calls", "a call that it answers", "no call that it answers"],
+)
+def test_a_message_of_the_side_stream_is_about_the_call_that_it_answers_or_the_only_one(
+    states: list[str], answers: int | None, speaker: int, *, is_ambiguous: bool
+) -> None:
+    members = [FakeMember(state) for state in states]
+    shared = SharedSession(members[0])
+    shared.joiners |= set(members[1:])
+    answered = None if answers is None else members[answers]
+    assert shared.speaker(lambda each: each is answered) == (members[speaker], is_ambiguous)
+
+
 class Tool:
     """Does what its arguments say, and watches who runs beside whom."""
 
