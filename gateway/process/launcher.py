@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 from gateway.config import Route, Upstream
@@ -58,13 +59,7 @@ class ChildLauncher:
             self._changed.set()
             if not child.over.done():
                 return child
-        await self._slots.acquire()
-        try:
-            await self._wait_for_start()
-            return await self._start()
-        except BaseException:
-            self._slots.release()
-            raise
+        return await self._start_in_slot()
 
     def initialized(self, child: Child) -> None:
         """The child answered `initialize`, so its command works."""
@@ -97,6 +92,16 @@ class ChildLauncher:
                     f"in a row; it is started again in {pause:.0f} s. The gateway's log has its stderr"
                 )
             await asyncio.sleep(pause)
+
+    async def _start_in_slot(self) -> Child:
+        """Start a child as one of `max_children`. Raises Unreachable."""
+        await self._slots.acquire()
+        try:
+            await self._wait_for_start()
+            return await self._start()
+        except BaseException:
+            self._slots.release()
+            raise
 
     async def _start(self) -> Child:
         child = Child(self._upstream, self._path, self.client.limits.event_bytes, self._tasks)
@@ -153,16 +158,8 @@ class ChildLauncher:
         if self._failures and pause > 0:
             await asyncio.sleep(pause)
             return
-        await self._slots.acquire()
-        try:
-            child = await self._start()
-        except Unreachable:
-            self._slots.release()
-        except BaseException:
-            self._slots.release()
-            raise
-        else:
-            self._prestarted.append(child)
+        with suppress(Unreachable):
+            self._prestarted.append(await self._start_in_slot())
 
 
 async def end_children(children: Iterable[Child]) -> None:

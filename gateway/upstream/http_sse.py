@@ -241,8 +241,7 @@ class HttpSseChannel(Channel):
 
     async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | Raw | None:
         """POST a request and wait until its answer comes on the stream."""
-        if self._messages is None:
-            raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
+        self._check_stream()
         waiting = self._waiting = _Waiting(receive, self._times)
         self.taken = False
         try:
@@ -256,6 +255,11 @@ class HttpSseChannel(Channel):
         finally:
             if self._waiting is waiting:
                 self._waiting = None
+
+    def _check_stream(self) -> None:
+        """Raise SessionLost if the stream, which is the session, has ended."""
+        if self._messages is None:
+            raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
 
     async def _request(self, message: bytes, headers: Headers, waiting: _Waiting) -> jsonrpc.Error | Raw | None:
         """POST a request; return the body of an HTTP error, unless the stream brought the answer."""
@@ -284,8 +288,7 @@ class HttpSseChannel(Channel):
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
-        if self._messages is None:
-            raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
+        self._check_stream()
         try:
             refused = await self._post(message, headers, None)
         except SuspectedSessionLoss as exc:
@@ -299,8 +302,7 @@ class HttpSseChannel(Channel):
 
     async def ping(self, headers: Headers) -> None:
         """POST a `ping`. Its acceptance proves the session, so its answer is dropped."""
-        if self._messages is None:
-            raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
+        self._check_stream()
         id_ = ping_id()
         self._pings.append(id_)
         refused = await self._post(jsonrpc.request(id_, mcp.PING, {}), headers, None)
