@@ -55,7 +55,7 @@ def test_kept_results_make_room_and_take_none() -> None:
     assert set(lot) == {cars[3]}
 
 
-def test_a_lot_that_is_empty_again_remembers_nobody() -> None:
+def test_an_empty_lot_keeps_no_principal() -> None:
     lot: Lot[Car] = Lot(InForce(Hold()))
     for number in range(100):
         car = Car(str(number), b"%d" % number)

@@ -65,7 +65,7 @@ async def test_a_refused_caller_makes_no_failing_upstream(upstream: FakeUpstream
     assert [error.kind for error in status.errors] == ["upstream_refused"]
 
 
-async def test_a_server_that_fails_while_nobody_waits_is_told(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_failure_without_a_waiting_client_is_shown(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin()
 
     async def ask_and_break(turn: Turn) -> None:

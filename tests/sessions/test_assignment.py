@@ -366,7 +366,7 @@ def test_the_turn_passes_on_when_a_principal_opens_a_session() -> None:
     assert opener(counted.next_quota()) is second
 
 
-def test_new_limits_decide_anew_who_is_eligible() -> None:
+def test_new_limits_decide_which_principals_are_eligible() -> None:
     counted, group = capacity(1), Group(b"a")
     counted.opened(FakeSession(), group)
     counted.add(waiting := request(group))

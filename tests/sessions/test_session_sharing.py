@@ -242,7 +242,7 @@ async def test_no_call_goes_beside_one_that_runs(upstream: FakeUpstream, tool: T
     assert set(sessions(upstream)) == {"s1"}
 
 
-async def test_who_waits_goes_on_when_the_call_before_is_parked(
+async def test_a_waiting_call_begins_when_the_call_before_it_is_parked(
     upstream: FakeUpstream, tool: Tool, begin: Start
 ) -> None:
     stand = await stand_with(begin)
@@ -266,7 +266,7 @@ async def test_a_call_that_was_asked_aside_keeps_the_session_for_itself(
     assert (await do(client, "nothing")).text == "done"
 
 
-async def test_a_question_that_could_be_anybodys_reaches_nobody(
+async def test_a_question_that_any_call_may_have_asked_reaches_no_client(
     upstream: FakeUpstream, tool: Tool, begin: Start
 ) -> None:
     stand = await stand_with(begin, wait_seconds=0.1)

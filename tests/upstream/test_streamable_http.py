@@ -372,7 +372,7 @@ async def test_adopted_sessions_count_under_the_caps(upstream: FakeUpstream) -> 
         assert here.sessions == [0, 0, 0]
 
 
-async def test_who_adopts_waits_for_room_and_passes_an_idle_session_on(upstream: FakeUpstream) -> None:
+async def test_an_adoption_waits_for_room_and_does_not_take_an_idle_session(upstream: FakeUpstream) -> None:
     async with replica(upstream, sessions={"max": 1}, timeouts={"session_wait_seconds": DEADLINE}) as here:
         opened = await here.pool.acquire(KEY, NO_HEADERS)
         adopting = here.start(here.adopt())
@@ -607,7 +607,7 @@ async def test_a_final_refusal_ends_it_at_once(
 
 
 @pytest.mark.parametrize(("status", "body"), [(404, b""), (400, b"Invalid session ID in Last-Event-ID")])
-async def test_a_get_that_is_refused_in_a_session_that_lives_is_no_lost_session(
+async def test_a_refused_get_does_not_mean_that_the_session_is_lost(
     upstream: FakeUpstream, status: int, body: bytes
 ) -> None:
     upstream.known.add("s0")
@@ -737,7 +737,7 @@ async def test_a_call_that_another_process_may_still_hold_is_left_to_it_after_lo
 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["reading", "pausing"])
-async def test_who_waits_no_longer_leaves_nothing_behind(upstream: FakeUpstream, *, reads: bool) -> None:
+async def test_a_cancelled_resumption_leaves_nothing_behind(upstream: FakeUpstream, *, reads: bool) -> None:
     upstream.on("resume", saying(end="open") if reads else refusing(409))
     async with replica(upstream, {"retry_seconds": (30.0,)}) as here:
         session = await here.adopt()
