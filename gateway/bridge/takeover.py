@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Callable
 
-from msgspec import Raw
-
 from gateway.bridge import rerun_rules
 from gateway.bridge.context import Context
 from gateway.bridge.report import Report
@@ -91,9 +89,7 @@ class Takeover:
         live = self._context.live
         try:
             async with asyncio.timeout(live.config.timeouts.cancel_seconds):
-                await live.upstream.pool.cancel_orphan(
-                    upstream.session, upstream.version, Raw(upstream.call), "its gateway replica is gone", headers
-                )
+                await live.upstream.pool.cancel_orphan(upstream, "its gateway replica is gone", headers)
         except (UpstreamError, TimeoutError) as exc:
             self._report.unsent(str(exc))
 

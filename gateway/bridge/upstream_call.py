@@ -156,14 +156,8 @@ class UpstreamCall:
     async def resume(self, upstream: Upstream, cursor: str, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
         """Read the call of another replica from `cursor` on; `is_shared` if that replica may still hold it."""
         context = self._context
-        session = self._session = await context.live.upstream.pool.adopt(
-            context.key,
-            upstream.session,
-            upstream.version,
-            Raw(upstream.server_info),
-            context.headers,
-            is_shared=is_shared,
-        )
+        pool = context.live.upstream.pool
+        session = self._session = await pool.adopt(context.key, upstream, context.headers, is_shared=is_shared)
         if not context.exchange.calling:
             self.release(clean=False)
             return

@@ -126,7 +126,7 @@ class Continuation:
     async def _take_over(self, round_: Round, envelope: Envelope, *, is_proven: bool) -> Replied:
         """Continue a call that no replica within reach holds."""
         live, key, headers = round_.live, round_.key, round_.headers
-        await live.upstream.pool.authorise(key, headers, elsewhere=_session_of(envelope))
+        await live.upstream.pool.authorise(key, headers, elsewhere=envelope.upstream)
         driver = self.lot.find(envelope.exchange)
         if driver is not None:  # another retry took the call over meanwhile
             return await self._answer(round_, envelope, driver)
@@ -140,9 +140,3 @@ class Continuation:
         round_.continued(Step.HELD)
         driver.answer(queue, round_.request, envelope.round, round_.headers)
         return await self.legs.write(round_, driver, queue)
-
-
-def _session_of(envelope: Envelope) -> tuple[str, str] | None:
-    """Return the id and the version of the session in which another replica's call runs."""
-    upstream = envelope.upstream
-    return (upstream.session, upstream.version) if upstream is not None else None

@@ -20,6 +20,7 @@ class Endpoint:
 
     def __init__(self, route: str, url: str, *, as_client: bool = True) -> None:
         """`as_client`: requests to this upstream carry the client's own credential."""
+        self.route = route
         self.as_client = as_client
         self.url = URL(url)
         values = (self.url.raw_query_string, *self.url.query.values())

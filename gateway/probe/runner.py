@@ -18,18 +18,18 @@ from gateway.probe.steps.context import ProbeContext, Stopped, Subject
 from gateway.probe.steps.discover import described, greet
 from gateway.probe.steps.sessions import VERSIONS, Connect, Session, explain, session
 from gateway.process.child import Child, given_secrets, not_here
-from gateway.process.launcher import ChildLauncher
+from gateway.process.launcher import ChildLauncher, end_children
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
+from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.stdio import StdioChannel
 from gateway.upstream.streamable_http import StreamableChannel
 from gateway.upstream.transport_detection import connector
 
 _STEPS: Final = 12
 """The whole probe may take at most this many times the longest step."""
-_KILL_SECONDS: Final = 5.0
 _OPENING: Final = (GatewayError, ValueError, TimeoutError)
 
 
@@ -47,7 +47,7 @@ async def run_probe(subject: Subject, *, route: str | None = None) -> Upstream:
     try:
         async with asyncio.timeout(_STEPS * longest + subject.wait_seconds):
             if upstream.url is None:
-                await _examine_child(exam, metrics)
+                await _examine_child(exam)
             else:
                 await _examine_url(exam)
     except Stopped:
@@ -124,7 +124,11 @@ async def _examine_url(exam: ProbeContext) -> None:
 
 
 def _connector(exam: ProbeContext, transport: str) -> Connect:
-    return connector(transport, exam.client, exam.endpoint, exam.tasks, lambda _: None, exam.subject.stream_times)
+    return connector(transport, _upstream(exam), lambda _: None)
+
+
+def _upstream(exam: ProbeContext) -> HttpUpstream:
+    return HttpUpstream(exam.client, exam.endpoint, exam.tasks, exam.subject.stream_times)
 
 
 async def _examine_modern(exam: ProbeContext) -> None:
@@ -265,7 +269,7 @@ async def _wait_idle(exam: ProbeContext) -> None:
     if exam.server.transport == "sse":
         await wire_behaviour.wait_idle(exam, headers, ready)
         return
-    channel = StreamableChannel(exam.client, exam.endpoint, exam.tasks, exam.subject.stream_times)
+    channel = StreamableChannel(_upstream(exam))
     try:
         async with asyncio.timeout(exam.timeouts.handshake_seconds):
             result = await channel.initialize(sessions.initialize(mcp.LEGACY), headers)
@@ -285,17 +289,7 @@ async def _wait_idle(exam: ProbeContext) -> None:
 # -- a child -----------------------------------------------------------------------------------------------------
 
 
-class _Living(set[Child]):
-    """The running children, and the last one even after its end, for the last lines of its stderr."""
-
-    last: Child | None = None
-
-    def add(self, child: Child) -> None:
-        super().add(child)
-        self.last = child
-
-
-async def _examine_child(exam: ProbeContext, metrics: Metrics) -> None:
+async def _examine_child(exam: ProbeContext) -> None:
     route = exam.subject.route
     if missing := not_here(route.upstream):
         raise exam.failed(
@@ -305,18 +299,18 @@ async def _examine_child(exam: ProbeContext, metrics: Metrics) -> None:
             "Install the program, or correct the command. No shell is involved, so shell syntax does not work.",
         )
     exam.ok("program", route.upstream.name)
-    living, noise = _Living(), list[None]()
-    launcher = ChildLauncher(route, exam.client, metrics, exam.tasks, living, lambda _: None)
+    children, noise = list[Child](), list[None]()
+    launcher = ChildLauncher(route, exam.client, exam.tasks, children.append)
     try:
         async with session(exam, lambda: StdioChannel(launcher, lambda: noise.append(None)), mcp.LEGACY) as opened:
             _introduce(exam, opened)
             exam.ok("versions", opened.shaken.version)
             await sessions.list_tools(exam, opened)
     except _OPENING as exc:
-        raise _explain_child(exam, exc, living.last) from exc
+        raise _explain_child(exam, exc, children[-1] if children else None) from exc
     finally:
         launcher.stop_prestarting()
-        await _end_children(living)
+        await end_children(children)
     if noise:
         exam.warn(
             "stdout",
@@ -338,11 +332,3 @@ def _explain_child(exam: ProbeContext, exc: Exception, child: Child | None) -> S
         "Start the command by hand and read its output. npx and uvx download at the first start: install the server "
         "first, or raise --timeout here and timeouts.handshake_seconds in the configuration.",
     )
-
-
-async def _end_children(living: set[Child]) -> None:
-    left = list(living)
-    for child in left:
-        child.kill()
-    if left:
-        _ = await asyncio.wait([child.gone for child in left], timeout=_KILL_SECONDS)

@@ -87,7 +87,8 @@ class Child:
         self._tasks = tasks
         self._input = _Input()
         self._output = _Output(Lines(event_bytes), self)
-        self._receive: Callable[[bytes], None] = _ignore
+        self.receive: Callable[[bytes], None] = lambda _: None
+        """Takes a line of its output."""
         self.stderr_log = StderrLog(route, given_secrets(upstream))
         self._process: subprocess.Popen[bytes]
         self._stdin: asyncio.WriteTransport
@@ -238,11 +239,7 @@ class Child:
 
     def receive_with(self, receive: Callable[[bytes], None]) -> None:
         """Hand each line of its output to `receive` from now on; lines before that are dropped."""
-        self._receive = receive
-
-    def take_line(self, line: bytes) -> None:
-        """Hand one line of its output over."""
-        self._receive(line)
+        self.receive = receive
 
     async def send(self, message: bytes, seconds: float) -> None:
         """Write one message and wait until the pipe holds all of it. Raises CallLost."""
@@ -333,7 +330,7 @@ class _Output(asyncio.Protocol):
             for line in self._lines.feed(data):
                 if self._child.over.done():
                     return
-                self._child.take_line(line)
+                self._child.receive(line)
         except LineTooLong:
             if not self._child.over.done():
                 self._child.give_up("sent a message larger than limits.event_bytes")
@@ -341,10 +338,6 @@ class _Output(asyncio.Protocol):
     def connection_lost(self, _exc: Exception | None) -> None:
         self.closed = True
         self._child.output_closed()
-
-
-def _ignore(_: bytes) -> None:
-    """Drop the output of a child before its first request."""
 
 
 def _describe_exit(code: int) -> str:

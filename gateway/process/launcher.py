@@ -8,7 +8,8 @@ children die at once, the pauses between starts grow.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 from gateway.config import Route, Upstream
@@ -16,7 +17,6 @@ from gateway.http.client import Client
 from gateway.process.child import Child
 from gateway.protocol.errors import Unreachable
 from gateway.runtime.tasks import Tasks
-from gateway.telemetry import Metrics
 
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LAST_PAUSE_SECONDS: Final = 30.0
@@ -24,32 +24,20 @@ _MAX_WAIT_SECONDS: Final = 1.0
 """A session waits for a pause up to this long. For a longer pause it fails at once, so that its client can retry."""
 _LONG_LIFE_SECONDS: Final = 10.0
 """A prestarted child that lived this long did not die at its start."""
+_KILL_SECONDS: Final = 5.0
 
 
 class ChildLauncher:
     """Starts the children of one route."""
 
-    def __init__(  # noqa: PLR0913  (the parts of every child)
-        self,
-        route: Route,
-        client: Client,
-        metrics: Metrics,
-        tasks: Tasks,
-        living: set[Child],
-        ended: Callable[[str], None],
-    ) -> None:
-        """`client` has the limits and timeouts; `living` holds all children of the gateway's process.
-
-        `ended` is called with the reason when a child ends without being asked to.
-        """
-        self._ended = ended
+    def __init__(self, route: Route, client: Client, tasks: Tasks, started: Callable[[Child], None]) -> None:
+        """`client` has the present limits and timeouts. `started` is called with each child that was started."""
+        self.client = client
+        self._started = started
         self.where = f"The upstream {route.upstream.name} of route {route.path}"
         self._path = route.path
         self._upstream: Upstream = route.upstream
-        self._client = client
-        self._metrics = metrics
         self._tasks = tasks
-        self._living = living
         self._slots = asyncio.Semaphore(route.upstream.max_children)
         self._prestarted: deque[Child] = deque()
         self._failures = 0
@@ -64,11 +52,6 @@ class ChildLauncher:
         if route.upstream.warm:
             self._prestarting = tasks.start(self._prestart(), f"prestart children of {route.path}")
 
-    @property
-    def client(self) -> Client:
-        """The present limits and timeouts."""
-        return self._client
-
     async def take(self) -> Child:
         """Return a child that has received nothing. Raises Unreachable."""
         while self._prestarted:
@@ -76,13 +59,7 @@ class ChildLauncher:
             self._changed.set()
             if not child.over.done():
                 return child
-        await self._slots.acquire()
-        try:
-            await self._wait_for_start()
-            return await self._start()
-        except BaseException:
-            self._slots.release()
-            raise
+        return await self._start_in_slot()
 
     def initialized(self, child: Child) -> None:
         """The child answered `initialize`, so its command works."""
@@ -116,8 +93,18 @@ class ChildLauncher:
                 )
             await asyncio.sleep(pause)
 
+    async def _start_in_slot(self) -> Child:
+        """Start a child as one of `max_children`. Raises Unreachable."""
+        await self._slots.acquire()
+        try:
+            await self._wait_for_start()
+            return await self._start()
+        except BaseException:
+            self._slots.release()
+            raise
+
     async def _start(self) -> Child:
-        child = Child(self._upstream, self._path, self._client.limits.event_bytes, self._tasks)
+        child = Child(self._upstream, self._path, self.client.limits.event_bytes, self._tasks)
         child.over.add_done_callback(lambda _: self._over(child))
         if self._failures:
             self._trial = child
@@ -129,9 +116,8 @@ class ChildLauncher:
         except BaseException:
             self._settle(child)
             raise
-        self._living.add(child)
-        self._metrics.child_started(self._path)
-        child.gone.add_done_callback(lambda _: self._gone(child))
+        child.gone.add_done_callback(self._gone)
+        self._started(child)
         return child
 
     def _over(self, child: Child) -> None:
@@ -147,11 +133,7 @@ class ChildLauncher:
         self._last_reason = child.over.result()
         self._not_before = now + min(_FIRST_PAUSE_SECONDS * 2 ** (self._failures - 1), _LAST_PAUSE_SECONDS)
 
-    def _gone(self, child: Child) -> None:
-        self._living.discard(child)
-        self._metrics.child_ended(self._path, asked=child.asked)
-        if not child.asked:
-            self._ended(child.over.result())
+    def _gone(self, _: object) -> None:
         self._slots.release()
         self._changed.set()
 
@@ -176,13 +158,14 @@ class ChildLauncher:
         if self._failures and pause > 0:
             await asyncio.sleep(pause)
             return
-        await self._slots.acquire()
-        try:
-            child = await self._start()
-        except Unreachable:
-            self._slots.release()
-        except BaseException:
-            self._slots.release()
-            raise
-        else:
-            self._prestarted.append(child)
+        with suppress(Unreachable):
+            self._prestarted.append(await self._start_in_slot())
+
+
+async def end_children(children: Iterable[Child]) -> None:
+    """Kill these children, and wait until their processes have ended."""
+    left = [child for child in children if not child.gone.done()]
+    for child in left:
+        child.kill()
+    if left:
+        _ = await asyncio.wait([child.gone for child in left], timeout=_KILL_SECONDS)

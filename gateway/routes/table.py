@@ -5,18 +5,16 @@ freed with its last call. The new route gets the `LiveUpstream` of the replaced 
 its sessions stays the same.
 """
 
-import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Final
 
 from gateway.config import Config, Contexts, InForce, Route, RouteSettings, on_route
 from gateway.exchange.machine import Policy
 from gateway.http.client import Bounds, Client
 from gateway.http.endpoint import Endpoint
 from gateway.http.forwarded_headers import asks_as_client
-from gateway.process.child import Child  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.process.launcher import ChildLauncher
+from gateway.process.child import Child
+from gateway.process.launcher import ChildLauncher, end_children
 from gateway.protocol import mcp
 from gateway.routes.deadlines import Deadlines, lengths
 from gateway.routes.live_route import LiveRoute, LiveUpstream, ProcessScope
@@ -24,10 +22,9 @@ from gateway.routes.upstream_health import UpstreamHealth
 from gateway.sessions.pool import Pool
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.upstream.era_probe import EraProbe
+from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.stdio import StdioChannel
 from gateway.upstream.transport_detection import connector
-
-_KILL_SECONDS: Final = 5.0
 
 
 class RouteTable:
@@ -93,17 +90,29 @@ class RouteTable:
         if endpoint is None:
             pool = self._pool_of_children(settings, client, health)
             return LiveUpstream(settings, bounds, client, pool, None, health, set(), set())
-        era = EraProbe(route.path, endpoint, client, metrics, tasks, health.ok)
+        upstream = HttpUpstream(client, endpoint, tasks, self.process.stream_times)
+        era = EraProbe(upstream, metrics, health.ok)
         if route.upstream.transport == "sse":
             era.transport_found(speaks_sse=True)
-        found = _transport_found(era, health)
-        connect = connector(route.upstream.transport, client, endpoint, tasks, found, self.process.stream_times)
+        connect = connector(route.upstream.transport, upstream, _transport_found(era, health))
         pool = Pool(settings, connect, metrics, tasks)
         return LiveUpstream(settings, bounds, client, pool, era, health, set(), set())
 
     def _pool_of_children(self, settings: InForce[RouteSettings], client: Client, health: UpstreamHealth) -> Pool:
         metrics, tasks, route = self.process.metrics, self.process.tasks, settings.value.route
-        launcher = ChildLauncher(route, client, metrics, tasks, self._children, health.child_ended)
+
+        def gone(child: Child) -> None:
+            self._children.discard(child)
+            metrics.child_ended(route.path, asked=child.asked)
+            if not child.asked:
+                health.child_ended(child.over.result())
+
+        def started(child: Child) -> None:
+            self._children.add(child)
+            metrics.child_started(route.path)
+            child.gone.add_done_callback(lambda _: gone(child))
+
+        launcher = ChildLauncher(route, client, tasks, started)
 
         def connect() -> StdioChannel:
             return StdioChannel(launcher, lambda: metrics.upstream_failed(route.path, "malformed"))
@@ -116,11 +125,7 @@ class RouteTable:
 
     async def end_children(self) -> None:
         """Kill the remaining children, and wait until their processes have ended."""
-        left = list(self._children)
-        for child in left:
-            child.kill()
-        if left:
-            _ = await asyncio.wait([child.gone for child in left], timeout=_KILL_SECONDS)
+        await end_children(self._children)
 
 
 def _bounds(settings: RouteSettings, tls: ssl.SSLContext | None) -> Bounds:

@@ -245,7 +245,7 @@ class Gateway:
         """Close everything; replies that were just written still go out."""
         self.reload.closed = True
         for live in self.routes.live.values():
-            await live.upstream.pool.close()
+            live.upstream.pool.retire()
         await self.tasks.settle(self.config.timeouts.cancel_seconds)
         for listener in self._listeners:
             await listener.close()

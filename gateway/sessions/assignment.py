@@ -1,14 +1,207 @@
-"""Decides which request gets a session, at the cost of which idle one.
+"""Decides which request gets a session, at the cost of which idle one: pure.
 
-`assign` is pure, and takes the same time however many sessions are idle and requests wait. The pool carries its result
-out, and calls it again until nothing is left to assign.
+Every session that ends or comes free leads to an assignment, and there may be thousands of principals. So each
+question of `assign` is answered by the first element of an ordered dictionary: the principal whose turn it is, its
+first request, and the session that has been idle longest. The pool carries the result out, and calls `assign` again
+until nothing is left to assign.
 """
 
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Collection
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from gateway.sessions.capacity import Capacity, Pooled, Queue, Request
+
+class Sharing(Protocol):
+    """How calls share a session (`sessions.session_sharing`)."""
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether a call may begin in it, while it has none."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another call may join the one that it has."""
+
+    @property
+    def joiners(self) -> Collection[object]:
+        """Calls beside that of its owner; while there are any, it must not be ended."""
+
+
+class Pooled(Protocol):
+    """A session as far as its assignment depends on it."""
+
+    lost: bool
+    """The upstream does not know it any more."""
+
+    @property
+    def shared(self) -> Sharing:
+        """The session with all that speak in it."""
+
 
 S = TypeVar("S", bound=Pooled)
+
+
+class Limits(NamedTuple):
+    """How many sessions there may be."""
+
+    total: int
+    per_principal: int
+    starting: float = float("inf")
+    """How many may be in their handshake at the same time."""
+
+
+class Request(Generic[S]):
+    """A caller that needs a session; compared by identity."""
+
+    def __init__(self, group: "Queue[S]", deliver: Callable[[S], None], *, is_fresh: bool = False) -> None:
+        """`deliver` takes the session. `is_fresh`: no used session will do."""
+        self.group = group
+        self.deliver = deliver
+        self.is_fresh = is_fresh
+
+
+class Queue(Generic[S]):
+    """The sessions of one pool key with the requests for such sessions."""
+
+    def __init__(self, principal: bytes, *, is_affine: bool = False) -> None:
+        """`is_affine`: all calls go to one session, except requests for a fresh one."""
+        self.principal = principal
+        self.is_affine = is_affine
+        self.main: S | None = None
+        """With affinity: the session of all calls, from before its handshake until it is dropped."""
+        self.sessions: dict[S, None] = {}
+        """All sessions, the oldest first."""
+        self.idle: dict[S, None] = {}
+        """In the order in which they became idle."""
+        self.waiting: dict[Request[S], None] = {}
+        """All requests, in the order of their arrival."""
+        self.takers: dict[Request[S], None] = {}
+        """The requests among them that a used session satisfies."""
+
+
+class PrincipalQuota(Generic[S]):
+    """What one principal has, and what it asks for."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Its sessions, idle ones included."""
+        self.evictable: dict[S, None] = {}
+        """Its idle sessions that may be closed to make room, in the order in which they became idle."""
+        self.openers: dict[Request[S], None] = {}
+        """Its requests that room for a new session would satisfy, in the order of their arrival."""
+
+
+class Capacity(Generic[S]):
+    """All sessions and requests of one pool."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.count = 0
+        self.starting = 0
+        """Sessions in their handshake."""
+        self.evictable: dict[S, None] = {}
+        """As in `PrincipalQuota`, of all principals."""
+        self._quotas: dict[bytes, PrincipalQuota[S]] = {}
+        self._eligible: dict[bytes, PrincipalQuota[S]] = {}
+        """Quotas with an opener that are below their limit, or have a session to close for it; the next turn first."""
+
+    def __len__(self) -> int:
+        return len(self._quotas)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits, which also decide which principals are eligible."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._limits = limits
+        for principal, quota in tuple(self._quotas.items()):
+            self._settle(principal, quota)
+
+    def next_quota(self) -> PrincipalQuota[S] | None:
+        """The quota of the principal that gets the next room."""
+        return next(iter(self._eligible.values()), None)
+
+    def add(self, request: Request[S]) -> None:
+        """A request waits from now on."""
+        group = request.group
+        group.waiting[request] = None
+        if not request.is_fresh:
+            group.takers[request] = None
+        if request.is_fresh or not group.is_affine:
+            self._set_opener(request, is_opener=True)
+
+    def remove(self, request: Request[S]) -> None:
+        """A request is satisfied or given up."""
+        group = request.group
+        group.waiting.pop(request, None)
+        group.takers.pop(request, None)
+        self._set_opener(request, is_opener=False)
+
+    def review(self, group: Queue[S]) -> None:
+        """With affinity, only the first call of a group may open a session, and only while there is no main one."""
+        if group.is_affine and group.takers:
+            lacks_main = group.main is None or group.main.lost
+            self._set_opener(next(iter(group.takers)), is_opener=lacks_main)
+
+    def opened(self, session: S, group: Queue[S], *, is_fresh: bool = False) -> None:
+        """A session is in its handshake from now on; the turn passes to the next principal."""
+        if group.is_affine and not is_fresh:
+            group.main = session
+        group.sessions[session] = None
+        self.starting += 1
+        self.count += 1
+        quota = self._quotas.setdefault(group.principal, PrincipalQuota())
+        quota.count += 1
+        _ = self._eligible.pop(group.principal, None)
+        self._settle(group.principal, quota)
+
+    def closed(self, session: S, group: Queue[S]) -> None:
+        """A session was dropped."""
+        self.occupied(session, group)
+        del group.sessions[session]
+        self.count -= 1
+        quota = self._quotas[group.principal]
+        quota.count -= 1
+        self._settle(group.principal, quota)
+        if group.main is session:
+            group.main = None
+            self.review(group)
+
+    def rested(self, session: S, group: Queue[S]) -> None:
+        """A session is idle from now on, or its last joiner has left it idle."""
+        group.idle.setdefault(session)
+        if not session.shared.joiners:
+            quota = self._quotas[group.principal]
+            quota.evictable[session] = self.evictable[session] = None
+            self._settle(group.principal, quota)
+
+    def occupied(self, session: S, group: Queue[S]) -> None:
+        """A session is not idle any more, if it was."""
+        group.idle.pop(session, None)
+        if session in self.evictable:
+            quota = self._quotas[group.principal]
+            del quota.evictable[session], self.evictable[session]
+            self._settle(group.principal, quota)
+
+    def _set_opener(self, request: Request[S], *, is_opener: bool) -> None:
+        principal = request.group.principal
+        quota = self._quotas.get(principal) or PrincipalQuota()
+        if is_opener:
+            quota.openers.setdefault(request)
+        else:
+            quota.openers.pop(request, None)
+        self._settle(principal, quota)
+
+    def _settle(self, principal: bytes, quota: PrincipalQuota[S]) -> None:
+        if quota.count or quota.openers:
+            self._quotas[principal] = quota
+        else:
+            self._quotas.pop(principal, None)
+        if quota.openers and (quota.count < self._limits.per_principal or quota.evictable):
+            self._eligible.setdefault(principal, quota)
+        else:
+            self._eligible.pop(principal, None)
 
 
 class Discard(NamedTuple, Generic[S]):
@@ -44,11 +237,12 @@ def assign(group: Queue[S], capacity: Capacity[S]) -> Discard[S] | Reuse[S] | Jo
     The first request of the group gets a session of the group, if one can take its call. Room for new sessions goes
     to the principals in turn, and to the first request of each.
     """
+    capacity.review(group)
     if group.takers:
         session = reusable(group)
         if session is not None:
             return Discard(session) if session.lost else Reuse(next(iter(group.takers)), session)
-        if group.main is not None and group.main.has_room:
+        if group.main is not None and group.main.shared.has_room:
             return Join(next(iter(group.takers)), group.main)
     return _opening(capacity)
 
@@ -56,7 +250,7 @@ def assign(group: Queue[S], capacity: Capacity[S]) -> Discard[S] | Reuse[S] | Jo
 def reusable(group: Queue[S]) -> S | None:
     """The idle session that the next call of a group would get; it may turn out to be lost."""
     newest = next(reversed(group.idle), None)
-    return newest if newest is not None and newest.can_begin else None
+    return newest if newest is not None and newest.shared.can_begin else None
 
 
 def _opening(capacity: Capacity[S]) -> Open[S] | None:

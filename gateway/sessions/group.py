@@ -6,16 +6,15 @@ What is learnt: the server's handshake, its tools, the credentials that it accep
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from gateway.exchange.handshake import Handshake  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.protocol import mcp
 from gateway.protocol.param_headers import Tool
+from gateway.sessions.assignment import Queue, S
 from gateway.sessions.call import PoolKey, Watcher
-from gateway.sessions.capacity import Queue
-from gateway.sessions.session import Session
 from gateway.upstream.channel import Headers
 
 _ACCEPTED_SECONDS: Final = 60.0
@@ -26,14 +25,13 @@ _TOOLS_KEPT: Final = 10_000
 _GENERATIONS: Final = itertools.count()
 
 
-class Group(Queue[Session]):
+class Group(Queue[S]):
     """The sessions of one pool key."""
 
-    def __init__(self, principal: bytes, *, is_affine: bool) -> None:
+    def __init__(self, key: PoolKey, *, is_affine: bool) -> None:
         """`is_affine`: all calls go to one session (`sessions.affinity: principal`)."""
-        super().__init__(principal, is_affine=is_affine)
-        self.sessions: dict[Session, None] = {}
-        """All sessions, the oldest first."""
+        super().__init__(key.principal, is_affine=is_affine)
+        self.key = key
         self.shaken: Handshake | None = None
         self.tools: dict[str, Tool] | None = None
         """The tools by name, as complete answers to tools/list gave them (`learn`); None when unknown."""
@@ -110,7 +108,7 @@ class Group(Queue[Session]):
             self.missed()
 
 
-class Groups(dict[PoolKey, Group]):
+class Groups(dict[PoolKey, Group[S]]):
     """The groups of one pool by their keys."""
 
     def __init__(self, *, is_affine: bool) -> None:
@@ -119,11 +117,11 @@ class Groups(dict[PoolKey, Group]):
         self._served = float("-inf")
         """When the upstream last served a session of a group that is forgotten."""
 
-    def of(self, key: PoolKey) -> Group:
+    def of(self, key: PoolKey) -> Group[S]:
         """The group of a key; made when it is new."""
         group = self.get(key)
         if group is None:
-            group = self[key] = Group(key.principal, is_affine=self._is_affine)
+            group = self[key] = Group(key, is_affine=self._is_affine)
         group.used = time.monotonic()
         return group
 
@@ -132,23 +130,16 @@ class Groups(dict[PoolKey, Group]):
         """Monotonic time at which the upstream last served a request of any session; -inf before the first."""
         return max((self._served, *(group.served for group in self.values())))
 
-    @property
-    def waiting(self) -> int:
-        """How many requests wait for a session."""
-        return sum(len(group.waiting) for group in self.values())
-
-    def forget_if_unused(self, key: PoolKey) -> None:
+    def forget_if_unused(self, group: Group[S]) -> None:
         """Forget the group of a caller that got no session: its key holds up to 32 KiB of the caller's own data."""
-        group = self.get(key)
-        if group is not None and group.knows_nothing:
-            del self[key]
+        if group.knows_nothing and self.get(group.key) is group:
+            del self[group.key]
 
-    def forget_if_empty(self, key: PoolKey, before: float) -> None:
+    def forget_if_empty(self, group: Group[S], before: float) -> None:
         """Forget a group without sessions and requests that was not used since `before`."""
-        group = self[key]
         if not group.sessions and not group.waiting and group.used < before:
             self._served = max(self._served, group.served)
-            del self[key]
+            del self[group.key]
 
 
 class ChangeListeners:
@@ -157,9 +148,11 @@ class ChangeListeners:
     def __init__(self) -> None:
         self._listeners: dict[bytes, set[Watcher]] = {}
 
-    def of(self, principal: bytes) -> Iterable[Watcher]:
-        """The listeners of one principal; the copy may be walked through while they come and go."""
-        return tuple(self._listeners.get(principal, ()))
+    def forward(self, principal: bytes, watchers: list[Watcher], method: str, data: bytes) -> None:
+        """Pass on a change that a session announced to listeners that are not among its `watchers`."""
+        for listener in tuple(self._listeners.get(principal, ())):  # a copy, because they come and go
+            if listener not in watchers:
+                listener.changed(method, data)
 
     @contextmanager
     def listening(self, principal: bytes, listener: Watcher) -> Iterator[None]:
@@ -177,15 +170,15 @@ class ChangeListeners:
 class ChangeForwarder:
     """Passes the changes that one session announces on to the listeners on other sessions of its principal."""
 
-    def __init__(self, session: Session, listeners: ChangeListeners) -> None:
-        self._session = session
+    def __init__(self, principal: bytes, watchers: list[Watcher], listeners: ChangeListeners) -> None:
+        """`watchers` are those of the session."""
+        self._principal = principal
+        self._watchers = watchers
         self._listeners = listeners
 
     def changed(self, method: str, data: bytes) -> None:
-        """Pass a change on to listeners that do not watch this session themselves."""
-        for listener in self._listeners.of(self._session.key.principal):
-            if listener not in self._session.watchers:
-                listener.changed(method, data)
+        """Pass a change on."""
+        self._listeners.forward(self._principal, self._watchers, method, data)
 
     def missed(self) -> None:
         """Do nothing: every listener watches a session of its own for gaps."""

@@ -14,6 +14,8 @@ from gateway.exchange import questions
 from gateway.protocol import jsonrpc, mcp
 
 _CHANGES: Final = frozenset({mcp.TOOLS_CHANGED, mcp.PROMPTS_CHANGED, mcp.RESOURCES_CHANGED, mcp.RESOURCE_UPDATED})
+_AMBIGUOUS: Final = "Several calls are in flight, and the request names none of them"
+_NO_CALL: Final = "No call is in flight that could ask (SEP-2260)"
 
 
 class InFlight(Protocol):
@@ -95,11 +97,19 @@ def meaning(
     `can_ask`: an answer to a question can reach the server. `is_ambiguous`: calls of several owners are in flight in
     the session, and the message came on the stream that they share.
     """
-    if message.method is None:
+    method = message.method
+    if method is None:
         return _response(message, call)
-    if isinstance(message.id, Raw):
-        return _request(message.id, message.method, message.params, call, can_ask=can_ask, is_ambiguous=is_ambiguous)
-    return _notification(message.method, message.params, call)
+    if not isinstance(message.id, Raw):
+        return _notification(method, message.params, call)
+    if method == mcp.PING:
+        return Ping(message.id)
+    if is_ambiguous or call is None or call.is_own:
+        why = _AMBIGUOUS if is_ambiguous else _NO_CALL
+        return Unsolicited(message.id, method, jsonrpc.Error(mcp.INVALID_PARAMS, why))
+    if method in questions.KINDS and not can_ask:
+        return Unanswerable()
+    return Question(on.Nested(message.id, method, message.params))
 
 
 def answers(message: jsonrpc.Message, call: InFlight | None) -> bool:
@@ -114,30 +124,6 @@ def _response(message: jsonrpc.Message, call: InFlight | None) -> Answer | Unkno
         if isinstance(message.error, Raw):
             return Answer(on.Failed(jsonrpc.error(message.error)))
     return UnknownId()
-
-
-def _request(  # noqa: PLR0913  (the parts of the message, then the circumstances)
-    id_: Raw,
-    method: str,
-    params: Raw | msgspec.UnsetType,
-    call: InFlight | None,
-    *,
-    can_ask: bool,
-    is_ambiguous: bool,
-) -> Ping | Unsolicited | Unanswerable | Question:
-    if method == mcp.PING:
-        return Ping(id_)
-    if is_ambiguous:
-        return _unsolicited(id_, method, "Several calls are in flight, and the request names none of them")
-    if call is None or call.is_own:
-        return _unsolicited(id_, method, "No call is in flight that could ask (SEP-2260)")
-    if method in questions.KINDS and not can_ask:
-        return Unanswerable()
-    return Question(on.Nested(id_, method, params))
-
-
-def _unsolicited(id_: Raw, method: str, why: str) -> Unsolicited:
-    return Unsolicited(id_, method, jsonrpc.Error(mcp.INVALID_PARAMS, why))
 
 
 def _notification(method: str, params: Raw | msgspec.UnsetType, call: InFlight | None) -> Change | Notice | Unrelated:

@@ -1,7 +1,7 @@
-"""The errors of a pool that cannot provide a session."""
+"""The errors of a route that cannot provide a session, or an answer in it."""
 
 from gateway.config import Route
-from gateway.protocol.errors import Busy, CallLost, Unreachable
+from gateway.protocol.errors import Busy, CallLost, CannotAsk, Unreachable
 
 
 def busy(route: Route) -> Busy:
@@ -33,6 +33,14 @@ def handshake_failed(exc: BaseException, route: Route, handshake_seconds: float)
     if isinstance(exc, ValueError | RecursionError):
         return Unreachable(f"The upstream {route.upstream.name} of route {route.path} is not an MCP server: {exc}")
     return exc
+
+
+def cannot_ask(route: str) -> CannotAsk:
+    """The upstream asked a question in a session that has no id."""
+    return CannotAsk(
+        f"The upstream of route {route} gives no Mcp-Session-Id (stateless mode): it asked the user, but an answer "
+        "can never reach it. Run the server with sessions"
+    )
 
 
 def _hint(route: Route) -> str:

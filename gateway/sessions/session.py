@@ -9,6 +9,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -18,10 +19,11 @@ from gateway.exchange import events as on
 from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallGone, CallLost, CannotAsk, GatewayError, Refused, SessionLost
+from gateway.protocol.errors import CallGone, CallLost, GatewayError, Refused, SessionLost
 from gateway.runtime.tasks import Tasks
-from gateway.sessions import inbound
-from gateway.sessions.call import Call, OwnListener, PoolKey, Watcher
+from gateway.sessions import inbound, pool_errors
+from gateway.sessions.call import Call, OwnListener, Watcher
+from gateway.sessions.group import Group  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.own_answers import OwnAnswers
 from gateway.sessions.session_sharing import SharedSession
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, bodies, get_logger
@@ -36,22 +38,8 @@ _CALL_NUMBERS: Final = itertools.count(1)
 class Session:
     """One session of a legacy server, for one call at a time."""
 
-    def __init__(  # noqa: PLR0913  (what a session is made of)
-        self,
-        key: PoolKey,
-        channel: Channel,
-        route: str,
-        metrics: Metrics,
-        tasks: Tasks,
-        accept: Callable[[Headers], None],
-        owner: "Session | None" = None,
-    ) -> None:
-        """`accept` gets the headers of every request that the upstream served.
-
-        With an `owner`, the session joins the upstream session of that one (`sessions.session_sharing`).
-        """
-        self._accept = accept
-        self.key = key
+    def __init__(self, group: "Group[Session]", channel: Channel, route: str, metrics: Metrics, tasks: Tasks) -> None:
+        self.group = group
         self.channel = channel
         self.shaken: Handshake
         self.lost = False
@@ -66,31 +54,21 @@ class Session:
         """Whether its call is parked."""
         self.turned_away = False
         """Whether the server refused the credential of the last call, and so did not run it."""
-        self.shared: SharedSession[Session] = SharedSession(self) if owner is None else owner.shared
+        self.shared: SharedSession[Session] = SharedSession(self)
         self.idle_since = 0.0
-        self.watchers: list[Watcher] = []
+        self.watchers: list[Watcher] = [group]
         self._route = route
         self._metrics = metrics
-        self._tasks = tasks
-        self._call: Call | None = None
+        self.in_flight: Call | None = None
+        """The call that was sent and not answered yet."""
         self._owes = False
         """Whether the call of the process that opened the session may still run."""
-        self._settlers: list[asyncio.Future[None]] = []
+        self._settled = asyncio.Event()
         self._log_level: str | None = None
         self._own_answers = OwnAnswers(route, tasks, self._answer_now)
         self._headers = NO_HEADERS
         """The newest headers that the upstream served; the gateway's own answers need a credential too."""
         self.state: SessionState | None = None
-        if owner is not None:
-            self._join(owner)
-
-    def _join(self, owner: "Session") -> None:
-        session_id = owner.channel.session_id
-        assert session_id is not None, "can_be_joined"
-        self.channel.adopt(session_id, owner.shaken.version)
-        self.shaken = owner.shaken
-        self.opened = True
-        self.shared.joiners.add(self)
 
     @property
     def is_joiner(self) -> bool:
@@ -103,38 +81,18 @@ class Session:
         return not self.lost and self.opened and self.channel.session_id is not None
 
     @property
-    def can_begin(self) -> bool:
-        """Whether a call may begin in it, while it has none."""
-        return self.shared.can_begin
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another call may join the one that it has."""
-        return self.shared.has_room
-
-    @property
-    def has_joiners(self) -> bool:
-        """Whether calls of joiners are in flight, so that the session must not be ended."""
-        return bool(self.shared.joiners)
-
-    @property
     def pending(self) -> bool:
         """Whether a call is in flight."""
-        return self._call is not None
+        return self.in_flight is not None
 
     @property
     def may_end(self) -> bool:
         """Whether nothing runs in the session any more, so that the upstream can be told of its end."""
         return not (self.lost or self.pending or self._owes or self._is_shared)
 
-    @property
-    def can_ping(self) -> bool:
-        """Whether the session is open: its handshake is done, and it was neither closed nor lost."""
-        return self.state is not None and (self.opened or self.adopted) and not self.lost
-
     def works_on(self, call: Call) -> bool:
         """Whether this very call is in flight."""
-        return self._call is call
+        return self.in_flight is call
 
     def move(self, state: SessionState | None) -> None:
         """Change the state, and count it in the metrics."""
@@ -147,13 +105,13 @@ class Session:
         The side stream must be open before `initialized`: without it, requests outside of a POST are lost for ever.
         """
         self._headers = headers
-        params = handshake.initialize_params(Raw(self.key.client_info), Raw(self.key.capabilities))
+        params = handshake.initialize_params(Raw(self.group.key.client_info), Raw(self.group.key.capabilities))
         message = jsonrpc.request(b'"init"', mcp.INITIALIZE, params)
         self._show(Direction.TO_UPSTREAM, message)
         self.channel, result = await self.channel.open(message, headers)
         self._show(Direction.FROM_UPSTREAM, bytes(result))
         self.shaken = handshake.handshake(result)
-        await self.channel.listen(self.shaken.version, headers, self._side_listener())
+        await self._listen(headers)
         ready = jsonrpc.notification(mcp.INITIALIZED)
         self._show(Direction.TO_UPSTREAM, ready)
         await self.channel.send(ready, headers)
@@ -171,7 +129,19 @@ class Session:
         self._headers = headers
         self.shaken = shaken
         self.channel.adopt(session_id, shaken.version)
-        await self.channel.listen(shaken.version, headers, self._side_listener())
+        await self._listen(headers)
+
+    async def _listen(self, headers: Headers) -> None:
+        listener = SideListener(self._hear_side, self._side_lost, self._side_changed)
+        await self.channel.listen(self.shaken.version, headers, listener)
+
+    def join(self, owner: "Session") -> None:
+        """Join the upstream session of an owner that `can_be_joined` (`sessions.session_sharing`)."""
+        assert owner.channel.session_id is not None
+        self.channel.adopt(owner.channel.session_id, owner.shaken.version)
+        self.shaken, self.shared = owner.shaken, owner.shared
+        self.opened = True
+        self.shared.joiners.add(self)
 
     async def set_log_level(self, level: str, headers: Headers, idle_seconds: float) -> None:
         """Set the log level, if it differs and the upstream offers logging; a refusal costs only the logs."""
@@ -203,22 +173,23 @@ class Session:
 
     async def run(self, call: Call, headers: Headers) -> None:
         """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises."""
-        if bodies.on:
-            self._show(Direction.TO_UPSTREAM, call.message, call)
+        self._show(Direction.TO_UPSTREAM, call.message, call)
         await self._follow(call, headers, self.channel.request(call.message, headers, self._hear_call))
 
     async def resume(self, call: Call, cursor: str, headers: Headers, attached: Callable[[], None]) -> None:
         """Pick up a call that another process sent, else as `run`. Raises what `Channel.resume` raises."""
         try:
-            await self._follow(call, headers, self.channel.resume(cursor, headers, self._hear_call, attached))
+            reading = self.channel.resume(cursor, headers, self._hear_call, attached, is_shared=self._is_shared)
+            await self._follow(call, headers, reading)
         except Refused:
             self.lost = True  # for this process; the call still runs there, so the session must not be deleted
             raise
 
     async def _follow(self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | Raw | None]) -> None:
         """Track a call while its stream is read."""
-        assert self._call is None, "one call in flight per session"
-        self._call, call.headers = call, headers
+        assert self.in_flight is None, "one call in flight per session"
+        self.in_flight, call.headers = call, headers
+        self._settled.clear()
         self.turned_away = False
         call.sent = call.heard = time.monotonic()
         try:
@@ -246,7 +217,7 @@ class Session:
         finally:
             call.reader = None
             # After the answer, the next call may use the session while this stream still drains.
-            if self._call is call:
+            if self.in_flight is call:
                 self._settle()
 
     def _forget(self) -> None:
@@ -260,7 +231,7 @@ class Session:
     def _prove(self, headers: Headers) -> None:
         """Note that the upstream has served a message with these headers."""
         self._headers = headers
-        self._accept(headers)
+        self.group.accept(headers)
 
     async def ping(self, headers: Headers) -> None:
         """Have the upstream see a credential, beside the call that may be in flight; raises as `Channel.ping`."""
@@ -280,11 +251,8 @@ class Session:
 
     def _settle(self) -> None:
         """The call is no longer in flight."""
-        self._call = None
-        for waiter in self._settlers:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._settlers.clear()
+        self.in_flight = None
+        self._settled.set()
 
     def detach(self) -> None:
         """Leave the session and its call to another process: read and answer nothing more, and do not end it."""
@@ -294,15 +262,15 @@ class Session:
 
     def abandon(self) -> None:
         """Stop waiting for a call that was given up; some servers leave its stream open for ever."""
-        if self._call is not None:
-            self._call.leave()
+        if self.in_flight is not None:
+            self.in_flight.leave()
 
     async def settled(self, seconds: float) -> None:
         """Wait at most this long for the call in flight to end."""
         if self.pending:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._settlers.append(waiter)
-            _ = await asyncio.wait((waiter,), timeout=seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    _ = await self._settled.wait()
 
     async def answer(self, upstream_id: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Answer one nested request."""
@@ -310,14 +278,13 @@ class Session:
             message = jsonrpc.failure(upstream_id, body)
         else:
             message = jsonrpc.result(upstream_id, body)
-        self._show(Direction.TO_UPSTREAM, message, self._call)
+        self._show(Direction.TO_UPSTREAM, message, self.in_flight)
         await self.channel.send(message, headers)
         self._headers = headers
 
     async def cancel(self, call: Call, reason: str, headers: Headers) -> None:
         """Tell the upstream that the call is not wanted any more; best effort."""
-        params = {"requestId": Raw(call.id), "reason": reason}
-        message = jsonrpc.notification(mcp.CANCELLED, params)
+        message = jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(call.id), "reason": reason})
         self._show(Direction.TO_UPSTREAM, message, call)
         await self.channel.send(message, headers)
 
@@ -330,9 +297,8 @@ class Session:
     # -- what the upstream says ---------------------------------------------------------------------------------
 
     def _hear_call(self, data: bytes) -> bool:
-        call = self._call
-        if bodies.on:
-            self._show(Direction.FROM_UPSTREAM, data, call)
+        call = self.in_flight
+        self._show(Direction.FROM_UPSTREAM, data, call)
         if call is None:
             return True
         try:
@@ -346,34 +312,18 @@ class Session:
         return self._take(call, inbound.meaning(message, call, can_ask=self.channel.can_ask), data, aside=False)
 
     def _hear_side(self, data: bytes) -> bool:
-        if bodies.on:
-            self._show(Direction.FROM_UPSTREAM, data, self._call)
+        self._show(Direction.FROM_UPSTREAM, data, self.in_flight)
         try:
             message = jsonrpc.message(data)
         except (ValueError, msgspec.MsgspecError):
             self._metrics.upstream_failed(self._route, "malformed")
             return False
-        speaker, is_ambiguous = self._speaker(message)
+        speaker, is_ambiguous = self.shared.speaker(lambda each: inbound.answers(message, each.in_flight))
         return speaker.hear_aside(message, data, is_ambiguous=is_ambiguous)
-
-    def _speaker(self, message: jsonrpc.Message) -> "tuple[Session, bool]":
-        """Whose call a message of the side stream is about, and whether another call may own it just as well."""
-        if not self.has_joiners:
-            return self, False
-        speaking = [each for each in (self, *self.shared.joiners) if each.pending]
-        for each in speaking:
-            if inbound.answers(message, each.in_flight):
-                return each, False
-        return (speaking[0], False) if len(speaking) == 1 else (self, bool(speaking))
-
-    @property
-    def in_flight(self) -> Call | None:
-        """The call that was sent and not answered yet."""
-        return self._call
 
     def hear_aside(self, message: jsonrpc.Message, data: bytes, *, is_ambiguous: bool) -> bool:
         """Take one message of the side stream; returns whether it answers the call in flight."""
-        call = self._call
+        call = self.in_flight
         means = inbound.meaning(message, call, can_ask=self.channel.can_ask, is_ambiguous=is_ambiguous)
         if is_ambiguous and isinstance(means, inbound.Unsolicited):
             self.shared.asked_aside = True
@@ -413,7 +363,7 @@ class Session:
     ) -> bool:
         """Hand a message to the listener of the call; returns whether it is the answer."""
         if isinstance(means, inbound.Unanswerable):
-            call.listener.hear(on.Stopped(_cannot_ask(self._route)))
+            call.listener.hear(on.Stopped(pool_errors.cannot_ask(self._route)))
             return False
         if isinstance(means, inbound.Answer):
             self._owes = False
@@ -421,29 +371,20 @@ class Session:
         elif isinstance(means, inbound.Question):
             self.shared.asked_aside |= aside
             self.shared.asked_in_call |= not aside
-        if not isinstance(means, inbound.Notice):
-            self._note_served(call, aside=aside)
+        if self.channel.taken and not aside and not isinstance(means, inbound.Notice):
+            # The call's own response proves that its credential was accepted. A message that comes while the POST is
+            # pending, or on the side stream, may be about anything.
+            self._prove(call.headers)
         call.listener.hear(means.event)
         return isinstance(means, inbound.Answer)
 
-    def _note_served(self, call: Call, *, aside: bool) -> None:
-        """Note the credential of the call as accepted, if its own response proves that.
-
-        A message that comes while the POST is pending, or on the side stream, may be about anything.
-        """
-        if self.channel.taken and not aside:
-            self._prove(call.headers)
-
     def _answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
-        headers = self._headers or (self._call.headers if self._call is not None else NO_HEADERS)
+        headers = self._headers or (self.in_flight.headers if self.in_flight is not None else NO_HEADERS)
         self._own_answers.add(id_, body, headers)
 
     async def _answer_now(self, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         if not self.lost:
             await self.answer(id_, body, headers)
-
-    def _side_listener(self) -> SideListener:
-        return SideListener(self._hear_side, self._side_lost, self._side_changed)
 
     def _side_lost(self) -> None:
         """The side stream ended for good, so further messages of the server would be lost."""
@@ -456,10 +397,3 @@ class Session:
                 watcher.missed()
             else:
                 watcher.deaf(heard=self.lost)
-
-
-def _cannot_ask(route: str) -> CannotAsk:
-    return CannotAsk(
-        f"The upstream of route {route} gives no Mcp-Session-Id (stateless mode): it asked the user, but an answer "
-        "can never reach it. Run the server with sessions"
-    )

@@ -9,6 +9,7 @@ an owner only while one call is in flight. Rule 2: a further call therefore wait
 waits for its user in a session whose questions named their calls so far.
 """
 
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 
@@ -58,6 +59,15 @@ class SharedSession(Generic[M]):
         owner = self.owner
         is_clear = owner.resting and (self.names_calls or not owner.pending)
         return is_clear and self.can_begin and owner.can_be_joined
+
+    def speaker(self, is_answer: Callable[[M], bool]) -> tuple[M, bool]:
+        """Whose call a message of the side stream is about, and whether another call may own it just as well.
+
+        `is_answer` tells whether the message answers the call of a session object.
+        """
+        speaking = [each for each in (self.owner, *self.joiners) if each.pending]
+        speaking = [each for each in speaking if is_answer(each)] or speaking
+        return (speaking[0] if len(speaking) == 1 else self.owner), len(speaking) > 1
 
     def leave(self, joiner: M) -> None:
         """Take a joiner out; what it found lost is lost for the owner."""

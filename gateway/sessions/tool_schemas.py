@@ -36,7 +36,7 @@ def usable(pool: Pool, result: Raw) -> Raw:
     return kept
 
 
-def learn(group: Group, params: jsonrpc.Fields, result: Raw, headers: Headers) -> None:
+def learn(group: Group[Session], params: jsonrpc.Fields, result: Raw, headers: Headers) -> None:
     """Take over a tools/list that was complete in one page; `know` reads the longer ones."""
     try:
         opened = jsonrpc.fields(result)

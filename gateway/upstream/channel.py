@@ -86,12 +86,15 @@ class Channel(ABC):
         """Use a session that another process opened, in place of `initialize`."""
 
     @abstractmethod
-    async def resume(self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
+    async def resume(
+        self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None], *, is_shared: bool
+    ) -> None:
         """Resume a request behind `cursor` and hand over its messages until `receive` returns True.
 
         `attached` is called once, when the server accepts the first attempt: from then on, its questions may be
         answered. An event is handed over once, however often the server repeats it. Raises CallGone if the session is
-        gone, Refused if the credentials are not accepted, and CallLost if the server fails too often in a row.
+        gone, Refused if the credentials are not accepted, and CallLost if the server fails too often in a row. Faults
+        of this host count only if another process may still hold the call (`is_shared`).
         """
 
     @abstractmethod

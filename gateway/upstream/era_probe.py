@@ -12,13 +12,12 @@ from typing import Final
 
 import aiohttp
 
-from gateway.http.client import FOREIGN, REDIRECTS, Client
-from gateway.http.endpoint import Endpoint
+from gateway.http.client import FOREIGN, REDIRECTS
 from gateway.protocol import era, mcp
 from gateway.protocol.errors import UpstreamError
-from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
 from gateway.upstream.channel import Headers
+from gateway.upstream.http_upstream import HttpUpstream
 
 log = get_logger()
 
@@ -27,10 +26,6 @@ PROBE_SECONDS: Final = 3.0
 _DOUBT_SECONDS: Final = 5.0
 """A younger result is not doubted, whatever the upstream answers."""
 _ANSWER_BYTES: Final = 262_144
-
-
-def _ignore() -> None:
-    """No-op callback."""
 
 
 class _Probe:
@@ -47,22 +42,11 @@ class _Probe:
 class EraProbe:
     """The era of one upstream."""
 
-    def __init__(  # noqa: PLR0913  (the parts of a probe)
-        self,
-        route: str,
-        endpoint: Endpoint,
-        client: Client,
-        metrics: Metrics,
-        tasks: Tasks,
-        answered: Callable[[], None] = _ignore,
-    ) -> None:
+    def __init__(self, upstream: HttpUpstream, metrics: Metrics, answered: Callable[[], None]) -> None:
         """`answered` is called after every conclusive probe."""
         self._answered = answered
-        self.endpoint = endpoint
-        self._route = route
-        self._client = client
+        self._client, self.endpoint, self._tasks, _ = upstream
         self._metrics = metrics
-        self._tasks = tasks
         self.known: bool | None = None
         """Whether the upstream is modern; None if a probe has to find out."""
         self._found = 0.0
@@ -103,11 +87,11 @@ class EraProbe:
             self._probe = None
         found = probe.found
         name = UpstreamEra.UNKNOWN if found is None else UpstreamEra.MODERN if found else UpstreamEra.LEGACY
-        self._metrics.era_probed(self._route, name)
+        self._metrics.era_probed(self.endpoint.route, name)
         if found is not None:
             self.known, self._found = found, time.monotonic()
             self._answered()
-            log.info(Event.ERA_FOUND, route=self._route, era=name)
+            log.info(Event.ERA_FOUND, route=self.endpoint.route, era=name)
 
     async def _answer(self, probe: _Probe) -> bool | None:
         for _ in range(2):

@@ -4,6 +4,7 @@ Rule 1: a message with the id of the request is the answer to it (`protocol.lost
 lost only if a `ping` in it is refused too. Otherwise a call that is sent again might run twice.
 """
 
+import errno
 import re
 import secrets
 from collections.abc import Awaitable
@@ -20,6 +21,11 @@ from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, Refused
 
 _SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
 _ERROR_BODY_BYTES: Final = 65_536
+_LOCAL_CAUSES: Final = (
+    *(errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM),
+    *(errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH),
+)
+"""Failures to connect that have their cause on this host."""
 PING_PREFIX: Final = b"gw-ping-"
 """The ids of the gateway's own pings begin with this."""
 
@@ -30,6 +36,11 @@ class WrongTransport(NoHandshake):
 
 class RetryLater(CallLost):
     """A GET failed in a way that may pass."""
+
+    def __init__(self, message: str, *, is_local: bool = False) -> None:
+        """`is_local`: the cause is on this host, so the failure says nothing about the server."""
+        super().__init__(message)
+        self.is_local = is_local
 
 
 class SuspectedSessionLoss(SessionLost):
@@ -74,6 +85,13 @@ class SuspectedSessionLoss(SessionLost):
             f"{self.where} answered HTTP {self.status_code} without a JSON-RPC error, and a ping did not prove "
             "that the session is gone; the call may have had effects"
         ) from self
+
+
+def is_local(exc: BaseException) -> bool:
+    """Whether the exception of aiohttp has its cause on this host: names, file descriptors, memory, routes."""
+    if isinstance(exc, aiohttp.ClientConnectorDNSError):
+        return True
+    return isinstance(exc, aiohttp.ClientConnectorError) and exc.os_error.errno in _LOCAL_CAUSES
 
 
 async def read_response(response: aiohttp.ClientResponse, limit: int, where: str) -> bytes:

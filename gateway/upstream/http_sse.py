@@ -14,11 +14,9 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.config import redacted_url
-from gateway.http.client import REDIRECTS, Client
-from gateway.http.endpoint import Endpoint
+from gateway.http.client import REDIRECTS
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
-from gateway.runtime.tasks import Tasks
 from gateway.upstream.batches import unpacked
 from gateway.upstream.channel import Channel, Headers, Receive, SideListener
 from gateway.upstream.http_errors import (
@@ -30,6 +28,7 @@ from gateway.upstream.http_errors import (
     ping_id,
     read_refusal,
 )
+from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.stream_times import StreamTimes
 
 _ENDPOINT_BYTES: Final = 4096
@@ -64,11 +63,8 @@ class _Waiting:
 class HttpSseChannel(Channel):
     """One session over HTTP+SSE."""
 
-    def __init__(self, client: Client, endpoint: Endpoint, tasks: Tasks, times: StreamTimes) -> None:
-        self._client = client
-        self._times = times
-        self._endpoint = endpoint
-        self._tasks = tasks
+    def __init__(self, upstream: HttpUpstream) -> None:
+        self._client, self._endpoint, self._tasks, self._times = upstream
         self._fixed: dict[str, str] = {"Accept": "application/json", "Content-Type": "application/json"}
         self._opened = False
         """Whether GET was answered with a stream."""
@@ -245,8 +241,7 @@ class HttpSseChannel(Channel):
 
     async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | Raw | None:
         """POST a request and wait until its answer comes on the stream."""
-        if self._messages is None:
-            raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
+        self._check_stream()
         waiting = self._waiting = _Waiting(receive, self._times)
         self.taken = False
         try:
@@ -260,6 +255,11 @@ class HttpSseChannel(Channel):
         finally:
             if self._waiting is waiting:
                 self._waiting = None
+
+    def _check_stream(self) -> None:
+        """Raise SessionLost if the stream, which is the session, has ended."""
+        if self._messages is None:
+            raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
 
     async def _request(self, message: bytes, headers: Headers, waiting: _Waiting) -> jsonrpc.Error | Raw | None:
         """POST a request; return the body of an HTTP error, unless the stream brought the answer."""
@@ -279,7 +279,7 @@ class HttpSseChannel(Channel):
             raise
         return None if waiting.over.done() else refused
 
-    async def resume(self, *_: object) -> None:
+    async def resume(self, *_: object, **__: object) -> None:
         """Raise CallGone, because a call ends with its stream."""
         raise CallGone(
             f"{self._endpoint.where} speaks HTTP+SSE, where no call can be picked up by another process; the call may "
@@ -288,8 +288,7 @@ class HttpSseChannel(Channel):
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
-        if self._messages is None:
-            raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
+        self._check_stream()
         try:
             refused = await self._post(message, headers, None)
         except SuspectedSessionLoss as exc:
@@ -303,8 +302,7 @@ class HttpSseChannel(Channel):
 
     async def ping(self, headers: Headers) -> None:
         """POST a `ping`. Its acceptance proves the session, so its answer is dropped."""
-        if self._messages is None:
-            raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
+        self._check_stream()
         id_ = ping_id()
         self._pings.append(id_)
         refused = await self._post(jsonrpc.request(id_, mcp.PING, {}), headers, None)

@@ -34,8 +34,9 @@ class Resumption:
         self._times = times
         self._seen: set[str] = set()
         """Ids of the events that were handed over since `place`."""
+        self._counts_local = False
         self._failures = 0
-        """GETs that failed in a row."""
+        """GETs that the server failed in a row."""
         self._pauses = 0
         """Pauses since the last new message."""
         self._silences = 0
@@ -47,9 +48,12 @@ class Resumption:
         if self._seen:
             self._seen.clear()
 
-    def start(self, place: str) -> None:
-        """The stream of the request broke: resume it behind this event id."""
-        self.place = place
+    def start(self, place: str, *, counts_local: bool = False) -> None:
+        """The stream of the request broke: resume it behind this event id.
+
+        `counts_local`: give up after faults of the gateway's own host, too, and not only of the server.
+        """
+        self.place, self._counts_local = place, counts_local
         self._failures = self._pauses = self._silences = 0
 
     def is_repeated(self, event_id: str) -> bool:
@@ -89,9 +93,12 @@ class Resumption:
         self._silences += 1
         return self._pause(asked_seconds(retry_ms))
 
-    def failed(self) -> float | None:
-        """A GET failed in a way that may pass; return the pause before the next one, or None to give up."""
-        self._failures += 1
+    def failed(self, *, is_local: bool = False) -> float | None:
+        """A GET failed in a way that may pass; return the pause before the next one, or None to give up.
+
+        A failure with its cause on this host (`is_local`) does not show that the server is gone.
+        """
+        self._failures += not is_local or self._counts_local
         return None if self._failures > len(self._times.retry_seconds) else self._pause(0.0)
 
     @property

@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gateway.http.client import REDIRECTS, Client
-from gateway.http.endpoint import Endpoint
+from gateway.http.client import REDIRECTS
 from gateway.protocol import sse
 from gateway.protocol.errors import UpstreamError
-from gateway.runtime.tasks import Tasks
 from gateway.upstream.batches import hand_over
 from gateway.upstream.channel import Headers, SideListener
 from gateway.upstream.http_errors import RetryLater
-from gateway.upstream.stream_times import StreamTimes
+from gateway.upstream.http_upstream import HttpUpstream
 
 _STABLE_SECONDS: Final = 1.0
 """A stream that lasted longer than this may be opened again at once; others would hammer the server."""
@@ -27,20 +25,10 @@ _STABLE_SECONDS: Final = 1.0
 class StandaloneStream:
     """Keeps the GET stream of one session open."""
 
-    def __init__(
-        self,
-        client: Client,
-        endpoint: Endpoint,
-        tasks: Tasks,
-        times: StreamTimes,
-        get_headers: Callable[[Headers], dict[str, str]],
-    ) -> None:
+    def __init__(self, upstream: HttpUpstream, get_headers: Callable[[Headers], dict[str, str]]) -> None:
         """`get_headers` completes the headers of a GET."""
         self.is_open = False
-        self._client = client
-        self._endpoint = endpoint
-        self._tasks = tasks
-        self._times = times
+        self._client, self._endpoint, self._tasks, self._times = upstream
         self._get_headers = get_headers
         self._was_open = False
         """Whether there ever was a stream; `is_open` may be a guess."""

@@ -36,7 +36,7 @@ class StdioChannel(Channel):
         self._child: Child
         self._started = False
         self._call: _Listening | None = None
-        self._side: Receive = _ignore
+        self._side: Receive = lambda _: False
         self._is_listening = False
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
@@ -129,7 +129,7 @@ class StdioChannel(Channel):
         """Raise CallGone, because only the process that started a child can speak to it."""
         raise CallGone(f"{self._launcher.where} is a process of each gateway; the call may have had effects")
 
-    async def resume(self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
+    async def resume(self, *_: object, **__: object) -> None:
         """Raise CallGone, as `adopt` does."""
         self.adopt("", "")
 
@@ -147,8 +147,3 @@ def _is_message(line: bytes) -> bool:
         return jsonrpc.message(line).jsonrpc == _JSONRPC
     except (ValueError, msgspec.MsgspecError):
         return False
-
-
-def _ignore(_: bytes) -> bool:
-    """Drop messages before `listen`."""
-    return False

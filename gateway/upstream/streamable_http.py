@@ -14,11 +14,9 @@ from typing import Final
 import aiohttp
 from msgspec import Raw
 
-from gateway.http.client import FOREIGN, REDIRECTS, Client, Exchange, mapped
-from gateway.http.endpoint import Endpoint
+from gateway.http.client import FOREIGN, REDIRECTS, Exchange, mapped
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
-from gateway.runtime.tasks import Tasks
 from gateway.upstream.batches import hand_over
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive, SideListener
 from gateway.upstream.http_errors import (
@@ -27,14 +25,15 @@ from gateway.upstream.http_errors import (
     SuspectedSessionLoss,
     WrongTransport,
     check_ping_answer,
+    is_local,
     ping_id,
     read_refusal,
     read_response,
 )
+from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.resumption import Resumption, asked_seconds
 from gateway.upstream.silence_timeout import SilenceTimeout
 from gateway.upstream.standalone_stream import StandaloneStream
-from gateway.upstream.stream_times import StreamTimes
 
 _ACCEPT: Final = "application/json, text/event-stream"
 _PING_ANSWER_BYTES: Final = 65_536
@@ -55,15 +54,14 @@ class _StreamCut(CallLost):
 class StreamableChannel(Channel):
     """One session over streamable HTTP."""
 
-    def __init__(self, client: Client, endpoint: Endpoint, tasks: Tasks, times: StreamTimes) -> None:
-        self._client = client
-        self._endpoint = endpoint
-        self._times = times
+    def __init__(self, upstream: HttpUpstream) -> None:
+        self._upstream = upstream
+        self._client, self._endpoint, _, self._times = upstream
         self._fixed: dict[str, str] = {"Accept": _ACCEPT, "Content-Type": "application/json"}
         self._headers = NO_HEADERS
         """The headers of the last message that the server accepted: GET and DELETE need a credential too."""
-        self._standalone = StandaloneStream(client, endpoint, tasks, times, self._get_headers)
-        self._resumption = Resumption(times)
+        self._standalone = StandaloneStream(upstream, self._get_headers)
+        self._resumption = Resumption(upstream.times)
         self._silence = SilenceTimeout(self._resumption)
         self._reply_began = False
         """Whether the response to the current request has begun."""
@@ -177,9 +175,10 @@ class StreamableChannel(Channel):
             pause_seconds = asked_seconds(exc.retry_ms)
         except FOREIGN as exc:
             raise mapped(exc, endpoint.where) from exc
+        self._resumption.start(cursor)
         await asyncio.sleep(pause_seconds)
         try:
-            await self._resume(cursor, headers, receive, _ignore)
+            await self._resume(headers, receive, None)
         except Refused as exc:
             # The server did accept the call, so this must not read as if it had not.
             raise CallLost(
@@ -187,16 +186,18 @@ class StreamableChannel(Channel):
             ) from exc
         return None
 
-    async def resume(self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
+    async def resume(
+        self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None], *, is_shared: bool
+    ) -> None:
         """Resume a request that another process sent."""
         self._resumption.begin(cursor)
+        self._resumption.start(cursor, counts_local=is_shared)
         self.taken = False
-        await self._resume(cursor, headers, receive, attached)
+        await self._resume(headers, receive, attached)
 
-    async def _resume(self, place: str, headers: Headers, receive: Receive, attached: Callable[[], None]) -> None:
+    async def _resume(self, headers: Headers, receive: Receive, attached: Callable[[], None] | None) -> None:
         """GET the stream from one place, again and again, until the request is answered."""
         resumption, silence = self._resumption, self._silence
-        resumption.start(place)
 
         def hear(data: bytes) -> bool:
             resumption.heard()
@@ -207,8 +208,9 @@ class StreamableChannel(Channel):
             try:
                 response = await self._get_again(headers)
                 resumption.connected()
-                attached()
-                attached = _ignore
+                if attached is not None:
+                    attached()
+                    attached = None
                 try:
                     async with silence.start():
                         await self._read_events(response, hear, again=True)
@@ -220,12 +222,10 @@ class StreamableChannel(Channel):
                 resumption.silent()
                 continue
             except RetryLater as exc:
-                pause_seconds = resumption.failed()
+                pause_seconds = resumption.failed(is_local=exc.is_local)
                 if pause_seconds is None:
-                    cause = exc.message.partition(";")[0]
-                    raise CallLost(
-                        f"{cause} when a running call was to be picked up; the call may have had effects"
-                    ) from exc
+                    cause = f"{exc.message.partition(';')[0]} when a running call was to be picked up"
+                    raise CallLost(f"{cause}; the call may have had effects") from exc
             except _StreamCut as exc:
                 pause_seconds = resumption.cut(exc.retry_ms)
             await asyncio.sleep(pause_seconds)
@@ -246,7 +246,7 @@ class StreamableChannel(Channel):
                 finally:
                     response.release()
         except FOREIGN as exc:
-            raise RetryLater(mapped(exc, endpoint.where).message) from exc
+            raise RetryLater(mapped(exc, endpoint.where).message, is_local=is_local(exc)) from exc
 
     async def _refused_resume(self, response: aiohttp.ClientResponse, headers: Headers) -> CallLost:
         """Explain why the stream cannot be resumed. Raises Refused if the credential is not accepted."""
@@ -295,26 +295,22 @@ class StreamableChannel(Channel):
 
     async def ping(self, headers: Headers) -> None:
         """POST a `ping`, beside a request that may be in flight."""
-        message = jsonrpc.request(ping_id(), mcp.PING, {})
+        message, endpoint = jsonrpc.request(ping_id(), mcp.PING, {}), self._endpoint
         try:
             async with asyncio.timeout(self._client.timeouts.answer_seconds):
-                if not await self._ping(message, headers) and not await self._ping(message, headers):
-                    raise Unreachable(f"{self._endpoint.where} redirects in a circle")
+                for _ in range(2):
+                    async with self._post(message, headers) as response:
+                        if response.status in REDIRECTS:
+                            endpoint.follow(response.headers.get("Location"))
+                            continue
+                        if response.status >= 300:
+                            check_ping_answer(await read_refusal(response, endpoint, message), endpoint.where)
+                        self._keep_headers(response, headers)
+                        await self._read_ping_answer(response)
+                        return
+                raise Unreachable(f"{endpoint.where} redirects in a circle")
         except TimeoutError as exc:
-            raise CallLost(f"{self._endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
-
-    async def _ping(self, message: bytes, headers: Headers) -> bool:
-        """POST a ping once; return False if the server redirected it to an address that was not known yet."""
-        endpoint = self._endpoint
-        async with self._post(message, headers) as response:
-            if response.status in REDIRECTS:
-                endpoint.follow(response.headers.get("Location"))
-                return False
-            if response.status >= 300:
-                check_ping_answer(await read_refusal(response, endpoint, message), endpoint.where)
-            self._keep_headers(response, headers)
-            await self._read_ping_answer(response)
-        return True
+            raise CallLost(f"{endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
 
     async def _read_ping_answer(self, response: aiohttp.ClientResponse) -> None:
         """Read the answer, because a server whose reply stream is dropped sends it on the standalone GET stream."""
@@ -400,7 +396,3 @@ class StreamableChannel(Channel):
                 await response.read()
         except (TimeoutError, UpstreamError):
             pass  # the server drops the session after its own timeout
-
-
-def _ignore() -> None:
-    """No-op callback."""

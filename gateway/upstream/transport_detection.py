@@ -9,35 +9,25 @@ from collections.abc import Callable
 
 from msgspec import Raw
 
-from gateway.http.client import Client
-from gateway.http.endpoint import Endpoint
 from gateway.protocol.errors import NoHandshake
-from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Channel, Headers
 from gateway.upstream.http_errors import WrongTransport
 from gateway.upstream.http_sse import HttpSseChannel
-from gateway.upstream.stream_times import DEFAULT_TIMES, StreamTimes
+from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.streamable_http import StreamableChannel
 
 
-def connector(  # noqa: PLR0913  (the parts of every channel)
-    transport: str,
-    client: Client,
-    endpoint: Endpoint,
-    tasks: Tasks,
-    found: Callable[[bool], None],
-    times: StreamTimes = DEFAULT_TIMES,
-) -> Callable[[], Channel]:
+def connector(transport: str, upstream: HttpUpstream, found: Callable[[bool], None]) -> Callable[[], Channel]:
     """Return the factory of a route's channels, one for each session; `transport` is the configured one.
 
     `found` is called when the detected transport changes, with whether the upstream speaks HTTP+SSE.
     """
     if transport == "streamable-http":
-        return lambda: StreamableChannel(client, endpoint, tasks, times)
+        return lambda: StreamableChannel(upstream)
     if transport == "sse":
-        return lambda: HttpSseChannel(client, endpoint, tasks, times)
+        return lambda: HttpSseChannel(upstream)
     detection = TransportDetection(found)
-    return lambda: AutoDetectChannel(client, endpoint, tasks, times, detection)
+    return lambda: AutoDetectChannel(upstream, detection)
 
 
 class TransportDetection:
@@ -57,11 +47,8 @@ class TransportDetection:
 class AutoDetectChannel(StreamableChannel):
     """Streamable HTTP unless `open` detects HTTP+SSE. A session that another process opened is streamable HTTP."""
 
-    def __init__(
-        self, client: Client, endpoint: Endpoint, tasks: Tasks, times: StreamTimes, detection: TransportDetection
-    ) -> None:
-        super().__init__(client, endpoint, tasks, times)
-        self._tasks = tasks
+    def __init__(self, upstream: HttpUpstream, detection: TransportDetection) -> None:
+        super().__init__(upstream)
         self._detection = detection
 
     async def open(self, message: bytes, headers: Headers) -> tuple[Channel, Raw]:
@@ -83,7 +70,7 @@ class AutoDetectChannel(StreamableChannel):
                 raise NoHandshake(f"{streamable.message}; nor does it speak HTTP+SSE: it {why}") from sse
 
     async def _over_sse(self, message: bytes, headers: Headers) -> tuple[Channel, Raw]:
-        channel = HttpSseChannel(self._client, self._endpoint, self._tasks, self._times)
+        channel = HttpSseChannel(self._upstream)
         try:
             result = await channel.initialize(message, headers)
         except BaseException:

@@ -187,7 +187,7 @@ async def test_a_call_that_may_run_twice_is_run_again_in_another_child(client: W
     assert answer.text == "Ann"
 
 
-async def test_what_is_no_message_on_stdout_is_counted_and_nothing_else(client: Wire, gw: Gateway) -> None:
+async def test_lines_on_stdout_that_are_not_messages_are_only_counted(client: Wire, gw: Gateway) -> None:
     before = await gw.metric(ERRORS, route="/mcp", kind="malformed")
     assert (await client.call("noise")).text == "heard"
     assert await gw.metric(ERRORS, route="/mcp", kind="malformed") == before + 5
@@ -199,7 +199,7 @@ async def test_a_line_without_end_ends_the_child(client: Wire) -> None:
     assert (await client.call("pid")).text
 
 
-async def test_a_child_that_does_not_read_holds_nobody_up(client: Wire) -> None:
+async def test_a_child_that_does_not_read_delays_no_other_call(client: Wire) -> None:
     assert (await client.call("deaf")).text == "deaf"
     error = (await client.call("echo", {"much": "x" * 150_000})).error
     assert "did not read its input within timeouts.answer_seconds" in error["message"]

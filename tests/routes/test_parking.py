@@ -55,7 +55,7 @@ def test_kept_results_make_room_and_take_none() -> None:
     assert set(lot) == {cars[3]}
 
 
-def test_a_lot_that_is_empty_again_remembers_nobody() -> None:
+def test_an_empty_lot_keeps_no_principal() -> None:
     lot: Lot[Car] = Lot(InForce(Hold()))
     for number in range(100):
         car = Car(str(number), b"%d" % number)
@@ -63,3 +63,27 @@ def test_a_lot_that_is_empty_again_remembers_nobody() -> None:
         lot.remove(car)
     assert not lot._per_principal
     assert not list(lot)
+
+
+def test_an_exchange_that_is_parked_has_a_place_and_another_needs_a_free_one() -> None:
+    lot: Lot[Car] = Lot(InForce(Hold(max_calls=1, max_calls_per_principal=1)))
+    parked, other = Car("1"), Car("2")
+    assert lot.has_place(parked)
+    lot.park(parked)
+    assert lot.has_place(parked)
+    assert not lot.has_place(other)
+    lot.keep(parked)
+    assert lot.has_place(other)
+
+
+def test_the_lot_shows_its_parked_calls_and_the_principal_that_has_the_most() -> None:
+    lot: Lot[Car] = Lot(InForce(Hold()))
+    assert lot.most_of_one == 0
+    cars = [Car("1", b"p"), Car("2", b"q"), Car("3", b"q"), Car("4", b"p"), Car("5", b"q")]
+    for car in cars:
+        lot.park(car)
+    assert lot.most_of_one == 3
+    lot.keep(cars[1])
+    lot.remove(cars[2])
+    assert lot.most_of_one == 2
+    assert list(lot.waiting()) == [cars[0], cars[3], cars[4]]

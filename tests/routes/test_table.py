@@ -97,7 +97,7 @@ def test_other_headers_that_came_twice_go_upstream_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("policy", [for_call, for_passing])
-def test_a_value_that_is_no_text_is_refused(policy: Any) -> None:
+def test_a_value_that_is_not_text_is_refused(policy: Any) -> None:
     with pytest.raises(InvalidRequest, match="Authorization is not UTF-8"):
         policy(route(), sent(Authorization="Bearer \udce4"))
 
@@ -206,7 +206,7 @@ async def test_the_gateways_credential_goes_with_everything_and_the_clients_with
     upstream.tool(ask)
     client = stand.client("Bearer the-clients")
     assert (await client.answer(await client.call())).text == "answered"
-    await stand.gateway.routes.live["/mcp"].upstream.pool.close()
+    stand.gateway.routes.live["/mcp"].upstream.pool.retire()
     await upstream.saw("DELETE")
     words = {seen.word for seen in upstream.seen}
     assert words >= {"initialize", "GET", "notifications/initialized", "tools/call", "answer", "DELETE"}
@@ -229,7 +229,7 @@ async def test_a_refusal_of_the_gateways_credential_is_not_the_clients_business(
 
 
 @pytest.mark.parametrize("mode", [REPLACE, {"mode": "drop"}])
-async def test_claims_make_no_principal_where_nobody_checks_them(
+async def test_unchecked_claims_do_not_make_a_principal(
     mode: dict[str, str], upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(groups, "_ACCEPTED_SECONDS", 0.0)

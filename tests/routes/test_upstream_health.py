@@ -65,7 +65,7 @@ async def test_a_refused_caller_makes_no_failing_upstream(upstream: FakeUpstream
     assert [error.kind for error in status.errors] == ["upstream_refused"]
 
 
-async def test_a_server_that_fails_while_nobody_waits_is_told(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_failure_without_a_waiting_client_is_shown(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin()
 
     async def ask_and_break(turn: Turn) -> None:
@@ -126,3 +126,12 @@ def test_a_lost_owner_is_not_the_upstreams_failure() -> None:
     assert known.failure is None
     known.note(CallLost("gone"))
     assert known.failure is not None
+
+
+def test_a_child_that_ended_is_told_and_no_failure_of_its_route() -> None:
+    errors = RecentErrors()
+    health = UpstreamHealth("/mcp", errors, is_command=True)
+    health.child_ended("ended (exit code 1)")
+    (error,) = errors.told()
+    assert (error.kind, error.route) == ("child_ended", "/mcp")
+    assert health.failure is None

@@ -5,19 +5,31 @@ from typing import Any
 
 import pytest
 
-from gateway.sessions.assignment import Discard, Join, Open, Reuse, assign, reusable
-from gateway.sessions.capacity import Capacity, Limits, Queue, Request
+from gateway.sessions.assignment import (
+    Capacity,
+    Discard,
+    Join,
+    Limits,
+    Open,
+    PrincipalQuota,
+    Queue,
+    Request,
+    Reuse,
+    assign,
+    reusable,
+)
 
 
 class FakeSession:
     """A session whose state the test sets."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str = "") -> None:
         self.name = name
         self.lost = False
         self.can_begin = True
         self.has_room = False
-        self.has_joiners = False
+        self.joiners: list[str] = []
+        self.shared = self
 
 
 class Scene:
@@ -38,16 +50,14 @@ class Scene:
         word, name, *rest = step.split()
         getattr(self, word)(name, *rest)
 
-    def open(self, name: str, group: str) -> None:
+    def open(self, name: str, group: str, *fresh: str) -> None:
+        self.start(name, group, *fresh)
+        self.capacity.starting -= 1
+
+    def start(self, name: str, group: str, *fresh: str) -> None:
         session = self.sessions[name] = FakeSession(name)
         self.group_of[name] = self.group(group)
-        if self.group(group).is_affine:
-            self.group(group).main = session
-        self.capacity.opened(self.group(group))
-
-    def start(self, name: str, group: str) -> None:
-        self.open(name, group)
-        self.capacity.starting += 1
+        self.capacity.opened(session, self.group(group), is_fresh=bool(fresh))
 
     def rest(self, name: str) -> None:
         self.capacity.rested(self.sessions[name], self.group_of[name])
@@ -60,15 +70,11 @@ class Scene:
 
     def set(self, name: str, *flags: str) -> None:
         for flag in flags:
-            setattr(self.sessions[name], flag.removeprefix("not-"), not flag.startswith("not-"))
+            word, value = flag.removeprefix("not-"), not flag.startswith("not-")
+            setattr(self.sessions[name], word, ["a joiner"] * value if word == "joiners" else value)
 
     def wait(self, name: str, group: str, *fresh: str) -> None:
-        def create() -> FakeSession:
-            self.open(f"s-{name}", group)
-            return self.sessions[f"s-{name}"]
-
-        request = Request(self.group(group), create, lambda _: None, is_fresh=bool(fresh))
-        self.requests[name] = request
+        request = self.requests[name] = Request(self.group(group), lambda _: None, is_fresh=bool(fresh))
         self.capacity.add(request)
 
     def leave(self, name: str) -> None:
@@ -76,7 +82,6 @@ class Scene:
 
     def assigned(self, group: str) -> str:
         """Carry one assignment out; what it was."""
-        self.capacity.review(self.group(group))
         found = assign(self.group(group), self.capacity)
         if found is None:
             return ""
@@ -95,7 +100,8 @@ class Scene:
             if found.evicted is not None:
                 self.close(found.evicted.name)
                 said += f" for {found.evicted.name}"
-            _ = found.request.create()
+            opened_for = next(name for name, each in self.groups.items() if each is found.request.group)
+            self.open(f"s-{name}", opened_for, *(["fresh"] if found.request.is_fresh else []))
         self.leave(name)
         return said
 
@@ -218,7 +224,7 @@ CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
     ),
     "with affinity a call waits while joiners stand in its way": (
         ROOMY,
-        ["open s1 a!x", "set s1 not-can_begin has_joiners", "rest s1", "wait r1 a!x"],
+        ["open s1 a!x", "set s1 not-can_begin joiners", "rest s1", "wait r1 a!x"],
         "a!x",
         [],
     ),
@@ -254,13 +260,13 @@ CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
     ),
     "an idle session with joiners is not closed for room": (
         Limits(2, 9),
-        ["open s1 a!x", "set s1 has_joiners", "rest s1", "open s2 b/x", "rest s2", "wait r1 c/x"],
+        ["open s1 a!x", "set s1 joiners", "rest s1", "open s2 b/x", "rest s2", "wait r1 c/x"],
         "c/x",
         ["r1 opens for s2"],
     ),
     "an idle session is closed for room once its joiners have left": (
         Limits(1, 9),
-        ["open s1 a!x", "set s1 has_joiners", "rest s1", "wait r1 c/x", "set s1 not-has_joiners", "rest s1"],
+        ["open s1 a!x", "set s1 joiners", "rest s1", "wait r1 c/x", "set s1 not-joiners", "rest s1"],
         "c/x",
         ["r1 opens for s1"],
     ),
@@ -315,3 +321,99 @@ def test_an_assignment_reads_as_much_of_many_principals_as_of_one(many: int) -> 
     Unsearched.read = 0
     assert scene.assigned("w0/x") == "w0 opens for i0"
     assert Unsearched.read == 2, "the quota whose turn it is, and the session that is idle longest"
+
+
+# -- how sessions and requests are counted ---------------------------------------------------------------------------
+
+Group = Queue[FakeSession]
+
+
+def capacity(per_principal: int = 9) -> Capacity[FakeSession]:
+    return Capacity(Limits(9, per_principal))
+
+
+def request(group: Group, *, is_fresh: bool = False) -> Request[FakeSession]:
+    return Request(group, lambda _: None, is_fresh=is_fresh)
+
+
+def opener(quota: PrincipalQuota[FakeSession] | None) -> Request[FakeSession] | None:
+    return next(iter(quota.openers)) if quota is not None else None
+
+
+def test_a_principal_at_its_limit_has_no_turn_until_it_can_give_a_session() -> None:
+    counted, group, session = capacity(1), Group(b"a"), FakeSession()
+    counted.opened(session, group)
+    counted.add(waiting := request(Group(b"a")))
+    assert counted.next_quota() is None
+    counted.rested(session, group)
+    assert opener(counted.next_quota()) is waiting
+    counted.occupied(session, group)
+    assert counted.next_quota() is None
+    counted.closed(session, group)
+    assert opener(counted.next_quota()) is waiting
+
+
+def test_the_turn_passes_on_when_a_principal_opens_a_session() -> None:
+    counted, group = capacity(), Group(b"a")
+    counted.add(first := request(group))
+    counted.add(second := request(group))
+    counted.add(other := request(Group(b"b")))
+    assert opener(counted.next_quota()) is first
+    counted.opened(FakeSession(), group)
+    counted.remove(first)
+    assert opener(counted.next_quota()) is other
+    counted.remove(other)
+    assert opener(counted.next_quota()) is second
+
+
+def test_new_limits_decide_which_principals_are_eligible() -> None:
+    counted, group = capacity(1), Group(b"a")
+    counted.opened(FakeSession(), group)
+    counted.add(waiting := request(group))
+    assert counted.next_quota() is None
+    counted.limits = Limits(9, 2)
+    assert opener(counted.next_quota()) is waiting
+    counted.limits = Limits(9, 1)
+    assert counted.next_quota() is None
+
+
+def test_with_affinity_only_the_first_call_may_open_a_session_and_only_while_there_is_none() -> None:
+    counted, group, session = capacity(), Group(b"a", is_affine=True), FakeSession()
+    for each in (first := request(group), request(group)):
+        counted.add(each)
+    assert counted.next_quota() is None
+    counted.review(group)
+    assert list(counted._quotas[b"a"].openers) == [first]
+    counted.opened(session, group)
+    counted.review(group)
+    assert counted.next_quota() is None
+    counted.closed(session, group)
+    assert group.main is None
+    assert list(counted._quotas[b"a"].openers) == [first]
+
+
+def test_a_session_with_joiners_is_idle_and_cannot_be_evicted() -> None:
+    counted, group, session = capacity(), Group(b"a"), FakeSession()
+    counted.opened(session, group)
+    session.joiners = ["a joiner"]
+    counted.rested(session, group)
+    assert (list(group.idle), list(counted.evictable)) == ([session], [])
+    session.joiners = []
+    counted.rested(session, group)
+    assert (list(group.idle), list(counted.evictable)) == ([session], [session])
+    assert list(counted._quotas[b"a"].evictable) == [session]
+
+
+def test_nothing_is_kept_of_a_principal_without_sessions_and_requests() -> None:
+    counted, here, there = capacity(1), Group(b"a"), Group(b"b")
+    waiting, session = request(here), FakeSession()
+    counted.add(waiting)
+    counted.opened(session, there)
+    counted.rested(session, there)
+    counted.occupied(session, there)
+    counted.occupied(session, there)
+    counted.remove(waiting)
+    counted.remove(waiting)
+    counted.closed(session, there)
+    assert len(counted) == counted.count == len(counted.evictable) == len(here.waiting) == len(here.takers) == 0
+    assert counted.next_quota() is None

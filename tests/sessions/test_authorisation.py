@@ -40,14 +40,14 @@ def refuse_all_but(upstream: FakeUpstream, credential: str) -> None:
     upstream.on(mcp.PING, challenge(401, only=credential))
 
 
-async def test_a_handshake_is_told_to_nobody_whom_the_upstream_refuses(upstream: FakeUpstream, stand: Stand) -> None:
+async def test_a_client_that_the_upstream_refuses_gets_no_handshake(upstream: FakeUpstream, stand: Stand) -> None:
     assert (await stand.client(REAL).post(mcp.DISCOVER)).status == 200
     assert (await stand.client(FORGED).post(mcp.DISCOVER)).outcome == REFUSED
     assert (await stand.client(REAL).post(mcp.DISCOVER)).status == 200
     assert [seen.headers["Authorization"] for seen in upstream.of(mcp.PING)] == [FORGED]
 
 
-async def test_changes_are_told_to_nobody_whom_the_upstream_refuses(stand: Stand) -> None:
+async def test_a_client_that_the_upstream_refuses_gets_no_changes(stand: Stand) -> None:
     assert (await stand.client(REAL).post(mcp.DISCOVER)).status == 200
     forged = await stand.client(FORGED).post(mcp.LISTEN, {"notifications": {"toolsListChanged": True}})
     assert forged.outcome == REFUSED
@@ -62,7 +62,7 @@ async def answered(stand: Stand) -> tuple[Reply, Reply]:
     return asked, done
 
 
-async def test_a_kept_result_goes_to_nobody_whom_the_upstream_refuses(upstream: FakeUpstream, stand: Stand) -> None:
+async def test_a_client_that_the_upstream_refuses_gets_no_kept_result(upstream: FakeUpstream, stand: Stand) -> None:
     asked, _ = await answered(stand)
     assert (await stand.client(FORGED).answer(asked)).outcome == REFUSED
     assert (await stand.client(REAL).answer(asked)).text == "accept"
@@ -71,7 +71,7 @@ async def test_a_kept_result_goes_to_nobody_whom_the_upstream_refuses(upstream: 
     assert len(upstream.of("tools/call")) == 1
 
 
-async def test_open_questions_are_told_to_nobody_whom_the_upstream_refuses(stand: Stand) -> None:
+async def test_a_client_that_the_upstream_refuses_gets_no_open_questions(stand: Stand) -> None:
     asked = await stand.client(REAL).call()
     nosy = await stand.client(FORGED).call(state=asked.state, answers={})
     assert nosy.outcome == REFUSED

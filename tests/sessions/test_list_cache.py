@@ -112,7 +112,7 @@ async def test_what_else_may_shape_an_answer_is_not_answered_from_memory(upstrea
     assert lists_asked(upstream) == 4
 
 
-async def test_nobody_gets_the_list_of_another(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_client_never_gets_the_list_of_another_principal(upstream: FakeUpstream, begin: Start) -> None:
     async def own(turn: Turn) -> None:
         who = turn.seen.headers.get("Authorization", "nobody"), turn.seen.headers.get("X-Tenant", "none")
         await turn.result({"tools": [tool(" ".join(who)), tool(turn.session or "")]})
@@ -172,7 +172,7 @@ async def test_a_list_of_a_narrower_scope_switches_no_check_off(
     assert lists_asked(upstream) == asked, "it was listed with this token, and is not there"
 
 
-async def test_a_tools_header_is_named_to_nobody_whom_the_upstream_refuses(
+async def test_a_client_that_the_upstream_refuses_does_not_learn_the_header_of_a_tool(
     upstream: FakeUpstream, begin: Start
 ) -> None:
     upstream.on(mcp.TOOLS_LIST, by_scope)

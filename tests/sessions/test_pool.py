@@ -11,11 +11,12 @@ from gateway.config import InForce, RouteSettings, parse
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
-from gateway.sessions import pool as pools
-from gateway.sessions.call import PoolKey
+from gateway.seal.request_state import Upstream
+from gateway.sessions import checkout
+from gateway.sessions.call import Call, OwnListener, PoolKey
 from gateway.sessions.group import Groups
 from gateway.sessions.pool import Pool
-from gateway.sessions.session import Session  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -174,7 +175,7 @@ class SilentChannel(Channel):
     def adopt(self, session_id: str, version: str) -> None:
         self.session_id = session_id
 
-    async def resume(self, *_: object) -> None:
+    async def resume(self, *_: object, **__: object) -> None:
         pass
 
     async def send(self, message: bytes, headers: Headers) -> None:
@@ -185,6 +186,13 @@ class SilentChannel(Channel):
 
     async def close(self, *, end_session: bool) -> None:
         pass
+
+
+class AnnouncingChannel(SilentChannel):
+    """A channel whose server announces a change on the stream of each request."""
+
+    async def request(self, message: bytes, headers: Headers, receive: Receive) -> None:
+        _ = receive(b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}')
 
 
 class Bench:
@@ -200,7 +208,7 @@ class Bench:
         return asyncio.get_running_loop().create_task(self.pool.acquire(key, NO_HEADERS))
 
     async def close(self) -> None:
-        await self.pool.close()
+        self.pool.retire()
         await self.tasks.close()
 
 
@@ -288,13 +296,13 @@ async def test_a_caller_is_served_though_the_sweeper_runs_while_it_waits(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its session is there before the caller runs, so the sweeper never sees an empty group."""
-    monkeypatch.setattr(pools, "_SWEEP_SECONDS", 0)
+    monkeypatch.setattr(checkout, "_SWEEP_SECONDS", 0)
     bench = Bench(sessions={"max": 1, "idle_seconds": 0})
     pool = bench.pool
     begun: dict[str, Any] = {
         "acquire": lambda: pool.acquire(key("a"), NO_HEADERS),
         "open": lambda: pool.open(key("a"), NO_HEADERS),
-        "adopt": lambda: pool.adopt(key("a"), "s1", "2025-11-25", Raw(b"{}"), NO_HEADERS),
+        "adopt": lambda: pool.adopt(key("a"), Upstream("s1", "2025-11-25", b"1", b"{}", None), NO_HEADERS),
     }
     held = await bench.acquire(key("other"))
     waiting: asyncio.Task[Session] = asyncio.get_running_loop().create_task(begun[how]())
@@ -422,6 +430,21 @@ async def test_a_new_caller_does_not_overtake_one_that_waits_in_its_group() -> N
     bench.pool.release(held, clean=True)
     assert await asyncio.wait_for(second, 1) is held
     bench.pool.release(held, clean=True)
+    await bench.close()
+
+
+async def test_a_change_that_is_announced_in_the_call_of_a_joiner_is_heard() -> None:
+    bench = Bench()
+    owner = await bench.acquire(key("a"))
+    owner.channel.adopt("s1", "2025-11-25")
+    group, metrics = owner.group, Metrics("0", ["/mcp"])
+    joiner = Session(group, AnnouncingChannel(), "/mcp", metrics, bench.tasks)
+    joiner.join(owner)
+    generation = group.generation
+    await joiner.run(Call(b"1", b"{}", OwnListener()), NO_HEADERS)
+    assert group.generation != generation
+    joiner.shared.leave(joiner)
+    bench.pool.release(owner, clean=True)
     await bench.close()
 
 

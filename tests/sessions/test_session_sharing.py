@@ -71,6 +71,28 @@ def test_what_a_joiner_found_lost_is_lost_for_the_owner() -> None:
     assert not shared.joiners
 
 
+@pytest.mark.parametrize(
+    ("states", "answers", "speaker", "is_ambiguous"),
+    [
+        ([""], None, 0, False),
+        (["pending"], None, 0, False),
+        (["", "pending"], None, 1, False),
+        (["pending", "pending"], None, 0, True),
+        (["pending", "pending"], 1, 1, False),
+        (["", "pending", "pending"], 0, 0, True),
+    ],
+    ids=["no call", "one call", "that of a joiner", "two calls", "a call that it answers", "no call that it answers"],
+)
+def test_a_message_of_the_side_stream_is_about_the_call_that_it_answers_or_the_only_one(
+    states: list[str], answers: int | None, speaker: int, *, is_ambiguous: bool
+) -> None:
+    members = [FakeMember(state) for state in states]
+    shared = SharedSession(members[0])
+    shared.joiners |= set(members[1:])
+    answered = None if answers is None else members[answers]
+    assert shared.speaker(lambda each: each is answered) == (members[speaker], is_ambiguous)
+
+
 class Tool:
     """Does what its arguments say, and watches who runs beside whom."""
 
@@ -220,7 +242,7 @@ async def test_no_call_goes_beside_one_that_runs(upstream: FakeUpstream, tool: T
     assert set(sessions(upstream)) == {"s1"}
 
 
-async def test_who_waits_goes_on_when_the_call_before_is_parked(
+async def test_a_waiting_call_begins_when_the_call_before_it_is_parked(
     upstream: FakeUpstream, tool: Tool, begin: Start
 ) -> None:
     stand = await stand_with(begin)
@@ -244,7 +266,7 @@ async def test_a_call_that_was_asked_aside_keeps_the_session_for_itself(
     assert (await do(client, "nothing")).text == "done"
 
 
-async def test_a_question_that_could_be_anybodys_reaches_nobody(
+async def test_a_question_that_any_call_may_have_asked_reaches_no_client(
     upstream: FakeUpstream, tool: Tool, begin: Start
 ) -> None:
     stand = await stand_with(begin, wait_seconds=0.1)

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.bridge import subscription
 from gateway.server import drain
-from gateway.sessions import pool
+from gateway.sessions import checkout
 from gateway.telemetry import SessionState
 from tests.support import workbench
 from tests.support.fake_upstream import FakeUpstream
@@ -22,7 +22,7 @@ Start = Callable[..., Awaitable[Stand]]
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times that no configuration shortens."""
-    monkeypatch.setattr(pool, "_SWEEP_SECONDS", 0.02)
+    monkeypatch.setattr(checkout, "_SWEEP_SECONDS", 0.02)
     monkeypatch.setattr(subscription, "_PAUSES", (0.0, 0.01))
     monkeypatch.setattr(drain, "_POLL_SECONDS", 0.005)
 

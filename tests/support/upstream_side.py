@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import aiohttp
 from msgspec import Raw
 
 from gateway.config import InForce, RouteSettings, parse
@@ -13,18 +14,20 @@ from gateway.http.client import Bounds, Client
 from gateway.http.endpoint import Endpoint
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
+from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, PoolKey
 from gateway.sessions.pool import Pool
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Headers
+from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.stream_times import StreamTimes
 from gateway.upstream.streamable_http import StreamableChannel
 from tests.support.fake_upstream import DEADLINE
 from tests.support.workbench import ALL, BACKGROUND, SHORT_TIMES, configuration, eventually
 
 KEY = PoolKey(b"ada", b'{"name":"x","version":"1"}', json.dumps(ALL).encode(), ())
-INFO = Raw(b'{"name":"fake","version":"1"}')
+INFO = b'{"name":"fake","version":"1"}'
 CALL = b'"gw-dead-1"'
 
 
@@ -57,12 +60,19 @@ class Ear:
 class UpstreamSide:
     """The upstream side of one process: channels, sessions and their pool, over real HTTP."""
 
-    def __init__(self, url: str, *, times: StreamTimes = SHORT_TIMES, **sections: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        times: StreamTimes = SHORT_TIMES,
+        http: aiohttp.ClientSession | None = None,
+        **sections: Any,
+    ) -> None:
         self.config = parse(configuration(url, **sections), "test", {})
         self.metrics = Metrics("0", ["/mcp"])
         self.tasks = Tasks(self.metrics)
         self.times = times
-        self.client = Client(InForce(Bounds(self.config.limits, self.config.timeouts)))
+        self.client = Client(InForce(Bounds(self.config.limits, self.config.timeouts)), http)
         self.endpoint = Endpoint("/mcp", url)
         self.pool = Pool(
             InForce(RouteSettings(self.config, self.config.routes[0])), self.connect, self.metrics, self.tasks
@@ -73,12 +83,19 @@ class UpstreamSide:
         self.ear = Ear()
 
     def connect(self) -> StreamableChannel:
-        return StreamableChannel(self.client, self.endpoint, self.tasks, self.times)
+        return StreamableChannel(HttpUpstream(self.client, self.endpoint, self.tasks, self.times))
 
     async def adopt(
-        self, headers: Headers = NO_HEADERS, session_id: str = "s0", version: str = "2025-11-25"
+        self,
+        headers: Headers = NO_HEADERS,
+        session_id: str = "s0",
+        version: str = "2025-11-25",
+        *,
+        is_shared: bool = False,
     ) -> Session:
-        session = await self.pool.adopt(KEY, session_id, version, INFO, headers)
+        session = await self.pool.adopt(
+            KEY, Upstream(session_id, version, CALL, INFO, None), headers, is_shared=is_shared
+        )
         self.ear.cursor = lambda: session.channel.cursor
         return session
 
@@ -134,7 +151,7 @@ class UpstreamSide:
         return [name for name in names if not name.startswith(BACKGROUND)]
 
     async def close(self) -> None:
-        await self.pool.close()
+        self.pool.retire()
         await eventually(lambda: not self.busy_tasks())
         await self.tasks.close()
         await self.client.close()

@@ -264,7 +264,7 @@ async def test_a_handshake_that_never_ends_is_given_up(upstream: FakeUpstream, b
         (302, b""),
     ],
 )
-async def test_what_is_no_handshake_is_one_clear_error(
+async def test_an_invalid_handshake_is_one_clear_error(
     upstream: FakeUpstream, client: Client, status: int, sent: bytes
 ) -> None:
     async def odd(turn: Turn) -> None:
@@ -500,7 +500,7 @@ async def test_idle_sessions_of_a_restarted_server_go_together(upstream: FakeUps
 # -- breaks at each stage ---------------------------------------------------------------------------------------------
 
 
-async def test_a_break_while_parked_is_told_to_who_comes_back(
+async def test_a_client_that_retries_learns_that_its_parked_call_broke(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
     cut = asyncio.Event()
@@ -665,7 +665,7 @@ async def test_an_upstream_that_ends_the_call_while_parked_gives_its_result_to_t
     assert (await client.answer(asked)).text == "without you"
 
 
-async def test_a_bug_in_the_calls_task_is_counted_and_leaves_nobody_waiting(
+async def test_a_bug_in_the_calls_task_is_counted_and_its_client_gets_an_error(
     upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -729,9 +729,7 @@ async def test_a_flood_of_pings_costs_one_connection(
     assert (await client.call()).text == "done"
 
 
-async def test_an_id_of_a_ping_that_is_no_id_but_a_load_is_not_kept(
-    upstream: FakeUpstream, stand: Stand, client: Client
-) -> None:
+async def test_an_oversized_id_of_a_ping_is_not_kept(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
     await client.call()
     for id_ in ("x" * 100_000, "small"):
         upstream.side("s1").put_nowait(event({"jsonrpc": "2.0", "id": id_, "method": "ping"}))

@@ -111,7 +111,7 @@ async def test_a_result_that_comes_with_an_error_status_is_the_result(
 
 @pytest.mark.parametrize("sent", [b"", b"The database session timed out", b"<h1>Not Found</h1>"])
 @pytest.mark.parametrize("status", [400, 404])
-async def test_a_refusal_without_an_id_is_no_lost_session_while_the_session_lives(
+async def test_a_refusal_without_an_id_does_not_mean_that_the_session_is_lost(
     upstream: FakeUpstream, client: Client, status: int, sent: bytes
 ) -> None:
     async def fail(turn: Turn) -> None:

@@ -278,7 +278,7 @@ async def test_a_server_that_forgot_the_session_gets_the_call_in_a_new_one(
     assert len(await old.heard("tools/call", 2)) == 2
 
 
-async def test_a_credential_is_checked_beside_a_call_and_nobody_hears_the_pong(old: FakeSse, begin: Start) -> None:
+async def test_a_credential_is_checked_beside_a_call_and_the_pong_is_dropped(old: FakeSse, begin: Start) -> None:
     stand = await sse(begin, old)
     one, fresh = (stand.client(jwt(iss="i", sub="ada", client_id="c", jti=jti)) for jti in ("one", "fresh"))
     asked = await parked(old, one)
@@ -296,7 +296,7 @@ async def test_a_credential_is_checked_beside_a_call_and_nobody_hears_the_pong(o
     assert stand.metric("mcp_gateway_upstream_errors_total", kind="unknown_id") == 0
 
 
-async def test_a_server_whose_replicas_are_not_sticky_is_named_as_such(old: FakeSse, begin: Start) -> None:
+async def test_an_error_says_that_the_servers_replicas_lack_sticky_sessions(old: FakeSse, begin: Start) -> None:
     async def other(_: Message) -> web.Response:
         return web.Response(status=404, text="Could not find session")
 
@@ -436,7 +436,7 @@ async def test_what_speaks_neither_says_so(upstream: FakeUpstream, begin: Start)
     assert upstream.words == ["initialize", "GET"] * 2
 
 
-async def test_a_stream_without_an_endpoint_is_no_http_sse(old: FakeSse, begin: Start) -> None:
+async def test_a_stream_that_names_no_endpoint_does_not_count_as_http_sse(old: FakeSse, begin: Start) -> None:
     old.endpoint = None
     stand = await auto(begin, old.url, stream_times=structs.replace(SHORT_TIMES, endpoint_seconds=0.1))
     reply = await stand.client().call()

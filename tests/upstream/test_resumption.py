@@ -49,6 +49,10 @@ PAUSES: dict[str, list[tuple[str, float | str | None]]] = {
         *[("failed", 1), ("failed", 2), ("failed", 3), ("connected", "-")],
         *[("failed", 3), ("failed", 3), ("failed", 3), ("failed", None)],
     ],
+    "a local fault makes a pause and is not counted": [
+        *[("failed locally", 1), ("failed locally", 2), ("failed locally", 3), ("failed locally", 3)],
+        *[("failed", 3), ("failed", 3), ("failed locally", 3), ("failed", 3), ("failed", None)],
+    ],
     "a message does not end a row of failures, a stream does": [
         *[("failed", 1), ("failed", 2), ("heard", "-"), ("failed", 1), ("failed", None)],
     ],
@@ -74,6 +78,8 @@ def happens(resumption: Resumption, what: str) -> float | str | None:
         return resumption.cut(None)
     if what == "failed":
         return resumption.failed()
+    if what == "failed locally":
+        return resumption.failed(is_local=True)
     getattr(resumption, what)()
     return "-"
 
@@ -155,6 +161,12 @@ def test_pauses_grow_until_a_message_is_heard_and_end_after_failures_in_a_row(
 ) -> None:
     resumption = resuming()
     assert [(what, happens(resumption, what)) for what, _ in happened] == happened
+
+
+def test_local_faults_count_if_another_process_may_still_hold_the_call() -> None:
+    resumption = resuming()
+    resumption.start("e1", counts_local=True)
+    assert [resumption.failed(is_local=True) for _ in range(4)] == [1, 2, 3, None]
 
 
 @pytest.mark.parametrize(("happened", "seconds"), SILENCES.values(), ids=SILENCES)

@@ -1,17 +1,22 @@
 """Resume: a call whose stream broke, or whose process died, is picked up from its event id."""
 
 import asyncio
+import errno
+import os
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp.abc import AbstractResolver, ResolveResult
 from msgspec import structs
 
 from gateway.http.client import Client
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
-from gateway.sessions import pool
+from gateway.sessions import checkout
 from gateway.upstream.channel import NO_HEADERS
 from gateway.upstream.resumption import MAX_EVENT_IDS
 from gateway.upstream.streamable_http import StreamableChannel
@@ -367,7 +372,7 @@ async def test_adopted_sessions_count_under_the_caps(upstream: FakeUpstream) -> 
         assert here.sessions == [0, 0, 0]
 
 
-async def test_who_adopts_waits_for_room_and_passes_an_idle_session_on(upstream: FakeUpstream) -> None:
+async def test_an_adoption_waits_for_room_and_does_not_take_an_idle_session(upstream: FakeUpstream) -> None:
     async with replica(upstream, sessions={"max": 1}, timeouts={"session_wait_seconds": DEADLINE}) as here:
         opened = await here.pool.acquire(KEY, NO_HEADERS)
         adopting = here.start(here.adopt())
@@ -602,7 +607,7 @@ async def test_a_final_refusal_ends_it_at_once(
 
 
 @pytest.mark.parametrize(("status", "body"), [(404, b""), (400, b"Invalid session ID in Last-Event-ID")])
-async def test_a_get_that_is_refused_in_a_session_that_lives_is_no_lost_session(
+async def test_a_refused_get_does_not_mean_that_the_session_is_lost(
     upstream: FakeUpstream, status: int, body: bytes
 ) -> None:
     upstream.known.add("s0")
@@ -665,8 +670,74 @@ async def test_an_upstream_that_never_comes_back_loses_the_call_after_some_tries
         here.pool.release(session, clean=False)
 
 
+class FakeHost(AbstractResolver):
+    """FAKE of the host of the gateway: it lacks file descriptors, or its name service fails, for some connections."""
+
+    def __init__(self) -> None:
+        self.lacks_descriptors = 0
+        self.lacks_names = 0
+        connector = aiohttp.TCPConnector(resolver=self, socket_factory=self.open_socket, use_dns_cache=False)
+        self.http = aiohttp.ClientSession(connector=connector)
+
+    def open_socket(self, address: Any) -> socket.socket:
+        if self.lacks_descriptors:
+            self.lacks_descriptors -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        family, kind, protocol, *_ = address
+        return socket.socket(family, kind, protocol)
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        if self.lacks_names:
+            self.lacks_names -= 1
+            raise OSError(None, "Temporary failure in name resolution")
+        return [ResolveResult(hostname=host, host="127.0.0.1", port=port, family=family, proto=0, flags=0)]
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+@asynccontextmanager
+async def replica_on(host: FakeHost, upstream: FakeUpstream) -> AsyncIterator[Replica]:
+    """A process on this host, which has to resolve the name of the upstream."""
+    upstream.known.add("s0")
+    here = Replica(upstream.url.replace("127.0.0.1", "upstream.test"), times=PATIENT, http=host.http)
+    try:
+        yield here
+    finally:
+        await here.close()
+
+
+@pytest.mark.parametrize("fault", ["lacks_descriptors", "lacks_names"])
+async def test_faults_of_the_gateways_own_host_do_not_lose_a_call(upstream: FakeUpstream, fault: str) -> None:
+    upstream.each("resume", refusing(503), refusing(503), saying(("e2", RESULT)))
+    host = FakeHost()
+    async with replica_on(host, upstream) as here:
+        session = await here.adopt()
+        setattr(host, fault, 40)
+        await here.resume(session)
+        assert getattr(host, fault) == 0
+        assert (here.ear.text, cursors(upstream)) == ("done", ["e1"] * 3)
+        here.pool.release(session, clean=True)
+
+
+@pytest.mark.parametrize("fault", ["lacks_descriptors", "lacks_names"])
+async def test_a_call_that_another_process_may_still_hold_is_left_to_it_after_local_faults(
+    upstream: FakeUpstream, fault: str
+) -> None:
+    host = FakeHost()
+    async with replica_on(host, upstream) as here:
+        session = await here.adopt(is_shared=True)
+        setattr(host, fault, 40)
+        with pytest.raises(CallLost, match="cannot be reached"):
+            await here.resume(session)
+        assert getattr(host, fault) == 40 - 1 - len(PATIENT.retry_seconds)
+        here.pool.release(session, clean=False)
+
+
 @pytest.mark.parametrize("reads", [True, False], ids=["reading", "pausing"])
-async def test_who_waits_no_longer_leaves_nothing_behind(upstream: FakeUpstream, *, reads: bool) -> None:
+async def test_a_cancelled_resumption_leaves_nothing_behind(upstream: FakeUpstream, *, reads: bool) -> None:
     upstream.on("resume", saying(end="open") if reads else refusing(409))
     async with replica(upstream, {"retry_seconds": (30.0,)}) as here:
         session = await here.adopt()
@@ -690,7 +761,7 @@ async def test_who_waits_no_longer_leaves_nothing_behind(upstream: FakeUpstream,
 async def test_pauses_grow_until_something_new_is_heard(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "_SWEEP_SECONDS", 3600.0)  # the sweeper would never yield in the sleep below
+    monkeypatch.setattr(checkout, "_SWEEP_SECONDS", 3600.0)  # the sweeper would never yield in the sleep below
     pauses: list[float] = []
     moment = asyncio.sleep
 

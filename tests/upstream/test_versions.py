@@ -56,7 +56,7 @@ def event_of(batch: list[object]) -> bytes:
 
 
 @pytest.mark.parametrize("version", ["2024-10-07", "2026-07-28", "draft", ""])
-async def test_a_version_that_nobody_speaks_here_is_a_clear_error(
+async def test_a_version_that_the_gateway_does_not_support_is_a_clear_error(
     upstream: FakeUpstream, client: Client, version: str
 ) -> None:
     chooses(upstream, version)

@@ -1,0 +1,271 @@
+"""Checks the sessions of one route out to requests, then in again.
+
+Rule 1: sessions are kept by everything that shaped them (principal, client, declared capabilities, configured
+headers). Rule 2: a session whose call is still pending is never ended with DELETE, which kills some servers: it is
+quarantined until its call ends. Rule 3: a session that another process opened serves the one call it was adopted for.
+
+`sessions.assignment` decides which request gets a session; this file carries that out.
+"""
+
+import asyncio
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Final
+
+from gateway.config import Config, InForce, Route, RouteSettings
+from gateway.runtime.tasks import Tasks
+from gateway.sessions import assignment, pool_errors
+from gateway.sessions.assignment import Capacity, Limits, Request
+from gateway.sessions.call import PoolKey
+from gateway.sessions.group import Group, Groups
+from gateway.sessions.session import Session
+from gateway.telemetry import SessionState
+
+_SWEEP_SECONDS: Final = 1.0
+_STARTS: Final = max(os.cpu_count() or 1, 2)
+"""Children that a route may start at the same time: of sixteen at once on two cores, all took longer than
+timeouts.handshake_seconds. A request that waits for a start may also get a session that comes free."""
+
+
+class Checkout(ABC):
+    """The sessions of one route, with the requests that wait for one."""
+
+    def __init__(self, settings: InForce[RouteSettings], tasks: Tasks, retired: Callable[[], None]) -> None:
+        """`retired` is called once sessions are kept no longer, so that none need be prepared."""
+        self._settings = settings
+        self._tasks = tasks
+        self._retired = retired
+        self._groups: Groups[Session] = Groups(is_affine=self.route.sessions.affinity == "principal")
+        self._capacity: Capacity[Session] = Capacity(self._limits)
+        self.closed = False
+        self._sweeper = tasks.start(self._sweep(), f"session sweeper of {self.route.path}")
+        settings.after_replace(self._change_limits)
+
+    @abstractmethod
+    def _session(self, group: Group[Session]) -> Session:
+        """Make a session that is not open yet."""
+
+    @property
+    def route(self) -> Route:
+        """The route as it is now; nothing that shapes a session ever differs."""
+        return self._settings.value.route
+
+    @property
+    def _config(self) -> Config:
+        return self._settings.value.config
+
+    @property
+    def most(self) -> int:
+        """Sessions that there may be; each is a process where the upstream is a command."""
+        most, upstream = self._config.sessions.max, self.route.upstream
+        return most if upstream.command is None else min(most, upstream.max_children)
+
+    @property
+    def _limits(self) -> Limits:
+        starting = float("inf") if self.route.upstream.command is None else _STARTS
+        return Limits(self.most, self._config.sessions.max_per_principal, starting)
+
+    def _change_limits(self, _: RouteSettings) -> None:
+        self._capacity.limits = self._limits
+        for group in tuple(self._groups.values()):
+            self._assign(group)
+
+    @property
+    def served(self) -> float:
+        """Monotonic time at which the upstream last served a request of any session; -inf before the first."""
+        return self._groups.served
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a session."""
+        return sum(len(group.waiting) for group in self._groups.values())
+
+    def group(self, key: PoolKey) -> Group[Session]:
+        """The group of a key; made when it is new."""
+        return self._groups.of(key)
+
+    # -- out --------------------------------------------------------------------------------------------------------
+
+    def take(self, key: PoolKey) -> Session | None:
+        """An idle session, if there is one; none is idle while a request waits for it."""
+        group = self.group(key)
+        while (session := assignment.reusable(group)) is not None:
+            if not session.lost:
+                self._occupy(session)
+                return session
+            self._drop(session, end=False)
+        return None
+
+    async def _obtain(self, group: Group[Session], *, is_fresh: bool = False) -> Session:
+        """Wait for a session, which is yet to be opened if it is new; raises Busy."""
+        future: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
+        request = Request(group, future.set_result, is_fresh=is_fresh)
+        self._capacity.add(request)
+        self._assign(group)
+        try:
+            if not future.done():
+                # `wait` does not cancel the future, so a session that is assigned in the same moment is never lost.
+                _ = await asyncio.wait((future,), timeout=max(self._config.timeouts.session_wait_seconds, 0))
+        except asyncio.CancelledError:
+            if future.done():
+                self._return_unused(future.result())
+            raise
+        finally:
+            if not future.done():
+                self._capacity.remove(request)
+                self._groups.forget_if_unused(group)
+                self._assign(group)
+        if not future.done():
+            raise pool_errors.busy(self.route)
+        return future.result()
+
+    def _return_unused(self, session: Session) -> None:
+        if session.opened:
+            self.release(session, clean=True)
+        else:
+            self._drop(session, end=False)
+            self._end_start(session.group)
+
+    def _end_start(self, group: Group[Session]) -> None:
+        """The handshake of a session has ended, well or not."""
+        self._groups.forget_if_unused(group)
+        self._capacity.starting -= 1
+        self._assign(group)
+
+    def _assign(self, group: Group[Session]) -> None:
+        """Carry out every assignment that a change in a group makes possible."""
+        while (found := assignment.assign(group, self._capacity)) is not None:
+            if isinstance(found, assignment.Discard):
+                self._remove(found.session, end=False)
+                continue
+            if isinstance(found, assignment.Reuse):
+                session = found.session
+                self._occupy(session)
+            elif isinstance(found, assignment.Join):
+                session = self._session(group)
+                session.join(found.owner)
+            else:
+                if found.evicted is not None:
+                    self._remove(found.evicted, end=True)
+                session = self._new(found.request)
+            self._capacity.remove(found.request)
+            found.request.deliver(session)
+
+    def _new(self, request: Request[Session]) -> Session:
+        """A session that counts from now on, so that its room is taken before its handshake begins."""
+        assert isinstance(request.group, Group)
+        session = self._session(request.group)
+        self._capacity.opened(session, session.group, is_fresh=request.is_fresh)
+        session.move(SessionState.BUSY)
+        return session
+
+    def _occupy(self, session: Session) -> None:
+        self._capacity.occupied(session, session.group)
+        session.move(SessionState.BUSY)
+
+    # -- in ---------------------------------------------------------------------------------------------------------
+
+    def rest(self, session: Session, *, resting: bool) -> None:
+        """The call of a session was parked, or continues."""
+        session.resting = resting
+        if resting:
+            self._assign(session.group)
+
+    def release(self, session: Session, *, clean: bool) -> None:
+        """Take a session back: keep it after a clean end, quarantine it under a pending call, else drop it."""
+        session.resting = False
+        if session.is_joiner:
+            self._tasks.spawn(self._depart(session), "quarantine")
+        elif session.pending:
+            session.move(SessionState.QUARANTINED)
+            self._tasks.spawn(self._quarantine(session), "quarantine")
+        elif (clean or _is_orderly(session)) and self._may_keep(session):
+            self._keep(session)
+        else:
+            self._drop(session, end=session.may_end)
+
+    def _may_keep(self, session: Session) -> bool:
+        if session.group.is_affine and session.group.main is not session:
+            return False  # all calls go to the main one
+        return not (session.lost or session.adopted or self.closed or self._config.sessions.idle_seconds == 0)
+
+    def _keep(self, session: Session) -> None:
+        session.group.used = session.idle_since = time.monotonic()
+        session.move(SessionState.IDLE)
+        self._capacity.rested(session, session.group)
+        self._assign(session.group)
+
+    async def _quarantine(self, session: Session) -> None:
+        """Wait for the end of a call that was given up; only then may its session be ended."""
+        await session.settled(self._config.sessions.quarantine_seconds)
+        if not session.pending and session.group.main is session and self._may_keep(session):
+            self._keep(session)
+            return
+        self._drop(session, end=session.may_end)
+        session.abandon()
+
+    async def _depart(self, joiner: Session) -> None:
+        """Take a joiner out of the shared session, once its call has ended or was given up for good."""
+        await joiner.settled(self._config.sessions.quarantine_seconds)
+        joiner.abandon()
+        joiner.shared.leave(joiner)
+        group, owner = joiner.group, joiner.shared.owner
+        if owner in group.idle:
+            self._capacity.rested(owner, group)
+        self._assign(group)
+        await joiner.channel.close(end_session=False)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def _drop(self, session: Session, *, end: bool) -> None:
+        """Forget a session, and give its room away; `end` tells the upstream."""
+        if session.state is not None:
+            self._remove(session, end=end)
+            self._assign(session.group)
+
+    def _remove(self, session: Session, *, end: bool) -> None:
+        session.move(None)
+        self._capacity.closed(session, session.group)
+        end = end and not session.shared.joiners
+        self._tasks.spawn(session.channel.close(end_session=end), "close session")
+
+    def forget_idle(self, key: PoolKey) -> None:
+        """Drop the idle sessions of a key: the upstream forgot one session of it, so it was restarted."""
+        group = self.group(key)
+        group.missed()
+        for session in tuple(group.idle):
+            self._drop(session, end=False)
+
+    async def _sweep(self) -> None:
+        """Close sessions that were not used for `sessions.idle_seconds`, and forget empty groups."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            before = time.monotonic() - self._config.sessions.idle_seconds
+            for group in list(self._groups.values()):
+                while group.idle and _is_stale(session := next(iter(group.idle)), before):
+                    self._drop(session, end=not session.lost)
+                self._groups.forget_if_empty(group, before)
+
+    def retire(self) -> None:
+        """End all idle sessions, and keep none any more: those in use end with their calls, and so do new ones."""
+        self.closed = True
+        _ = self._sweeper.cancel()
+        self._retired()
+        for group in tuple(self._groups.values()):
+            for session in tuple(group.idle):
+                self._drop(session, end=True)
+
+
+def _is_orderly(session: Session) -> bool:
+    """Whether the session of all calls is kept after a call that did not end well, for dropping it is costly.
+
+    A call that was refused never began. Questions that a call left open reach no other call if they named it.
+    """
+    return session.group.main is session and (session.turned_away or not session.shared.asked_aside)
+
+
+def _is_stale(session: Session, before: float) -> bool:
+    """Whether an idle session is useless, or has not been used since `before`."""
+    return session.lost or (session.idle_since < before and not session.shared.joiners)

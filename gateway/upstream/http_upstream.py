@@ -1,0 +1,17 @@
+"""Everything that the sessions of one HTTP upstream share."""
+
+from typing import NamedTuple
+
+from gateway.http.client import Client
+from gateway.http.endpoint import Endpoint
+from gateway.runtime.tasks import Tasks
+from gateway.upstream.stream_times import DEFAULT_TIMES, StreamTimes
+
+
+class HttpUpstream(NamedTuple):
+    """One upstream, with the means to speak to it."""
+
+    client: Client
+    endpoint: Endpoint
+    tasks: Tasks
+    times: StreamTimes = DEFAULT_TIMES

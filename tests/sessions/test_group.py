@@ -1,0 +1,181 @@
+"""What the gateway knows of the sessions of one pool key."""
+
+from typing import Any
+
+import pytest
+
+from gateway.exchange.handshake import recalled
+from gateway.protocol import mcp
+from gateway.protocol.param_headers import Tool
+from gateway.sessions.assignment import Request
+from gateway.sessions.call import PoolKey
+from gateway.sessions.group import ChangeForwarder, ChangeListeners, Group, Groups
+
+ADA, BOB = {"Authorization": "Bearer ada"}, {"Authorization": "Bearer bob"}
+KEY = PoolKey(b"p", b"{}", b"{}", ())
+OTHER = PoolKey(b"q", b"{}", b"{}", ())
+
+
+class FakeWatcher:
+    """Notes the changes that it is told of."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, bytes]] = []
+
+    def changed(self, method: str, data: bytes) -> None:
+        self.told.append((method, data))
+
+    def missed(self) -> None:
+        raise AssertionError
+
+    def deaf(self, *, heard: bool) -> None:
+        raise AssertionError(heard)
+
+
+def group(*tools: str, headers: Any = ADA) -> Group[Any]:
+    made: Group[Any] = Group(KEY, is_affine=False)
+    if tools:
+        made.learn({name: Tool() for name in tools}, headers)
+    return made
+
+
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tool_that_a_credential_was_not_shown_is_known_to_be_hidden_from_it() -> None:
+    assert not group().knows("a", ADA)
+    known = group("a")
+    assert known.knows("a", ADA)
+    assert known.knows("hidden", ADA)
+    assert known.knows("a", BOB)
+    assert not known.knows("hidden", BOB)
+
+
+def test_a_list_of_a_narrower_scope_leaves_the_tools_of_others_known() -> None:
+    known = group("a", "b")
+    known.learn({"c": Tool()}, BOB)
+    assert set(known.tools or {}) == {"a", "b", "c"}
+    known.learn({"d": Tool()}, BOB)
+    assert set(known.tools or {}) == {"a", "b", "c", "d"}
+
+
+def test_the_only_credential_that_listed_the_tools_replaces_them() -> None:
+    known = group("a", "b")
+    known.learn({"c": Tool()}, ADA)
+    assert set(known.tools or {}) == {"c"}
+
+
+def test_a_server_that_renames_its_tools_for_ever_is_known_in_bounded_memory() -> None:
+    known = group(*(f"t{number}" for number in range(10_000)))
+    known.learn({"new": Tool()}, BOB)
+    assert set(known.tools or {}) == {"new"}
+
+
+def test_credentials_that_come_and_go_are_known_in_bounded_memory() -> None:
+    known = group("a")
+    for number in range(1000):
+        known.learn({"a": Tool()}, {"Authorization": f"Bearer {number}"})
+        known.accept({"Authorization": f"Bearer {number}"})
+    assert len(known._listed) <= 64
+    assert len(known._accepted) == 64
+    assert known.accepts({"Authorization": "Bearer 999"})
+    assert not known.accepts({"Authorization": "Bearer 0"})
+
+
+@pytest.mark.parametrize(
+    ("method", "tools", "is_renewed"),
+    [(mcp.TOOLS_CHANGED, None, True), (mcp.PROMPTS_CHANGED, {"a"}, True), (mcp.RESOURCE_UPDATED, {"a"}, False)],
+)
+def test_a_change_makes_old_what_it_is_about(method: str, tools: set[str] | None, *, is_renewed: bool) -> None:
+    known = group("a")
+    generation = known.generation
+    known.changed(method, b"{}")
+    assert (set(known.tools) if known.tools is not None else None) == tools
+    assert known.former is None
+    assert (known.generation != generation) is is_renewed
+
+
+def test_calls_are_judged_by_the_former_tools_after_a_change_may_have_been_missed() -> None:
+    known = group("a")
+    known.missed()
+    known.missed()
+    assert known.tools is None
+    assert set(known.former or {}) == {"a"}
+    assert not known.knows("a", ADA)
+    known.changed(mcp.TOOLS_CHANGED, b"{}")
+    assert known.former is None
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_stream_that_never_worked_says_nothing_of_a_restart(*, heard: bool) -> None:
+    known = group("a")
+    known.deaf(heard=heard)
+    assert (known.tools is None) is heard
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_is_found_again_until_it_is_forgotten() -> None:
+    groups: Groups[Any] = Groups(is_affine=True)
+    made = groups.of(KEY)
+    assert made.is_affine
+    assert groups.of(KEY) is made
+    groups.forget_if_unused(made)
+    again = groups.of(KEY)
+    assert again is not made
+    groups.forget_if_unused(made)
+    assert groups.of(KEY) is again, "a group that was forgotten before stands for nothing"
+
+
+@pytest.mark.parametrize("known", ["sessions", "waiting", "shaken", "accepted", "tools", "former"])
+def test_a_group_that_knows_anything_is_not_unused(known: str) -> None:
+    groups: Groups[Any] = Groups(is_affine=False)
+    made = groups.of(KEY)
+    match known:
+        case "sessions":
+            made.sessions["session"] = None
+        case "waiting":
+            made.waiting[Request(made, lambda _: None)] = None
+        case "shaken":
+            made.shaken = recalled("2025-11-25", b'{"name":"x"}')  # type: ignore[arg-type]
+        case "accepted":
+            made.accept(ADA)
+        case _:
+            made.learn({"a": Tool()}, ADA)
+    if known == "former":
+        made.missed()
+    groups.forget_if_unused(made)
+    assert groups.get(KEY) is made
+
+
+def test_an_empty_group_is_forgotten_and_when_it_was_served_is_not() -> None:
+    groups: Groups[Any] = Groups(is_affine=False)
+    assert groups.served == float("-inf")
+    made, other = groups.of(KEY), groups.of(OTHER)
+    made.accept(ADA)
+    served = groups.served
+    assert served > float("-inf")
+    groups.forget_if_empty(made, made.used)
+    assert groups.get(KEY) is made, "it was used after that"
+    other.sessions["session"] = None
+    for each in (made, other):
+        groups.forget_if_empty(each, float("inf"))
+    assert list(groups) == [OTHER]
+    assert groups.served == served
+
+
+# -- changes that one session announces for all -----------------------------------------------------------------------
+
+
+def test_a_change_reaches_the_listeners_of_its_principal_that_did_not_hear_it_themselves() -> None:
+    listeners = ChangeListeners()
+    own, other, stranger = FakeWatcher(), FakeWatcher(), FakeWatcher()
+    forwarder = ChangeForwarder(b"p", [own], listeners)
+    with listeners.listening(b"p", own), listeners.listening(b"p", other), listeners.listening(b"q", stranger):
+        forwarder.changed(mcp.TOOLS_CHANGED, b"{}")
+        forwarder.missed()
+        forwarder.deaf(heard=True)
+    forwarder.changed(mcp.TOOLS_CHANGED, b"{}")
+    assert [len(each.told) for each in (own, other, stranger)] == [0, 1, 0]
+    assert not listeners._listeners

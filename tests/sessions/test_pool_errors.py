@@ -1,0 +1,69 @@
+"""The errors of a route that cannot provide a session say what to change."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.config import Route, parse
+from gateway.protocol.errors import CallLost, NoHandshake, Unreachable
+from gateway.sessions import pool_errors
+from tests.support.workbench import configuration
+
+
+def route(url: str = "http://127.0.0.1:9/mcp", **sections: Any) -> Route:
+    return parse(configuration(url, **sections), "test", {}).routes[0]
+
+
+COMMAND = {"upstream": {"command": ["server"]}}
+AFFINE = {"sessions": {"affinity": "principal"}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({}, ["sessions.max or", "sessions.max_per_principal"]),
+        (COMMAND, ["upstream.max_children or", "sessions.max_per_principal"]),
+        (AFFINE, ["sessions.affinity: principal", "end that call"]),
+    ],
+    ids=["http", "command", "affinity"],
+)
+def test_a_caller_without_a_session_learns_which_limit_is_reached(sections: dict[str, Any], words: list[str]) -> None:
+    error = pool_errors.busy(route(route=sections))
+    assert error.status == 503
+    assert all(word in error.message for word in [*words, "timeouts.session_wait_seconds"])
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/mcp", "https://127.0.0.1:9/mcp"])
+def test_a_server_that_hangs_up_over_tls_may_miss_a_client_certificate(url: str) -> None:
+    lost = CallLost("It broke the connection; the request may have had effects")
+    error = pool_errors.handshake_failed(lost, route(url), 10)
+    assert isinstance(error, Unreachable)
+    assert error.message.startswith("It broke the connection")
+    assert "effects" not in error.message
+    assert ("upstream.tls.cert_file" in error.message) is url.startswith("https")
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (TimeoutError(), "did not finish its handshake in 2.5 s (timeouts.handshake_seconds)"),
+        (ValueError("no protocolVersion"), "is not an MCP server: no protocolVersion"),
+        (RecursionError("too deep"), "is not an MCP server: too deep"),
+    ],
+    ids=["timeout", "malformed", "too deep"],
+)
+def test_a_failed_handshake_names_the_upstream_and_the_route(failure: BaseException, words: str) -> None:
+    error = pool_errors.handshake_failed(failure, route(), 2.5)
+    assert isinstance(error, Unreachable)
+    assert "The upstream http://127.0.0.1:9/mcp of route /mcp" in error.message
+    assert words in error.message
+
+
+@pytest.mark.parametrize("failure", [NoHandshake("It refused"), asyncio.CancelledError()])
+def test_a_failure_that_explains_itself_stays_as_it_is(failure: BaseException) -> None:
+    assert pool_errors.handshake_failed(failure, route(), 10) is failure
+
+
+def test_a_question_in_a_session_without_an_id_names_the_cure() -> None:
+    assert "/mcp gives no Mcp-Session-Id" in pool_errors.cannot_ask("/mcp").message
