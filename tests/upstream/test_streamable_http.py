@@ -699,10 +699,10 @@ class FakeHost(AbstractResolver):
 
 
 @asynccontextmanager
-async def replica_on(host: FakeHost, upstream: FakeUpstream) -> AsyncIterator[Replica]:
+async def replica_on(host: FakeHost, upstream: FakeUpstream) -> AsyncIterator[UpstreamSide]:
     """A process on this host, which has to resolve the name of the upstream."""
     upstream.known.add("s0")
-    here = Replica(upstream.url.replace("127.0.0.1", "upstream.test"), times=PATIENT, http=host.http)
+    here = UpstreamSide(upstream.url.replace("127.0.0.1", "upstream.test"), times=PATIENT, http=host.http)
     try:
         yield here
     finally:
