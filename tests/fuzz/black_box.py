@@ -303,13 +303,11 @@ class Attack:
         self.campaign.executions += 1
         said = self._upstream_said()
         try:
-            if came:
-                for reply in wire.replies(came)[:1]:
-                    if wire.CANARY in reply.body or reply.status == 500:
-                        wire.check(reply, explains=b" 500 " not in said.split(b"\r\n")[0])
+            for reply in wire.replies(came)[:1]:
+                if reply.status < 500 or (reply.status == 500 and b" 500 " not in said[:16]):
+                    wire.check(reply, explains=False)
         except wire.Broken as broken:
-            if "500" not in str(broken) or b" 500 " not in said[:20]:
-                self.campaign.report(f"passed through: {broken}", said, came[:1000].decode(errors="replace"))
+            self.campaign.report(f"passed through: {broken}", said, came[:1000].decode(errors="replace"))
         self.campaign.read_log(said)
 
     async def _one_round(self, data: bytes) -> dict[str, Any]:

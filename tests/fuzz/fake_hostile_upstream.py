@@ -79,7 +79,7 @@ class FakeHostileUpstream:
             while (request := await _request(reader)) is not None:
                 if not await self._answer(writer, *request):
                     return
-        except (ConnectionError, asyncio.IncompleteReadError, ValueError):
+        except (ConnectionError, TimeoutError, asyncio.IncompleteReadError, ValueError):
             pass
         finally:
             self._open.discard(writer)
@@ -125,11 +125,11 @@ class FakeHostileUpstream:
             "prompts/list": {"prompts": []},
             "ping": {},
         }
-        if message["method"] not in results:
+        if str(message["method"]) not in results:
             return 200, [{**said, "error": {"code": -32601, "message": "Method not found"}}]
         noise = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}}
         before = [noise] if self._random.random() < 0.3 else []
-        return 200, [*before, {**said, "result": results[message["method"]]}]
+        return 200, [*before, {**said, "result": results[str(message["method"])]}]
 
     async def _write(
         self, writer: asyncio.StreamWriter, status: int, said: list[dict[str, Any]], headers: list[bytes]
