@@ -191,8 +191,12 @@ def tool_parameters(data: bytes) -> None:
     head, _, rest = data.partition(b"\n\n")
     listed, _, arguments = rest.partition(b"\n\n")
     try:
-        kept, _ = tool_filter.usable(Raw(listed))
-        assert tool_filter.usable(kept)[1] == (), "the filter left a tool that it removes"
+        _ = jsonrpc.fields(listed)
+    except ValueError:
+        return
+    kept, _ = tool_filter.usable(Raw(listed))
+    assert tool_filter.usable(kept)[1] == (), "the filter left a tool that it removes"
+    try:
         tools = param_headers.of_tools(bytes(kept))
     except (ValueError, RecursionError):
         return
