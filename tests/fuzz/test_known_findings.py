@@ -76,6 +76,13 @@ async def test_control_characters_in_a_challenge_of_the_upstream_break_no_reply(
         assert attack.campaign.findings == 0
 
 
+@pytest.mark.xfail(strict=True, reason="yarl raises IndexError for such a URL, which Endpoint does not expect")
+async def test_a_redirect_to_empty_brackets_is_refused(tmp_path: Path) -> None:
+    async with attacked(said(b"Location: http://[]@/", status=b"307 Temporary Redirect"), tmp_path) as attack:
+        await attack.send(INITIALIZE, is_whole=True, explains=True)
+        assert attack.campaign.findings == 0
+
+
 @pytest.mark.xfail(strict=True, reason="the status of the upstream is relayed unchanged")
 async def test_a_switch_of_protocols_is_not_relayed(tmp_path: Path) -> None:
     answer = said(b"Upgrade: x", b"Connection: upgrade", status=b"101 Switching Protocols")
