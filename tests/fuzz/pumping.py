@@ -165,6 +165,15 @@ def draw(random: Random, seeds: Sequence[bytes]) -> Shape:
     return Shape(seed[:begin], piece, b"", closing, seed[end:])
 
 
+def plain(random: Random, seeds: Sequence[bytes]) -> list[Shape]:
+    """Every word of the seeds and of the formats, repeated alone, and every kind of nesting; in random order."""
+    words = {word for seed in seeds for word in WORD.findall(seed)}
+    shapes = [Shape(b"", piece, b"", b"", b"") for piece in sorted({*TOKENS, *words})]
+    shapes += [Shape(b"", piece, b"1", closing, b"") for piece, closing in NESTED]
+    random.shuffle(shapes)
+    return shapes
+
+
 def seconds(run: Callable[[bytes], Any], data: bytes) -> float:
     """The CPU time of one run."""
     begun = time.thread_time()
@@ -194,11 +203,14 @@ def search(name: str, until: float, random: Random) -> tuple[int, dict[str, tupl
     """Pump one pass until then; how many shapes were tried, and the worst of each kind of finding."""
     each = PASSES[name]
     seeds = TARGETS[each.seeds].seeds()
-    tried, worst = 0, dict[str, tuple[str, Shape]]()
+    tried, worst, first = 0, dict[str, tuple[str, Shape]](), plain(random, seeds)
+    lengths = [each.longest // GROWTH**3, each.longest // GROWTH**2, each.longest // GROWTH, each.longest]
     while time.monotonic() < until:
-        shape = draw(random, seeds)
-        lengths = [each.longest // GROWTH**3, each.longest // GROWTH**2, each.longest // GROWTH, each.longest]
-        said = verdict(each, shape, lengths if random.random() < TO_THE_END else lengths[:2])
+        if first:
+            shape, upto = first.pop(), 4 if random.random() < TO_THE_END * 3 else 3
+        else:
+            shape, upto = draw(random, seeds), 4 if random.random() < TO_THE_END else 2
+        said = verdict(each, shape, lengths[:upto])
         tried += 1
         if said is not None:
             _ = worst.setdefault(said.split(":")[0], (said, shape))
