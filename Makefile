@@ -29,8 +29,14 @@ unit: $(VENV)/stamp ## quick, and every other test that starts no program, in 2 
 test: $(VENV)/stamp parts ## every test, with real servers and clients and the official conformance suite
 	$(PYTEST)
 
-fuzz: $(VENV)/stamp ## random tests with new examples; SECONDS=600 for longer. A finding becomes an @example
-	$(BIN)/python -m tests.property.explore $(SECONDS)
+fuzz: $(VENV)/fuzz-stamp ## every fuzzer and random test with new values; SECONDS=600 for longer
+	$(BIN)/python -m tests.fuzz.run $(SECONDS)
+
+# atheris has wheels for some Pythons only. Without it, the pure targets are fuzzed without guidance by coverage.
+$(VENV)/fuzz-stamp: $(VENV)/stamp
+	$(BIN)/python -m pip install --quiet --only-binary :all: --group fuzz || \
+	  echo "atheris has no wheel for $$($(BIN)/python -V) here: fuzzing goes on without guidance by coverage"
+	@touch $@
 
 coverage: $(VENV)/stamp ## the branch coverage of each synchronous file by its own test file
 	$(BIN)/python scripts/coverage_by_file
@@ -67,4 +73,4 @@ image: ## the container image, with docker, podman or buildah
 	scripts/image
 
 clean: ## remove what was built
-	rm -rf $(VENV) .parts .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) .parts .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz dist build

@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 TESTS = Path(__file__).parent
 PARTS = TESTS / "parts"
 """Real servers, and the ports that they get."""
-EXPLORE = TESTS / "property" / "explore.py"
+EXPLORE = {
+    TESTS / "property" / "explore.py",
+    *(TESTS / "fuzz" / f"{name}.py" for name in ("black_box", "guided", "pumping")),
+}
 """What `make fuzz` runs."""
 UNSEEDED = {"secrets", "uuid"}
 
 
 def sources() -> list[Path]:
-    return sorted(path for path in TESTS.rglob("*.py") if PARTS not in path.parents and path != EXPLORE)
+    return sorted(path for path in TESTS.rglob("*.py") if PARTS not in path.parents and path not in EXPLORE)
 
 
 def imported(path: Path) -> Iterator[str]:

@@ -23,6 +23,7 @@ from collections.abc import Callable  # noqa: TC003  (one import block)
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
@@ -591,6 +592,11 @@ class World:
 def test_whatever_happens_every_promise_is_kept(seed: int, steps: int) -> None:
     # Hypothesis chooses the seed and shortens a failure; drawing every step from it keeps runs shallow.
     live(seed, steps)
+
+
+@pytest.mark.xfail(strict=True, reason="an answer to a question that was withdrawn undelivered goes on record")
+def test_an_answer_is_recorded_only_if_its_round_showed_the_question() -> None:
+    _ = live(2203561883, 22)
 
 
 def live(seed: int, steps: int) -> int:

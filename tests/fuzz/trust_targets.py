@@ -1,0 +1,194 @@
+"""Targets that decide about trust: sealed states, peer messages, `Host` and `Origin`, bearer tokens."""
+
+import json
+import re
+import string
+from typing import Any
+
+import jwt
+import msgspec
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from msgspec.structs import replace
+
+from gateway.auth.host_check import HostCheck, check_admin
+from gateway.config import InForce, Security
+from gateway.identity import principal
+from gateway.identity.bearer_token import BadToken, read_keys, verify
+from gateway.protocol.errors import Forbidden, InvalidState
+from gateway.seal import handoff
+from gateway.seal.cipher import Keyring
+from gateway.seal.peer_messages import Frames, Hop, PeerSealer
+from gateway.seal.request_state import Binding, Envelope, Sealer
+from tests.support.signer import ISSUER, jwks, public_jwk
+
+NOW = 1_800_000_000.0
+KEY = bytes(range(32))
+BINDING = Binding("/mcp", "tools/call", b"t" * 32, b"a" * 32, b"p" * 32, ())
+ENVELOPE = Envelope(
+    issued=NOW,
+    expires=NOW + 600,
+    binding=BINDING,
+    exchange="x" * 22,
+    round=1,
+    owner="gw-1",
+    epoch="e",
+    state="parked",
+)
+STATES = Keyring([KEY], "state")
+PEERS = Keyring([KEY], "peer")
+SEALER = Sealer(InForce(STATES), InForce(8192))
+HOP = Hop(kind="owner", to="gw-1", issued=NOW, nonce=b"n" * 16, path="/mcp", body=b"{}")
+HOST_CHECKS = (
+    HostCheck(Security(), "127.0.0.1:8080"),
+    HostCheck(Security(), "0.0.0.0:8080"),
+    HostCheck(Security(allowed_hosts=("gw.example",), allowed_origins=("https://app.example",)), "0.0.0.0:8080"),
+)
+SIGNING_KEY = ed25519.Ed25519PrivateKey.from_private_bytes(KEY)
+KEYS = read_keys(jwks(public_jwk(SIGNING_KEY)))
+
+
+def edited(data: bytes, edits: bytes) -> bytes:
+    """Bytes with some replaced: every three bytes of `edits` are a place and a value."""
+    changed = bytearray(data)
+    for at in range(0, len(edits) - 2, 3):
+        changed[int.from_bytes(edits[at : at + 2]) % len(changed)] = edits[at + 2]
+    return bytes(changed)
+
+
+def sealed_state(data: bytes) -> None:
+    """A letter, then edits of a genuine state (`e`), a text (`t`), or the content of a state (`c`): only InvalidState.
+
+    A state that was edited never opens. A genuine one with any content opens as it was sealed, or not at all.
+    """
+    kind, rest = data[:1], data[1:]
+    if kind == b"e":
+        genuine = SEALER.seal(ENVELOPE).encode()
+        state = edited(genuine, rest)
+        assert (_opened(state.decode("latin-1")) is not None) is (state == genuine), "an edited state opened"
+        for last in string.ascii_letters.encode() if not rest else b"":
+            spelled = genuine[:-1] + bytes([last])
+            assert (_opened(spelled.decode()) is not None) is (spelled == genuine), "another spelling opened"
+    elif kind == b"t":
+        assert _opened(rest.decode("utf-8", "surrogatepass" if _has_surrogates(rest) else "replace")) is None
+    else:
+        _content(rest)
+
+
+def _has_surrogates(data: bytes) -> bool:
+    try:
+        _ = data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _opened(state: str) -> Envelope | None:
+    try:
+        return SEALER.open(state, BINDING, NOW)
+    except InvalidState:
+        return None
+
+
+def _content(plain: bytes) -> None:
+    _ = _opened(STATES.seal(plain))
+    try:
+        envelope = replace(msgspec.msgpack.decode(plain, type=Envelope), binding=BINDING)
+        state = SEALER.seal(envelope)
+    except (ValueError, msgspec.MsgspecError):
+        return
+    again = _opened(state)
+    assert again is None or again == envelope, "a state opened with another content"
+    if again is not None:
+        try:
+            _ = handoff.past(again)
+        except InvalidState:
+            return
+
+
+def peer_message(data: bytes) -> None:
+    """A letter, then edits of a genuine request (`e`), a request (`r`), frames (`f`) or contents: only InvalidState.
+
+    A request that was edited never opens, and a genuine one opens once.
+    """
+    kind, rest = data[:1], data[1:]
+    peers = PeerSealer(InForce(PEERS))
+    if kind == b"e":
+        genuine = peers.seal(HOP)
+        request = edited(genuine, rest)
+        assert _accepts(peers, request) is (request == genuine), "an edited request opened"
+        assert not (request == genuine and _accepts(peers, request)), "a request opened twice"
+    elif kind == b"r":
+        assert not _accepts(peers, rest)
+    elif kind == b"f":
+        try:
+            assert not Frames(PEERS, b"n", 4096).feed(rest)
+        except InvalidState:
+            return
+    else:
+        _ = _accepts(peers, PEERS.seal_bytes(rest, b"request"))
+        sealed = PEERS.seal_bytes(rest, b"reply" + b"n" + bytes(8))
+        try:
+            _ = Frames(PEERS, b"n", 1 << 20).feed(len(sealed).to_bytes(4) + sealed)
+        except InvalidState:
+            return
+
+
+def _accepts(peers: PeerSealer, sealed: bytes) -> bool:
+    try:
+        _ = peers.open(sealed, NOW)
+    except InvalidState:
+        return False
+    return True
+
+
+def host_and_origin(data: bytes) -> None:
+    """A host, a line end, an origin: only Forbidden; what passes names this gateway, by a plain reading."""
+    host, _, origin = data.decode(errors="surrogateescape").partition("\n")
+    bare = re.split("[/?#]", re.sub("[\t\r\n]", "", host))[0].rpartition("@")[2].lower()
+    readings = {part.strip("[]") for part in (bare, bare.rpartition(":")[0], bare.rstrip(":"))}
+    own = ({"localhost", "127.0.0.1", "::1"}, None, {"gw.example"})
+    for check, names in zip(HOST_CHECKS, own, strict=True):
+        try:
+            check.check(host or None, origin or None)
+        except Forbidden:
+            continue
+        assert names is None or readings & names, "a foreign host passed"
+    try:
+        check_admin(host or None, frozenset({"localhost"}))
+    except Forbidden:
+        return
+
+
+def bearer_token(data: bytes) -> None:
+    """A letter, then an `Authorization` value (`a`), signed claims (`c`) or a JWKS (`k`): only BadToken, ValueError.
+
+    Only claims that another parser reads the same are verified.
+    """
+    kind, rest = data[:1], data[1:]
+    if kind == b"k":
+        try:
+            assert read_keys(rest)
+        except ValueError:
+            return
+    elif kind == b"c":
+        token = _signed(rest)
+        _ = principal.of_authorization(f"Bearer {token}")
+        claims = _verified(token)
+        assert claims is None or json.loads(rest)["iss"] == ISSUER, "a token of another issuer passed"
+    else:
+        value = rest.decode(errors="surrogateescape")
+        assert len(principal.of_authorization(value)) == 32
+        assert len(principal.of_authorization(value, is_checked=False)) == 32
+        assert len(principal.of_headers(["x-key"], {"x-key": value}.get)) == 32
+        assert _verified(value.removeprefix("Bearer ")) is None, "a token passed that nobody signed"
+
+
+def _signed(payload: bytes) -> str:
+    return jwt.PyJWS().encode(payload, SIGNING_KEY, "EdDSA", headers={"kid": "k1"})
+
+
+def _verified(token: str) -> Any:
+    try:
+        return verify(token, KEYS, ("EdDSA",), ISSUER, ())
+    except BadToken:
+        return None
