@@ -1,4 +1,4 @@
-"""The network between replicas, legacy server, balancer and client loses packets, delays them, or both.
+"""The network between replicas, legacy server, balancer and client loses packets, or one of them stands still.
 
 Each program has a network namespace of its own (`tests/support/network.py`). Whatever is cut, each request of a client
 ends within its documented bound, with its result or with an error, and the ledger says that nothing ran twice but what
@@ -7,6 +7,7 @@ may, that no run was answered twice, and that no call got another call's answer.
 
 import asyncio
 import json
+import signal
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -265,6 +266,68 @@ async def test_a_balancer_that_loses_a_replica_serves_its_calls_through_the_othe
         )
     assert [call.outcome(answer) for call, answer in zip(calls, told, strict=True)] == ["result"] * 6
     assert [(call.runs, call.answers) for call in calls] == [(1, 1)] * 6
+
+
+# --- processes that stand still ---
+
+
+async def test_a_stopped_owner_behind_the_balancer_costs_its_clients_time_only(stage: Stage) -> None:
+    calls = [Call(stage.plain, "ask_slow", f"owner stopped {number}") for number in range(3)]
+    owner = stage.c.replica("gw-1")
+    states = [await call.begin(stage.at("gw-1", stage.plain)) for call in calls]
+    owner.stop()
+    for name in ("gw-2", "gw-3"):
+        told = await within(STALLED_SECONDS, calls[0].retry(stage.at(name, stage.plain), states[0]))
+        assert (told.status, calls[0].outcome(told)) == (503, "owner_stalled")
+    retried = [spawn(insist(call, stage.client, state)) for call, state in zip(calls, states, strict=True)]
+    owner.cont()
+    told_all = await asyncio.gather(*retried)
+    assert [call.outcome(told) for call, told in zip(calls, told_all, strict=True)] == ["result"] * 3
+    assert [(call.runs, call.answers) for call in calls] == [(1, 1)] * 3
+
+
+async def test_a_stopped_server_behind_all_of_it_is_named_in_time(stage: Stage) -> None:
+    call = Call(stage.plain, "ask_slow", "server stopped")
+    state = await call.begin(stage.client)
+    stage.plain.send(signal.SIGSTOP)
+    try:
+        unheard = spawn(within(UNREACHABLE_SECONDS, fresh(stage).call("echo", {"text": "x"})))
+        lost = await within(TIMEOUTS["answer_seconds"] + 4, insist(call, stage.client, state))
+        assert call.outcome(lost) == "call_lost"
+        assert (await unheard).error["data"]["reason"] == "upstream_unreachable"
+    finally:
+        stage.plain.send(signal.SIGCONT)
+    assert (await stage.client.call("echo", {"text": "on"})).text == "on"
+    assert call.runs == 1
+    assert call.answers <= 1
+
+
+def fresh(stage: Stage) -> Wire:
+    """A caller that has no session yet."""
+    return stage.client.on(Authorization="Bearer nobody-was-here-before")
+
+
+async def test_a_stopped_balancer_has_lost_nothing_when_it_goes_on(stage: Stage, tmp_path: Path) -> None:
+    working, parked = (
+        Call(stage.plain, "ask_slow", f"balancer stopped, {kind}", after=Gate(tmp_path / kind))
+        for kind in ("working", "parked")
+    )
+    states = [await call.begin(stage.client) for call in (working, parked)]
+    waiting = spawn(working.retry(stage.client, states[0]))
+    await working.answered()
+    stage.c.balancer.send(signal.SIGSTOP)
+    try:
+        for call in (working, parked):
+            open_gate(call)
+        await working.ended("finished")
+        with suppress(TimeoutError):  # nobody can answer: the client gives up, and comes back later
+            async with asyncio.timeout(0.3):
+                await parked.retry(stage.client, states[1])
+    finally:
+        stage.c.balancer.send(signal.SIGCONT)
+    assert working.outcome(await within(5, waiting)) == "result"
+    assert parked.outcome(await insist(parked, stage.client, states[1])) == "result"
+    assert [(call.runs, call.answers) for call in (working, parked)] == [(1, 1)] * 2
 
 
 # --- all of it ---
