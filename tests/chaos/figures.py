@@ -23,6 +23,7 @@ PEAK_MIB: Final = 64.0
 LEFT_MIB: Final = 32.0
 """The most that may stay of it: an allocator returns freed memory late, and in part."""
 BLOCKS_LEFT: Final = 1.1
+"""How many times as many blocks of memory as before may stay: caches and counters of a longer life."""
 GROWTH_MIB_PER_HOUR: Final = 32.0
 SHORTEST_TREND_SECONDS: Final = 600.0
 """The second half must be this long for a trend to mean something."""
@@ -125,28 +126,31 @@ def plot(samples: Sequence[Sample], faults: Sequence[tuple[float, str]], path: P
     figure.savefig(path, dpi=110)
 
 
+COUNTS: Final = ("descriptors", "threads", "children", "tasks", "sessions", "held")
 Finding = tuple[bool, str]
 """Whether something is as it must be, and its figures."""
+
+
+def not_returned(before: Sample, after: Sample) -> Iterator[str]:
+    """What of a replica is more than it was before."""
+    limits = dict.fromkeys(COUNTS, 1.0) | {"blocks": BLOCKS_LEFT}
+    for key, times in limits.items():
+        was, now = getattr(before, key), getattr(after, key)
+        if was is None or now is None or now > was * times:
+            yield key
 
 
 def verdict(samples: Sequence[Sample], idle: Sample, last: Sample) -> Iterator[Finding]:
     """What must be true of the one replica that lived through all of it, which `idle` saw before."""
     own = [sample for sample in samples if sample.pid == idle.pid]
-    for key in ("descriptors", "threads", "children", "tasks", "sessions", "held"):
-        before, after = getattr(idle, key), getattr(last, key)
+    wrong = [*not_returned(idle, last)]
+    for key in (*COUNTS, "blocks"):
         most = max((value for sample in own if (value := getattr(sample, key)) is not None), default=0)
-        yield after is not None and after <= before, f"{key}: {before} before, {most} at most, {after} after"
+        yield key not in wrong, f"{key}: {getattr(idle, key)} before, {most} at most, {getattr(last, key)} after"
     peak = max(sample.rss_mib for sample in own)
     over = f"{idle.rss_mib:g} MiB idle, {peak:g} at most, {last.rss_mib:g} after"
     yield peak - idle.rss_mib <= PEAK_MIB, f"memory: {over}; at most {PEAK_MIB:g} over idle"
     yield last.rss_mib - idle.rss_mib <= LEFT_MIB, f"memory that stays: {over}; at most {LEFT_MIB:g} over idle"
-    if idle.blocks is not None and last.blocks is not None:
-        most = max(sample.blocks or 0 for sample in own)
-        counts = f"{idle.blocks} idle, {most} at most, {last.blocks} after"
-        yield (
-            last.blocks <= idle.blocks * BLOCKS_LEFT,
-            f"blocks of memory: {counts}; at most {BLOCKS_LEFT:g} times idle",
-        )
     late = [sample for sample in own if sample.seconds > own[-1].seconds / 2]
     slope = linear_regression([s.seconds for s in late], [s.rss_mib for s in late]).slope * 3600
     long_enough = late[-1].seconds - late[0].seconds >= SHORTEST_TREND_SECONDS

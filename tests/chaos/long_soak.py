@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from tests.chaos.figures import Finding, Sample, plot, sampled, verdict, write_csv
+from tests.chaos.figures import Finding, Sample, not_returned, plot, sampled, verdict, write_csv
 from tests.chaos.soak import PEOPLE, Operator, Person, World, inhabited, judge, quiet
 from tests.chaos.stage import steps
 from tests.chaos.strangers import SECRET, Stranger
@@ -106,13 +106,12 @@ class Soak:
         return verdict(self.samples, idle, last)
 
     async def returned(self, idle: Sample) -> Sample:
-        """The survivor's last sample: when its descriptors and tasks have returned, or when time is up."""
+        """The survivor's last sample: when all of it has returned, kept results included, or when time is up."""
         until = time.monotonic() + QUIET_SECONDS
         while True:
             await self.look()
             last = self.samples[-1]
-            has_returned = last.descriptors <= idle.descriptors and (last.tasks or 0) <= (idle.tasks or 0)
-            if has_returned or time.monotonic() > until:
+            if time.monotonic() > until or not [*not_returned(idle, last)]:
                 return last
             await asyncio.sleep(SAMPLE_SECONDS)
 
