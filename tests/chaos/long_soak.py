@@ -84,8 +84,7 @@ class Soak:
 
     async def run(self, seconds: float) -> Iterator[Finding]:
         """Warm up, live, settle; the verdict."""
-        await self.look()
-        start = self.samples[-1]
+        start = await self.started_up()
         await self.live(WARM_SECONDS, hostile=False)
         idle = await self.settle()
         # Connections that are kept from the warm-up must not count as usual; its memory does.
@@ -104,6 +103,14 @@ class Soak:
             _ = await replica.exited()
         last = await self.returned(idle)
         return verdict(self.samples, idle, last)
+
+    async def started_up(self) -> Sample:
+        """The survivor's first sample with a count of its tasks."""
+        while True:
+            await self.look()
+            if self.samples[-1].tasks:
+                return self.samples[-1]
+            await asyncio.sleep(SAMPLE_SECONDS)
 
     async def returned(self, idle: Sample) -> Sample:
         """The survivor's last sample: when all of it has returned, kept results included, or when time is up."""
