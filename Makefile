@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SECONDS ?= 60
+MINUTES ?= 30
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 # The tests that need no network and no event loop.
 PURE := $(addprefix tests/,exchange protocol identity seal config property test_layers.py)
@@ -12,7 +13,7 @@ PURE := $(addprefix tests/,exchange protocol identity seal config property test_
 PROGRAMS := $(addprefix --ignore=tests/,e2e chaos conformance parts deploy demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick unit test fuzz coverage check format lint types install parts conformance bench image clean
+.PHONY: help demo quick unit test fuzz soak coverage check format lint types install parts conformance bench image clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -37,6 +38,10 @@ $(VENV)/fuzz-stamp: $(VENV)/stamp
 	$(BIN)/python -m pip install --quiet --only-binary :all: --group fuzz || \
 	  echo "atheris has no wheel for $$($(BIN)/python -V) here: fuzzing goes on without guidance by coverage"
 	@touch $@
+
+soak: $(VENV)/stamp parts ## faults and hostile clients for MINUTES=30; what is used meanwhile goes to build/soak
+	$(BIN)/python -m pip install --quiet --group soak
+	$(BIN)/python -m tests.chaos.long_soak $(MINUTES)
 
 coverage: $(VENV)/stamp ## the branch coverage of each synchronous file by its own test file
 	$(BIN)/python scripts/coverage_by_file

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from gateway.protocol import mcp
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import Hop
+from gateway.seal.peer_messages import PeerRequest
 from tests.fuzz import wire
 from tests.fuzz.fake_hostile_upstream import ASK, ECHO, FakeHostileUpstream
 from tests.fuzz.mutator import Mutator
@@ -261,10 +261,10 @@ class Attack:
         kind = self.random.choice(("owner", "heir", "resume", "who", "reach", "holds"))
         headers, body = modern(*CALLS[self.random.randrange(len(CALLS))])
         pairs = tuple((name, value) for name, _, value in (header.partition(b": ") for header in headers))
-        hop = Hop(
+        request_ = PeerRequest(
             kind="who", to="gw-1", issued=time.time(), nonce=self.random.randbytes(16), path=self.path, body=body
         )
-        plain = msgspec.msgpack.encode(replace(hop, kind=kind, headers=pairs))
+        plain = msgspec.msgpack.encode(replace(request_, kind=kind, headers=pairs))
         if self.random.random() < 0.7:
             plain = self.mutator.mutate(plain)
         sealed = Keyring([bytes.fromhex(STATE_KEY)], "peer").seal_bytes(plain, b"request")

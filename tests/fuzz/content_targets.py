@@ -44,14 +44,14 @@ def result(data: bytes) -> None:
     name = method.decode(errors="replace")
     _error(name, raw)
     try:
-        modern = results.modern(name, raw, SERVER, 0, "private", retried=False)
+        modern = results.modern(name, raw, SERVER, (0, "private"), retried=False)
     except ValueError:
         return
     made, said = read_again(modern.body), read_again(bytes(raw))
     assert made["resultType"] == "complete"
     lost = {key for key, value in said.items() if value is not None} - set(made) - {"ttlMs", "cacheScope"}
     assert not lost, "members are lost"
-    again = results.modern(name, Raw(modern.body), SERVER, 0, "private", retried=False)
+    again = results.modern(name, Raw(modern.body), SERVER, (0, "private"), retried=False)
     assert read_again(again.body) == made, "a modern result is changed again"
 
 

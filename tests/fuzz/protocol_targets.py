@@ -61,7 +61,7 @@ def read_request(data: bytes) -> None:
         return
     try:
         checked = request.check(posted, headers)
-        _ = bind("/mcp", checked, b"p" * 32)
+        _ = bind("/mcp", checked, b"p" * 32, (), lambda _: b"")
         _ = digest_answers(checked.input_responses or {})
     except DownstreamError:
         return

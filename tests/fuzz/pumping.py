@@ -90,10 +90,10 @@ PASSES: Final = {
     "stdio.Lines": Pass(lambda data: list(stdio_framing.Lines(16 * MIB).feed(data)), "stdio"),
     "stdio.Lines, in pieces": Pass(lambda data: _lines_in_pieces(data), "stdio"),  # noqa: PLW0108  (defined below)
     "results.modern": Pass(
-        lambda data: results.modern(mcp.TOOLS_CALL, Raw(data), SERVER, 0, "private", retried=False), "result"
+        lambda data: results.modern(mcp.TOOLS_CALL, Raw(data), SERVER, (0, "private"), retried=False), "result"
     ),
     "results.modern, a list": Pass(
-        lambda data: results.modern(mcp.TOOLS_LIST, Raw(data), SERVER, 0, "private", retried=False), "result"
+        lambda data: results.modern(mcp.TOOLS_LIST, Raw(data), SERVER, (0, "private"), retried=False), "result"
     ),
     "results.modern_error": Pass(_error, "result"),
     "results.error_data": Pass(lambda data: results.error_data(Raw(data), {"uri": "a"}), "result"),
@@ -102,7 +102,7 @@ PASSES: Final = {
     "questions.url_questions": Pass(lambda data: questions.url_questions(Raw(data), ()), "question"),
     "tool_filter.usable": Pass(lambda data: tool_filter.usable(Raw(data)), "result"),
     "param_headers.of_tools": Pass(param_headers.of_tools, "result"),
-    "request_state.open": Pass(lambda data: SEALER.open(_text(data), BINDING, NOW), "state", 65_536),
+    "request_state.open": Pass(lambda data: SEALER.open(_text(data), BINDING, NOW, lambda _: b""), "state", 65_536),
     "host_check.check": Pass(lambda data: HOST_CHECKS[1].check(_text(data), _text(data)), "host", 8_190),
     "principal.of_authorization": Pass(lambda data: principal.of_authorization(_text(data)), "token", 8_190),
     "bearer_token.verify": Pass(lambda data: verify(_text(data), KEYS, ("EdDSA",), ISSUER, ()), "token", 65_536),

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import Hop
+from gateway.seal.peer_messages import PeerRequest
 from tests.fuzz.black_box import SECRET, Attack, Campaign, framed, modern
 from tests.fuzz.mutator import Mutator
 from tests.parts.launch import free_port
@@ -95,8 +95,10 @@ async def test_a_switch_of_protocols_is_not_relayed(tmp_path: Path) -> None:
 async def test_a_question_of_a_replica_with_a_malformed_round_is_answered(tmp_path: Path) -> None:
     peers = f"127.0.0.1:{free_port()}"
     replica = {"id": "gw-1", "listen": peers, "peers": {"gw-1": peers}}
-    hop = Hop(kind="holds", to="gw-1", issued=time.time(), nonce=b"n" * 16, path="exchange", body=b"no number")
-    sealed = Keyring([bytes.fromhex(STATE_KEY)], "peer").seal_bytes(msgspec.msgpack.encode(hop), b"request")
+    request = PeerRequest(
+        kind="holds", to="gw-1", issued=time.time(), nonce=b"n" * 16, path="exchange", body=b"no number"
+    )
+    sealed = Keyring([bytes.fromhex(STATE_KEY)], "peer").seal_bytes(msgspec.msgpack.encode(request), b"request")
     async with attacked(said(), tmp_path, "replica", replica=replica) as attack:
         await attack.send(framed("POST /peer HTTP/1.1", HEADERS, sealed), is_whole=True, explains=False)
         assert attack.campaign.findings == 0

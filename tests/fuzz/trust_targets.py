@@ -17,7 +17,7 @@ from gateway.identity.bearer_token import BadToken, read_keys, verify
 from gateway.protocol.errors import Forbidden, InvalidState
 from gateway.seal import handoff
 from gateway.seal.cipher import Keyring
-from gateway.seal.peer_messages import Frames, Hop, PeerSealer
+from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 from gateway.seal.request_state import Binding, Envelope, Sealer
 from tests.support.signer import ISSUER, jwks, public_jwk
 
@@ -37,7 +37,7 @@ ENVELOPE = Envelope(
 STATES = Keyring([KEY], "state")
 PEERS = Keyring([KEY], "peer")
 SEALER = Sealer(InForce(STATES), InForce(8192))
-HOP = Hop(kind="owner", to="gw-1", issued=NOW, nonce=b"n" * 16, path="/mcp", body=b"{}")
+HOP = PeerRequest(kind="owner", to="gw-1", issued=NOW, nonce=b"n" * 16, path="/mcp", body=b"{}")
 HOST_CHECKS = (
     HostCheck(Security(), "127.0.0.1:8080"),
     HostCheck(Security(), "0.0.0.0:8080"),
@@ -84,7 +84,7 @@ def _has_surrogates(data: bytes) -> bool:
 
 def _opened(state: str) -> Envelope | None:
     try:
-        return SEALER.open(state, BINDING, NOW)
+        return SEALER.open(state, BINDING, NOW, lambda _: b"")
     except InvalidState:
         return None
 

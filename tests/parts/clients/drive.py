@@ -319,13 +319,13 @@ def available(kind: Kind) -> bool:
 
 
 @asynccontextmanager
-async def modern_client(kind: Kind) -> AsyncIterator[ModernClient]:
-    """Start a driver; it is ended with the context."""
+async def modern_client(kind: Kind, prefix: Sequence[str] = ()) -> AsyncIterator[ModernClient]:
+    """Start a driver, with words before its command if they are given; it is ended with the context."""
     if not available(kind):
         raise FileNotFoundError(f"{COMMANDS[kind][0]} is missing: run scripts/parts")
     loop = asyncio.get_running_loop()
     environment = os.environ | {"MRTR_NODE_MODULES": str(NODE_MODULES), "PYTHONUNBUFFERED": "1"}
-    _, client = await loop.subprocess_exec(lambda: ModernClient(kind), *COMMANDS[kind], env=environment)
+    _, client = await loop.subprocess_exec(lambda: ModernClient(kind), *prefix, *COMMANDS[kind], env=environment)
     try:
         yield client
     finally:

@@ -28,6 +28,7 @@ from serving import (
     MemoryEventStore,
     arguments,
     compact,
+    is_local,
     local_only,
     mcp_application,
     recorded,
@@ -554,7 +555,7 @@ if __name__ == "__main__":
     if options.stdio:
         serve_stdio(server, background_tasks)
     elif options.sse:
-        security = local_only() if CHECKS_HOST else None
+        security = local_only() if CHECKS_HOST and is_local(options.host) else None
         serve(sse_application(server, security, lifespan=background_tasks), options)
     else:
         manager = StreamableHTTPSessionManager(
@@ -562,6 +563,6 @@ if __name__ == "__main__":
             event_store=MemoryEventStore() if options.event_store else None,
             json_response=options.json,
             stateless=options.stateless,
-            security_settings=local_only() if CHECKS_HOST else None,
+            security_settings=local_only() if CHECKS_HOST and is_local(options.host) else None,
         )
         serve(mcp_application(manager, mounted=IS_MOUNTED, lifespan=background_tasks), options)

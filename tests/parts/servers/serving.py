@@ -129,9 +129,17 @@ class BroadcastingServer(Server[Any, Any]):
                 await stream.send(SessionMessage(JSONRPCMessage(notification)))
 
 
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+
+def is_local(host: str) -> bool:
+    """Whether FastMCP of the newer SDKs takes a server bound to this host for one of this machine only."""
+    return host in LOCAL_NAMES
+
+
 def local_only() -> TransportSecuritySettings:
     """What FastMCP of the newer SDKs sets when it is bound to localhost: 421 for a foreign Host, 403 for an Origin."""
-    names = ("127.0.0.1", "localhost", "[::1]")
+    names = LOCAL_NAMES
     return TransportSecuritySettings(
         enable_dns_rebinding_protection=True,
         allowed_hosts=[f"{name}:*" for name in names],
