@@ -18,6 +18,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.peer_messages import PeerRequest
 
 _MOST_WITNESSES: Final = 8
+_ROUND_DIGITS: Final = 9
 _GOOD_SECONDS: Final = 2.0
 """How long a verdict is cached: retries of many calls of one silent owner cost one round of questions."""
 _MOST_VERDICTS: Final = 1000
@@ -110,14 +111,16 @@ class Witness:
         if request.kind == "reach":
             is_own_host = self.membership.is_own_host(request.path)
             return "unknown" if is_own_host else await self._peers.reach(request.path)
-        own = self._own_word(request)
+        if not request.body.isdigit() or len(request.body) > _ROUND_DIGITS:
+            return "unknown"
+        round_ = int(request.body)
+        own = self._own_word(request.path, round_)
         if own == "yes" or is_local:
             return own
         siblings = [name for name in self.membership.local_candidates(request.path) if name != self.membership.own]
-        round_ = int(request.body or b"0")
         words = [own, *await asyncio.gather(*(self._holds(name, request.path, round_) for name in siblings))]
         return next((word for word in ("yes", "unknown") if word in words), "no")
 
-    def _own_word(self, request: PeerRequest) -> str:
-        found = self._find_held(request.path)
-        return "yes" if found is not None and found.has_taken_over(int(request.body or b"0")) else "no"
+    def _own_word(self, exchange: str, round_: int) -> str:
+        found = self._find_held(exchange)
+        return "yes" if found is not None and found.has_taken_over(round_) else "no"

@@ -19,8 +19,10 @@ from typing import Final
 import msgspec
 
 _HALF: Final = re.compile(
-    rb"\\(?=u[dD][89abAB])(?!u[dD][89abAB]..\\u[dD][c-fC-F])"  # a high half that no low half follows
-    rb"|(?<!\\u[dD][89abAB]..)\\(?=u[dD][c-fC-F])"  # a low half that no high half precedes
+    # a high half that no low half follows
+    rb"\\(?=u[dD][89abAB][0-9a-fA-F]{2})(?!u[dD][89abAB]..\\u[dD][c-fC-F])"
+    # a low half that no high half precedes
+    rb"|(?<!\\u[dD][89abAB]..)\\(?=u[dD][c-fC-F][0-9a-fA-F]{2})"
 )
 _HIDDEN: Final = b"\xff"
 _HIDDEN_HALF: Final = re.compile(rb"\xffu....")

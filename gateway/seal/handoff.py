@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from gateway.exchange.machine import Snapshot, State
 from gateway.exchange.questions import Question, question_digest
+from gateway.protocol.errors import InvalidState
 from gateway.seal.request_state import Envelope, Open, unpack_record
 
 
@@ -35,7 +36,7 @@ def ever_smaller(envelope: Envelope, *, held: bool) -> Iterator[Envelope]:
 
 
 def past(envelope: Envelope) -> Snapshot:
-    """The snapshot of an exchange in an envelope; raises InvalidState if its record is malformed."""
+    """The snapshot of an exchange in an envelope; raises InvalidState if its state or record is malformed."""
     questions = {
         each.key: Question(
             each.key,
@@ -47,4 +48,8 @@ def past(envelope: Envelope) -> Snapshot:
         for each in envelope.open
     }
     record = unpack_record(envelope.record) if envelope.record is not None else None
-    return Snapshot(State(envelope.state), envelope.round, questions, record, envelope.sheds)
+    try:
+        state = State(envelope.state)
+    except ValueError as exc:
+        raise InvalidState("version") from exc
+    return Snapshot(state, envelope.round, questions, record, envelope.sheds)
