@@ -244,11 +244,14 @@ class Exchange:
         return [ask, do.Arm(Timer.TTL)] if held else [ask, *self._part(None)]
 
     def _match(self, event: on.Answered) -> Answers:
-        """The open questions that the client answered, with checked answers; unknown keys are ignored."""
+        """The open questions that the client answered, with checked answers; unknown keys are ignored.
+
+        Questions without params cannot be shown again; the client knows them from an earlier round.
+        """
         return tuple(
             (question, inputs.check_answer(question, event.answers[key]))
             for key, question in self.questions.items()
-            if key in event.answers and key in self._shown
+            if key in event.answers and (key in self._shown or question.params is None)
         )
 
     def _check_askable(self, event: on.Answered | None) -> None:
@@ -517,8 +520,6 @@ class Exchange:
         """Open these questions again, unless the upstream withdrew them while their answers were in flight."""
         again = self._ledger.still_open(questions, self._shown)
         self.questions = again | self.questions
-        # Questions without params cannot be shown again; the client knows them from an earlier round.
-        self._shown |= {key for key, question in again.items() if question.params is None}
 
     # -- time ---------------------------------------------------------------------------------------------------
 
