@@ -13,10 +13,10 @@ PURE := $(addprefix tests/,exchange protocol identity seal config property test_
 PROGRAMS := $(addprefix --ignore=tests/,e2e chaos conformance parts deploy demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick unit test fuzz soak coverage check format lint types install parts conformance bench image clean
+.PHONY: help demo quick unit test fuzz soak coverage check format lint types install parts conformance bench bench-instructions image clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 demo: $(VENV)/stamp ## a legacy server, the gateway and a modern client: answer a question
 	@$(BIN)/mrtr-gateway demo --cache .parts/demo
@@ -62,6 +62,9 @@ conformance: $(VENV)/stamp parts ## the official suite, strictly, through the ga
 
 bench: $(VENV)/stamp ## the cost beside a byte forwarder and nginx, as ratios
 	$(BIN)/python -m bench
+
+bench-instructions: $(VENV)/stamp ## the cost in instructions and in Python calls, whatever the machine does; needs valgrind
+	$(BIN)/python -m bench.instructions
 
 install: $(VENV)/stamp ## the gateway and its development tools into .venv
 

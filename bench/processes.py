@@ -169,17 +169,18 @@ class Fleet:
 
     folder: Path
     started: list[Process] = field(default_factory=list)
+    start_seconds: float = START_SECONDS
 
     def upstream(self) -> Process:
         port = free_port()
         command = [sys.executable, "-m", "bench.upstream", "--port", str(port)]
-        return self._start("upstream", command, f"127.0.0.1:{port}")
+        return self.start("upstream", command, f"127.0.0.1:{port}")
 
     def forwarder(self, upstream: Process) -> Process:
         port = free_port()
         command = [sys.executable, "-m", "bench.forwarder", "--port", str(port)]
         command += ["--upstream", f"http://{upstream.address}"]
-        return self._start("aiohttp forwarder", command, f"127.0.0.1:{port}")
+        return self.start("aiohttp forwarder", command, f"127.0.0.1:{port}")
 
     def nginx(self, upstream: Process) -> Process | None:
         """None when nginx is not installed."""
@@ -190,7 +191,7 @@ class Fleet:
         config = self.folder / "nginx.conf"
         config.write_text(NGINX.format(folder=self.folder, upstream=upstream.address, listen=address))
         command = [binary, "-p", str(self.folder), "-e", str(self.folder / "nginx-error.log")]
-        return self._start("nginx", [*command, "-c", str(config)], address)
+        return self.start("nginx", [*command, "-c", str(config)], address)
 
     def gateway(self, command: str, upstream: Process, *, for_parked: bool = False) -> Process:
         listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
@@ -200,7 +201,7 @@ class Fleet:
             options = ["--config", str(config)]
         else:
             options = ["--upstream", f"http://{upstream.address}/mcp", "--listen", listen, "--admin", admin]
-        return self._start("mrtr-gateway", [*shlex.split(command), "serve", *options], listen, admin)
+        return self.start("mrtr-gateway", [*shlex.split(command), "serve", *options], listen, admin)
 
     def pair(self, command: str, upstream: Process) -> Pair:
         key = secrets.token_hex(32)
@@ -221,7 +222,7 @@ class Fleet:
                 )
             )
             options = ["--config", str(config)]
-            return self._start(f"mrtr-gateway {name}", [*shlex.split(command), "serve", *options], listen, admin)
+            return self.start(f"mrtr-gateway {name}", [*shlex.split(command), "serve", *options], listen, admin)
 
         return Pair(replica("gw-1"), replica("gw-2"))
 
@@ -235,7 +236,7 @@ class Fleet:
         for process in reversed(self.started):
             process.stop()
 
-    def _start(self, name: str, command: list[str], address: str, admin: str = "") -> Process:
+    def start(self, name: str, command: list[str], address: str, admin: str = "") -> Process:
         log = self.folder / f"{name.replace(' ', '-')}-{len(self.started)}.log"
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         try:
@@ -251,12 +252,13 @@ class Fleet:
             raise ProcessError(f"{name}: {shlex.join(command)}: {exc}") from exc
         process = Process(name, address, popen, log, admin)
         self.started.append(process)
-        wait_ready(process, (lambda: is_ready(process)) if admin else (lambda: is_listening(address)))
+        ready = (lambda: is_ready(process)) if admin else (lambda: is_listening(address))
+        wait_ready(process, ready, self.start_seconds)
         return process
 
 
-def wait_ready(process: Process, ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START_SECONDS
+def wait_ready(process: Process, ready: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while not ready():
         if process.popen.poll() is not None or time.monotonic() > deadline:
             raise ProcessError(process.last_words("is not ready"))

@@ -1,0 +1,21 @@
+"""A call costs no more instructions than its budget, which does not depend on how busy the machine is."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import instructions
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind counts the instructions; Debian has it"),
+]
+
+
+def test_a_call_stays_within_its_budget_of_instructions(tmp_path: Path) -> None:
+    rows = instructions.count(f"{sys.executable} -m gateway", tmp_path, ["echo", "ask"])
+    print(instructions.table(rows, markdown=False))
+    assert instructions.over_budget(rows) == []
+    assert all(row.gateway.python_calls > row.anchor.python_calls for row in rows), "the calls were not counted"
