@@ -283,7 +283,7 @@ class Cluster:
         return "\n".join([*tails, f"--- {self.balancer.name}\n{self.balancer.tail()}"])
 
 
-def memberships(count: int, network: Network | None) -> list[dict[str, Any]]:
+def memberships(count: int, network: Network | None = None) -> list[dict[str, Any]]:
     """The section `replica` of each replica."""
     names = [f"gw-{number}" for number in range(1, count + 1)]
     if network is None:

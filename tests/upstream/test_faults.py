@@ -524,7 +524,7 @@ async def test_a_client_that_retries_learns_that_its_parked_call_broke(
 async def test_an_answer_that_cannot_be_delivered_ends_the_call(
     upstream: FakeUpstream, begin: Start, how: str
 ) -> None:
-    stand = await begin(timeouts={"answer_seconds": 0.05})
+    stand = await begin(timeouts={"answer_seconds": 0.3 if how == "hang" else 10})
     client = stand.client()
 
     async def refuse(turn: Turn) -> None:
