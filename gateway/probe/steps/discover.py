@@ -16,10 +16,10 @@ from yarl import URL
 from gateway.config import redacted_url
 from gateway.http.client import FOREIGN, REDIRECTS
 from gateway.http.endpoint import Endpoint
-from gateway.probe.report.redaction import clean
 from gateway.probe.steps.context import ProbeContext, Stopped
 from gateway.probe.steps.requests import Reply, Request, ask
 from gateway.protocol import era, jsonrpc, mcp
+from gateway.protocol.errors import clean
 from gateway.upstream.era_probe import PROBE_SECONDS, discover_headers
 
 _FOLLOWED: Final = 2
