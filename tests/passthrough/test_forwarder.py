@@ -642,6 +642,20 @@ async def test_a_modern_call_during_a_drain_is_refused_by_its_id(upstream: FakeU
     assert (refused.status, refused.error["data"]["reason"], refused.final["id"]) == (503, "stopping", "c2")
 
 
+async def test_a_compressed_reply_is_passed_on_as_it_is(upstream: FakeUpstream, stand: Stand) -> None:
+    packed = gzip.compress(b"x" * 10_000_000)
+
+    async def answer(turn: Turn) -> None:
+        turn.reply(200, packed, {"Content-Encoding": "gzip"})
+
+    upstream.on("initialize", answer)
+    async with (
+        aiohttp.ClientSession(auto_decompress=False) as http,
+        http.post(stand.url, headers=OLD, json=INITIALIZE) as response,
+    ):
+        assert (response.headers["Content-Encoding"], await response.read()) == ("gzip", packed)
+
+
 # -- bytes that no HTTP library would send ----------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Upstreams that break, hang, refuse or babble: each ends in the result or in one clear error, never in a hang."""
 
 import asyncio
+import gzip
 import json
 from typing import Any
 
@@ -234,6 +235,29 @@ async def _ask(turn: Turn) -> None:
 async def test_a_side_stream_without_a_head_holds_nothing_up(upstream: FakeUpstream, client: Client) -> None:
     upstream.on("GET", lambda turn: turn.for_ever())
     assert (await client.call()).text == "done"
+
+
+async def test_a_compressed_stream_or_answer_is_not_inflated(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    """48 KiB may become 50 MB. The gateway asks for plain bytes and reads what comes as such."""
+    question = event({"jsonrpc": "2.0", "id": 1, "method": "elicitation/create", "params": FORM}, None)
+
+    async def compressed(turn: Turn) -> None:
+        turn.reply(200, gzip.compress(question), {"Content-Type": "text/event-stream", "Content-Encoding": "gzip"})
+
+    upstream.once("GET", compressed)
+    assert (await client.call()).text == "done"
+    seen = await upstream.saw("GET", 2)  # so the first one was read to its end
+    assert [each.headers["Accept-Encoding"] for each in seen] == ["identity"] * 2
+    assert "answer" not in upstream.words
+    assert stand.nested("elicitation/create", "unsolicited") == 0
+
+    async def bomb(turn: Turn) -> None:
+        turn.reply(200, gzip.compress(body(turn, text("x" * 10_000_000))), {"Content-Encoding": "gzip"})
+
+    upstream.once("tools/call", bomb)
+    assert (await client.call()).outcome == (200, -32603, "call_lost")
 
 
 # -- the handshake ----------------------------------------------------------------------------------------------------
