@@ -14,6 +14,8 @@ from gateway.exchange.events import Expired
 from gateway.protocol import mcp
 from gateway.seal.cipher import Keyring
 from gateway.seal.request_state import Envelope
+from tests.parts.launch import free_port
+from tests.support.black_hole import black_hole
 from tests.support.fake_upstream import FORM, FakeUpstream, Script, Turn, event, text
 from tests.support.fake_wire import fake_wire
 from tests.support.logs import Lines
@@ -318,6 +320,28 @@ async def test_each_failure_is_counted_once_wherever_it_is_met(
     reply = await stand.client().post(method, params)
     assert reply.outcome[2] == "upstream_unreachable"
     assert stand.metric("mcp_gateway_upstream_errors_total", kind="upstream_unreachable") == 1
+
+
+async def test_an_upstream_that_swallows_connections_harms_no_other_route(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    routes = [
+        {"path": "/mcp", "upstream": {"url": upstream.url}},
+        {"path": "/gone", "upstream": {"url": f"http://{address}/mcp"}},
+    ]
+    with black_hole(address):
+        stand = await begin(routes=routes, timeouts={"connect_seconds": 0.5})
+        gone = Client(stand.http, stand.url.replace("/mcp", "/gone"))
+        waiting = asyncio.get_running_loop().create_task(gone.call())
+        await eventually(lambda: stand.gateway.downstream.in_flight == 1)
+        assert (await stand.client().call()).text == "done"
+        assert not waiting.done()
+        async with stand.http.get(f"http://{stand.gateway.admin}/readyz") as response:
+            assert response.status == 200
+        reply = await waiting
+    assert reply.outcome == (200, -32603, "upstream_unreachable")
+    assert "within timeouts.connect_seconds" in reply.error["message"]
 
 
 @pytest.mark.parametrize("method", [mcp.TOOLS_CALL, mcp.TOOLS_LIST])
