@@ -124,6 +124,7 @@ FIXED = [
     ("an error's message", [count(errors.MESSAGE_CHARACTERS)]),
     ("a value in the log", [count(log.MAX_CHARACTERS)]),
     ("the id of an event", [count(resumption.MAX_EVENT_ID_CHARACTERS)]),
+    ("event ids that are remembered for one call", [count(resumption.MAX_EVENT_IDS)]),
     ("the end of an answered stream", [seconds(DEFAULT_TIMES.drain_seconds)]),
     (
         "the probe for the upstream's era",
