@@ -676,6 +676,26 @@ async def test_a_switch_of_protocols_is_not_passed_on(begin: Start, method: str)
             assert "switched protocols (HTTP 101)" in (await response.json())["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        b"Content-Length: 5\r\nContent-Length: 10\r\n",
+        b"Content-Length: +5\r\n",
+        b"Transfer-Encoding: xchunked\r\nContent-Length: 5\r\n",
+        b"Content-Length : 5\r\n",
+        b"X-A: a\rContent-Length: 5\r\n",
+    ],
+)
+async def test_a_reply_of_an_ambiguous_length_is_not_passed_on(begin: Start, lines: bytes) -> None:
+    """Its end might be taken for the reply to the next request of another client behind the same proxy."""
+    async with fake_wire(b"HTTP/1.1 200 OK\r\n" + lines + b"\r\n5\r\nHELLO\r\n0\r\n\r\n") as url:
+        stand = await begin(url=url)
+        async with stand.http.post(stand.url, headers=OLD, json=INITIALIZE) as response:
+            assert response.status == 502
+
+
 async def test_a_head_that_http_forbids_is_passed_on_without_what_is_forbidden(begin: Start, log_lines: Lines) -> None:
     said = (
         b"HTTP/1.1 200 O\x01K\x1b[2J\xff\r\nContent-Type: text/plain\r\nX-Bad: a\x01b\r\nX-Worse: \xff\r\n"
