@@ -135,7 +135,7 @@ def _follow(exam: ProbeContext, endpoint: Endpoint, reply: Reply) -> None:
 def _shown(base: URL, location: str) -> str:
     try:
         target = base.join(URL(location))
-    except ValueError:
+    except (ValueError, IndexError):  # yarl raises both
         return "an invalid address"
     return clean(redacted_url(str(target)), 200) if location else "nowhere"
 
