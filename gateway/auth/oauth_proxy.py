@@ -11,6 +11,7 @@ import asyncio
 import ipaddress
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple
 from urllib.parse import urljoin
 
@@ -202,7 +203,8 @@ class OAuthProxy:
                 kept["WWW-Authenticate"] = oauth_metadata.challenge(kept["WWW-Authenticate"], place)
             location = response.headers.get("Location")
             if location is not None and response.status in REDIRECTS and _is_plain(location):
-                kept["Location"] = _location(response.url, location, published, place)
+                with suppress(ValueError):  # `//[` is not a URL
+                    kept["Location"] = _location(response.url, location, published, place)
             return web.Response(body=await body_of(response, route), status=response.status, headers=kept)
 
 

@@ -14,14 +14,17 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Final
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerStuck, ReplyBroken, StaleConnection
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
+from gateway.http.client import read_at_most
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
@@ -29,6 +32,8 @@ from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 PATH: Final = "/peer"
 CONTENT_TYPE: Final = "application/octet-stream"
 FRAME_BYTES: Final = 16_777_216
+ANSWER_BYTES: Final = 65_536
+"""The longest answer to a question: a process that is not a replica must not fill the memory."""
 NETWORK_ERRORS: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
 _UNIX: Final = "unix:"
 _NAME_SECONDS: Final = 2
@@ -37,6 +42,21 @@ _UNUSED_SOCKET: Final = (errno.ECONNREFUSED, errno.ENOENT)
 """Errors that prove that no process listens on a unix socket."""
 _REMOTE_CAUSES: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ECONNRESET, errno.ECONNABORTED)
 """Failures to connect whose cause need not be on this host."""
+
+
+class PeerHttpRequest(aiohttp.ClientRequest):
+    """A request whose body is written in a task of aiohttp, which nothing awaits.
+
+    If the connection ends before `100 Continue`, reading the reply fails too and explains it. The exception of the
+    task would only be logged with a traceback ("Task exception was never retrieved").
+    """
+
+    async def write_bytes(
+        self, writer: AbstractStreamWriter, conn: aiohttp.connector.Connection, content_length: int | None = None
+    ) -> None:
+        """Send the body; return as well if the connection is lost."""
+        with suppress(*NETWORK_ERRORS):
+            await super().write_bytes(writer, conn, content_length)
 
 
 class PeerConnections:
@@ -88,7 +108,10 @@ class PeerConnections:
         async with await self.open(address, peer_request, fresh=fresh) as response:
             if response.status != 200:
                 raise OwnerStalled(peer_request.to, f"refuses a question (HTTP {response.status})")
-            return self.frames(peer_request).feed(await response.read())
+            answer = await read_at_most(response, ANSWER_BYTES)
+            if answer is None:
+                raise OwnerStalled(peer_request.to, f"answers a question with more than {ANSWER_BYTES} bytes")
+            return self.frames(peer_request).feed(answer)
 
     def frames(self, peer_request: PeerRequest) -> Frames:
         """The decoder of the reply to a request."""
@@ -164,6 +187,7 @@ class PeerConnections:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 trust_env=False,
+                request_class=PeerHttpRequest,
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
                 trace_configs=[_connection_trace()],
             )

@@ -8,6 +8,7 @@ import os
 import ssl
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
 from types import TracebackType
 from typing import Final, NamedTuple
 
@@ -25,6 +26,7 @@ _KEEP_ALIVE_SECONDS: Final = 4.0
 _READ_BYTES: Final = 65_536
 FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
 """The exceptions of aiohttp. Only files that speak to upstreams catch them; `mapped` translates them for others."""
+_FIRST_FINAL_STATUS: Final = 200
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 """Statuses whose Location header names another address of the same resource."""
 
@@ -70,7 +72,7 @@ class Client:
         self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None
     ) -> aiohttp.ClientResponse:
         """Send one HTTP request. The caller releases the response. Raises one of FOREIGN."""
-        return await self._request(method, url, headers, body)
+        return _final(await self._request(method, url, headers, body))
 
     def _request(
         self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None
@@ -120,7 +122,7 @@ class Exchange:
 
     async def __aenter__(self) -> aiohttp.ClientResponse:
         try:
-            return await self._context.__aenter__()
+            return _final(await self._context.__aenter__())
         except FOREIGN as exc:
             raise mapped(exc, self._where) from exc
 
@@ -130,6 +132,17 @@ class Exchange:
         await self._context.__aexit__(kind, exc, traceback)
         if isinstance(exc, FOREIGN):
             raise mapped(exc, self._where) from exc
+
+
+def _final(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
+    """Refuse 101, the only interim response that aiohttp returns: the gateway never asks for another protocol.
+
+    A proxy in front that saw it could take the connection for a tunnel.
+    """
+    if response.status < _FIRST_FINAL_STATUS:
+        response.close()
+        raise aiohttp.ClientResponseError(response.request_info, (), status=response.status)
+    return response
 
 
 def mapped(exc: BaseException, where: str) -> UpstreamError:
@@ -148,6 +161,8 @@ def mapped(exc: BaseException, where: str) -> UpstreamError:
         return Unreachable(
             f"{where} did not accept a connection within timeouts.connect_seconds; check address and firewall"
         )
+    if isinstance(exc, aiohttp.ClientResponseError) and exc.status == HTTPStatus.SWITCHING_PROTOCOLS:
+        return CallLost(f"{where} switched protocols (HTTP 101) unasked; the request may have had effects")
     return CallLost(f"{where} broke the connection ({type(exc).__name__}); the request may have had effects")
 
 

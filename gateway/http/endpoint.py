@@ -8,7 +8,7 @@ from typing import Final
 from yarl import URL
 
 from gateway.config import redacted_url
-from gateway.protocol.errors import Unreachable
+from gateway.protocol.errors import Unreachable, clean
 
 _SHORTEST_SECRET: Final = 4
 """Shorter values in a query are not treated as secrets: hiding them would garble what the upstream says."""
@@ -32,7 +32,7 @@ class Endpoint:
         """Return what an error may quote of an upstream's message: bounded, and without the secrets of the query."""
         for secret in self._secrets:
             said = said.replace(secret, "[hidden]")
-        return said[:_QUOTED_CHARACTERS]
+        return clean(said, _QUOTED_CHARACTERS)
 
     def follow(self, location: str | None) -> None:
         """Follow a redirect within the origin (`/mcp` to `/mcp/`). Raises Unreachable for any other."""
@@ -49,5 +49,5 @@ class Endpoint:
         try:
             target = (base or self.url).join(URL(address))
             return target.with_user(None) if target.origin() == self.url.origin() else None
-        except ValueError:
+        except (ValueError, IndexError):  # yarl raises both, IndexError for `http://[]@`
             return None

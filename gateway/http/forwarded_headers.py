@@ -4,6 +4,7 @@ A bridged call (`for_call`) forwards only the listed headers. Traffic that passe
 headers except the listed ones.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
@@ -16,6 +17,7 @@ from gateway.protocol.errors import InvalidRequest
 AUTHORIZATION: Final = "Authorization"
 _NEVER: Final = HOP_BY_HOP | {"host", "expect", "content-length"}
 """The HTTP client that connects to the upstream writes these itself."""
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def asks_as_client(route: Route) -> bool:
@@ -46,6 +48,20 @@ def joined(headers: MultiMapping[str], name: str) -> str | None:
     if len(values) < 2:
         return values[0] if values else None
     return ("; " if name.lower() == "cookie" else ", ").join(values)
+
+
+def is_valid_value(value: str) -> bool:
+    """Whether a header may have this value (RFC 9110 section 5.5).
+
+    Some parsers let control characters through. Bytes that are not UTF-8 came in as surrogates.
+    """
+    if _CONTROL.search(value) is not None:
+        return False
+    try:
+        _ = value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def for_call(route: Route, headers: MultiMapping[str]) -> dict[str, str]:
@@ -87,9 +103,11 @@ def for_passing(
 
 
 def passed_back(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """The headers of a reply that go to the client: all except the hop-by-hop headers."""
+    """The headers of a reply that go to the client: all except hop-by-hop headers and those with invalid values."""
     out = HOP_BY_HOP | _connection_headers(headers.getall("Connection", ()))
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in out and _encodes(value))
+    return CIMultiDict(
+        (name, value) for name, value in headers.items() if name.lower() not in out and is_valid_value(value)
+    )
 
 
 def own_headers(route: Route) -> dict[str, str]:
@@ -110,15 +128,6 @@ def _connection_headers(values: Iterable[str]) -> set[str]:
 
 
 def _sendable(name: str, value: str) -> str:
-    if not _encodes(value):
-        raise InvalidRequest(f"The header {name} is not UTF-8")
+    if not is_valid_value(value):
+        raise InvalidRequest(f"The header {name} is not UTF-8 without control characters")
     return value
-
-
-def _encodes(value: str) -> bool:
-    """Whether a header value can be sent: bytes that are not UTF-8 came in as surrogates."""
-    try:
-        _ = value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

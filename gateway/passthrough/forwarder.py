@@ -15,7 +15,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from gateway.config import Config, InForce
-from gateway.http.forwarded_headers import passed_back
+from gateway.http.forwarded_headers import is_valid_value, passed_back
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
 from gateway.passthrough.header_rules import HeaderRules, probe_headers
@@ -127,9 +127,8 @@ class Passthrough:
         passage.begin(response)
         reply, incoming = passage.reply, passage.incoming
         is_sse = response.content_type == "text/event-stream"
-        stream = web.StreamResponse(
-            status=response.status, reason=response.reason, headers=_headers(passage, response)
-        )
+        reason = response.reason if is_valid_value(response.reason or "") else None
+        stream = web.StreamResponse(status=response.status, reason=reason, headers=_headers(passage, response))
         if is_sse:
             stream.headers.setdefault("X-Accel-Buffering", "no")
         if self.stopping:

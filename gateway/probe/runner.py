@@ -11,7 +11,7 @@ from gateway.exchange import handshake
 from gateway.http.client import Bounds, Client
 from gateway.probe.report.features import features, unknown
 from gateway.probe.report.findings import Upstream, worst
-from gateway.probe.report.redaction import Redactor, clean
+from gateway.probe.report.redaction import Redactor
 from gateway.probe.report.suggested_config import snippet
 from gateway.probe.steps import network, sessions, wire_behaviour
 from gateway.probe.steps.context import ProbeContext, Stopped, Subject
@@ -20,7 +20,7 @@ from gateway.probe.steps.sessions import VERSIONS, Connect, Session, explain, se
 from gateway.process.child import Child, given_secrets, not_here
 from gateway.process.launcher import ChildLauncher, end_children
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError
+from gateway.protocol.errors import GatewayError, clean
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from gateway.upstream.http_upstream import HttpUpstream

@@ -5,13 +5,30 @@ upstream, and is a JSON-RPC error in HTTP 200. Any other `GatewayError` is a con
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from gateway.protocol import mcp
 
+MESSAGE_CHARACTERS: Final = 1000
+"""The longest message of an error; most quotations in it are cut shorter."""
+
+
+def clean(text: str, limit: int = MESSAGE_CHARACTERS) -> str:
+    """Return the text as one printable line of at most `limit` characters.
+
+    Messages quote clients, upstreams, peers and libraries, and end in replies, logs and terminals.
+    """
+    if len(text) <= limit and text.isprintable():
+        return text
+    shown = "".join(letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in text[:limit])
+    return shown + ("…" if len(text) > limit else "")
+
 
 class GatewayError(Exception):
-    """An error that ends a request; only `downstream.rejections` turns it into a response."""
+    """An error that ends a request; only `downstream.rejections` turns it into a response.
+
+    Its message is cleaned here, whatever it quotes.
+    """
 
     code = mcp.INTERNAL_ERROR
     status = 200
@@ -19,8 +36,8 @@ class GatewayError(Exception):
     """The operator's next step; it goes to the log. The message goes to the client."""
 
     def __init__(self, message: str, *, data: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = clean(message)
+        super().__init__(self.message)
         self.data = data
         self.headers: dict[str, str] = {}
         self.request_id: bytes | None = None

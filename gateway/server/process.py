@@ -29,6 +29,7 @@ from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
 from gateway.http.client import Bounds, Client
 from gateway.http.listener import Handler, Listener
+from gateway.http.parser import parser_caution
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
 from gateway.routes.live_route import ProcessScope
@@ -145,6 +146,8 @@ class Gateway:
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
         _log_cautions(config)
+        if (caution := parser_caution()) is not None:
+            log.warning(Event.CONFIG_CAUTION, note=caution)
         self.reload.begin()
 
     def _scope(self) -> ProcessScope:

@@ -1,6 +1,8 @@
 """The log: its events, each declared once, with the redaction of every line.
 
 A line holds ids, counts and durations. Anything that looks like a credential is masked, even where none is expected.
+A value may quote a client, an upstream or a library, so it is bounded, and without control characters: no stranger
+fills the disk, forges a line or commands the operator's terminal.
 """
 
 import logging
@@ -14,6 +16,8 @@ from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+from gateway.protocol.errors import clean
 
 Logger = FilteringBoundLogger
 
@@ -66,6 +70,10 @@ _URL_QUERY = re.compile(r"(\bhttps?://[^\s?\"'<>]*\?)[^\s\"'<>]+", re.IGNORECASE
 _NAMED_ARGUMENT = re.compile(r"([\w-]+)(?:=|: *)", re.ASCII)
 _MIXED = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[\w+-]{12,}")
 _SHORTEST_SECRET = 8
+MAX_CHARACTERS = 16_384
+"""The longest value of a line, such as a traceback."""
+_SEVERAL_LINES = ("exception", "stack")
+"""Keys whose values keep their line ends."""
 
 
 def mask(text: str) -> str:
@@ -140,11 +148,31 @@ def _plain_text(key: str, value: object) -> Any:
         case bytes() | bytearray() | memoryview():
             return f"<{len(value)} bytes>"
         case Mapping():
-            return {mask(str(name)): _plain(str(name), item) for name, item in value.items()}
+            return {_text(str(name)): _plain(str(name), item) for name, item in value.items()}
         case list() | tuple() | set() | frozenset():
             return [_plain(key, item) for item in value]
         case _:
-            return mask(str(value))
+            return _text(str(value), keeps_lines=key in _SEVERAL_LINES)
+
+
+def _text(text: str, *, keeps_lines: bool = False) -> str:
+    """Return text without secrets and control characters, in a bounded length."""
+    text = mask(text) if len(text) <= MAX_CHARACTERS else _shortened(text)
+    return "\n".join(map(_one_line, text.split("\n"))) if keeps_lines else _one_line(text)
+
+
+def _one_line(text: str) -> str:
+    return clean(text, MAX_CHARACTERS)
+
+
+def _shortened(text: str) -> str:
+    """Mask the beginning and the end of a long text, and cut out its middle: the end of a traceback says most.
+
+    The words beside the cut go too: half a token, or one that lost its `Bearer`, is not recognised as a secret.
+    """
+    half = MAX_CHARACTERS // 2
+    first, last = mask(text[:half]).rsplit(None, 1), mask(text[-half:]).split(None, 2)
+    return f"{first[0] if len(first) > 1 else ''} […] {last[2] if len(last) > 2 else ''}"
 
 
 def configure_logging(level: str, format: str, stream: TextIO | None = None) -> None:  # noqa: A002 - the config's word

@@ -15,12 +15,14 @@ from msgspec import Raw
 
 from gateway.http.client import read_at_most
 from gateway.http.endpoint import Endpoint
-from gateway.http.forwarded_headers import joined
+from gateway.http.forwarded_headers import is_valid_value
 from gateway.protocol import jsonrpc, lost_session, mcp
 from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, Refused, SessionLost
 
 _SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
 _ERROR_BODY_BYTES: Final = 65_536
+_CHALLENGE_CHARACTERS: Final = 8190
+"""Most HTTP parsers refuse a longer header."""
 _LOCAL_CAUSES: Final = (
     *(errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM),
     *(errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH),
@@ -117,7 +119,7 @@ async def read_refusal(
         raise Refused(
             f"{where} refused {whose} (HTTP {status})",
             status=status,
-            challenge=joined(response.headers, "WWW-Authenticate"),
+            challenge=_challenge(response),
             is_clients=endpoint.as_client,
         )
     opened = lost_session.opened(body)
@@ -134,15 +136,22 @@ async def read_refusal(
     raise CallLost(f"{where} answered HTTP {status} ({said}); the call may have had effects")
 
 
+def _challenge(response: aiohttp.ClientResponse) -> str | None:
+    """The challenges for the client, as one header; those that the client could not receive are left out."""
+    values = [value for value in response.headers.getall("WWW-Authenticate", ()) if is_valid_value(value)]
+    challenge = ", ".join(values)
+    return challenge if 0 < len(challenge) <= _CHALLENGE_CHARACTERS else None
+
+
 def ping_id() -> bytes:
     """Return a new id for a ping. Some servers key streams by it across sessions, so ids are never reused."""
     return b'"%b%b"' % (PING_PREFIX, secrets.token_hex(8).encode())
 
 
-def check_ping_answer(said: jsonrpc.Error | Raw, where: str) -> None:
+def check_ping_answer(said: jsonrpc.Error | Raw, endpoint: Endpoint) -> None:
     """Accept "method not found": the server read the ping in its session. Raises CallLost for any other error."""
     if isinstance(said, jsonrpc.Error) and said.code != mcp.METHOD_NOT_FOUND:
-        raise CallLost(f"{where} refused a ping: {said.message[:200]}")
+        raise CallLost(f"{endpoint.where} refused a ping: {endpoint.quoted(said.message)}")
 
 
 class InitializeAnswer:

@@ -16,7 +16,7 @@ from yarl import URL
 from gateway.config import redacted_url
 from gateway.http.client import REDIRECTS
 from gateway.protocol import jsonrpc, mcp, sse
-from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
+from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError, clean
 from gateway.upstream.batches import unpacked
 from gateway.upstream.channel import Channel, Headers, Receive, SideListener
 from gateway.upstream.http_errors import (
@@ -167,10 +167,8 @@ class HttpSseChannel(Channel):
                 if response.status in (401, 403) or response.status >= 500:
                     _ = await read_refusal(response, endpoint)
                 if response.status != 200 or response.content_type != "text/event-stream":
-                    return WrongTransport(
-                        f"{endpoint.where} answered GET with HTTP {response.status} {response.content_type}, which "
-                        "is not an event stream"
-                    )
+                    what = f"HTTP {response.status} {clean(response.content_type, 80)}"
+                    return WrongTransport(f"{endpoint.where} answered GET with {what}, which is not an event stream")
                 self._opened = True
                 parser = sse.Parser(self._client.limits.event_bytes)
                 async for chunk in response.content.iter_any():
@@ -307,7 +305,7 @@ class HttpSseChannel(Channel):
         self._pings.append(id_)
         refused = await self._post(jsonrpc.request(id_, mcp.PING, {}), headers, None)
         if refused is not None:
-            check_ping_answer(refused, self._endpoint.where)
+            check_ping_answer(refused, self._endpoint)
 
     async def _post(self, message: bytes, headers: Headers, waiting: _Waiting | None) -> jsonrpc.Error | Raw | None:
         """Send a message and wait until it is accepted, or until the request is answered."""

@@ -11,8 +11,8 @@ from typing import Final
 
 from gateway.upstream.stream_times import StreamTimes
 
-MAX_EVENT_IDS: Final = 4096
-"""Event ids that are remembered for one request."""
+MAX_EVENT_IDS: Final = 1024
+"""Event ids that are remembered for one request, as hashes: 0.1 MiB at most, however long the server makes them."""
 MAX_EVENT_ID_CHARACTERS: Final = 1024
 _MAX_ASKED_SECONDS: Final = 60.0
 """The longest pause that the `retry` field of a server can request."""
@@ -32,8 +32,8 @@ class Resumption:
         self.place = ""
         """The event id that a GET names: the stream continues behind it."""
         self._times = times
-        self._seen: set[str] = set()
-        """Ids of the events that were handed over since `place`."""
+        self._seen: set[int] = set()
+        """Hashes of the ids of the events that were handed over since `place`."""
         self._counts_local = False
         self._failures = 0
         """GETs that the server failed in a row."""
@@ -61,12 +61,13 @@ class Resumption:
         if not 0 < len(event_id) <= MAX_EVENT_ID_CHARACTERS or not event_id.isprintable():
             self.cursor = None  # the server withdrew it, or it does not fit into a header
             return False
-        if event_id in self._seen:
+        name = hash(event_id)
+        if name in self._seen:
             return True
         if len(self._seen) >= MAX_EVENT_IDS:
             self._seen.clear()
             self.place = event_id
-        self._seen.add(event_id)
+        self._seen.add(name)
         self.cursor = event_id
         return False
 

@@ -8,6 +8,7 @@ A request whose stream broke is resumed by GET with Last-Event-ID (`upstream.res
 """
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -37,6 +38,8 @@ from gateway.upstream.standalone_stream import StandaloneStream
 
 _ACCEPT: Final = "application/json, text/event-stream"
 _PING_ANSWER_BYTES: Final = 65_536
+MAX_SESSION_ID_CHARACTERS: Final = 4096
+_SESSION_ID: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_SESSION_ID_CHARACTERS}}}")
 _MAY_PASS: Final = (408, 409, 425, 429)
 """Statuses of a GET that may succeed later. A server answers 409 while it takes the broken stream for an open one."""
 _OTHER_TRANSPORT: Final = (400, 404, 405)
@@ -108,12 +111,26 @@ class StreamableChannel(Channel):
         except ValueError as exc:
             raise WrongTransport(f"{where} answered `initialize` with a message that is not JSON-RPC") from exc
         result = answer.result(refused)
-        self.session_id = response.headers.get(mcp.SESSION_ID)
+        self.session_id = self._session_id(response)
         if self.session_id is not None:
             self._fixed[mcp.SESSION_ID] = self.session_id
         # Without a session id the legacy SDKs run stateless: they send a question, and its answer never arrives.
         self.can_ask = self.session_id is not None
         return result
+
+    def _session_id(self, response: aiohttp.ClientResponse) -> str | None:
+        """The id that the server gave the session. Raises NoHandshake if it cannot be sent back."""
+        found = response.headers.get(mcp.SESSION_ID)
+        if not found:
+            return None
+        if _SESSION_ID.fullmatch(found) is None:
+            error = NoHandshake(
+                f"{self._endpoint.where} gave an Mcp-Session-Id that is not visible ASCII of at most "
+                f"{MAX_SESSION_ID_CHARACTERS} characters"
+            )
+            error.fix = "correct the server: the specification allows only 0x21 to 0x7E in a session id"
+            raise error
+        return found
 
     def suspect(self) -> str:
         """Explain a silence: a server in JSON response mode sends nothing until the result, so questions are lost."""
@@ -304,7 +321,7 @@ class StreamableChannel(Channel):
                             endpoint.follow(response.headers.get("Location"))
                             continue
                         if response.status >= 300:
-                            check_ping_answer(await read_refusal(response, endpoint, message), endpoint.where)
+                            check_ping_answer(await read_refusal(response, endpoint, message), endpoint)
                         self._keep_headers(response, headers)
                         await self._read_ping_answer(response)
                         return

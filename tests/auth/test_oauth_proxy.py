@@ -271,6 +271,8 @@ async def test_headers_that_are_not_text_are_not_forwarded(begin: Any, issuer: F
     assert "Accept-Language" not in issuer.seen[-1][2]
     issuer.answers("/sso/authorize", status=302, headers={"Location": "http://[", "Retry-After": "\udcff"})
     assert await status(b"GET /authorize/mcp?state=x HTTP/1.1") == b"302"
+    issuer.answers("/sso/authorize", status=302, headers={"Location": "//["})
+    assert await status(b"GET /authorize/mcp?state=x HTTP/1.1") == b"302"
     issuer.says(oauth_metadata.SERVER, issuer=issuer.origin, authorization_endpoint=f"{issuer.origin}/a HTTP/1.1 b")
     browser.stand.gateway.apply(browser.stand.gateway.config)
     assert await status(b"GET /authorize/mcp HTTP/1.1") == b"502"

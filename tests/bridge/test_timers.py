@@ -1,10 +1,13 @@
 """The times of one exchange: the quiet window, the limit of a leg, grace, expiry, linger."""
 
 import asyncio
+import json
+import time
 
 import pytest
 
 from gateway.protocol import mcp
+from gateway.runtime.coarse_timer import TICK_SECONDS
 from tests.support.fake_upstream import SAMPLE, URL, FakeUpstream, Turn, text
 from tests.support.replicas import Gate, ask, later
 from tests.support.stand import Start
@@ -104,6 +107,25 @@ async def test_a_result_is_kept_for_the_linger_time_only(upstream: FakeUpstream,
     await eventually(lambda: not list(stand.gateway.lot))
     assert (await client.answer(asked)).outcome == (400, -32602, "invalid_request_state")
     assert stand.metric("mcp_gateway_state_rejected_total", reason="ended") == 1
+
+
+@pytest.mark.parametrize(("jump", "reason"), [(600, "expired"), (-600, "future")])
+async def test_a_clock_that_jumps_ends_no_held_call(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch, jump: float, reason: str
+) -> None:
+    """Deadlines use the monotonic clock. A state looks too old or too new until the clock is right again."""
+    stand = await begin(hold={"ttl_seconds": 300})
+    client = stand.client()
+    upstream.tool(ask)
+    asked = await client.call()
+    now = time.time
+    with monkeypatch.context() as clock:
+        clock.setattr(time, "time", lambda: now() + jump)
+        assert (await client.answer(asked)).outcome == (400, -32602, "invalid_request_state")
+        assert stand.metric("mcp_gateway_state_rejected_total", reason=reason) == 1
+        await asyncio.sleep(2 * TICK_SECONDS)  # the timers of this event loop that are due before it have rung
+    assert stand.held == 1
+    assert json.loads((await client.answer(asked)).text) == ACCEPT
 
 
 @pytest.mark.parametrize("section", ["hold", "state"])

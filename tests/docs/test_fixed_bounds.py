@@ -7,13 +7,14 @@ from gateway.bridge import outgoing, rerun_rules, response_queue, subscription
 from gateway.cluster import discovery, membership, peer_connections, peer_listener
 from gateway.downstream import handler
 from gateway.exchange import machine, questions, replay
-from gateway.http import listener
+from gateway.http import endpoint, listener
 from gateway.identity import bearer_token
 from gateway.process import child, launcher, stderr_log
-from gateway.protocol import jsonrpc, request, surrogates
+from gateway.protocol import errors, jsonrpc, request, surrogates
 from gateway.seal import peer_messages
 from gateway.sessions import list_cache, own_answers, pool
-from gateway.upstream import era_probe, resumption
+from gateway.telemetry import log
+from gateway.upstream import era_probe, http_errors, resumption, streamable_http
 from gateway.upstream.stream_times import DEFAULT_TIMES
 from tests.parts.launch import REPOSITORY
 
@@ -83,6 +84,7 @@ FIXED = [
     ),
     ("a connection to a peer", [f"{seconds(membership._SILENT_SECONDS)} (fixed)"]),
     ("a request from a peer", [size(peer_listener._OVERHEAD_BYTES)]),
+    ("a peer's answer to a question", [size(peer_connections.ANSWER_BYTES)]),
     ("one frame from a peer", [size(peer_connections.FRAME_BYTES)]),
     ("clocks of two replicas", [seconds(peer_messages.SKEW_SECONDS)]),
     ("remembered requests from peers", [count(peer_messages._MAX_REMEMBERED)]),
@@ -116,7 +118,13 @@ FIXED = [
     ("lists kept by `cache.lists_seconds`", [size(list_cache._MAX_BYTES), size(list_cache._MAX_PAGE_BYTES)]),
     ("tools with a warning in the log", [count(pool._LEFT_OUT_KEPT)]),
     ("looking up whether a lost call's tool may run twice", [seconds(rerun_rules._LEARN_SECONDS)]),
+    ("a session id", [count(streamable_http.MAX_SESSION_ID_CHARACTERS)]),
+    ("the challenges of a refusal", [count(http_errors._CHALLENGE_CHARACTERS)]),
+    ("a text of the server in an error", [f"{endpoint._QUOTED_CHARACTERS} characters"]),
+    ("an error's message", [count(errors.MESSAGE_CHARACTERS)]),
+    ("a value in the log", [count(log.MAX_CHARACTERS)]),
     ("the id of an event", [count(resumption.MAX_EVENT_ID_CHARACTERS)]),
+    ("event ids that are remembered for one call", [count(resumption.MAX_EVENT_IDS)]),
     ("the end of an answered stream", [seconds(DEFAULT_TIMES.drain_seconds)]),
     (
         "the probe for the upstream's era",

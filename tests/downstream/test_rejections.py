@@ -1,11 +1,19 @@
 """Errors: what they name, and the secrets that never leave the gateway."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.downstream.rejections import Rejections
+from gateway.http.incoming import Incoming
+from gateway.http.reply import ReplyWriter
 from gateway.protocol import mcp
+from gateway.protocol.errors import InvalidState
+from gateway.telemetry import Ending, StateReason
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.stand import Start
@@ -150,3 +158,56 @@ async def test_no_upstream_text_becomes_a_label(upstream: FakeUpstream, stand: S
 async def test_an_error_names_the_requests_own_id(client: Client) -> None:
     reply = await client.post("x/y")
     assert reply.final["id"] == "c1"
+
+
+REASONS = {
+    StateReason.TOO_LARGE: "larger than limits.state_bytes",
+    StateReason.MALFORMED: "not a state of this gateway, or truncated",
+    StateReason.UNKNOWN_KEY: "sealed with a key that is not in state.keys",
+    StateReason.FORGED: "changed in transit, or sealed with another key of the same id",
+    StateReason.VERSION: "sealed by another version of the gateway",
+    StateReason.EXPIRED: "the client retried after state.ttl_seconds",
+    StateReason.FUTURE: "sealed by a replica whose clock",
+    StateReason.OTHER_ROUTE: "it came with another request",
+    StateReason.OTHER_METHOD: "it came with another request",
+    StateReason.OTHER_TARGET: "it came with another request",
+    StateReason.OTHER_ARGUMENTS: "it came with another request",
+    StateReason.OTHER_PRINCIPAL: "another caller sent it",
+    StateReason.OTHER_HEADERS: "it came with other credentials",
+    StateReason.ANSWERED: "the round has been answered with other answers",
+    StateReason.ENDED: "its call is over",
+}
+
+
+class FakeReply(ReplyWriter):
+    """A reply that nobody waits for; it keeps its status and body."""
+
+    status = 0
+    body = b""
+
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
+        self.status, self.body = status, body
+        return web.Response(headers=headers)
+
+    async def start(self) -> None:
+        raise NotImplementedError
+
+    async def write(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    async def end(self, ending: Ending) -> web.StreamResponse:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("reason", StateReason)
+async def test_a_rejected_state_is_counted_and_logged_with_its_reason(
+    stand: Stand, log_lines: Lines, reason: StateReason
+) -> None:
+    reply = FakeReply()
+    incoming = Incoming("/mcp", CIMultiDictProxy(CIMultiDict()), None, b"{}")
+    await Rejections(stand.gateway.routes).answer(InvalidState(reason), incoming, reply)
+    assert (reply.status, json.loads(reply.body)["error"]["message"]) == (400, "Invalid or expired requestState")
+    assert stand.metric("mcp_gateway_state_rejected_total", reason=reason) == 1
+    (line,) = log_lines("state.rejected")
+    assert line["reason"] == reason
+    assert line["note"].startswith(REASONS[reason])

@@ -19,7 +19,18 @@ def test_a_redirect_within_the_origin_is_followed_and_kept(location: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "location", [None, "", "http://other:9000/mcp", "https://old:9000/mcp", "//other/mcp", "http://["]
+    "location",
+    [
+        None,
+        "",
+        "http://other:9000/mcp",
+        "https://old:9000/mcp",
+        "//other/mcp",
+        "http://[",
+        "http://[]@",
+        "//][@",
+        "//\ud800",
+    ],
 )
 def test_a_redirect_to_another_origin_is_refused_and_changes_nothing(location: str | None) -> None:
     upstream = endpoint()
@@ -36,5 +47,6 @@ def test_a_quotation_has_no_secret_of_the_query_and_is_short() -> None:
     upstream = endpoint("http://old:9000/mcp?key=hunter22&page=abc&token=hunter22-long")
     assert upstream.quoted("bad key hunter22-long, page abc") == "bad key [hidden], page abc"
     assert upstream.quoted("no ?key=hunter22&page=abc&token=hunter22-long") == "no ?[hidden]"
-    assert upstream.quoted("x" * 1000) == "x" * 200
+    assert upstream.quoted("x" * 1000) == "x" * 200 + "…"
+    assert upstream.quoted("a\x1b[2J\nb") == "a?[2J b"
     assert "hunter22" not in upstream.where

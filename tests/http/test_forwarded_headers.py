@@ -12,6 +12,7 @@ from gateway.http.forwarded_headers import (
     credentials_in,
     for_call,
     for_passing,
+    is_valid_value,
     joined,
     own_headers,
     passed_back,
@@ -119,3 +120,15 @@ def test_the_upstream_sees_a_credential_if_it_is_forwarded_or_bound() -> None:
     assert not credentials_in(route(), {})
     assert not credentials_in(bound, {"Authorization": "Bearer service"})
     assert credentials_in(bound, {"x-key": "k"})
+
+
+INVALID = ["a\x01b", "a\x00", "a\r\nX: b", "\x7f", NOT_UTF_8]
+
+
+@pytest.mark.parametrize("value", INVALID)
+def test_a_value_that_http_forbids_is_neither_sent_up_nor_passed_back(value: str) -> None:
+    assert not is_valid_value(value)
+    assert dict(passed_back(headers(("X-Bad", value), ("X-Good", "a\tb é")))) == {"X-Good": "a\tb é"}
+    for build in (for_call, for_passing):
+        with pytest.raises(InvalidRequest, match="X-Bad is not UTF-8 without control characters"):
+            build(route(forward_headers=("X-Bad",)), headers(("X-Bad", value)))

@@ -16,6 +16,8 @@ from gateway.config import parse
 from gateway.protocol import mcp
 from gateway.upstream import era_probe
 from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_wire import fake_wire
+from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, configuration, eventually
 
@@ -638,3 +640,80 @@ async def test_a_modern_call_during_a_drain_is_refused_by_its_id(upstream: FakeU
     stand.gateway.downstream.stop()
     refused = await client.call()
     assert (refused.status, refused.error["data"]["reason"], refused.final["id"]) == (503, "stopping", "c2")
+
+
+async def test_a_compressed_reply_is_passed_on_as_it_is(upstream: FakeUpstream, stand: Stand) -> None:
+    packed = gzip.compress(b"x" * 10_000_000)
+
+    async def answer(turn: Turn) -> None:
+        turn.reply(200, packed, {"Content-Encoding": "gzip"})
+
+    upstream.on("initialize", answer)
+    async with (
+        aiohttp.ClientSession(auto_decompress=False) as http,
+        http.post(stand.url, headers=OLD, json=INITIALIZE) as response,
+    ):
+        assert (response.headers["Content-Encoding"], await response.read()) == ("gzip", packed)
+
+
+# -- bytes that no HTTP library would send ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_switch_of_protocols_is_not_passed_on(begin: Start, method: str) -> None:
+    """A proxy in front of the gateway could take the connection for a tunnel."""
+    said = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n"
+    async with fake_wire(said, stays=True) as url:
+        stand = await begin(url=url)
+        asked = {
+            "Connection": "upgrade",
+            "Upgrade": "websocket",
+            "Sec-WebSocket-Key": "x",
+            "Sec-WebSocket-Version": "13",
+        }
+        async with stand.http.request(method, stand.url, headers=OLD | asked, json=INITIALIZE) as response:
+            assert response.status == 502
+            assert "switched protocols (HTTP 101)" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        b"Content-Length: 5\r\nContent-Length: 10\r\n",
+        b"Content-Length: +5\r\n",
+        b"Transfer-Encoding: xchunked\r\nContent-Length: 5\r\n",
+        b"Content-Length : 5\r\n",
+        b"X-A: a\rContent-Length: 5\r\n",
+    ],
+)
+async def test_a_reply_of_an_ambiguous_length_is_not_passed_on(begin: Start, lines: bytes) -> None:
+    """Its end might be taken for the reply to the next request of another client behind the same proxy."""
+    async with fake_wire(b"HTTP/1.1 200 OK\r\n" + lines + b"\r\n5\r\nHELLO\r\n0\r\n\r\n") as url:
+        stand = await begin(url=url)
+        async with stand.http.post(stand.url, headers=OLD, json=INITIALIZE) as response:
+            assert response.status == 502
+
+
+async def test_a_head_that_http_forbids_is_passed_on_without_what_is_forbidden(begin: Start, log_lines: Lines) -> None:
+    said = (
+        b"HTTP/1.1 200 O\x01K\x1b[2J\xff\r\nContent-Type: text/plain\r\nX-Bad: a\x01b\r\nX-Worse: \xff\r\n"
+        b"X-Good: a\tb\r\nMcp-Session-Id: \x02\r\nWWW-Authenticate: Bearer \x7f\r\nContent-Length: 2\r\n\r\nhi"
+    )
+    async with fake_wire(said) as url:
+        stand = await begin(url=url)
+        async with stand.http.post(stand.url, headers=OLD, json=INITIALIZE) as response:
+            assert (response.status, response.reason, await response.text()) == (200, "OK", "hi")
+            assert response.headers["X-Good"] == "a\tb"
+            assert not {"X-Bad", "X-Worse", "Mcp-Session-Id", "WWW-Authenticate"} & set(response.headers)
+    assert not log_lines("task.failed")
+
+
+async def test_a_content_type_that_http_forbids_is_left_out(begin: Start) -> None:
+    said = b"HTTP/1.1 200 OK\r\nContent-Type: text/\x01event-stream\r\nContent-Length: 2\r\n\r\nhi"
+    async with fake_wire(said) as url:
+        stand = await begin(url=url)
+        async with stand.http.post(stand.url, headers=OLD, json=INITIALIZE) as response:
+            assert (response.status, await response.read()) == (200, b"hi")
+            assert "\x01" not in response.headers.get("Content-Type", "")

@@ -4,7 +4,8 @@ import pytest
 from msgspec import structs
 
 from gateway.probe.report.findings import Check, Server, Upstream
-from gateway.probe.report.redaction import Redactor, clean
+from gateway.probe.report.redaction import Redactor
+from gateway.protocol.errors import clean
 
 EVIL = "a\x1b[31m\r\nb\x00\u202ec\u2028d"
 

@@ -223,6 +223,12 @@ async def test_a_redirect_to_another_origin_is_told_and_not_followed(upstream: F
     await other.close()
 
 
+@pytest.mark.parametrize("location", ["http://[", "http://[]@", "//][@"])
+async def test_a_redirect_to_an_invalid_address_is_told(upstream: FakeUpstream, location: str) -> None:
+    upstream.on("server/discover", redirect(location))
+    assert "a redirect to an invalid address" in failed(await look(upstream.url), "http")
+
+
 async def test_a_redirect_within_the_origin_is_followed_and_told(upstream: FakeUpstream) -> None:
     async def slashed(turn: Turn) -> None:
         if turn.seen.path == "/mcp":

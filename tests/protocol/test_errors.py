@@ -69,3 +69,11 @@ def test_an_owner_that_cannot_be_reached_for_a_local_cause_is_fixed_on_this_repl
     local = errors.OwnerSilent("gw-1", "cannot be asked", is_local=True)
     assert local.fix.startswith("check this replica, not the owner")
     assert errors.OwnerSilent("gw-1", "is silent").fix.startswith("check that replica")
+
+
+def test_a_message_is_one_printable_line_of_bounded_length_whatever_it_quotes() -> None:
+    error = errors.CallLost("The server said \x1b[2Jforged\r\nline \ud800 " + "x" * 5000)
+    assert error.message.startswith("The server said ?[2Jforged  line ? xxx")
+    assert len(error.message) == errors.MESSAGE_CHARACTERS + 1
+    assert str(error) == error.message
+    assert errors.CallLost("Grüße, 世界").message == "Grüße, 世界"

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.log import Event, configure_logging, get_logger, mask, secret_arguments
+from gateway.telemetry.log import MAX_CHARACTERS, Event, configure_logging, get_logger, mask, secret_arguments
 
 CANARY = "c4nary-7f3a9"
 
@@ -257,3 +257,47 @@ def test_bytes_are_counted_and_objects_are_masked_and_odd_numbers_are_text() -> 
     )
     assert (line["raw"], line["request"], line["wait"]) == ("<7 bytes>", "<Request Bearer [hidden]>", "nan")
     assert (line["names"], line["event_kind"]) == (["b"], "task.failed")
+
+
+EVIL = "name\x1b[2J\r\n2026-01-01 forged line \u202e\ud800\x9b31m"
+
+
+def test_a_value_cannot_forge_a_line_or_command_a_terminal() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "console", stream)
+    get_logger().info(Event.TOOL_LEFT_OUT, tool=EVIL, names={EVIL: [EVIL]})
+    logging.getLogger("aiohttp.server").error("bad request %s", EVIL)
+    assert all(letter.isprintable() for line in stream.getvalue().split("\n") for letter in line)
+    assert len(stream.getvalue().splitlines()) == 2
+
+
+def test_a_traceback_keeps_its_lines_without_what_its_message_smuggles() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "console", stream)
+    try:
+        fail(ValueError(EVIL))
+    except ValueError:
+        get_logger().exception(Event.TASK_FAILED)
+    shown = stream.getvalue().split("\n")
+    assert len(shown) > 4
+    assert all(line.isprintable() for line in shown)
+
+
+def test_a_long_value_loses_its_middle_with_both_words_beside_the_cut() -> None:
+    words = [f"word-{number:05d}" for number in range(20_000)]
+    shown = json.loads(logged(cause=" ".join(words)))["cause"]
+    assert len(shown) <= MAX_CHARACTERS + 10
+    first, _, last = shown.partition(" […] ")
+    assert set(first.split()) | set(last.split()) <= set(words)
+    assert (first[:10], last[-10:]) == (words[0], words[-1])
+    assert json.loads(logged(cause="x" * 20_000))["cause"] == " […] "
+
+
+@pytest.mark.parametrize("shift", range(24))
+def test_no_secret_shows_because_a_long_value_is_cut_beside_it(shift: int) -> None:
+    half = MAX_CHARACTERS // 2
+    text = ("a " * half)[: half - shift] + f" Bearer {CANARY} " + "b " * half + f" Bearer {CANARY} " + "c " * half
+    text = text[: len(text) - shift]
+    assert CANARY not in logged(cause=text)
+    end = f" Bearer {CANARY} " + ("c " * half)[: half - shift]
+    assert CANARY not in logged(cause="a " * half + end)

@@ -1,6 +1,7 @@
 """Upstreams that break, hang, refuse or babble: each ends in the result or in one clear error, never in a hang."""
 
 import asyncio
+import gzip
 import json
 from typing import Any
 
@@ -13,7 +14,10 @@ from gateway.exchange.events import Expired
 from gateway.protocol import mcp
 from gateway.seal.cipher import Keyring
 from gateway.seal.request_state import Envelope
+from tests.parts.launch import free_port
+from tests.support.black_hole import black_hole
 from tests.support.fake_upstream import FORM, FakeUpstream, Script, Turn, event, text
+from tests.support.fake_wire import fake_wire
 from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.workbench import DECLINE, Client, Stand, eventually, jwt
@@ -235,6 +239,29 @@ async def test_a_side_stream_without_a_head_holds_nothing_up(upstream: FakeUpstr
     assert (await client.call()).text == "done"
 
 
+async def test_a_compressed_stream_or_answer_is_not_inflated(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    """48 KiB may become 50 MB. The gateway asks for plain bytes and reads what comes as such."""
+    question = event({"jsonrpc": "2.0", "id": 1, "method": "elicitation/create", "params": FORM}, None)
+
+    async def compressed(turn: Turn) -> None:
+        turn.reply(200, gzip.compress(question), {"Content-Type": "text/event-stream", "Content-Encoding": "gzip"})
+
+    upstream.once("GET", compressed)
+    assert (await client.call()).text == "done"
+    seen = await upstream.saw("GET", 2)  # so the first one was read to its end
+    assert [each.headers["Accept-Encoding"] for each in seen] == ["identity"] * 2
+    assert "answer" not in upstream.words
+    assert stand.nested("elicitation/create", "unsolicited") == 0
+
+    async def bomb(turn: Turn) -> None:
+        turn.reply(200, gzip.compress(body(turn, text("x" * 10_000_000))), {"Content-Encoding": "gzip"})
+
+    upstream.once("tools/call", bomb)
+    assert (await client.call()).outcome == (200, -32603, "call_lost")
+
+
 # -- the handshake ----------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +320,28 @@ async def test_each_failure_is_counted_once_wherever_it_is_met(
     reply = await stand.client().post(method, params)
     assert reply.outcome[2] == "upstream_unreachable"
     assert stand.metric("mcp_gateway_upstream_errors_total", kind="upstream_unreachable") == 1
+
+
+async def test_an_upstream_that_swallows_connections_harms_no_other_route(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    routes = [
+        {"path": "/mcp", "upstream": {"url": upstream.url}},
+        {"path": "/gone", "upstream": {"url": f"http://{address}/mcp"}},
+    ]
+    with black_hole(address):
+        stand = await begin(routes=routes, timeouts={"connect_seconds": 0.5})
+        gone = Client(stand.http, stand.url.replace("/mcp", "/gone"))
+        waiting = asyncio.get_running_loop().create_task(gone.call())
+        await eventually(lambda: stand.gateway.downstream.in_flight == 1)
+        assert (await stand.client().call()).text == "done"
+        assert not waiting.done()
+        async with stand.http.get(f"http://{stand.gateway.admin}/readyz") as response:
+            assert response.status == 200
+        reply = await waiting
+    assert reply.outcome == (200, -32603, "upstream_unreachable")
+    assert "within timeouts.connect_seconds" in reply.error["message"]
 
 
 @pytest.mark.parametrize("method", [mcp.TOOLS_CALL, mcp.TOOLS_LIST])
@@ -398,7 +447,7 @@ async def test_another_origin_is_never_followed_and_hears_no_credential(
         await other.close()
 
 
-@pytest.mark.parametrize("location", ["/mcp", "mailto:a@b", "//evil.example/mcp", "http://[bad", ""])
+@pytest.mark.parametrize("location", ["/mcp", "mailto:a@b", "//evil.example/mcp", "http://[bad", "http://[]@", ""])
 async def test_redirects_in_a_circle_or_to_nowhere_end(upstream: FakeUpstream, client: Client, location: str) -> None:
     async def move(turn: Turn) -> None:
         turn.reply(307, headers={"Location": location})
@@ -756,3 +805,91 @@ async def test_a_call_that_floods_with_what_it_may_not_ask_is_refused_a_bounded_
     answers = upstream.of("answer")
     assert answers[-1].body["id"] == 1000
     assert 0 < len(answers) <= 258
+
+
+# -- bytes that no HTTP library would send ----------------------------------------------------------------------------
+
+
+def head(status: str, *lines: bytes, body: bytes = b"") -> bytes:
+    """A reply as bytes, so that its head may hold anything."""
+    length = b"Content-Length: %d" % len(body)
+    return b"\r\n".join([b"HTTP/1.1 " + status.encode(), b"Connection: close", length, *lines, b"", b""]) + body
+
+
+@pytest.mark.parametrize(
+    ("challenges", "shown"),
+    [
+        ([b'Bearer a="\x01\x02\x7f"'], None),
+        ([b"Bearer \xff"], None),
+        ([b'Bearer a="\x1b[2J"', b'Basic realm="x"'], 'Basic realm="x"'),
+        ([b"Bearer " + b"x" * 5000, b"Basic " + b"x" * 5000], None),
+    ],
+)
+async def test_a_refusal_reaches_the_client_without_challenges_that_http_forbids(
+    begin: Start, log_lines: Lines, challenges: list[bytes], shown: str | None
+) -> None:
+    lines = [b"WWW-Authenticate: " + value for value in challenges]
+    async with fake_wire(head("401 Unauthorized", *lines)) as url:
+        reply = await (await begin(url=url)).client().call()
+    assert reply.outcome == (401, -32603, "upstream_refused")
+    assert reply.headers.get("WWW-Authenticate") == shown
+    assert not log_lines("task.failed")
+
+
+SHAKEN = json.dumps(
+    {
+        "jsonrpc": "2.0",
+        "id": "init",
+        "result": {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {"name": "x", "version": "1"}},
+    }
+).encode()
+
+
+@pytest.mark.parametrize("given", [b"a\x01b", b"a\x1b[2J", b"a b", "é".encode(), b"\xff", b"x" * 4097])
+async def test_a_session_id_that_the_specification_forbids_is_one_clear_error(
+    begin: Start, log_lines: Lines, given: bytes
+) -> None:
+    said = head("200 OK", b"Content-Type: application/json", b"Mcp-Session-Id: " + given, body=SHAKEN)
+    async with fake_wire(said) as url:
+        reply = await (await begin(url=url)).client().call()
+    assert reply.outcome == (200, -32603, "upstream_unreachable")
+    assert "gave an Mcp-Session-Id that is not visible ASCII" in reply.error["message"]
+    assert not log_lines("task.failed")
+    assert all("specification" in str(line["fix"]) for line in log_lines("upstream.failed"))
+
+
+@pytest.mark.parametrize("given", ["x" * 4096, "!~", ""])
+async def test_the_longest_session_id_is_sent_back_and_an_empty_one_counts_as_none(
+    upstream: FakeUpstream, client: Client, given: str
+) -> None:
+    async def shake(turn: Turn) -> None:
+        upstream.known.add(given)
+        turn.reply(200, SHAKEN, {"Mcp-Session-Id": given})
+
+    upstream.on("initialize", shake)
+    reply = await client.call()
+    assert ("result" in reply.final) == bool(given), "the fake serves only requests with a session"
+    assert upstream.of(mcp.INITIALIZED)[-1].headers.get("Mcp-Session-Id") == (given or None)
+
+
+async def test_an_upstream_that_switches_protocols_gets_one_clear_error(begin: Start) -> None:
+    said = head("101 Switching Protocols", b"Upgrade: websocket", b"Connection: upgrade")
+    async with fake_wire(said, stays=True) as url:
+        reply = await (await begin(url=url)).client().call()
+    assert reply.outcome[1:] == (-32603, "upstream_unreachable")
+    assert "switched protocols (HTTP 101)" in reply.error["message"]
+
+
+async def test_a_text_of_the_upstream_is_quoted_as_one_printable_line(
+    upstream: FakeUpstream, client: Client, log_lines: Lines
+) -> None:
+    async def refuse(turn: Turn) -> None:
+        evil = "no\x1b[2J\r\nforged \u202e line" + "x" * 5000
+        turn.reply(500, {"jsonrpc": "2.0", "id": None, "error": {"code": 1, "message": evil}})
+
+    upstream.on("initialize", refuse)
+    message = (await client.call()).error["message"]
+    assert "no?[2J  forged ? line" in message
+    assert message.isprintable()
+    assert len(message) < 500
+    assert [line["cause"] for line in log_lines("upstream.failed")] == [message]

@@ -1,5 +1,7 @@
 """The policy of resuming a stream: places, pauses, silence."""
 
+import tracemalloc
+
 import pytest
 
 from gateway.upstream.resumption import MAX_EVENT_ID_CHARACTERS, MAX_EVENT_IDS, Resumption, asked_seconds
@@ -100,6 +102,17 @@ def test_a_server_gets_the_pause_that_it_asks_for_within_a_bound(retry_ms: int |
 def test_a_cut_stream_pauses_for_the_longer_of_both(retry_ms: int, pauses: list[float]) -> None:
     resumption = resuming()
     assert [resumption.cut(retry_ms) for _ in pauses] == pauses
+
+
+def test_the_longest_event_ids_take_no_more_memory_than_short_ones() -> None:
+    resumption = Resumption(TIMES)
+    resumption.begin()
+    tracemalloc.start()
+    for number in range(3 * MAX_EVENT_IDS):
+        assert not resumption.is_repeated(f"{number:0{MAX_EVENT_ID_CHARACTERS}}")
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 160 * 1024
 
 
 @pytest.mark.parametrize(("ids", "repeated", "cursor"), PLACES.values(), ids=PLACES)

@@ -7,18 +7,12 @@ from typing import Final
 from msgspec import structs
 
 from gateway.probe.report.findings import Check, Server, Upstream
+from gateway.protocol.errors import clean
 
-_CHARACTERS: Final = 1000
 _SHORTEST_SECRET: Final = 4
 """Hiding shorter words would garble the report."""
 _HIDDEN: Final = "<hidden>"
 _SCHEME: Final = re.compile(r"(?:bearer|basic) +(?P<token>\S+)", re.IGNORECASE)
-
-
-def clean(text: str, limit: int = _CHARACTERS) -> str:
-    """Return the text as one line without control characters, of at most `limit` characters."""
-    shown = "".join(letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in text[:limit])
-    return shown + ("…" if len(text) > limit else "")
 
 
 class Redactor:

@@ -16,10 +16,10 @@ from yarl import URL
 from gateway.config import redacted_url
 from gateway.http.client import FOREIGN, REDIRECTS
 from gateway.http.endpoint import Endpoint
-from gateway.probe.report.redaction import clean
 from gateway.probe.steps.context import ProbeContext, Stopped
 from gateway.probe.steps.requests import Reply, Request, ask
 from gateway.protocol import era, jsonrpc, mcp
+from gateway.protocol.errors import clean
 from gateway.upstream.era_probe import PROBE_SECONDS, discover_headers
 
 _FOLLOWED: Final = 2
@@ -135,7 +135,7 @@ def _follow(exam: ProbeContext, endpoint: Endpoint, reply: Reply) -> None:
 def _shown(base: URL, location: str) -> str:
     try:
         target = base.join(URL(location))
-    except ValueError:
+    except (ValueError, IndexError):  # yarl raises both
         return "an invalid address"
     return clean(redacted_url(str(target)), 200) if location else "nowhere"
 

@@ -12,9 +12,9 @@ from yarl import URL
 from gateway.cluster.discovery import resolve
 from gateway.config import Config, InForce, cautions, digest, jwks_context, redacted_url, split_address
 from gateway.http.client import FOREIGN, Bounds, Client, mapped
-from gateway.probe.report.redaction import clean
 from gateway.probe.steps.context import Notes
 from gateway.probe.steps.requests import Request, ask
+from gateway.protocol.errors import clean
 from gateway.seal.cipher import Keyring
 
 _OURS: Final = b"mcp_gateway_"

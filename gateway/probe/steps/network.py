@@ -15,8 +15,8 @@ from typing import Final
 from cryptography import x509
 
 from gateway.http.tls_errors import certificate_cause, handshake_cause
-from gateway.probe.report.redaction import clean
 from gateway.probe.steps.context import ProbeContext, Stopped
+from gateway.protocol.errors import clean
 
 _SHOWN: Final = 4
 """The number of addresses that are tried and shown."""

@@ -12,11 +12,10 @@ from msgspec import Raw
 from gateway import __version__
 from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
-from gateway.probe.report.redaction import clean
 from gateway.probe.steps.context import ProbeContext, Stopped
 from gateway.probe.steps.discover import capability_names, described
 from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
-from gateway.protocol.errors import GatewayError, NoHandshake, Refused
+from gateway.protocol.errors import GatewayError, NoHandshake, Refused, clean
 from gateway.sessions.tool_schemas import read_pages
 from gateway.upstream.channel import Channel, SideListener
 
