@@ -252,6 +252,7 @@ def _era(exam: ProbeContext, reply: Reply) -> bool | None:
 def _note_discovered(exam: ProbeContext, reply: Reply) -> None:
     """Record a modern server's DiscoverResult; a modern error carries no such data."""
     server = exam.server
+    server.era = "modern"
     server.versions = (mcp.MODERN,)
     for message in reply.messages():
         if not isinstance(message.result, Raw):

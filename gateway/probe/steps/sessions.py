@@ -75,6 +75,13 @@ def explain(exam: ProbeContext, exc: GatewayError | ValueError | TimeoutError) -
                 "The server requires a credential, or rejects the one that was sent.",
                 "Pass one that is good for it: --bearer-file FILE, or --header 'NAME: VALUE'.",
             )
+        case NoHandshake() if exam.server.era == "modern":
+            return exam.failed(
+                "era",
+                clean(exc.message),
+                "The route has era: bridge, which needs the legacy side of the server, but the server is modern only.",
+                "Set era: auto on the route: modern clients can use the server without a bridge.",
+            )
         case NoHandshake():
             return exam.failed(
                 "session",
@@ -111,7 +118,7 @@ def introduce(exam: ProbeContext, opened: Session) -> None:
     """Record what the handshake says."""
     server, shaken = exam.server, opened.shaken
     server.name = described(shaken.server_info)
-    server.versions = (shaken.version,)
+    server.versions = tuple(dict.fromkeys((*server.versions, shaken.version)))
     server.sessions = opened.channel.can_ask
     server.side_stream = opened.channel.hears_side
     server.handshake_seconds = round(opened.seconds, 3)
