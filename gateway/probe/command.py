@@ -40,6 +40,7 @@ from gateway.probe.steps.environment import look_around
 from gateway.protocol.errors import GatewayError
 from gateway.telemetry import configure_logging
 
+_USAGE: Final = 2
 _INTERRUPTED: Final = 130
 _TERMINATED: Final = 143
 _TOKEN_BYTES: Final = 16_384
@@ -114,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
         subjects, config = _subjects(options)
     except (ConfigError, ValueError) as exc:
         print(str(exc).replace("--upstream", "URL"), file=sys.stderr)
-        return 1
+        return 1 if isinstance(exc, ConfigError) and options.config is not None else _USAGE
     configure_logging("error", "console")
     try:
         found = uvloop.run(_report(subjects, config))
@@ -224,6 +225,8 @@ def _subject(config: Config, route: Route, headers: Mapping[str, str], options: 
         tls = contexts(config).upstreams[route.path]
         sent = for_call(route, CIMultiDict(headers))
     except ConfigError as exc:
+        if options.config is not None:
+            raise
         raise ValueError(str(exc).replace("routes[0].upstream.tls.ca_file", "--ca-file")) from exc
     except GatewayError as exc:
         raise ValueError(exc.message) from exc
