@@ -15,12 +15,12 @@ from gateway.probe.report.redaction import Redactor, clean
 from gateway.probe.report.suggested_config import snippet
 from gateway.probe.steps import network, sessions, wire_behaviour
 from gateway.probe.steps.context import ProbeContext, Stopped, Subject
-from gateway.probe.steps.discover import described, greet
+from gateway.probe.steps.discover import described, greet, website
 from gateway.probe.steps.sessions import VERSIONS, Connect, Session, explain, session
 from gateway.process.child import Child, given_secrets, not_here
 from gateway.process.launcher import ChildLauncher, end_children
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError
+from gateway.protocol.errors import GatewayError, Refused
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from gateway.upstream.http_upstream import HttpUpstream
@@ -119,8 +119,11 @@ async def _examine_url(exam: ProbeContext) -> None:
     except _OPENING as exc:
         if isinstance(exc, TimeoutError) and transport == "auto":
             await _try_sse(exam)
-        if not exam.spoken:
-            raise explain(exam, exc) from exc
+        if exam.spoken:
+            return
+        if exam.met_page and not isinstance(exc, Refused | TimeoutError):
+            raise website(exam, f"{clean(str(exc), 300)}; its first answer was a web page") from exc
+        raise explain(exam, exc) from exc
 
 
 def _connector(exam: ProbeContext, transport: str) -> Connect:

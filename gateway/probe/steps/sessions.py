@@ -86,8 +86,7 @@ def explain(exam: ProbeContext, exc: GatewayError | ValueError | TimeoutError) -
             return exam.failed(
                 "session",
                 clean(exc.message),
-                "The server answers, but refuses the handshake: it is not an MCP server, or not at this path."
-                + (" The first answer was a web page." if exam.met_page else ""),
+                "The server answers, but refuses the handshake: it is not an MCP server, or not at this path.",
                 "Check the path of the URL: usually /mcp, or /sse for HTTP+SSE.",
             )
         case GatewayError():
