@@ -161,24 +161,24 @@ def _tell_modern(exam: ProbeContext) -> None:
     """Report the era of a server that answered `server/discover`, with a note on the key if it speaks both."""
     server = exam.server
     if server.era == "modern":
-        exam.ok("era", "modern")
+        exam.ok("era", "modern", "Modern clients need no gateway to use this server.")
         return
     found = "modern, and it serves legacy clients too"
     if server.legacy_sessions:
         exam.ok(
             "era",
             found,
-            "Modern clients get its modern side. The tools of some servers can ask the user only on the legacy side: "
-            "for modern clients such a tool fails with -32600 `no back-channel for server-initiated requests`, or "
-            "with isError and `unavailable on 2026-07-28 connections`.",
+            "Modern clients need no gateway to use its modern side. But the tools of some servers can ask the user "
+            "only on the legacy side: for modern clients such a tool fails with -32600 `no back-channel for "
+            "server-initiated requests`, or with isError and `unavailable on 2026-07-28 connections`.",
             "If you see one of these, set era: bridge on the route. Otherwise leave era: auto.",
         )
     else:
         exam.ok(
             "era",
             found,
-            "Leave era: auto on the route. With era: bridge no tool could ask, because the legacy side has no "
-            "sessions.",
+            "Modern clients need no gateway to use its modern side. Leave era: auto on the route: with era: bridge no "
+            "tool could ask, because the legacy side has no sessions.",
         )
 
 
