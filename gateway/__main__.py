@@ -5,6 +5,7 @@ Exit codes: 0 (success), 1 (invalid configuration), 2 (usage error); `probe` als
 
 import argparse
 import base64
+import json
 import secrets
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import uvloop
 
 from gateway import __version__, health
 from gateway.config import Config, ConfigError, Level, cautions, for_command, for_upstream, load, with_log_level
+from gateway.config.schema import json_schema
 from gateway.demo import run as demo
 from gateway.probe import command as probe
 from gateway.process.child import not_here
@@ -24,6 +26,8 @@ from gateway.server.serve import serve
 from gateway.telemetry import TracesUnavailable, check_traces, configure_logging
 
 _KEY_BYTES = 32
+_USAGE = 2
+_DEFAULTS = Config(routes=())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return health.main(arguments[1:])
     arguments, command = _split(arguments)
     parser = _parser()
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return _USAGE
     options = parser.parse_args(arguments)
     options.command = command
     if bool(command) != getattr(options, "stdio", False):
@@ -66,12 +73,21 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--stdio", action="store_true", help="run one legacy server, the command after `--`, as a child process"
     )
-    serve.add_argument("--listen", metavar="HOST:PORT", help="without --config: address for clients")
     serve.add_argument(
-        "--admin", metavar="HOST:PORT", help="without --config: address for /metrics, /readyz and /status"
+        "--listen",
+        metavar="HOST:PORT",
+        help=f"without --config: address for clients (default: {_DEFAULTS.listen})",
     )
     serve.add_argument(
-        "--log-level", choices=get_args(Level), help="overrides log.level of the configuration, even after a reload"
+        "--admin",
+        metavar="HOST:PORT",
+        help=f"without --config: address for /metrics, /readyz and /status (default: {_DEFAULTS.admin})",
+    )
+    serve.add_argument(
+        "--log-level",
+        choices=get_args(Level),
+        help="overrides log.level of the configuration, even after a reload "
+        f"(default: log.level, which is {_DEFAULTS.log.level} by default)",
     )
     serve.add_argument(
         "--env",
@@ -86,6 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
     probe.add(commands)
     commands.add_parser("health", help="check whether the gateway on this machine is alive", add_help=False)
+    schema = commands.add_parser("schema", help="print the JSON Schema of the configuration file")
+    schema.set_defaults(run=_schema)
     keygen = commands.add_parser("keygen", help="print a new key for state.keys")
     keygen.set_defaults(run=_keygen)
     commands.add_parser("demo", help="show a legacy server, the gateway and a modern client at work", add_help=False)
@@ -144,6 +162,11 @@ def _check(options: argparse.Namespace) -> int:
     for route in config.routes:
         if route.upstream.command is not None and (missing := not_here(route.upstream)):
             print(f"note: routes[{route.path}].upstream.{missing} on this machine")
+    return 0
+
+
+def _schema(_: argparse.Namespace) -> int:
+    print(json.dumps(json_schema(), indent=2))
     return 0
 
 

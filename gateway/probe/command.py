@@ -22,6 +22,7 @@ from gateway.config import (
     Config,
     ConfigError,
     Route,
+    Timeouts,
     UpstreamTls,
     contexts,
     for_command,
@@ -93,11 +94,24 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="do not verify the certificate: an attacker on the path can read everything",
     )
     parser.add_argument(
-        "--transport", choices=("auto", "streamable-http", "sse"), default="auto", help="the transport to use"
+        "--transport",
+        choices=("auto", "streamable-http", "sse"),
+        default="auto",
+        help="the transport to use (default: %(default)s)",
     )
-    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="time limit for each step")
     parser.add_argument(
-        "--wait", type=_seconds, default=0.0, metavar="SECONDS", help="listen to the idle stream for this long"
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="time limit for each step (default: the `timeouts` of the configuration; "
+        f"handshake_seconds is {Timeouts().handshake_seconds:g} by default)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="listen to the idle stream for this long (default: do not listen)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
