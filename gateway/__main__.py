@@ -23,7 +23,9 @@ from gateway.probe import command as probe
 from gateway.process.child import not_here
 from gateway.server import supervisor
 from gateway.server.serve import serve
-from gateway.telemetry import TracesUnavailable, check_traces, configure_logging
+from gateway.telemetry import Event, TracesUnavailable, check_traces, configure_logging, get_logger
+
+log = get_logger()
 
 _KEY_BYTES = 32
 _USAGE = 2
@@ -128,7 +130,7 @@ def _serve(options: argparse.Namespace) -> int:
             return uvloop.run(supervisor.supervise(config, read))
         uvloop.run(serve(config, read=read))
     except OSError as exc:
-        print(f"cannot listen: {exc}; check that no other process uses the address", file=sys.stderr)
+        log.error(Event.SERVER_FAILED, cause=exc.strerror or str(exc))  # noqa: TRY400 - for an operator, who needs no trace
         return 1
     return 0
 
