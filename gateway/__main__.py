@@ -7,6 +7,7 @@ import argparse
 import base64
 import json
 import secrets
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -178,4 +179,6 @@ def _keygen(_: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        _ = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # as in entry.py
     sys.exit(main())

@@ -23,6 +23,7 @@ async def serve(config: Config, worker: Worker | None = None, read: Read | None 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     loop.add_signal_handler(signal.SIGHUP, gateway.reload.ask)
+    _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     try:
         await gateway.start()
     except OSError:

@@ -110,6 +110,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload.ask)
+        _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         log.info(
             Event.SUPERVISOR_STARTED,
             version=__version__,
