@@ -9,7 +9,7 @@ import json
 import secrets
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -17,7 +17,7 @@ from typing import get_args
 import uvloop
 
 from gateway import __version__, health
-from gateway.config import Config, ConfigError, Level, cautions, for_command, for_upstream, load, with_log_level
+from gateway.config import Config, ConfigError, Level, cautions, for_command, for_upstream, load, notes, with_log_level
 from gateway.config.schema import json_schema
 from gateway.demo import run as demo
 from gateway.probe import command as probe
@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
     check = commands.add_parser("check", help="check a configuration and exit")
     check.add_argument("--config", type=Path, metavar="FILE", required=True)
+    check.add_argument("--strict", action="store_true", help="exit with 1 if there is a caution or a note")
     check.set_defaults(run=_check)
     probe.add(commands)
     commands.add_parser("health", help="check whether the gateway on this machine is alive", add_help=False)
@@ -155,17 +156,23 @@ def _check(options: argparse.Namespace) -> int:
         print(exc, file=sys.stderr)
         return 1
     print("configuration is valid")
-    for sentence in cautions(config):
-        print(f"caution: {sentence}")
+    remarks = [f"caution: {sentence}" for sentence in cautions(config)]
+    remarks += [f"note: {sentence}" for sentence in _notes(config)]
+    for remark in remarks:
+        print(remark)
+    return 1 if options.strict and remarks else 0
+
+
+def _notes(config: Config) -> Iterator[str]:
+    yield from notes(config)
     if config.traces:
         try:
             check_traces()
         except TracesUnavailable as exc:
-            print(f"note: {exc.message}")
+            yield exc.message
     for route in config.routes:
         if route.upstream.command is not None and (missing := not_here(route.upstream)):
-            print(f"note: routes[{route.path}].upstream.{missing} on this machine")
-    return 0
+            yield f"routes[{route.path}].upstream.{missing} on this machine"
 
 
 def _schema(_: argparse.Namespace) -> int:

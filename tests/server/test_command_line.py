@@ -73,6 +73,25 @@ def test_check_warns_of_bodies(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "caution" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("sections", "shown", "code"),
+    [
+        ({}, "", 0),
+        ({"hold": {"ttl_seconds": 900}}, "note: routes[/mcp]: hold.ttl_seconds (900)", 1),
+        ({"debug": {"bodies": True}}, "caution: debug.bodies is true", 1),
+    ],
+)
+def test_a_strict_check_fails_on_cautions_and_notes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sections: dict[str, Any], shown: str, code: int
+) -> None:
+    path = str(written(tmp_path / "gateway.yaml", **sections))
+    assert command.main(["check", "--config", path, "--strict"]) == code
+    assert command.main(["check", "--config", path]) == 0
+    out = capsys.readouterr().out
+    assert out.count(shown) == 2 or not shown
+    assert out.startswith("configuration is valid\n")
+
+
 def test_a_level_that_the_file_gets_wrong_stays_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "gateway.yaml", log={"level": "loud"})
     with pytest.raises(ConfigError, match="loud"):
