@@ -5,9 +5,11 @@ Exit codes: 0 (success), 1 (invalid configuration), 2 (usage error); `probe` als
 
 import argparse
 import base64
+import json
 import secrets
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -15,15 +17,20 @@ from typing import get_args
 import uvloop
 
 from gateway import __version__, health
-from gateway.config import Config, ConfigError, Level, cautions, for_command, for_upstream, load, with_log_level
+from gateway.config import Config, ConfigError, Level, cautions, for_command, for_upstream, load, notes, with_log_level
+from gateway.config.schema import json_schema
 from gateway.demo import run as demo
 from gateway.probe import command as probe
 from gateway.process.child import not_here
 from gateway.server import supervisor
 from gateway.server.serve import serve
-from gateway.telemetry import TracesUnavailable, check_traces, configure_logging
+from gateway.telemetry import Event, TracesUnavailable, check_traces, configure_logging, get_logger
+
+log = get_logger()
 
 _KEY_BYTES = 32
+_USAGE = 2
+_DEFAULTS = Config(routes=())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return health.main(arguments[1:])
     arguments, command = _split(arguments)
     parser = _parser()
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return _USAGE
     options = parser.parse_args(arguments)
     options.command = command
     if bool(command) != getattr(options, "stdio", False):
@@ -66,12 +76,21 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--stdio", action="store_true", help="run one legacy server, the command after `--`, as a child process"
     )
-    serve.add_argument("--listen", metavar="HOST:PORT", help="without --config: address for clients")
     serve.add_argument(
-        "--admin", metavar="HOST:PORT", help="without --config: address for /metrics, /readyz and /status"
+        "--listen",
+        metavar="HOST:PORT",
+        help=f"without --config: address for clients (default: {_DEFAULTS.listen})",
     )
     serve.add_argument(
-        "--log-level", choices=get_args(Level), help="overrides log.level of the configuration, even after a reload"
+        "--admin",
+        metavar="HOST:PORT",
+        help=f"without --config: address for /metrics, /readyz and /status (default: {_DEFAULTS.admin})",
+    )
+    serve.add_argument(
+        "--log-level",
+        choices=get_args(Level),
+        help="overrides log.level of the configuration, even after a reload "
+        f"(default: log.level, which is {_DEFAULTS.log.level} by default)",
     )
     serve.add_argument(
         "--env",
@@ -83,9 +102,12 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
     check = commands.add_parser("check", help="check a configuration and exit")
     check.add_argument("--config", type=Path, metavar="FILE", required=True)
+    check.add_argument("--strict", action="store_true", help="exit with 1 if there is a caution or a note")
     check.set_defaults(run=_check)
     probe.add(commands)
     commands.add_parser("health", help="check whether the gateway on this machine is alive", add_help=False)
+    schema = commands.add_parser("schema", help="print the JSON Schema of the configuration file")
+    schema.set_defaults(run=_schema)
     keygen = commands.add_parser("keygen", help="print a new key for state.keys")
     keygen.set_defaults(run=_keygen)
     commands.add_parser("demo", help="show a legacy server, the gateway and a modern client at work", add_help=False)
@@ -110,7 +132,7 @@ def _serve(options: argparse.Namespace) -> int:
             return uvloop.run(supervisor.supervise(config, read))
         uvloop.run(serve(config, read=read))
     except OSError as exc:
-        print(f"cannot listen: {exc}; check that no other process uses the address", file=sys.stderr)
+        log.error(Event.SERVER_FAILED, cause=exc.strerror or str(exc))  # noqa: TRY400 - for an operator, who needs no trace
         return 1
     return 0
 
@@ -134,16 +156,27 @@ def _check(options: argparse.Namespace) -> int:
         print(exc, file=sys.stderr)
         return 1
     print("configuration is valid")
-    for sentence in cautions(config):
-        print(f"caution: {sentence}")
+    remarks = [f"caution: {sentence}" for sentence in cautions(config)]
+    remarks += [f"note: {sentence}" for sentence in _notes(config)]
+    for remark in remarks:
+        print(remark)
+    return 1 if options.strict and remarks else 0
+
+
+def _notes(config: Config) -> Iterator[str]:
+    yield from notes(config)
     if config.traces:
         try:
             check_traces()
         except TracesUnavailable as exc:
-            print(f"note: {exc.message}")
+            yield exc.message
     for route in config.routes:
         if route.upstream.command is not None and (missing := not_here(route.upstream)):
-            print(f"note: routes[{route.path}].upstream.{missing} on this machine")
+            yield f"routes[{route.path}].upstream.{missing} on this machine"
+
+
+def _schema(_: argparse.Namespace) -> int:
+    print(json.dumps(json_schema(), indent=2))
     return 0
 
 
@@ -153,4 +186,6 @@ def _keygen(_: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        _ = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # as in entry.py
     sys.exit(main())

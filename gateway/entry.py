@@ -17,6 +17,9 @@ def main() -> int:
         # The kernel drops signals that process 1 of a container does not handle. Without this, `docker stop` in the
         # first second would wait for its whole timeout and then kill.
         _ = signal.signal(signal.SIGTERM, _leave)
+    if sys.argv[1:2] == ["serve"]:
+        # A reload that is asked for during the start would end the process. `serve` unblocks it with its handler.
+        _ = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     code: int = import_module("gateway.__main__").main()
     return code
 

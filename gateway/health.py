@@ -42,7 +42,11 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--ready", action="store_true", help="ask /readyz: it fails while the gateway drains")
     parser.add_argument(
-        "--timeout", type=_seconds, default=_TIMEOUT_SECONDS, metavar="SECONDS", help="time limit for the answer"
+        "--timeout",
+        type=_seconds,
+        default=_TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help="time limit for the answer (default: %(default)g)",
     )
     options = parser.parse_args(arguments)
     path = "/readyz" if options.ready else "/healthz"

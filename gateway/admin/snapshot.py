@@ -154,7 +154,7 @@ def _transport(live: LiveRoute, *, is_known: bool) -> str:
 
 
 def _era(live: LiveRoute) -> Literal["old", "modern", "unknown"]:
-    if live.upstream.era is None:
+    if live.upstream.era is None or live.route.era == "bridge":
         return "old"
     return "unknown" if live.upstream.era.known is None else "modern" if live.upstream.era.known else "old"
 

@@ -79,6 +79,11 @@ class Driver:
         """The id of the newest leg's HTTP request, for the log."""
         return self._context.request_id
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the call has its final result or error."""
+        return self._exchange.state in {State.FINISHED, State.ENDED}
+
     def glance(self, now: float) -> HeldStatus:
         """The exchange on the status page; `now` is the monotonic time."""
         return self._report.held_status(now)

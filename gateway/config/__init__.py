@@ -1,6 +1,6 @@
 """The configuration: one strict YAML file with overrides from the environment."""
 
-from gateway.config.advisories import cautions
+from gateway.config.advisories import cautions, notes
 from gateway.config.diff import changes, refused
 from gateway.config.files import contents
 from gateway.config.in_force import InForce
@@ -67,6 +67,7 @@ __all__ = [
     "json_schema",
     "jwks_context",
     "load",
+    "notes",
     "on_route",
     "parse",
     "redacted_url",

@@ -1,9 +1,11 @@
-"""Warnings about risky settings, logged at every start or reload."""
+"""Warnings about risky settings: cautions for the log of every start or reload, notes for `check`."""
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from gateway.config.model import Config
 from gateway.config.parsing.formats import split_address
+from gateway.config.route_overrides import on_route
 from gateway.config.rules import LOOPBACK
 
 _OF_CONNECTIONS = {f"x-forwarded-{word}" for word in ("by", "for", "host", "port", "prefix", "proto", "server", "ssl")}
@@ -40,3 +42,37 @@ def cautions(config: Config) -> Iterator[str]:
                 f"{path}.credentials.mode is replace, but callers are not verified: every client that reaches "
                 f"{config.listen} acts with the gateway's credential; set principal.source to jwt or header"
             )
+
+
+def notes(config: Config) -> Iterator[str]:
+    """Yield a sentence for each setting that is right for some gateways and a mistake for others."""
+    if split_address(config.listen)[0] not in LOOPBACK:
+        if not config.state.keys:
+            yield (
+                f"state.keys is empty, but listen ({config.listen}) is not on loopback: a restart ends all calls that "
+                "wait for answers, and no second replica can open their states; run `mrtr-gateway keygen` and set it"
+            )
+        if not config.security.allowed_hosts:
+            yield (
+                f"security.allowed_hosts is empty, but listen ({config.listen}) is not on loopback: the gateway "
+                "serves any Host, which permits DNS rebinding; list the names that clients use"
+            )
+    for route in config.routes:
+        hold, ttl = on_route(config, route).hold.ttl_seconds, config.state.ttl_seconds
+        if hold > ttl:
+            yield (
+                f"routes[{route.path}]: hold.ttl_seconds ({hold:g}) is more than state.ttl_seconds ({ttl:g}), which "
+                "ends the wait earlier; raise state.ttl_seconds too"
+            )
+        if route.upstream.url is not None and _is_listener(route.upstream.url, config.listen):
+            yield (
+                f"routes[{route.path}].upstream.url leads to listen ({config.listen}), so the gateway would call "
+                "itself; give the URL of the server, or another port to one of them"
+            )
+
+
+def _is_listener(url: str, listen: str) -> bool:
+    """Whether a URL leads to the gateway's own listener, as far as the texts show."""
+    (host, port), parts = split_address(listen), urlsplit(url)
+    own = LOOPBACK if host in LOOPBACK or host in {"0.0.0.0", "::"} else {host}  # noqa: S104 - compared, not bound
+    return port == (parts.port or {"http": 80, "https": 443}.get(parts.scheme)) and parts.hostname in own

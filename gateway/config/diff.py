@@ -67,6 +67,7 @@ _APPLIED: Final[dict[str, tuple[str, ...]]] = {
     "security": ("allowed_hosts", "allowed_origins"),
     "routes[]": (
         "path",
+        "era",
         "continuation",
         "ephemeral",
         "undeclared",

@@ -14,7 +14,7 @@ from msgspec.structs import asdict, replace
 from gateway.config.model import Config, Principal, Route, State
 from gateway.config.parsing.formats import FORMS
 from gateway.config.parsing.keys import read_key_lines
-from gateway.config.parsing.problems import ConfigError, Problem
+from gateway.config.parsing.problems import ConfigError, Problem, unreadable
 from gateway.config.tls import contexts, jwks_context
 from gateway.identity.bearer_token import read_keys
 
@@ -83,7 +83,7 @@ def _read(file: Path, path: str, fix: str, problems: list[Problem]) -> str | Non
         with file.open("rb") as opened:
             return opened.read(_MAX_FILE_BYTES).decode()
     except OSError as exc:
-        problems.append(Problem(path, f"cannot be read ({exc.strerror}); check its path and permissions"))
+        problems.append(Problem(path, unreadable(file, exc)))
     except UnicodeDecodeError:
         problems.append(Problem(path, f"is not UTF-8 text; {fix}"))
     return None
@@ -107,7 +107,7 @@ def _jwks(principal: Principal) -> None:
     try:
         _ = read_keys(Path(principal.jwks_file).read_bytes())
     except OSError as exc:
-        raise ConfigError((f"{path}: cannot be read ({exc.strerror}); check its path and permissions",)) from exc
+        raise ConfigError((f"{path}: {unreadable(principal.jwks_file, exc)}",)) from exc
     except ValueError as exc:
         raise ConfigError((f"{path}: {exc}; fetch it from the issuer again",)) from exc
 

@@ -413,6 +413,10 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Annotated[str, Meta(extra={"form": "path"})] = "/mcp"
     """The public path."""
     upstream: Upstream
+    era: Literal["auto", "bridge"] = "auto"
+    """Which side of the server modern clients use. `auto`: its modern side if it has one, else its legacy side.
+    `bridge`: always its legacy side. That is for a server that speaks both protocols but can ask only legacy clients:
+    for modern clients its tools fail with -32600 "no back-channel" or "unavailable on 2026-07-28 connections"."""
     continuation: Literal["hold", "replay"] = "hold"
     """`hold` parks the call between rounds; `replay` holds nothing and runs the call again with the answers, so every
     tool of the route must be safe to run twice."""

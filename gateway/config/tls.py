@@ -4,7 +4,7 @@ import ssl
 from typing import Final, NamedTuple
 
 from gateway.config.model import Config, Principal, Tls, UpstreamTls
-from gateway.config.parsing.problems import ConfigError, Problem
+from gateway.config.parsing.problems import ConfigError, Problem, unreadable
 
 _ENCRYPTED: Final = "is encrypted; write the key without a password"
 
@@ -120,5 +120,5 @@ def _readable(key: str, path: str) -> str:
         with open(path, "rb") as file:  # noqa: PTH123 - the path is a text
             _ = file.read(1)
     except OSError as exc:
-        raise BadFile(key, f"cannot be read ({exc.strerror}); check its path and permissions") from exc
+        raise BadFile(key, unreadable(path, exc)) from exc
     return path

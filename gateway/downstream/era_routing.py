@@ -50,7 +50,9 @@ class EraRouting:
     async def _passed_modern(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
         """Return a modern upstream's reply to a modern request; None if the request must be bridged."""
         era = live.upstream.era
-        if era is None or era.known is False or await self._is_ours(incoming, live):
+        if era is None or live.route.era == "bridge":
+            return None
+        if era.known is False or await self._is_ours(incoming, live):
             return None
         _ = await self._caller(incoming, live)  # before the probe, which carries this request's headers upstream
         return await self._passthrough.modern(incoming, reply, live)

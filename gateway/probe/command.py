@@ -22,6 +22,7 @@ from gateway.config import (
     Config,
     ConfigError,
     Route,
+    Timeouts,
     UpstreamTls,
     contexts,
     for_command,
@@ -40,6 +41,7 @@ from gateway.probe.steps.environment import look_around
 from gateway.protocol.errors import GatewayError
 from gateway.telemetry import configure_logging
 
+_USAGE: Final = 2
 _INTERRUPTED: Final = 130
 _TERMINATED: Final = 143
 _TOKEN_BYTES: Final = 16_384
@@ -92,11 +94,24 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="do not verify the certificate: an attacker on the path can read everything",
     )
     parser.add_argument(
-        "--transport", choices=("auto", "streamable-http", "sse"), default="auto", help="the transport to use"
+        "--transport",
+        choices=("auto", "streamable-http", "sse"),
+        default="auto",
+        help="the transport to use (default: %(default)s)",
     )
-    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="time limit for each step")
     parser.add_argument(
-        "--wait", type=_seconds, default=0.0, metavar="SECONDS", help="listen to the idle stream for this long"
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="time limit for each step (default: the `timeouts` of the configuration; "
+        f"handshake_seconds is {Timeouts().handshake_seconds:g} by default)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="listen to the idle stream for this long (default: do not listen)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -114,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
         subjects, config = _subjects(options)
     except (ConfigError, ValueError) as exc:
         print(str(exc).replace("--upstream", "URL"), file=sys.stderr)
-        return 1
+        return 1 if isinstance(exc, ConfigError) and options.config is not None else _USAGE
     configure_logging("error", "console")
     try:
         found = uvloop.run(_report(subjects, config))
@@ -224,6 +239,8 @@ def _subject(config: Config, route: Route, headers: Mapping[str, str], options: 
         tls = contexts(config).upstreams[route.path]
         sent = for_call(route, CIMultiDict(headers))
     except ConfigError as exc:
+        if options.config is not None:
+            raise
         raise ValueError(str(exc).replace("routes[0].upstream.tls.ca_file", "--ca-file")) from exc
     except GatewayError as exc:
         raise ValueError(exc.message) from exc

@@ -15,12 +15,12 @@ from gateway.probe.report.redaction import Redactor
 from gateway.probe.report.suggested_config import snippet
 from gateway.probe.steps import network, sessions, wire_behaviour
 from gateway.probe.steps.context import ProbeContext, Stopped, Subject
-from gateway.probe.steps.discover import described, greet
+from gateway.probe.steps.discover import described, greet, website
 from gateway.probe.steps.sessions import VERSIONS, Connect, Session, explain, session
 from gateway.process.child import Child, given_secrets, not_here
 from gateway.process.launcher import ChildLauncher, end_children
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, clean
+from gateway.protocol.errors import GatewayError, Refused, clean
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from gateway.upstream.http_upstream import HttpUpstream
@@ -87,9 +87,8 @@ def _concluded(exam: ProbeContext, route: str | None) -> Upstream:
     if not exam.spoken or result.state == "failed":
         return result
     server = exam.server
-    replays = subject.route.continuation == "replay"
     result.server = server
-    result.features = features(server, subject.config, replays=replays)
+    result.features = features(server, subject.route, subject.config)
     result.state = worst(checks, result.features)
     result.unknown = unknown(server, waited=subject.wait_seconds > 0)
     if route is None:
@@ -108,10 +107,11 @@ def _concluded(exam: ProbeContext, route: str | None) -> Upstream:
 
 async def _examine_url(exam: ProbeContext) -> None:
     await network.reach(exam)
-    transport = exam.subject.route.upstream.transport
+    route = exam.subject.route
+    transport = route.upstream.transport
     # With transport: sse the gateway skips the era probe too.
     is_modern = None if transport == "sse" else await greet(exam)
-    if is_modern:
+    if is_modern and route.era == "auto":
         await _examine_modern(exam)
         return
     try:
@@ -119,8 +119,11 @@ async def _examine_url(exam: ProbeContext) -> None:
     except _OPENING as exc:
         if isinstance(exc, TimeoutError) and transport == "auto":
             await _try_sse(exam)
-        if not exam.spoken:
-            raise explain(exam, exc) from exc
+        if exam.spoken:
+            return
+        if exam.met_page and not isinstance(exc, Refused | TimeoutError):
+            raise website(exam, f"{clean(str(exc), 300)}; its first answer was a web page") from exc
+        raise explain(exam, exc) from exc
 
 
 def _connector(exam: ProbeContext, transport: str) -> Connect:
@@ -133,19 +136,50 @@ def _upstream(exam: ProbeContext) -> HttpUpstream:
 
 async def _examine_modern(exam: ProbeContext) -> None:
     server = exam.server
-    exam.spoken, server.era = True, "modern"
+    exam.spoken = True
     try:
         async with session(exam, _connector(exam, "streamable-http"), mcp.LEGACY) as opened:
-            server.era = "both"
+            _note_legacy_side(exam, opened)
             server.versions = tuple(dict.fromkeys((*server.versions, opened.shaken.version)))
             server.name = server.name or described(opened.shaken.server_info)
     except _OPENING:
         pass
-    exam.ok("era", "modern" if server.era == "modern" else "modern, and it serves legacy clients too")
+    _tell_modern(exam)
     exam.ok("name", server.name or "none")
     _tell_authorization(exam)
     exam.ok("versions", ", ".join(server.versions))
     _tell_capabilities(exam)
+
+
+def _note_legacy_side(exam: ProbeContext, opened: Session) -> None:
+    """A server that answered `server/discover` has opened a legacy session too."""
+    exam.server.era = "both"
+    exam.server.legacy_sessions = opened.channel.can_ask
+
+
+def _tell_modern(exam: ProbeContext) -> None:
+    """Report the era of a server that answered `server/discover`, with a note on the key if it speaks both."""
+    server = exam.server
+    if server.era == "modern":
+        exam.ok("era", "modern", "Modern clients need no gateway to use this server.")
+        return
+    found = "modern, and it serves legacy clients too"
+    if server.legacy_sessions:
+        exam.ok(
+            "era",
+            found,
+            "Modern clients need no gateway to use its modern side. But the tools of some servers can ask the user "
+            "only on the legacy side: for modern clients such a tool fails with -32600 `no back-channel for "
+            "server-initiated requests`, or with isError and `unavailable on 2026-07-28 connections`.",
+            "If you see one of these, set era: bridge on the route. Otherwise leave era: auto.",
+        )
+    else:
+        exam.ok(
+            "era",
+            found,
+            "Modern clients need no gateway to use its modern side. Leave era: auto on the route: with era: bridge no "
+            "tool could ask, because the legacy side has no sessions.",
+        )
 
 
 async def _try_sse(exam: ProbeContext) -> None:
@@ -180,7 +214,11 @@ async def _examine_old(exam: ProbeContext, connect: Connect) -> None:
 
 
 def _introduce(exam: ProbeContext, opened: Session) -> None:
-    exam.ok("era", "legacy: the gateway translates for modern clients")
+    if exam.server.era == "modern":
+        _note_legacy_side(exam, opened)
+        exam.ok("era", "modern and legacy: with era: bridge, the gateway uses the legacy side")
+    else:
+        exam.ok("era", "legacy: the gateway translates for modern clients")
     sessions.introduce(exam, opened)
     server = exam.server
     if isinstance(opened.channel, StdioChannel):

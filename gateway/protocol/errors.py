@@ -189,6 +189,15 @@ class NoHandshake(Unreachable):
     fix = "check the path of upstream.url; `mrtr-gateway probe URL` shows which protocol the server speaks"
 
 
+class NoLegacySide(NoHandshake):
+    """The upstream refuses `initialize`, although its route has `era: bridge`."""
+
+    fix = (
+        "if the server is modern only, set era: auto on the route; otherwise check the path of upstream.url. "
+        "`mrtr-gateway probe URL` shows which protocols the server speaks"
+    )
+
+
 class SessionLost(UpstreamError):
     """The upstream refused the session id before it took the call; nothing was run."""
 

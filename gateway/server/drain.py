@@ -76,8 +76,10 @@ class Drain:
         """Leave each call to another replica if that can continue it; end the others with an error."""
         error = Stopping("The gateway shut down before the call ended; it was cancelled and may have had effects")
         left = self._downstream.running | self._downstream.relayed | set(self._lot)
-        kept = [driver for driver in left if is_resumable and driver.let_go()]
-        for driver in left.difference(kept):
+        # The lot also has finished calls, whose results are kept for a repeated retry.
+        unfinished = {driver for driver in left if not driver.is_finished}
+        kept = {driver for driver in left if is_resumable and driver.let_go()}
+        for driver in left - kept:
             driver.stop(error)
-        if left:
-            log.info(Event.SERVER_PARTED, let_go=len(kept), cancelled=len(left) - len(kept))
+        if unfinished:
+            log.info(Event.SERVER_PARTED, let_go=len(unfinished & kept), cancelled=len(unfinished - kept))

@@ -40,6 +40,7 @@ from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import Sealer
 from gateway.server.drain import Drain
 from gateway.server.keys import Keyrings
+from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.recent_errors import RecentErrors
@@ -213,7 +214,10 @@ class Gateway:
         reuse = shared and self._worker is not None
         limits = self._in_force.part(lambda config: config.limits)
         listener = Listener(handler, address, limits, reuse_port=reuse, tls=tls)
-        taken = await listener.start()
+        try:
+            taken = await listener.start()
+        except OSError as exc:
+            raise cannot_listen(self.config, address, exc) from exc
         self._listeners.append(listener)
         return taken
 

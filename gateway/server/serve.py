@@ -23,7 +23,12 @@ async def serve(config: Config, worker: Worker | None = None, read: Read | None 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     loop.add_signal_handler(signal.SIGHUP, gateway.reload.ask)
-    await gateway.start()
+    _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    try:
+        await gateway.start()
+    except OSError:
+        await gateway.close()
+        raise
     _tune_garbage_collection()
     first = await signals.get()
     # A process that was started at a terminal has no load balancer that must notice the drain.

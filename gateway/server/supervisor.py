@@ -32,6 +32,7 @@ from gateway.cluster.worker import Worker
 from gateway.config import Config, InForce, split_address
 from gateway.http.listener import UNIX, Listener
 from gateway.runtime.tasks import Tasks
+from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
 from gateway.server.serve import serve
 from gateway.telemetry import Event, Metrics, configure_logging, get_logger
@@ -97,15 +98,19 @@ class Supervisor:
         """Run until all workers have ended; return 0 if each was asked to end and ended without an error."""
         loop, config = asyncio.get_running_loop(), self._in_force.value
         for address in filter(None, (config.listen, config.replica.listen)):
-            await _claim(address)
+            await _claim(config, address)
         address = ""
         if config.admin is not None:
             limits = self._in_force.part(lambda config: config.limits)
             self._listener = Listener(self._overview.handle, config.admin, limits)
-            address = await self._listener.start()
+            try:
+                address = await self._listener.start()
+            except OSError as exc:
+                raise cannot_listen(config, config.admin, exc) from exc
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload.ask)
+        _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         log.info(
             Event.SUPERVISOR_STARTED,
             version=__version__,
@@ -251,10 +256,13 @@ class _Life:
         return error
 
 
-async def _claim(address: str) -> None:
+async def _claim(config: Config, address: str) -> None:
     """Raise OSError if the address is taken: with SO_REUSEPORT the workers would share it with that process."""
     host, port = split_address(address)
-    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+    try:
+        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+    except OSError as exc:
+        raise cannot_listen(config, address, exc) from exc
     server.close()
     await server.wait_closed()
 

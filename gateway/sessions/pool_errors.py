@@ -1,7 +1,7 @@
 """The errors of a route that cannot provide a session, or an answer in it."""
 
 from gateway.config import Route
-from gateway.protocol.errors import Busy, CallLost, CannotAsk, Unreachable
+from gateway.protocol.errors import Busy, CallLost, CannotAsk, NoHandshake, NoLegacySide, Unreachable
 
 
 def busy(route: Route) -> Busy:
@@ -32,6 +32,11 @@ def handshake_failed(exc: BaseException, route: Route, handshake_seconds: float)
         return Unreachable(exc.message.partition(";")[0] + _hint(route))
     if isinstance(exc, ValueError | RecursionError):
         return Unreachable(f"The upstream {route.upstream.name} of route {route.path} is not an MCP server: {exc}")
+    if isinstance(exc, NoHandshake) and route.era == "bridge":
+        return NoLegacySide(
+            f"{exc.message}. The route has era: bridge, which needs the legacy side of the server; if the server is "
+            "modern only, set era: auto"
+        )
     return exc
 
 

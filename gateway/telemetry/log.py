@@ -32,6 +32,7 @@ class Event(StrEnum):
     SERVER_DRAINING = "server.draining"
     SERVER_PARTED = "server.parted"
     SERVER_STOPPED = "server.stopped"
+    SERVER_FAILED = "server.failed"
     SUPERVISOR_STARTED = "supervisor.started"
     WORKER_STARTED = "worker.started"
     WORKER_ENDED = "worker.ended"

@@ -224,6 +224,11 @@ async def test_a_route_is_shown_with_its_configured_transport(
     assert (route.children, route.last_ok_seconds_ago) == (0 if transport == "stdio" else None, None)
 
 
+async def test_a_bridged_route_is_shown_as_legacy_before_the_first_request(begin: Start) -> None:
+    (route,) = (await told(await begin(route={"era": "bridge"}))).routes
+    assert route.era == "old"
+
+
 @pytest.mark.parametrize(("fake", "transport"), [(FakeSse, "sse"), (FakeUpstream, "streamable-http")])
 async def test_a_detected_transport_is_shown(begin: Start, fake: Any, transport: str) -> None:
     upstream = fake()

@@ -1,10 +1,11 @@
 """Warnings about settings that are allowed but risky."""
 
-import msgspec
+from typing import Any
 
-from gateway.config import (
-    cautions,
-)
+import msgspec
+import pytest
+
+from gateway.config import cautions, notes
 from tests.support.configurations import (
     with_route,
 )
@@ -39,3 +40,48 @@ def test_messages_in_the_log_and_an_unverified_upstream_are_warnings() -> None:
     assert logged.startswith("debug.bodies is true: the log contains what users typed")
     (unverified,) = cautions(with_route(upstream={"url": "https://a/mcp", "tls": {"verify": False}}))
     assert unverified.startswith("routes[/a].upstream.tls.verify is false: an attacker on the path can impersonate")
+
+
+KEYS = {"state": {"keys": ["0f" * 32]}}
+PUBLIC = {"listen": "0.0.0.0:8080"}
+NAMED = {"security": {"allowed_hosts": ["mcp.example"]}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({}, []),
+        ({**PUBLIC, **KEYS, **NAMED}, []),
+        ({**PUBLIC, **NAMED}, ["state.keys is empty"]),
+        ({**PUBLIC, **KEYS}, ["security.allowed_hosts is empty"]),
+        ({"hold": {"ttl_seconds": 600}}, []),
+        ({"hold": {"ttl_seconds": 601}}, ["routes[/a]: hold.ttl_seconds (601) is more than state.ttl_seconds (600)"]),
+    ],
+)
+def test_a_setting_that_may_be_a_mistake_is_noted(sections: dict[str, Any], said: list[str]) -> None:
+    found = list(notes(with_route(sections)))
+    assert len(found) == len(said)
+    assert all(sentence.startswith(words) for sentence, words in zip(found, said, strict=True))
+
+
+def test_a_route_with_a_longer_hold_of_its_own_is_noted() -> None:
+    (said,) = notes(with_route(hold={"ttl_seconds": 700}))
+    assert said.startswith("routes[/a]: hold.ttl_seconds (700)")
+
+
+@pytest.mark.parametrize(
+    ("listen", "url", "is_itself"),
+    [
+        ("127.0.0.1:8080", "http://localhost:8080/mcp", True),
+        ("0.0.0.0:8080", "http://127.0.0.1:8080/mcp", True),
+        ("[::1]:80", "http://127.0.0.1/mcp", True),
+        ("10.0.0.1:8080", "http://10.0.0.1:8080/mcp", True),
+        ("127.0.0.1:8080", "http://127.0.0.1:9000/mcp", False),
+        ("127.0.0.1:8080", "http://mcp.example:8080/mcp", False),
+        ("10.0.0.1:8080", "http://127.0.0.1:8080/mcp", False),
+    ],
+)
+def test_an_upstream_that_is_the_gateway_itself_is_noted(listen: str, url: str, *, is_itself: bool) -> None:
+    config = with_route({"listen": listen, **KEYS, **NAMED}, upstream={"url": url})
+    said = [sentence for sentence in notes(config) if "would call itself" in sentence]
+    assert [sentence.startswith("routes[/a].upstream.url leads to listen") for sentence in said] == [True] * is_itself

@@ -9,6 +9,7 @@ import pytest
 from gateway.config import ConfigError, contexts, jwks_context, parse
 from gateway.config.model import Principal
 from tests.support.authority import Authority
+from tests.support.configurations import missing
 from tests.support.workbench import configuration
 
 
@@ -32,9 +33,7 @@ def test_every_file_that_cannot_be_used_is_told_with_its_reason(tmp_path: Path, 
     def of(**tls: str) -> tuple[str, ...]:
         return problems(tmp_path, tls=tls)
 
-    assert of(cert_file="no.pem") == (
-        "tls.cert_file: cannot be read (No such file or directory); check its path and permissions",
-    )
+    assert of(cert_file="no.pem") == (f"tls.cert_file: {missing(tmp_path / 'no.pem')}",)
     assert of(cert_file="text.pem") == ("tls.cert_file: contains no readable certificate; give it as PEM",)
     assert of(cert_file="ca.pem") == ("tls.cert_file: contains no readable private key; give it as PEM",)
     assert of(cert_file="locked.pem") == ("tls.cert_file: is encrypted; write the key without a password",)
@@ -90,6 +89,4 @@ def test_the_authority_of_the_keys_must_be_readable(tmp_path: Path) -> None:
     file = tmp_path / "none.pem"
     with pytest.raises(ConfigError) as caught:
         jwks_context(Principal(jwks_ca_file=str(file)))
-    assert caught.value.problems == (
-        "principal.jwks_ca_file: cannot be read (No such file or directory); check its path and permissions",
-    )
+    assert caught.value.problems == (f"principal.jwks_ca_file: {missing(file)}",)

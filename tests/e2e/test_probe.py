@@ -64,6 +64,8 @@ TABLE = {
     "ts132-sse": Row("ok", "old", "sse", *HELD),
     "modern-py": Row("ok", "both", HTTP, "yes", "yes", "yes", "yes"),
     "modern-ts": Row("ok", "modern", HTTP, "yes", "yes", "yes", "yes", "not offered"),
+    "dual-py": Row("ok", "both", HTTP, "yes", "yes", "yes", "yes"),
+    "dual-fm4": Row("ok", "both", HTTP, "yes", "yes", "yes", "yes"),
     "modern-ts-both": Row("ok", "both", HTTP, "yes", "yes", "yes", "yes"),
 }
 OLD = [name for name, row in TABLE.items() if row.era == "old" and name != "everything"]
@@ -127,6 +129,25 @@ async def test_a_probe_identifies_a_real_server(
         assert it.server.ends_sessions is (True if it.server.sessions and row.transport == HTTP else None)
     # fastmcp's middleware sees a call before its name is looked up.
     assert {run["tool"] for run in servers[name].ledger("run")} <= {NO_TOOL}, "nothing ran"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_probe_tells_where_the_bridge_can_help(found: dict[str, Upstream]) -> None:
+    """tests/e2e/test_era_bridge.py makes the calls that prove this."""
+    told = {name: server.legacy_sessions for name, it in found.items() if (server := it.server) is not None}
+    both = {name: sessions for name, sessions in told.items() if sessions is not None}
+    assert both == {"modern-py": False, "modern-ts-both": False, "dual-py": True, "dual-fm4": True}
+    for name, sessions in both.items():
+        assert ("set era: bridge" in check(found[name], "era").fix) == sessions
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", ["dual-py", "dual-fm4"])
+async def test_a_probe_of_a_bridged_route_examines_the_legacy_side(name: str, servers: dict[str, OldServer]) -> None:
+    it = await look(servers[name].url, seconds=10.0, era="bridge")
+    assert it.server is not None, it.checks
+    assert (it.server.era, it.server.sessions, answers(it)["questions"]) == ("both", True, "yes")
+    assert it.server.versions == ("2026-07-28", *VERSIONS)
 
 
 async def words(client: Wire, name: str, tool: str) -> str:

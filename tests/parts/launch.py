@@ -89,6 +89,8 @@ RECIPES: Mapping[str, Recipe] = {
     "modern-py": python("modern", "modern_py.py"),
     "modern-ts": typescript("modern_ts.mjs"),
     "modern-ts-both": typescript("modern_ts.mjs", "--legacy"),
+    "dual-py": python("modern", "dual_py.py"),
+    "dual-fm4": python("modern", "dual_py.py", "--fastmcp"),
     "conformance": python("py130", "conformance.py"),
     "everything": everything("streamableHttp", b"listening on port", "/mcp"),
     "py130-sse": python("py130", "old_py.py", "--sse"),

@@ -64,7 +64,6 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("https://127.0.0.1:9/", "--ca-file", "/no/such/file"), "--ca-file: cannot be read (No such file or directory)"),
     ((URL, "--route", "/mcp"), "--route: needs --config"),
     ((URL, "--env", "A=b"), "--env: needs --stdio"),
-    (("--config", "/no/such/file"), "cannot be read (No such file or directory)"),
     (
         ("--config", "config/minimal.yaml", "--route", "/none"),
         "the configuration has no route /none; its routes are /mcp",
@@ -76,14 +75,38 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
 
 @pytest.mark.parametrize("name", ["probe", "doctor"])
 @pytest.mark.parametrize(("arguments", "said"), WRONG)
-def test_what_cannot_be_is_said_in_a_sentence(
+def test_wrong_usage_is_explained_in_a_sentence_and_exit_code_2(
     name: str, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([name, *arguments]) == 1
+    assert main([name, *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert said in printed.err
     assert SECRET not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read (No such file or directory)"),
+        ("routs: []", "routs"),
+        (
+            "routes: [{upstream: {url: 'https://127.0.0.1:9/mcp', tls: {ca_file: /no/such/file}}}]",
+            "upstream.tls.ca_file: cannot be read",
+        ),
+    ],
+    ids=["no file", "unknown key", "no certificate"],
+)
+def test_a_wrong_configuration_is_exit_code_1(
+    text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "gateway.yaml"
+    if text is not None:
+        file.write_text(text)
+    assert main(["doctor", "--config", str(file)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert said in printed.err
 
 
 @pytest.mark.parametrize(
@@ -245,7 +268,8 @@ def test_the_page_shows_what_is_printed_of_a_server_that_is_not_there(capsys: py
 
 
 def test_the_page_names_every_feature_and_every_option() -> None:
-    told = features(Server(), for_upstream(URL, env={}), replays=False)
+    config = for_upstream(URL, env={})
+    told = features(Server(), config.routes[0], config)
     assert len(told) == 8
     for feature in told:
         assert f"| {feature.title} | `{feature.name}` |" in PAGE

@@ -8,13 +8,13 @@ from gateway.probe.report.features import features, unknown
 from gateway.probe.report.findings import Check, Feature, Server, State, worst
 
 CONFIG = for_upstream("http://127.0.0.1:9/mcp", env={})
+ROUTE = CONFIG.routes[0]
 GOOD = Server(sessions=True, side_stream=True, tools=4, ephemeral_tools=1, capabilities=("tools", "tools.listChanged"))
 
 
 def feature(name: str, *, by_route: bool = False, **differs: object) -> Feature:
-    (one,) = [
-        each for each in features(structs.replace(GOOD, **differs), CONFIG, replays=by_route) if each.name == name
-    ]
+    route = structs.replace(ROUTE, continuation="replay" if by_route else "hold")
+    (one,) = [each for each in features(structs.replace(GOOD, **differs), route, CONFIG) if each.name == name]
     return one
 
 
@@ -56,9 +56,14 @@ def test_what_is_not_known_depends_on_what_there_is() -> None:
 
 @pytest.mark.parametrize(("era", "legacy_clients"), [("modern", "not offered"), ("both", "yes")])
 def test_a_modern_server_provides_every_feature_itself(era: str, legacy_clients: str) -> None:
-    *others, last = features(structs.replace(GOOD, era=era), CONFIG, replays=False)
+    *others, last = features(structs.replace(GOOD, era=era), ROUTE, CONFIG)
     assert {each.answer for each in others} == {"yes"}
     assert (last.name, last.answer) == ("old_clients", legacy_clients)
+
+
+def test_a_bridged_route_has_the_features_of_the_legacy_side() -> None:
+    bridged = structs.replace(ROUTE, era="bridge")
+    assert features(structs.replace(GOOD, era="both"), bridged, CONFIG) == features(GOOD, ROUTE, CONFIG)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,17 @@ def test_patterns_are_advised_where_they_would_save_a_call(server: Server, *, is
     assert config.routes[0].ephemeral == ()
 
 
+@pytest.mark.parametrize(("legacy_sessions", "is_named"), [(True, True), (False, False), (None, False)])
+def test_the_bridge_is_named_where_it_may_help(*, legacy_sessions: bool | None, is_named: bool) -> None:
+    both = structs.replace(
+        OLD, era="both" if legacy_sessions is not None else "modern", legacy_sessions=legacy_sessions
+    )
+    text, config = loaded(Route(upstream=Upstream(url=URL)), server=both)
+    assert ("    # era: bridge\n" in text) == is_named
+    assert config.routes[0].era == "auto", "only a call would show whether it is needed"
+    assert parse(text.replace("# era:", "era:"), "here", {}).routes[0].era == ("bridge" if is_named else "auto")
+
+
 def test_arguments_that_look_like_secrets_are_left_to_variables() -> None:
     command = (
         "npx", "--api-key", "s3cret", "--auth-token=s3cret", "--header", "Authorization: Bearer s3cret",

@@ -193,6 +193,29 @@ async def test_a_web_page(upstream: FakeUpstream) -> None:
     assert "not the path of the website" in failed(await look(upstream.url), "http")
 
 
+@pytest.mark.parametrize("status", [403, 404, 405, 501])
+async def test_a_website_that_refuses_a_post_is_called_a_website(status: int, upstream: FakeUpstream) -> None:
+    upstream.on("server/discover", page(status))
+    upstream.on("initialize", page(status))
+    upstream.on("GET", page(200))
+    said = failed(await look(upstream.url), "http")
+    assert "web page" in said
+    assert "This URL belongs to a website" in said
+    assert "Use the path of the MCP endpoint" in said
+    assert "credential" not in said.partition("A sign-in page")[0]
+
+
+async def test_a_refusal_with_a_challenge_is_not_called_a_website(upstream: FakeUpstream) -> None:
+    upstream.on("server/discover", page(403, **{"WWW-Authenticate": "Bearer"}))
+    assert "The server refuses requests without a credential" in failed(await look(upstream.url), "authorization")
+
+
+async def test_a_server_that_serves_pages_too_is_no_website(upstream: FakeUpstream) -> None:
+    """Some frameworks answer an unknown method with a page."""
+    upstream.on("server/discover", page(404))
+    assert (await look(upstream.url)).state == "ok"
+
+
 async def test_a_proxy_that_lets_through_is_named(upstream: FakeUpstream) -> None:
     async def refuse(turn: Turn) -> None:
         turn.reply(

@@ -9,6 +9,7 @@ import pytest
 from gateway import __main__ as command
 from gateway.config import Config, ConfigError, load
 from gateway.server.reload import Read
+from tests.parts.launch import REPOSITORY
 
 UPSTREAM = "http://127.0.0.1:9/mcp"
 
@@ -72,7 +73,53 @@ def test_check_warns_of_bodies(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "caution" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("sections", "shown", "code"),
+    [
+        ({}, "", 0),
+        ({"hold": {"ttl_seconds": 900}}, "note: routes[/mcp]: hold.ttl_seconds (900)", 1),
+        ({"debug": {"bodies": True}}, "caution: debug.bodies is true", 1),
+    ],
+)
+def test_a_strict_check_fails_on_cautions_and_notes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sections: dict[str, Any], shown: str, code: int
+) -> None:
+    path = str(written(tmp_path / "gateway.yaml", **sections))
+    assert command.main(["check", "--config", path, "--strict"]) == code
+    assert command.main(["check", "--config", path]) == 0
+    out = capsys.readouterr().out
+    assert out.count(shown) == 2 or not shown
+    assert out.startswith("configuration is valid\n")
+
+
 def test_a_level_that_the_file_gets_wrong_stays_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "gateway.yaml", log={"level": "loud"})
     with pytest.raises(ConfigError, match="loud"):
         load(path, {}, log_level="debug")
+
+
+def test_the_program_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "", "a script that forgot the command must not take this for output"
+    for name in ("serve", "check", "probe", "doctor", "health", "schema", "keygen", "demo"):
+        assert f"\n    {name} " in printed.err
+
+
+def test_the_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    defaults = {
+        "serve": ("127.0.0.1:8080", str(Config(routes=()).admin), "log.level, which is info by default"),
+        "probe": ("auto", "the `timeouts` of the configuration; handshake_seconds is 10 by default", "do not listen"),
+        "health": ("3",),
+    }
+    for name, words in defaults.items():
+        with pytest.raises(SystemExit, match="0"):
+            command.main([name, "--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        for word in words:
+            assert f"(default: {word})" in shown, name
+
+
+def test_schema_prints_the_published_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["schema"]) == 0
+    assert capsys.readouterr().out == (REPOSITORY / "config" / "mrtr-gateway.schema.json").read_text()

@@ -1,7 +1,9 @@
 """Configurations from YAML or from a tree, and the problems of those that are refused."""
 
 import base64
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,3 +53,9 @@ def route_problems(over: Any = (), folder: str = "", **route: Any) -> tuple[str,
     with pytest.raises(ConfigError) as caught:
         with_route(over, folder, **route)
     return caught.value.problems
+
+
+def missing(file: Path) -> str:
+    """The problem of a key whose file does not exist."""
+    why = "cannot be read (No such file or directory)"
+    return f"{why}; check its path and permissions ({file}, read as uid {os.geteuid()})"

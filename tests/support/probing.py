@@ -1,7 +1,7 @@
 """Examines a server as the command does, in this process and with short times."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -22,6 +22,7 @@ def subject(
     seconds: float = SECONDS,
     wait: float = 0,
     transport: str = "auto",
+    era: Literal["auto", "bridge"] = "auto",
     **tls: Any,
 ) -> Subject:
     config = for_upstream(url, env={})
@@ -30,7 +31,7 @@ def subject(
     tls = {name: str(value) if isinstance(value, Path) else value for name, value in tls.items()}
     route: Route = config.routes[0]
     upstream = structs.replace(route.upstream, tls=UpstreamTls(**tls), transport=transport)
-    route = structs.replace(route, upstream=upstream)
+    route = structs.replace(route, upstream=upstream, era=era)
     config = structs.replace(config, routes=(route,), timeouts=timeouts)
     context = contexts(config).upstreams[route.path]
     return Subject(

@@ -2,9 +2,11 @@
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Self
 
 _KEY_LIKE = re.compile(r"[A-Za-z0-9+/_=-]{32,}")
@@ -88,3 +90,8 @@ def joined(path: str, key: str | int) -> str:
         return f"{path}[{key}]"
     name = key if re.fullmatch(r"[\w.-]{1,31}", key) else shown(key)
     return f"{path}.{name}" if path else name
+
+
+def unreadable(file: str | Path, exc: OSError) -> str:
+    """Return why a file cannot be read, with the user of this process: in a container that is rarely its owner."""
+    return f"cannot be read ({exc.strerror}); check its path and permissions ({file}, read as uid {os.geteuid()})"

@@ -6,7 +6,7 @@ tests/e2e/test_probe.py makes the calls that prove these verdicts.
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.config import Config
+from gateway.config import Config, Route
 from gateway.probe.report.findings import Answer, Feature, Server
 
 _TITLES: Final = {
@@ -25,10 +25,11 @@ _NO_GET: Final = "Make the server answer GET requests that carry a session id."
 _EVENT_STREAMS: Final = "Make the server answer with event streams."
 
 
-def features(server: Server, config: Config, *, replays: bool) -> tuple[Feature, ...]:
-    """Return every feature; `replays`: the route has `continuation: replay`."""
-    if server.era != "old":
+def features(server: Server, route: Route, config: Config) -> tuple[Feature, ...]:
+    """Return every feature that clients of this route get; `config` is the configuration as it holds on the route."""
+    if server.era != "old" and route.era == "auto":
         return tuple(_passed_through(server))
+    replays = route.continuation == "replay"
     return (
         _calls(server),
         _questions(server, replays=replays),
@@ -217,7 +218,7 @@ def _legacy_clients(server: Server) -> Feature:
 def unknown(server: Server, *, waited: bool) -> tuple[str, ...]:
     """Return, as sentences, what cannot be known without calling a tool."""
     found = ["Which tools ask the user, and how often: the probe calls none."]
-    if server.era == "old" and server.sessions:
+    if server.sessions:
         found.append("Whether a tool that declares that it may run twice really may.")
         if server.transport == "streamable-http":
             found.append("Whether a tool asks on its call's stream or on the GET stream.")

@@ -47,6 +47,8 @@ class Server(Struct, kw_only=True):
     name: str = ""
     """Name and version, from its `serverInfo`."""
     era: Literal["old", "modern", "both"] = "old"
+    legacy_sessions: bool | None = None
+    """Whether the legacy side of a server of both eras has sessions, without which it cannot ask; null for others."""
     transport: Literal["streamable-http", "sse", "stdio"] = "streamable-http"
     """`sse` is HTTP+SSE of 2024-11-05."""
     versions: tuple[str, ...] = ()

@@ -23,6 +23,12 @@ def snippet(server: Server, route: Route, sent: Sequence[str], handshake_seconds
     """Return YAML that `mrtr-gateway check` accepts; `sent` holds the names of the headers given to the probe."""
     lines = ["# mrtr-gateway serve --config gateway.yaml", "routes:", "  - path: /mcp", "    upstream:"]
     lines += _upstream(server, route, needs_sse=needs_sse)
+    if server.legacy_sessions:
+        lines += [
+            "    # If a tool that asks the user fails with `no back-channel` or `unavailable on",
+            "    # 2026-07-28 connections`, give modern clients the legacy side of the server:",
+            "    # era: bridge",
+        ]
     lines += _credentials(route, [name.lower() for name in sent])
     lines += _advice(server)
     if server.handshake_seconds > handshake_seconds * _SLOW_PART:

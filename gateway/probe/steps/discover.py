@@ -157,13 +157,7 @@ def _who_answers(exam: ProbeContext, reply: Reply) -> None:
             f"Check that the server runs, and that the proxy{_of(named)} forwards to the right address.",
         )
     if is_page and reply.status < 400:
-        raise exam.failed(
-            "http",
-            f"{answer}: a web page",
-            "An MCP server answers with JSON or an event stream.",
-            "Use the path of the MCP endpoint, usually /mcp (HTTP+SSE: /sse), not the path of the website. A sign-in "
-            "page means that a proxy requires credentials.",
-        )
+        raise website(exam, f"{answer}: a web page")
     exam.met_page = is_page
     exam.ok("http", answer)
     if named:
@@ -173,6 +167,17 @@ def _who_answers(exam: ProbeContext, reply: Reply) -> None:
             "A proxy that buffers replies or closes silent streams breaks questions and long calls.",
             "Disable response buffering for this path, and set its timeouts above timeouts.idle_seconds.",
         )
+
+
+def website(exam: ProbeContext, found: str) -> Stopped:
+    """Report that a website answers; the caller raises the result."""
+    return exam.failed(
+        "http",
+        found,
+        "This URL belongs to a website. An MCP server answers with JSON or an event stream.",
+        "Use the path of the MCP endpoint, usually /mcp (HTTP+SSE: /sse), not the path of the website. A sign-in "
+        "page means that a proxy requires credentials.",
+    )
 
 
 def _of(named: str) -> str:
@@ -210,6 +215,8 @@ async def _refused(exam: ProbeContext, reply: Reply) -> Stopped:
             "Allow that host in the server (Python: TransportSecuritySettings.allowed_hosts; TypeScript: "
             "allowedHosts), or use a host in the URL that the server allows.",
         )
+    if exam.met_page and reply.status == 403 and not challenge:
+        return website(exam, "HTTP 403: the request is refused with a web page")
     has_sent = bool(exam.subject.headers)
     wanted = await _wanted(exam, challenge)
     if reply.status == 401 and not has_sent:
@@ -252,6 +259,7 @@ def _era(exam: ProbeContext, reply: Reply) -> bool | None:
 def _note_discovered(exam: ProbeContext, reply: Reply) -> None:
     """Record a modern server's DiscoverResult; a modern error carries no such data."""
     server = exam.server
+    server.era = "modern"
     server.versions = (mcp.MODERN,)
     for message in reply.messages():
         if not isinstance(message.result, Raw):

@@ -74,12 +74,18 @@ def explain(exam: ProbeContext, exc: GatewayError | ValueError | TimeoutError) -
                 "The server requires a credential, or rejects the one that was sent.",
                 "Pass one that is good for it: --bearer-file FILE, or --header 'NAME: VALUE'.",
             )
+        case NoHandshake() if exam.server.era == "modern":
+            return exam.failed(
+                "era",
+                clean(exc.message),
+                "The route has era: bridge, which needs the legacy side of the server, but the server is modern only.",
+                "Set era: auto on the route: modern clients can use the server without a bridge.",
+            )
         case NoHandshake():
             return exam.failed(
                 "session",
                 clean(exc.message),
-                "The server answers, but refuses the handshake: it is not an MCP server, or not at this path."
-                + (" The first answer was a web page." if exam.met_page else ""),
+                "The server answers, but refuses the handshake: it is not an MCP server, or not at this path.",
                 "Check the path of the URL: usually /mcp, or /sse for HTTP+SSE.",
             )
         case GatewayError():
@@ -110,7 +116,7 @@ def introduce(exam: ProbeContext, opened: Session) -> None:
     """Record what the handshake says."""
     server, shaken = exam.server, opened.shaken
     server.name = described(shaken.server_info)
-    server.versions = (shaken.version,)
+    server.versions = tuple(dict.fromkeys((*server.versions, shaken.version)))
     server.sessions = opened.channel.can_ask
     server.side_stream = opened.channel.hears_side
     server.handshake_seconds = round(opened.seconds, 3)

@@ -1,8 +1,11 @@
 """The problems of a configuration: none of them quotes a secret."""
 
+import errno
+import os
+
 import pytest
 
-from gateway.config.parsing.problems import Given, Surprise, nearest, shown, touches
+from gateway.config.parsing.problems import Given, Surprise, nearest, shown, touches, unreadable
 from tests.support.configurations import (
     problems,
 )
@@ -83,3 +86,11 @@ def test_the_nearest_name_is_similar_or_begins_alike() -> None:
     assert nearest("ttl", ["max_calls", "ttl_seconds"]) == "ttl_seconds"
     assert nearest("lisen", ["listen", "admin"]) == "listen"
     assert nearest("cache", ["listen"]) is None
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_reason_and_the_user() -> None:
+    said = unreadable("/run/secrets/keys", PermissionError(errno.EACCES, "Permission denied"))
+    assert said == (
+        f"cannot be read (Permission denied); check its path and permissions "
+        f"(/run/secrets/keys, read as uid {os.geteuid()})"
+    )

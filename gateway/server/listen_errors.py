@@ -1,0 +1,31 @@
+"""Explains why a process cannot listen at an address of its configuration."""
+
+import errno
+import socket
+from typing import Final
+
+from gateway.config import Config
+
+_KNOWN: Final = {
+    errno.EADDRINUSE: ("another process uses it", "stop that process, or choose another port"),
+    errno.EADDRNOTAVAIL: (
+        "this machine does not have the address",
+        "choose an address of this machine, or 0.0.0.0 for all of them",
+    ),
+    errno.EACCES: (
+        "permission denied",
+        "choose a port of 1024 or above, or give the process the capability CAP_NET_BIND_SERVICE",
+    ),
+}
+
+
+def cannot_listen(config: Config, address: str, exc: OSError) -> OSError:
+    """Return an error that names the key of the address, the cause and the fix."""
+    keys = {config.replica.listen: "replica.listen", config.admin: "admin", config.listen: "listen"}
+    key = keys.get(address)
+    where = address if key is None else f"{address} ({key})"
+    if isinstance(exc, socket.gaierror):
+        cause, fix = f"the name cannot be resolved ({exc.strerror})", "write an IP address of this machine"
+    else:
+        cause, fix = _KNOWN.get(exc.errno or 0, (exc.strerror or str(exc), "choose another address"))
+    return OSError(exc.errno, f"cannot listen at {where}: {cause}; {fix}")

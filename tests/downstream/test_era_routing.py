@@ -1,0 +1,135 @@
+"""With `era: bridge`, modern clients use the legacy side of a server that speaks both protocols."""
+
+from typing import Any, Final
+
+import pytest
+
+from gateway.config import parse
+from gateway.protocol import mcp
+from tests.support.fake_upstream import FakeUpstream, Turn, one_question
+from tests.support.logs import Lines
+from tests.support.stand import Start
+from tests.support.workbench import Stand, configuration
+
+BRIDGE: Final = {"era": "bridge"}
+ANSWERED: Final = '{"action": "accept", "content": {"name": "Ada"}}'
+INITIALIZE: Final = {
+    "jsonrpc": "2.0",
+    "id": 7,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+}
+
+
+@pytest.fixture
+def dual(upstream: FakeUpstream) -> FakeUpstream:
+    """A server that speaks both protocols, whose tool can ask legacy clients only."""
+
+    async def discovered(turn: Turn) -> None:
+        await turn.result({"resultType": "complete", "supportedVersions": [mcp.MODERN], "capabilities": {}})
+
+    async def tool(turn: Turn) -> None:
+        if turn.seen.headers.get(mcp.PROTOCOL_VERSION) == mcp.MODERN:
+            await turn.error(-32600, "this transport context has no back-channel for server-initiated requests")
+        else:
+            await one_question(turn)
+
+    upstream.on("server/discover", discovered)
+    upstream.tool(tool)
+    return upstream
+
+
+def probes(stand: Stand) -> float:
+    return sum(stand.metric("mcp_gateway_era_probes_total", era=era) for era in ("legacy", "modern", "unknown"))
+
+
+def apply(stand: Stand, url: str, route: dict[str, Any]) -> None:
+    """Reload with this route."""
+    stand.gateway.apply(parse(configuration(url, route=route), "test", {}))
+
+
+async def test_without_the_key_a_dual_era_server_gets_modern_requests_unchanged(
+    dual: FakeUpstream, stand: Stand
+) -> None:
+    """This is the symptom by which docs/eras.md recognises a server that needs `era: bridge`."""
+    reply = await stand.client().call()
+    assert reply.error["code"] == -32600
+    assert "no back-channel" in reply.error["message"]
+    assert dual.words == ["tools/call"]
+
+
+async def test_a_bridged_route_uses_the_legacy_side_without_a_probe(dual: FakeUpstream, begin: Start) -> None:
+    stand = await begin(route=BRIDGE)
+    client = stand.client()
+    assert (await client.answer(await client.call())).text == ANSWERED
+    assert dual.probes == []
+    assert probes(stand) == 0
+    assert dual.words[0] == "initialize"
+    assert dual.words.count("tools/call") == 1
+    assert stand.metric("mcp_gateway_passed_through_total", era="modern", outcome="answered") == 0
+
+
+async def test_a_bridged_route_passes_legacy_clients_through(dual: FakeUpstream, begin: Start) -> None:
+    stand = await begin(route=BRIDGE)
+    async with stand.http.post(stand.url, json=INITIALIZE) as response:
+        assert response.status == 200
+        assert (await response.json())["id"] == 7
+        assert response.headers["Mcp-Session-Id"] in dual.known
+    assert dual.words == ["initialize"]
+    assert dual.probes == []
+    assert stand.metric("mcp_gateway_passed_through_total", era="legacy", outcome="answered") == 1
+    assert stand.metric("mcp_gateway_sessions_opened_total") == 0
+
+
+@pytest.mark.parametrize("method", ["tools/call", "tools/list", "server/discover"])
+@pytest.mark.parametrize("status", [200, 400, 404])
+async def test_a_bridged_server_that_refuses_initialize_gets_an_error_that_names_the_key(
+    dual: FakeUpstream, begin: Start, log_lines: Lines, status: int, method: str
+) -> None:
+    async def refuse(turn: Turn) -> None:
+        unsupported = {"supported": [mcp.MODERN], "requested": "2025-11-25"}
+        error = {"code": mcp.UNSUPPORTED_VERSION, "message": "Unsupported protocol version", "data": unsupported}
+        turn.reply(status, {"jsonrpc": "2.0", "id": turn.id, "error": error})
+
+    async def no_stream(turn: Turn) -> None:
+        turn.reply(405)
+
+    dual.on("initialize", refuse)
+    dual.on("GET", no_stream)
+    stand = await begin(route=BRIDGE)
+    reply = await stand.client().post(method, {"name": "tool"} if method == "tools/call" else None)
+    assert reply.outcome == (200, mcp.INTERNAL_ERROR, "upstream_unreachable")
+    assert "The upstream" in reply.error["message"]
+    assert "of route /mcp" in reply.error["message"]
+    assert "The route has era: bridge" in reply.error["message"]
+    assert "set era: auto" in reply.error["message"]
+    (line,) = log_lines("upstream.failed")
+    assert "set era: auto" in line["fix"]
+    assert "tools/call" not in dual.words
+    assert dual.probes == [], "a refused handshake causes no probe either"
+
+
+async def test_another_failure_of_a_bridged_server_does_not_blame_the_key(dual: FakeUpstream, begin: Start) -> None:
+    async def refuse(turn: Turn) -> None:
+        turn.reply(401)
+
+    dual.on("initialize", refuse)
+    stand = await begin(route=BRIDGE)
+    assert "era" not in (await stand.client().call()).error["message"]
+
+
+async def test_a_reload_to_bridge_holds_for_the_next_request(dual: FakeUpstream, stand: Stand) -> None:
+    client = stand.client()
+    assert (await client.call()).error["code"] == -32600
+    apply(stand, dual.url, BRIDGE)
+    assert (await client.answer(await client.call())).text == ANSWERED
+    assert len(dual.probes) == 1, "the one from before the reload"
+
+
+async def test_a_call_that_is_held_goes_on_when_a_reload_ends_the_bridge(dual: FakeUpstream, begin: Start) -> None:
+    stand = await begin(route=BRIDGE)
+    client = stand.client()
+    asked = await client.call()
+    apply(stand, dual.url, {"era": "auto"})
+    assert (await client.call()).error["code"] == -32600, "new calls are passed through"
+    assert (await client.answer(asked)).text == ANSWERED
