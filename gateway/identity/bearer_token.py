@@ -108,7 +108,11 @@ def verify(
     client = claims.get("client_id") or claims.get("azp") or ""
     if not (isinstance(client, str) and claims["sub"]):
         raise BadToken("The token has no valid subject or client id")
-    return Verified(of_claims(claims["iss"], claims["sub"], client), float(claims["exp"]))
+    try:
+        principal = of_claims(claims["iss"], claims["sub"], client)
+    except UnicodeEncodeError as exc:  # an unpaired surrogate
+        raise BadToken("The token has no valid subject or client id") from exc
+    return Verified(principal, float(claims["exp"]))
 
 
 def _chosen(keys: Sequence[Key], algorithm: str, id_: str | None) -> _PublicKey:
