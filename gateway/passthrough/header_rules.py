@@ -9,7 +9,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.config import Config, InForce, Route
-from gateway.http.forwarded_headers import for_passing, joined
+from gateway.http.forwarded_headers import disguised, for_passing, joined
 from gateway.http.incoming import Incoming
 from gateway.identity import principal as principals
 from gateway.passthrough.rejections import forwarding_loop
@@ -46,6 +46,7 @@ class HeaderRules:
         if not principals.is_trusted(incoming.remote, self._networks):
             dropped |= {name for name in map(str.lower, headers) if name.startswith(_SET_BY_PROXIES)}
             dropped.add(self._principal_header)
+        dropped |= disguised(headers, {self._principal_header})
         kept = for_passing(route, headers, dropped)
         kept.add("Via", self._via)
         return kept
