@@ -18,7 +18,7 @@ from gateway.upstream.channel import Headers
 _DROPPED: Final = frozenset({"origin", "proxy-connection"})
 """The gateway has checked Origin, and it names a page that the upstream does not know."""
 _DECODED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
-"""The content encodings that aiohttp decodes as it reads a request's body."""
+"""The content encodings that may have been decoded as the request's body was read."""
 _SET_BY_PROXIES: Final = ("forwarded", "x-real-ip", "x-forwarded-")
 
 
