@@ -12,9 +12,10 @@ from gateway.cluster.peer_errors import PeerFailed, PeerReplaced
 from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
-from gateway.http.reply import ReplyWriter, leave_open, send
+from gateway.http.reply import ReplyWriter, leave_open, send, share_unread
 from gateway.http.traffic import Traffic
 from gateway.protocol.errors import GatewayError, InvalidState
+from gateway.runtime.budget import Share
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 from gateway.telemetry import Ending, Event, get_logger
@@ -127,6 +128,10 @@ class PeerReply(ReplyWriter):
         """Tell the other replica that its request was accepted."""
         leave_open(self._http, self._stream)
         await self._stream.prepare(self._http)
+
+    def share_unread(self) -> Share:
+        """See `ReplyWriter`."""
+        return share_unread(self._http)
 
     async def frame(self, *frames: messages.Frame) -> None:
         """Send frames together."""

@@ -10,7 +10,7 @@ import socket
 import sys
 import termios
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -19,6 +19,9 @@ from gateway.http.request_parser import RequestParser
 from gateway.http.traffic import Traffic
 from gateway.runtime.budget import Share
 from gateway.telemetry import Malformation
+
+_AHEAD_COST: Final = 2
+"""aiohttp keeps each header of a half head twice, as bytes and as text."""
 
 
 class Connection(RequestHandler):
@@ -41,7 +44,8 @@ class Connection(RequestHandler):
     def __init__(self, manager: web.Server, traffic: Traffic, **kwargs: Any) -> None:
         super().__init__(manager, **kwargs)
         self._traffic = traffic
-        self._parser = self._requests = RequestParser(self, self._loop, self._malformed)
+        self._requests: RequestParser | None = RequestParser(self, self._loop, self._malformed)
+        self._parser = self._requests
         self._ahead: Share | None = None
         """Bytes that no handler reads yet: a part of a head, or what a client sent before its reply was complete."""
         self._behind: Share | None = None
@@ -95,7 +99,7 @@ class Connection(RequestHandler):
         super().data_received(data)
         if is_ahead and data and (self._current_request is not None or not self._messages):
             self._ahead = self._ahead or self._traffic.bodies.budget.share(self._out.abort)
-            self._ahead.grow(len(data))
+            self._ahead.grow(_AHEAD_COST * len(data))
         # No request is in flight and none is complete, so this is part of a head.
         if self._current_request is None and not self._messages:
             self._watch_head()
@@ -112,6 +116,8 @@ class Connection(RequestHandler):
     def _is_ahead(self) -> bool:
         """Whether no handler reads what arrives now."""
         request, parser = self._current_request, self._requests
+        if parser is None:
+            return False
         if request is None:
             return not self._messages and not parser.is_in_body
         return parser.body is not request.content or not parser.is_in_body
@@ -148,6 +154,8 @@ class Connection(RequestHandler):
         self._stop_stall_timer()
 
     def _count_unread(self) -> None:
+        if self._requests is None:  # the connection is lost
+            return
         unread = self._unsent + (self._out.get_write_buffer_size() if self._paused else 0)
         if self._behind is None:
             if not unread:
@@ -205,7 +213,7 @@ class Connection(RequestHandler):
         for share in (self._ahead, self._behind):
             if share is not None:
                 share.release()
-        self._ahead = self._behind = None
+        self._ahead = self._behind = self._requests = None  # the parser has a part of a head, and refers to this
         super().connection_lost(exc)
 
     def _watch_head(self) -> None:

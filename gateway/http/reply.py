@@ -12,10 +12,14 @@ from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
 from gateway.http import request_id
+from gateway.http.connection import Connection
 from gateway.protocol import sse
+from gateway.runtime.budget import Share
 from gateway.telemetry import Direction, Ending, bodies
 
 _JSON: Final = "application/json"
+_PIECE_BYTES: Final = 65_536
+"""The most that is written at once."""
 Challenge = Callable[[web.BaseRequest, str], str]
 """Rewrites an upstream's WWW-Authenticate for the client of a request."""
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -26,6 +30,10 @@ class ReplyWriter(ABC):
 
     started = False
     """Whether the reply has become a stream."""
+
+    @abstractmethod
+    def share_unread(self) -> Share:
+        """Return a share for what waits for the other side; if it must give way, the connection is closed."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -67,7 +75,17 @@ class HttpReply(ReplyWriter):
             self.rewrite_challenges(headers)
         if bodies.on:
             self._show(body)
-        return web.Response(body=body, status=status, headers=headers, content_type=_JSON)
+        if len(body) <= _PIECE_BYTES:
+            return web.Response(body=body, status=status, headers=headers, content_type=_JSON)
+        stream = web.StreamResponse(status=status, headers=headers)
+        stream.content_type, stream.content_length = _JSON, len(body)
+        await self.begin(stream)
+        await self.send(body)
+        return stream
+
+    def share_unread(self) -> Share:
+        """See `ReplyWriter`."""
+        return share_unread(self._http)
 
     async def start(self) -> None:
         """Send the head of an SSE stream."""
@@ -89,7 +107,18 @@ class HttpReply(ReplyWriter):
 
     async def send(self, data: bytes) -> None:
         """Send a part; a client that does not read for timeouts.send_seconds counts as gone."""
-        await send(self._http, self._stream, data, self._send_seconds)
+        if len(data) <= _PIECE_BYTES:
+            await send(self._http, self._stream, data, self._send_seconds)
+            return
+        # In pieces, so that what the client has not read is counted, over TLS too, and each piece has a deadline.
+        connection = connection_of(self._http)
+        whole = memoryview(data)
+        try:
+            for end in range(_PIECE_BYTES, len(data) + _PIECE_BYTES, _PIECE_BYTES):
+                connection.unsent(max(0, len(data) - end))
+                await send(self._http, self._stream, whole[end - _PIECE_BYTES : end], self._send_seconds)
+        finally:
+            connection.unsent(0)
 
     async def end(self, _: Ending) -> web.StreamResponse:
         """Send the end of the stream."""
@@ -120,11 +149,24 @@ def leave_open(http: web.BaseRequest, stream: web.StreamResponse) -> None:
         stream.force_close()
 
 
-async def send(http: web.BaseRequest, stream: web.StreamResponse, data: bytes, seconds: float) -> None:
-    """Write to the other side within a deadline; raises ConnectionError."""
+def connection_of(http: web.BaseRequest) -> Connection:
+    """Return the connection of a request."""
+    assert isinstance(http.protocol, Connection), "every listener has connections of this class"
+    return http.protocol
+
+
+def share_unread(http: web.BaseRequest) -> Share:
+    """Return a share for what waits for the sender of a request; if it must give way, its connection is closed."""
+    return connection_of(http).share_unread()
+
+
+async def send(http: web.BaseRequest, stream: web.StreamResponse, data: bytes | memoryview, seconds: float) -> None:
+    """Write to the other side within a deadline, and wait until it has room for more; raises ConnectionError."""
     try:
         async with asyncio.timeout(seconds):
             await stream.write(data)
+            if http.protocol.writing_paused:
+                await http.writer.drain()
     except TimeoutError as exc:
         if http.transport is not None:
             http.transport.abort()

@@ -25,6 +25,7 @@ MAX_HEADERS: Final = 128
 _READ_BYTES: Final = 65_536
 """A body of which twice as much was not read yet is not read from the network."""
 _PIPELINED: Final = 32
+_HEAD_BYTES: Final = 4 * MAX_LINE_BYTES
 _REQUEST_LINE: Final = re.compile(rb"[A-Z-]+ [^ \x00-\x1f]+ HTTP/1\.[01]")
 _HEAD_END: Final = b"\r\n\r\n"
 _KINDS: Final = (
@@ -123,6 +124,10 @@ class RequestParser(HttpRequestParser):
             data = data[skipped:]
         if not messages:
             self._head += data
+            if len(self._head) > _HEAD_BYTES:
+                # Of a long head, only the first line and the last bytes count; the filler keeps them apart.
+                first = bytes(self._head).lstrip(b"\r\n").partition(b"\r\n")[0]
+                self._head[:] = b"%b\r\n...%b" % (first, bytes(self._head[-len(_HEAD_END) :]))
             return
         rest = bytes(self._head) + data if self._head else data
         for message, body in messages:

@@ -194,7 +194,7 @@ async def test_a_body_may_be_as_large_as_the_budget_for_all(stand: Stand, begin:
 
 
 async def test_unfinished_heads_count_too(begin: Start) -> None:
-    stand = await begin(limits={"body_bytes": 1, "receiving_bytes": 10_000})
+    stand = await begin(limits={"body_bytes": 1, "receiving_bytes": 20_000})
     async with raw_connection(stand) as one, raw_connection(stand) as two:
         for raw in (one, two):
             await raw.send(b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 6000)
@@ -205,7 +205,7 @@ async def test_unfinished_heads_count_too(begin: Start) -> None:
 
 
 async def test_what_a_client_sends_before_its_reply_is_complete_counts(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin(limits={"body_bytes": 10_000, "receiving_bytes": 10_000})
+    stand = await begin(limits={"body_bytes": 10_000, "receiving_bytes": 20_000})
     go = asyncio.Event()
 
     async def tool(turn: Turn) -> None:
@@ -219,7 +219,7 @@ async def test_what_a_client_sends_before_its_reply_is_complete_counts(upstream:
         await raw.send(head)
         await upstream.saw("tools/call")
         await raw.send(request_head(stand, headers | {"Content-Length": "9000"}, None) + b" " * 8000)
-        await eventually(lambda: stand.gateway._traffic.bodies.budget.used > 8000, "the next request is counted")
+        await eventually(lambda: stand.gateway._traffic.bodies.budget.used > 16_000, "the next request is counted")
         await raw.send(b" " * 3000)
         assert await raw.rest() == b""
     go.set()

@@ -173,6 +173,18 @@ def test_requests_are_found_wherever_their_bytes_are_split() -> None:
     assert parsed([bytes([byte]) for byte in PIPELINED]) == whole
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 8191, 20_000])
+def test_the_end_of_a_long_head_is_found_wherever_its_bytes_are_split(size: int) -> None:
+    headers = b"".join(b"X-%d: %b\r\n" % (number, b"x" * 8000) for number in range(10))
+    sent = b"\r\nPOST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n" + headers + b"\r\n{}" + PIPELINED
+    pieces = [sent[start : start + size] for start in range(0, len(sent), size)]
+    assert [path for _, path, _ in parsed(pieces)] == ["/a", "/a", "/b", "http://x:1/d?e", "*", "/c"]
+    with pytest.raises(Malformed):
+        _ = parsed(
+            [piece.replace(b"POST /a", b"POST  /a") for piece in pieces] if size > 10 else [b"POST  /a", sent[9:]]
+        )
+
+
 def test_two_spaces_are_found_wherever_the_bytes_are_split() -> None:
     bad = PIPELINED.replace(b"GET http:", b"GET  http:")
     for split in range(len(bad)):
