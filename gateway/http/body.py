@@ -59,7 +59,11 @@ class _Reading:
     def __init__(self, http: web.BaseRequest, inflation: "_Inflation | None", limit: int) -> None:
         self._http, self._inflation, self._limit = http, inflation, limit
         self._deadline: asyncio.Timeout
-        self._received = bytearray()
+        self._size = 0
+        self._pieces: list[bytes] = []
+        """Of about one size, since one buffer that grows leaves holes in the memory that the next one cannot use."""
+        self._small = bytearray()
+        """The last bytes, until they make a piece."""
         self._full: Budget | None = None
         """The budget because of which this body gave way."""
 
@@ -84,21 +88,25 @@ class _Reading:
                 share.release()
         if self._inflation is not None:
             self._inflation.finish()
-        return bytes(self._received)
+        return b"".join((*self._pieces, self._small))
 
     def _share(self, budget: Budget) -> Share:
         def give_way() -> None:
             self._full = budget
-            self._received.clear()
+            self._pieces.clear()
             if not self._deadline.expired():
                 self._deadline.reschedule(asyncio.get_running_loop().time())
 
         return budget.share(give_way)
 
     def _take(self, piece: bytes, shares: list[Share]) -> None:
-        self._received += piece
-        if len(self._received) > self._limit:
+        self._size += len(piece)
+        if self._size > self._limit:
             raise _too_large(self._limit)
+        self._small += piece
+        if len(self._small) >= _PIECE_BYTES:
+            self._pieces.append(bytes(self._small))
+            self._small.clear()
         for share in shares:
             share.grow(len(piece))
         if self._full is not None:

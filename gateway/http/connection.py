@@ -144,7 +144,7 @@ class Connection(RequestHandler):
         """Count what the client has not read."""
         super().pause_writing()
         self._count_unread()
-        if self._finishing:
+        if self._finishing and not self._unsent:
             self._watch_stall()
 
     def resume_writing(self) -> None:

@@ -6,7 +6,8 @@ A reply is one whole body, or an SSE stream that ends with the final message. Th
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
@@ -77,11 +78,7 @@ class HttpReply(ReplyWriter):
             self._show(body)
         if len(body) <= _PIECE_BYTES:
             return web.Response(body=body, status=status, headers=headers, content_type=_JSON)
-        stream = web.StreamResponse(status=status, headers=headers)
-        stream.content_type, stream.content_length = _JSON, len(body)
-        await self.begin(stream)
-        await self.send(body)
-        return stream
+        return _LargeReply(self._http, body, self._send_seconds, status=status, headers=headers)
 
     def share_unread(self) -> Share:
         """See `ReplyWriter`."""
@@ -109,16 +106,8 @@ class HttpReply(ReplyWriter):
         """Send a part; a client that does not read for timeouts.send_seconds counts as gone."""
         if len(data) <= _PIECE_BYTES:
             await send(self._http, self._stream, data, self._send_seconds)
-            return
-        # In pieces, so that what the client has not read is counted, over TLS too, and each piece has a deadline.
-        connection = connection_of(self._http)
-        whole = memoryview(data)
-        try:
-            for end in range(_PIECE_BYTES, len(data) + _PIECE_BYTES, _PIECE_BYTES):
-                connection.unsent(max(0, len(data) - end))
-                await send(self._http, self._stream, whole[end - _PIECE_BYTES : end], self._send_seconds)
-        finally:
-            connection.unsent(0)
+        else:
+            await _send_pieces(self._http, self._stream, data, self._send_seconds)
 
     async def end(self, _: Ending) -> web.StreamResponse:
         """Send the end of the stream."""
@@ -139,6 +128,32 @@ class HttpReply(ReplyWriter):
 
     def _show(self, data: bytes) -> None:
         bodies.show(Direction.TO_CLIENT, data, route=self._http.path[:80], request_id=self._http[request_id.KEY])
+
+
+class _LargeReply(web.StreamResponse):
+    """One JSON body that goes out in pieces; aiohttp calls `write_eof` for the whole of it."""
+
+    def __init__(self, http: web.BaseRequest, body: bytes, send_seconds: float, **head: Any) -> None:
+        super().__init__(**head)
+        self.content_type, self.content_length = _JSON, len(body)
+        self._rest = partial(_send_pieces, http, self, body, send_seconds)
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Send the body."""
+        await self._rest()
+        await super().write_eof(data)
+
+
+async def _send_pieces(http: web.BaseRequest, stream: web.StreamResponse, data: bytes, seconds: float) -> None:
+    """Send in pieces, so that what the client has not read is counted, over TLS too, and each has a deadline."""
+    connection = connection_of(http)
+    whole = memoryview(data)
+    try:
+        for end in range(_PIECE_BYTES, len(data) + _PIECE_BYTES, _PIECE_BYTES):
+            connection.unsent(max(0, len(data) - end))
+            await send(http, stream, whole[end - _PIECE_BYTES : end], seconds)
+    finally:
+        connection.unsent(0)
 
 
 def leave_open(http: web.BaseRequest, stream: web.StreamResponse) -> None:
