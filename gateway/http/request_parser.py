@@ -108,7 +108,6 @@ class RequestParser(HttpRequestParser):
         self._failed(Malformation.BODY)
         # The request has one reply: the one of its handler, which cannot read the body.
         before.set_exception(web.RequestPayloadError("malformed"))
-        before.feed_eof()
         return (), False, b""
 
     def _follow(self, data: bytes, messages: Messages) -> None:

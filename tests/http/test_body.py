@@ -12,6 +12,7 @@ import pytest
 from gateway.http.body import _Inflation, network_of
 from gateway.protocol.errors import InvalidRequest
 from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.logs import Lines
 from tests.support.raw_connection import RawConnection, raw_connection, request_head
 from tests.support.replicas import sample
 from tests.support.stand import Start
@@ -73,13 +74,16 @@ async def test_a_damaged_compressed_body_is_400(stand: Stand, client: Client) ->
         assert response.status == 400
 
 
-async def test_a_slow_body_is_given_up(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_slow_body_is_given_up(log_lines: Lines, upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(limits={"receive_seconds": 0.1})
     headers, body = stand.client().build("tools/call", {"name": "tool"})
     async with raw_connection(stand) as raw:
         sent = request_head(stand, headers | {"Content-Length": str(len(body))}, None)
         await raw.send(sent + body[:-5])
         assert b" 400 " in await raw.line()
+        _ = await raw.until(b"limits.receive_seconds")
+        _ = await raw.rest()  # the end of the connection, for which it waits 3 s
+    assert "Traceback" not in log_lines.stream.getvalue()
     assert upstream.seen == []
 
 
