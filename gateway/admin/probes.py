@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -12,6 +13,8 @@ from gateway.auth.host_check import admin_names, check_admin
 from gateway.protocol.errors import Forbidden
 from gateway.telemetry.status import Status
 
+_HEALTH: Final = frozenset({"/healthz", "/readyz"})
+
 
 class Probes(ABC):
     """The handler of the admin listener."""
@@ -20,6 +23,13 @@ class Probes(ABC):
         """Answer one request."""
         if http.method not in ("GET", "HEAD"):
             return web.Response(status=405, headers={"Allow": "GET"}, text="GET only\n")
+        try:
+            self._check_host(http)
+        except Forbidden as exc:
+            return web.Response(status=exc.status, text=f"{exc.message}\n")
+        return await self._serve(http)
+
+    async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
         match http.path:
             case "/healthz":
                 return web.Response(text="ok\n")
@@ -35,13 +45,14 @@ class Probes(ABC):
             case _:
                 return web.Response(status=404, text="try /healthz /readyz /metrics /status\n")
 
+    def _check_host(self, http: web.BaseRequest) -> None:
+        """Raise Forbidden for a name that may have been rebound; simple health checks of HTTP/1.0 name no host."""
+        names, host = self.names(), http.headers.get("Host")
+        if names is None or (host is None and http.path in _HEALTH):
+            return
+        check_admin(host, names)
+
     async def _status(self, http: web.BaseRequest) -> web.StreamResponse:
-        names = self.names()
-        try:
-            if names is not None:
-                check_admin(http.headers.get("Host"), names)
-        except Forbidden as exc:
-            return web.Response(status=exc.status, text=f"{exc.message}\n")
         status = await self.status()
         if http.path == "/status.json" or prefers_json(http.headers.get("Accept", "")):
             body, content_type = msgspec.json.encode(status), "application/json"
@@ -59,7 +70,7 @@ class Probes(ABC):
 
     @abstractmethod
     def names(self) -> frozenset[str] | None:
-        """Return the host names under which /status is served, besides IP addresses; None for any name."""
+        """Return the configured host names under which this listener is served; None for any name."""
 
     @abstractmethod
     async def exposition(self) -> tuple[bytes, str]:

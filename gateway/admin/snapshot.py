@@ -26,6 +26,7 @@ from gateway.telemetry.recent_errors import RecentErrors, presentable
 from gateway.telemetry.status import (
     MOST_HELD,
     MOST_PEERS,
+    BudgetStatus,
     HeldStatus,
     KeyStatus,
     Notice,
@@ -184,6 +185,10 @@ def _process(source: SnapshotSource) -> ProcessStatus:
         connections_limit=config.limits.connections,
         open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
         open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        budgets=tuple(
+            BudgetStatus(name=name, used_bytes=used, limit_bytes=limit, gave_way=gave_way)
+            for name, (used, limit, gave_way) in source.metrics.budgets().items()
+        ),
         memory_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES,
     )
 

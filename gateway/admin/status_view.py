@@ -80,6 +80,14 @@ def _failing(status: Status) -> Iterator[Notice]:
 
 
 def _near_limits(status: Status) -> Iterator[Notice]:
+    for each in status.processes:
+        where = f" in {each.id}" if len(status.processes) > 1 else ""
+        for budget in each.budgets:
+            if budget.used_bytes >= NEAR * budget.limit_bytes:
+                yield Notice(
+                    f"{budget.name}{where}: {budget.used_bytes:,} of {budget.limit_bytes:,} bytes",
+                    "When the limit is reached, the oldest gives way: raise it, unless clients attack",
+                )
     for label, used, limit, key in _limits(status):
         if limit and used >= NEAR * limit:
             yield Notice(f"{label}: {used:,} of {limit:,} ({key})", "When the limit is reached, new ones are refused")

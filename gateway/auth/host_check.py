@@ -4,6 +4,7 @@ Source: specification 2026-07-28 basic/transports/streamable-http, Security & En
 """
 
 import ipaddress
+import re
 from functools import lru_cache
 from typing import Final
 
@@ -15,6 +16,8 @@ from gateway.http.forwarded_headers import joined
 from gateway.protocol.errors import Forbidden
 
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_INNER: Final = re.compile(r"[a-z0-9_-]+|[a-z0-9_.-]+\.(?:svc|local|internal)")
+"""The names of services inside a cluster or a network, which the public name service does not have."""
 
 
 class HostCheck:
@@ -42,22 +45,24 @@ class HostCheck:
 
 
 def admin_names(config: Config) -> frozenset[str]:
-    """The host names under which browsers may read the status; an IP address is always allowed."""
+    """The configured host names of the admin listener."""
     host, _ = split_address(config.admin or "")
     return _LOOPBACK | {host.lower(), *(name.lower() for name in config.security.allowed_hosts)}
 
 
 def check_admin(host: str | None, names: frozenset[str]) -> None:
-    """Raise Forbidden if a foreign name may have been rebound to this listener.
+    """Raise Forbidden if a foreign name may have been rebound to the admin listener.
 
-    An IP address cannot be rebound. Only /status is checked, because people open it in browsers; scrapers and probes
-    are not.
+    An attacker cannot rebind an IP address, nor a name that the public name service does not have: one without a
+    dot, or one that ends as the names of services do.
     """
     name = _name(host)
-    if name is None or not (name in names or (host or "").lower() in names or _is_address(name)):
+    if name is None or not (
+        name in names or (host or "").lower() in names or _is_address(name) or _INNER.fullmatch(name)
+    ):
         raise Forbidden(
-            f"Host {(host or '')[:80]!r} is not served here; open /status by an IP address or by localhost, or list "
-            "the name in security.allowed_hosts"
+            f"Host {(host or '')[:80]!r} is not served here; use an IP address, localhost, a name without a dot or "
+            "one that ends in .svc, .local or .internal, or list the name in security.allowed_hosts"
         )
 
 
@@ -72,17 +77,12 @@ def _is_address(name: str) -> bool:
 @lru_cache(maxsize=256)
 def _name(host: str | None) -> str | None:
     """The host without its port."""
-    if not host:
-        return None
-    try:
-        return URL(f"http://{host}").host
-    except ValueError:
-        return None
+    return _origin_name(f"http://{host}") if host else None
 
 
 @lru_cache(maxsize=256)
 def _origin_name(origin: str) -> str | None:
     try:
         return URL(origin).host
-    except ValueError:
+    except (ValueError, IndexError):  # yarl raises IndexError for "http://[]@"
         return None

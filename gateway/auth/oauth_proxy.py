@@ -21,9 +21,9 @@ from yarl import URL
 
 from gateway.auth.oauth_upstream import OAuthUpstream, Published, body_of, where
 from gateway.config import Config, InForce, Route
+from gateway.http.body import BodyReader
 from gateway.http.client import REDIRECTS, Client
 from gateway.http.forwarded_headers import AUTHORIZATION, check_once, joined
-from gateway.http.incoming import read_body
 from gateway.identity import oauth_metadata
 from gateway.identity import principal as principals
 from gateway.identity.oauth_metadata import Document, Place
@@ -56,7 +56,8 @@ class _Target(NamedTuple):
 class OAuthProxy:
     """The OAuth paths on the listener of the routes."""
 
-    def __init__(self, in_force: InForce[Config], client_for: Callable[[str], Client]) -> None:
+    def __init__(self, in_force: InForce[Config], client_for: Callable[[str], Client], bodies: BodyReader) -> None:
+        self._bodies = bodies
         self._upstream = OAuthUpstream(client_for)
         self._at_once = 0
         self._use(in_force.value)
@@ -108,7 +109,7 @@ class OAuthProxy:
         body = None
         if http.method == "POST":
             limit = min(_BODY_BYTES, self._config.limits.body_bytes)
-            body = await read_body(http, limit, self._config.limits.receive_seconds)
+            body = await self._bodies.read(http, limit, self._config.limits.receive_seconds)
         if self._at_once >= _AT_ONCE:  # counted after the body, so a slow sender occupies no place
             raise Busy(f"{_AT_ONCE} requests to authorization servers are under way; try again", status=503)
         self._at_once += 1

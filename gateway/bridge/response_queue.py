@@ -5,7 +5,7 @@ The exchange puts messages in and never waits. The handler of the request takes 
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -14,6 +14,7 @@ from msgspec import Raw
 from gateway.exchange.events import Leg
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import DownstreamError, GatewayError, LocalProtocolError
+from gateway.runtime.budget import Share
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.telemetry import COMPLETE, Ending, Outcome, Span
 
@@ -64,6 +65,11 @@ class ResponseQueue:
         self.dropped = 0
         self._messages: deque[bytes] = deque()
         self._final: FinalMessage | None = None
+        self._is_final_taken = False
+        self._new_share: Callable[[], Share] | None = None
+        """Set while somebody writes what this queue has."""
+        self._share: Share | None = None
+        """What waits here, while the client is behind."""
         self._waiter: asyncio.Future[None] | None = None
 
     def send(self, message: bytes) -> None:
@@ -75,14 +81,47 @@ class ResponseQueue:
         while len(self._messages) > _MAX_BEHIND or (self._bytes > self._behind_bytes and len(self._messages) > 1):
             self._bytes -= len(self._messages.popleft())
             self.dropped += 1
-        self._wake()
+        self._added()
 
     def finish(self, final: FinalMessage) -> None:
         """Queue the final message."""
         if self._final is not None:
             raise LocalProtocolError("a second final message")
         self._final = final
+        self._added()
+
+    def begin_writing(self, new_share: Callable[[], Share]) -> None:
+        """Count what waits, from now until `end_writing`, in shares of the budget for clients that do not read."""
+        self._new_share = new_share
+
+    def end_writing(self) -> None:
+        """Count nothing any more: the writer has written everything, or its client left."""
+        self._new_share = None
+        if self._share is not None:
+            self._share.release()
+            self._share = None
+
+    def _added(self) -> None:
+        """Count what was added, unless the writer waits for it; and wake the writer."""
+        if self._waiter is None or self._waiter.done():
+            self._count()
         self._wake()
+
+    def _count(self) -> None:
+        waiting = self._waiting_bytes()
+        if self._share is None:
+            if self._new_share is None or not waiting:
+                return
+            self._share = self._new_share()
+        self._share.grow(waiting - self._share.used)
+        if not waiting:
+            self._share.release()
+            self._share = None
+
+    def _waiting_bytes(self) -> int:
+        if self._final is None or self._is_final_taken:
+            return self._bytes
+        return self._bytes + len(self._final.body)
 
     async def take(self) -> bytes | FinalMessage | None:
         """The next message; None if the client needs a keep-alive."""
@@ -94,7 +133,10 @@ class ResponseQueue:
             finally:
                 self._silence.disarm(self)
                 self._waiter = None
-        return self._next()
+        taken = self._next()
+        if self._share is not None or self._messages:
+            self._count()
+        return taken
 
     def _pending(self) -> object:
         """What can be taken; None if there is nothing."""
@@ -102,6 +144,7 @@ class ResponseQueue:
 
     def _next(self) -> bytes | FinalMessage | None:
         if not self._messages:
+            self._is_final_taken = self._final is not None
             return self._final
         message = self._messages.popleft()
         self._bytes -= len(message)
@@ -137,7 +180,10 @@ class ChangeQueue(ResponseQueue):
         """Queue a change, in place of an older one on the same topic that has not gone out."""
         self._changes_bytes += len(message) - len(self._changes.get(topic, b""))
         self._changes[topic] = message
-        self._wake()
+        self._added()
+
+    def _waiting_bytes(self) -> int:
+        return self._changes_bytes + super()._waiting_bytes()
 
     def _pending(self) -> object:
         return self._changes or super()._pending()

@@ -11,12 +11,14 @@ from gateway.cluster.peer_connections import CONTENT_TYPE, FRAME_BYTES, PATH
 from gateway.cluster.peer_errors import PeerFailed, PeerReplaced
 from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce
-from gateway.http.incoming import Incoming, read_body
-from gateway.http.reply import ReplyWriter, leave_open, send
+from gateway.http.incoming import Incoming
+from gateway.http.reply import ReplyWriter, leave_open, send, share_unread
+from gateway.http.traffic import Traffic
 from gateway.protocol.errors import GatewayError, InvalidState
+from gateway.runtime.budget import Share
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
-from gateway.telemetry import Ending, Event, Metrics, get_logger
+from gateway.telemetry import Ending, Event, get_logger
 
 log = get_logger()
 
@@ -38,14 +40,15 @@ class PeerListener:
     """Opens the requests of other replicas, and hands them to `serve` and `witness`."""
 
     def __init__(
-        self, in_force: InForce[Config], sealer: PeerSealer, serve: Serve, witness: Witness, metrics: Metrics
+        self, in_force: InForce[Config], sealer: PeerSealer, serve: Serve, witness: Witness, traffic: Traffic
     ) -> None:
         self._in_force = in_force
         self._membership = witness.membership
         self._sealer = sealer
         self._serve = serve
+        self._bodies = traffic.bodies
         self._witness = witness
-        self._metrics = metrics
+        self._metrics = traffic.metrics
         self._logged = float("-inf")
 
     async def handle(self, http: web.BaseRequest, *, is_local: bool = False) -> web.StreamResponse:
@@ -57,7 +60,8 @@ class PeerListener:
             return web.Response(status=404)
         config = self._in_force.value
         try:
-            sealed = await read_body(http, config.limits.body_bytes + _OVERHEAD_BYTES, config.limits.receive_seconds)
+            limits = config.limits
+            sealed = await self._bodies.read(http, limits.body_bytes + _OVERHEAD_BYTES, limits.receive_seconds)
             peer_request = self._sealer.open(sealed, time.time())
         except InvalidState as exc:
             self._reject(exc.reason, http.remote)
@@ -124,6 +128,10 @@ class PeerReply(ReplyWriter):
         """Tell the other replica that its request was accepted."""
         leave_open(self._http, self._stream)
         await self._stream.prepare(self._http)
+
+    def share_unread(self) -> Share:
+        """See `ReplyWriter`."""
+        return share_unread(self._http)
 
     async def frame(self, *frames: messages.Frame) -> None:
         """Send frames together."""

@@ -147,6 +147,15 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     behind_bytes: Bytes = 1_048_576
     """Maximum size of the notifications that wait for one client that does not read. Beyond it, the gateway drops the
     oldest, but keeps the newest whatever its size."""
+    receiving_bytes: Bytes = 33_554_432
+    """Maximum size of all unfinished requests together, after decompression. Beyond it, the oldest unfinished body
+    gets HTTP 503. A value below `body_bytes` counts as `body_bytes`."""
+    receiving_bytes_per_address: Bytes | None = None
+    """The same for the requests of one client address (IPv6: of one /64). null: no limit, since clients behind one
+    load balancer share an address."""
+    sending_bytes: Bytes = 33_554_432
+    """Maximum size of everything together that clients have not read. Beyond it, the gateway closes the connection of
+    the client that is behind for the longest time. A value below `event_bytes` counts as `event_bytes`."""
     json_depth: Depth = 64
     """Maximum nesting of objects and arrays in a message."""
     state_bytes: Annotated[int, Meta(ge=1024, le=65_536)] = 8_192

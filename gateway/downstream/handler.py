@@ -21,7 +21,7 @@ from gateway.downstream.round import begin_span, new_round, span_ended_on_error
 from gateway.http import request_id as ids
 from gateway.http.client import Client
 from gateway.http.forwarded_headers import asks_as_client
-from gateway.http.incoming import Incoming, read_body
+from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.passthrough.forwarder import Passthrough
 from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake
@@ -50,7 +50,8 @@ class RequestHandler:
         self._authenticator = authenticator
         self._continuation = continuation
         self._passthrough = passthrough
-        self._oauth_proxy = OAuthProxy(in_force, self._client_of)
+        self._bodies = routes.process.traffic.bodies
+        self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
         self._dispatcher = Dispatcher(continuation)
         self._era_routing = EraRouting(authenticator, continuation, passthrough)
         self._rejections = Rejections(routes)
@@ -133,7 +134,7 @@ class RequestHandler:
                 raise no_route(incoming.path)
         if self._authenticator.verifies:
             await self._verify(http, incoming, limits)
-        incoming.body = await read_body(http, limits.body_bytes, limits.receive_seconds)
+        incoming.body = await self._bodies.read(http, limits.body_bytes, limits.receive_seconds)
         if bodies.on:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
         live = self._routes.live.get(incoming.path)  # once more: a reload may have come before the body
@@ -164,7 +165,7 @@ class RequestHandler:
         except GatewayError as exc:
             if 0 < (http.content_length or 0) <= _REFUSED_BYTES:  # the error should name the request's id
                 with suppress(DownstreamError):
-                    incoming.body = await read_body(http, _REFUSED_BYTES, limits.receive_seconds)
+                    incoming.body = await self._bodies.read(http, _REFUSED_BYTES, limits.receive_seconds)
             if isinstance(exc, DownstreamError) and incoming.path not in self._routes.live:
                 raise no_route(incoming.path) from exc
             raise

@@ -62,6 +62,13 @@ class Round(msgspec.Struct, eq=False):
 
     async def write(self, queue: ResponseQueue) -> Replied:
         """Write messages as they come: one JSON body if the final message comes first, else a stream."""
+        queue.begin_writing(self.reply.share_unread)
+        try:
+            return await self._write(queue)
+        finally:
+            queue.end_writing()
+
+    async def _write(self, queue: ResponseQueue) -> Replied:
         item = await queue.take()
         while not isinstance(item, FinalMessage):
             if not self.reply.started:

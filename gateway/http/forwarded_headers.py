@@ -18,6 +18,9 @@ AUTHORIZATION: Final = "Authorization"
 _NEVER: Final = HOP_BY_HOP | {"host", "expect", "content-length"}
 """The HTTP client that connects to the upstream writes these itself."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_TRUSTED: Final = frozenset({"authorization", "cookie", "forwarded", "x-real-ip"})
+_TRUSTED_PREFIXES: Final = ("x-forwarded-", "mcp-")
+"""Headers that servers believe; no other spelling of them goes upstream."""
 
 
 def asks_as_client(route: Route) -> bool:
@@ -97,9 +100,26 @@ def for_passing(
     out |= set(route.drop_headers) | {name.lower() for name in own}
     if not asks_as_client(route):
         out |= {AUTHORIZATION.lower()}
+    out |= disguised(headers, {*out, *_TRUSTED, *route.forward_headers, *route.bound_headers})
     sent = CIMultiDict((name, _sendable(name, value)) for name, value in headers.items() if name.lower() not in out)
     sent.extend(own)
     return sent
+
+
+def disguised(headers: Iterable[str], names: AbstractSet[str]) -> set[str]:
+    """The headers (lower case) that many servers take for one of these `names` (lower case): `x_user` for `x-user`.
+
+    CGI and WSGI turn `-` and `_` into the same letter, so such a header would go past whoever checks the real one.
+    """
+    spelled = {name.lower() for name in headers if "_" in name}
+    if not spelled:
+        return spelled
+    same = {name.replace("_", "-") for name in names}
+    return {
+        name
+        for name in spelled - names
+        if (dashed := name.replace("_", "-")) in same or dashed.startswith(_TRUSTED_PREFIXES)
+    }
 
 
 def passed_back(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:

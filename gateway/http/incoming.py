@@ -1,15 +1,13 @@
-"""One request as its client sent it, read within the limits of size or time."""
+"""One request as its client sent it."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
-from aiohttp import HttpVersion11, web
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-from gateway.protocol.errors import DownstreamError, InvalidRequest, TooLarge
+from gateway.protocol.errors import DownstreamError
 from gateway.protocol.request import ParsedBody, Request, check, read
 from gateway.seal.peer_messages import PeerRequest
 from gateway.telemetry import Span
@@ -83,35 +81,3 @@ class Incoming(msgspec.Struct, eq=False):
     def values(self, name: str) -> Sequence[str]:
         """Return all values of one header."""
         return self.headers.getall(name, ())
-
-
-async def read_body(http: web.BaseRequest, limit: int, seconds: float) -> bytes:
-    """Read and inflate the whole body; raises TooLarge or InvalidRequest."""
-    if http.content.is_eof():
-        # The body came with its head, as small ones do: nothing to wait for.
-        body = http.content.read_nowait()
-        if len(body) > limit:
-            raise _too_large(limit)
-        return body
-    if http.content_length is not None and http.content_length > limit:
-        raise _too_large(limit)
-    if http.headers.get("Expect", "").lower() == "100-continue" and http.version >= HttpVersion11:
-        # aiohttp's low-level server leaves this to its handler. HTTP/1.0 has no interim replies.
-        await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        http.writer.output_size = 0
-    received = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            while chunk := await http.content.readany():
-                received += chunk
-                if len(received) > limit:
-                    raise _too_large(limit)
-    except TimeoutError as exc:
-        raise InvalidRequest("The body did not arrive within limits.receive_seconds") from exc
-    except web.RequestPayloadError as exc:
-        raise InvalidRequest(f"The body is damaged: {exc}") from exc
-    return bytes(received)
-
-
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"The body is larger than {limit} bytes (limits.body_bytes)")

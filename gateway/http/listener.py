@@ -1,19 +1,14 @@
-"""The HTTP listener: aiohttp's server with the bounds it lacks.
+"""The HTTP listener: aiohttp's server with a limit of connections.
 
-aiohttp never closes a connection that sends half a request head, accepts any number of connections, and does not tell
-whether a reply has been sent completely.
+Its certificates can be replaced while it runs.
 """
 
 import asyncio
 import errno
-import fcntl
 import os
 import socket
 import ssl
-import sys
-import termios
 from collections.abc import Awaitable, Callable, Sequence
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -22,8 +17,10 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_runner import BaseSite
 from multidict import istr
 
-from gateway.config import InForce, Limits, split_address
+from gateway.config import split_address
 from gateway.http import request_id
+from gateway.http.connection import Connection
+from gateway.http.traffic import Traffic
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -33,101 +30,6 @@ _KEEP_ALIVE_SECONDS = 75.0
 _BACKLOG: Final = 1024
 _HANDSHAKE_SECONDS: Final = 10.0
 _ID_HEADER: Final = istr(request_id.HEADER)
-
-
-class _BoundedHandler(RequestHandler):
-    """One connection: a request head must be complete within a deadline."""
-
-    __slots__ = ("_finishing", "_head_seconds", "_head_timer", "_out", "_tls_socket")
-
-    def __init__(self, manager: web.Server, head_seconds: float, **kwargs: Any) -> None:
-        super().__init__(manager, **kwargs)
-        self._head_seconds = head_seconds
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._finishing = False
-        self._out: asyncio.Transport
-        self._tls_socket: socket.socket | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        # aiohttp drops its reference when it closes the transport, which is before everything is sent.
-        self._out = cast("asyncio.Transport", transport)
-        if transport.get_extra_info("sslcontext") is not None:
-            self._tls_socket = transport.get_extra_info("socket")
-        self._watch_head()
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether a part of a reply has not reached the kernel yet.
-
-        The buffer of the transport below TLS cannot be read. While it is not empty, the kernel's buffer is full.
-        """
-        if self._finishing or self._out.get_write_buffer_size():
-            return True
-        return self._tls_socket is not None and _kernel_queue(self._tls_socket) > 0
-
-    async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        """Write the rest of a reply when its handler is done; for most replies that is the whole reply."""
-        self._finishing = True
-        try:
-            return await super().finish_response(request, resp, start_time)
-        finally:
-            self._finishing = False
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        # No request is in flight and none is complete, so this is part of a head.
-        if self._current_request is None and not self._messages:
-            self._watch_head()
-        elif self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answer with the status alone: aiohttp would quote the request, or show the traceback of a debug run.
-
-        A malformed request is not logged, because aiohttp's message quotes its header. A client that has disconnected
-        gets no answer.
-        """
-        if isinstance(exc, ConnectionError):
-            raise exc
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            _ = super().handle_error(request, status, exc, message)  # logs the exception
-        elif request.writer.output_size > 0:
-            raise ConnectionError("The request is malformed, and a part of its reply was sent already")
-        plain = web.Response(status=status, text=f"{status} {HTTPStatus(status).phrase}\n")
-        plain.force_close()
-        return plain
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-        super().connection_lost(exc)
-
-    def _watch_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = asyncio.get_running_loop().call_later(self._head_seconds, self._give_up)
-
-    def _give_up(self) -> None:
-        self._head_timer = None
-        if self.transport is not None:
-            self.transport.abort()
-
-
-def _kernel_queue(of: socket.socket) -> int:
-    """Return the number of bytes that the peer has not acknowledged; 0 if the system does not know."""
-    try:
-        return int.from_bytes(fcntl.ioctl(of.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    except (OSError, ValueError):  # closed, or not a TCP socket
-        return 0
 
 
 class _Request(web.BaseRequest):
@@ -143,18 +45,18 @@ class _Request(web.BaseRequest):
 class _BoundedServer(web.Server):
     """Refuses connections past limits.connections."""
 
-    def __init__(self, handler: Handler, limits: InForce[Limits], **kwargs: Any) -> None:
+    def __init__(self, handler: Handler, traffic: Traffic, **kwargs: Any) -> None:
         super().__init__(handler, request_factory=self._request, **kwargs)
-        self._limits = limits
+        self._traffic = traffic
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        protocol.begin_request()
         return _Request(message, payload, protocol, writer, task, self._loop)
 
     def __call__(self) -> RequestHandler:
-        limits = self._limits.value
-        if len(self.connections) >= limits.connections:
+        if len(self.connections) >= self._traffic.limits.value.connections:
             return _Refuser(self)
-        return _BoundedHandler(self, limits.receive_seconds, loop=self._loop, **self._kwargs)
+        return Connection(self, self._traffic, loop=self._loop, **self._kwargs)
 
 
 class _Refuser(RequestHandler):
@@ -209,7 +111,7 @@ class Listener:
         self,
         handler: Handler,
         address: str,
-        limits: InForce[Limits],
+        traffic: Traffic,
         *,
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
@@ -222,7 +124,7 @@ class Listener:
         self._sites: list[_Site] = []
         self._securing = asyncio.Lock()
         self._server = _BoundedServer(
-            handler, limits, handler_cancellation=True, keepalive_timeout=_KEEP_ALIVE_SECONDS, access_log=None
+            handler, traffic, handler_cancellation=True, keepalive_timeout=_KEEP_ALIVE_SECONDS, access_log=None
         )
         self._runner = web.ServerRunner(self._server, shutdown_timeout=1.0)
 
@@ -234,7 +136,7 @@ class Listener:
     @property
     def is_writing(self) -> bool:
         """Whether a reply has not reached the kernel yet. Over TLS a single False may be wrong: ask a second time."""
-        return any(each.is_writing for each in self._server.connections if isinstance(each, _BoundedHandler))
+        return any(each.is_writing for each in self._server.connections if isinstance(each, Connection))
 
     async def start(self) -> str:
         """Listen and return the address with its actual port. Raises OSError."""

@@ -6,16 +6,21 @@ A reply is one whole body, or an SSE stream that ends with the final message. Th
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
 from gateway.http import request_id
+from gateway.http.connection import Connection
 from gateway.protocol import sse
+from gateway.runtime.budget import Share
 from gateway.telemetry import Direction, Ending, bodies
 
 _JSON: Final = "application/json"
+_PIECE_BYTES: Final = 65_536
+"""The most that is written at once."""
 Challenge = Callable[[web.BaseRequest, str], str]
 """Rewrites an upstream's WWW-Authenticate for the client of a request."""
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -26,6 +31,10 @@ class ReplyWriter(ABC):
 
     started = False
     """Whether the reply has become a stream."""
+
+    @abstractmethod
+    def share_unread(self) -> Share:
+        """Return a share for what waits for the other side; if it must give way, the connection is closed."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -67,7 +76,13 @@ class HttpReply(ReplyWriter):
             self.rewrite_challenges(headers)
         if bodies.on:
             self._show(body)
-        return web.Response(body=body, status=status, headers=headers, content_type=_JSON)
+        if len(body) <= _PIECE_BYTES:
+            return web.Response(body=body, status=status, headers=headers, content_type=_JSON)
+        return _LargeReply(self._http, body, self._send_seconds, status=status, headers=headers)
+
+    def share_unread(self) -> Share:
+        """See `ReplyWriter`."""
+        return share_unread(self._http)
 
     async def start(self) -> None:
         """Send the head of an SSE stream."""
@@ -89,7 +104,10 @@ class HttpReply(ReplyWriter):
 
     async def send(self, data: bytes) -> None:
         """Send a part; a client that does not read for timeouts.send_seconds counts as gone."""
-        await send(self._http, self._stream, data, self._send_seconds)
+        if len(data) <= _PIECE_BYTES:
+            await send(self._http, self._stream, data, self._send_seconds)
+        else:
+            await _send_pieces(self._http, self._stream, data, self._send_seconds)
 
     async def end(self, _: Ending) -> web.StreamResponse:
         """Send the end of the stream."""
@@ -112,6 +130,32 @@ class HttpReply(ReplyWriter):
         bodies.show(Direction.TO_CLIENT, data, route=self._http.path[:80], request_id=self._http[request_id.KEY])
 
 
+class _LargeReply(web.StreamResponse):
+    """One JSON body that goes out in pieces; aiohttp calls `write_eof` for the whole of it."""
+
+    def __init__(self, http: web.BaseRequest, body: bytes, send_seconds: float, **head: Any) -> None:
+        super().__init__(**head)
+        self.content_type, self.content_length = _JSON, len(body)
+        self._rest = partial(_send_pieces, http, self, body, send_seconds)
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Send the body."""
+        await self._rest()
+        await super().write_eof(data)
+
+
+async def _send_pieces(http: web.BaseRequest, stream: web.StreamResponse, data: bytes, seconds: float) -> None:
+    """Send in pieces, so that what the client has not read is counted, over TLS too, and each has a deadline."""
+    connection = connection_of(http)
+    whole = memoryview(data)
+    try:
+        for end in range(_PIECE_BYTES, len(data) + _PIECE_BYTES, _PIECE_BYTES):
+            connection.unsent(max(0, len(data) - end))
+            await send(http, stream, whole[end - _PIECE_BYTES : end], seconds)
+    finally:
+        connection.unsent(0)
+
+
 def leave_open(http: web.BaseRequest, stream: web.StreamResponse) -> None:
     """Have a body of unknown length end with a last chunk, or for HTTP/1.0 with the end of the connection."""
     if http.version == HttpVersion11:
@@ -120,11 +164,24 @@ def leave_open(http: web.BaseRequest, stream: web.StreamResponse) -> None:
         stream.force_close()
 
 
-async def send(http: web.BaseRequest, stream: web.StreamResponse, data: bytes, seconds: float) -> None:
-    """Write to the other side within a deadline; raises ConnectionError."""
+def connection_of(http: web.BaseRequest) -> Connection:
+    """Return the connection of a request."""
+    assert isinstance(http.protocol, Connection), "every listener has connections of this class"
+    return http.protocol
+
+
+def share_unread(http: web.BaseRequest) -> Share:
+    """Return a share for what waits for the sender of a request; if it must give way, its connection is closed."""
+    return connection_of(http).share_unread()
+
+
+async def send(http: web.BaseRequest, stream: web.StreamResponse, data: bytes | memoryview, seconds: float) -> None:
+    """Write to the other side within a deadline, and wait until it has room for more; raises ConnectionError."""
     try:
         async with asyncio.timeout(seconds):
             await stream.write(data)
+            if http.protocol.writing_paused:
+                await http.writer.drain()
     except TimeoutError as exc:
         if http.transport is not None:
             http.transport.abort()

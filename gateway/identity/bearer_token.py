@@ -108,7 +108,14 @@ def verify(
     client = claims.get("client_id") or claims.get("azp") or ""
     if not (isinstance(client, str) and claims["sub"]):
         raise BadToken("The token has no valid subject or client id")
-    return Verified(of_claims(claims["iss"], claims["sub"], client), float(claims["exp"]))
+    try:
+        principal = of_claims(claims["iss"], claims["sub"], client)
+    except UnicodeEncodeError as exc:  # an unpaired surrogate
+        raise BadToken("The token has no valid subject or client id") from exc
+    try:
+        return Verified(principal, float(claims["exp"]))
+    except OverflowError as exc:
+        raise BadToken("The token has an expiry that is out of range") from exc
 
 
 def _chosen(keys: Sequence[Key], algorithm: str, id_: str | None) -> _PublicKey:

@@ -100,6 +100,6 @@ def _claims(token: str) -> _Claims | None:
         return None
     try:
         claims = msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=_Claims)
-    except (binascii.Error, ValueError):
+    except (binascii.Error, ValueError, RecursionError):
         return None
     return claims if claims.iss and claims.sub else None

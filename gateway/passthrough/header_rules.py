@@ -9,7 +9,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.config import Config, InForce, Route
-from gateway.http.forwarded_headers import for_passing, joined
+from gateway.http.forwarded_headers import disguised, for_passing, joined
 from gateway.http.incoming import Incoming
 from gateway.identity import principal as principals
 from gateway.passthrough.rejections import forwarding_loop
@@ -18,7 +18,7 @@ from gateway.upstream.channel import Headers
 _DROPPED: Final = frozenset({"origin", "proxy-connection"})
 """The gateway has checked Origin, and it names a page that the upstream does not know."""
 _DECODED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
-"""The content encodings that aiohttp decodes as it reads a request's body."""
+"""The content encodings that may have been decoded as the request's body was read."""
 _SET_BY_PROXIES: Final = ("forwarded", "x-real-ip", "x-forwarded-")
 
 
@@ -46,6 +46,7 @@ class HeaderRules:
         if not principals.is_trusted(incoming.remote, self._networks):
             dropped |= {name for name in map(str.lower, headers) if name.startswith(_SET_BY_PROXIES)}
             dropped.add(self._principal_header)
+        dropped |= disguised(headers, {self._principal_header})
         kept = for_passing(route, headers, dropped)
         kept.add("Via", self._via)
         return kept

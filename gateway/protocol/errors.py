@@ -151,6 +151,19 @@ class TooLarge(DownstreamError):
     status = 413
 
 
+class UnsupportedEncoding(DownstreamError):
+    """The body has a Content-Encoding that the gateway does not decode, or several."""
+
+    rejection = "unsupported_encoding"
+    status = 415
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The gateway decodes one Content-Encoding, gzip or deflate; send the body with one of them, or without"
+        )
+        self.headers["Accept-Encoding"] = "gzip, deflate"
+
+
 class Busy(DownstreamError):
     """A limit is reached."""
 

@@ -239,6 +239,8 @@ def _capabilities(meta: jsonrpc.Fields) -> tuple[Raw, Capabilities]:
         raise InvalidParams(f'"params._meta" needs {mcp.META_CAPABILITIES!r}, an object (it may be empty)')
     try:
         return raw, _declared(bytes(raw))
+    except jsonrpc.RepeatedKey as exc:
+        raise InvalidParams(f"{mcp.META_CAPABILITIES!r} repeats a key; send each key once") from exc
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f"{mcp.META_CAPABILITIES!r} is not ClientCapabilities: {exc}") from exc
 
@@ -246,6 +248,7 @@ def _capabilities(meta: jsonrpc.Fields) -> tuple[Raw, Capabilities]:
 @lru_cache(maxsize=1024)
 def _declared(raw: bytes) -> Capabilities:
     """Cached, because a client declares the same capabilities in every request."""
+    _check_keys(raw)
     opened = jsonrpc.inspect(_decode_declared, raw)
     elicitation = opened.elicitation
     return Capabilities(
@@ -282,7 +285,11 @@ def _client_info(meta: jsonrpc.Fields) -> Raw:
     raw = _bounded(meta, mcp.META_CLIENT_INFO)
     if raw is None:
         return _UNKNOWN_CLIENT
-    if not _is_implementation(bytes(raw)):
+    try:
+        is_implementation = _is_implementation(bytes(raw))
+    except jsonrpc.RepeatedKey as exc:
+        raise InvalidParams(f"{mcp.META_CLIENT_INFO!r} repeats a key; send each key once") from exc
+    if not is_implementation:
         raise InvalidParams(f'{mcp.META_CLIENT_INFO!r} must be an object with "name" and "version", strings')
     return raw
 
@@ -290,10 +297,21 @@ def _client_info(meta: jsonrpc.Fields) -> Raw:
 @lru_cache(maxsize=1024)
 def _is_implementation(raw: bytes) -> bool:
     try:
-        info = jsonrpc.fields(raw)
+        info = _check_keys(raw)
+    except jsonrpc.RepeatedKey:
+        raise
     except ValueError:
         return False
     return jsonrpc.text(info.get("name")) is not None and jsonrpc.text(info.get("version")) is not None
+
+
+def _check_keys(raw: bytes | Raw) -> jsonrpc.Fields:
+    """Open an object; raises RepeatedKey if it, or an object in it, has a key twice: parsers choose differently."""
+    opened = jsonrpc.distinct(raw)
+    for value in opened.values():
+        if bytes(value)[:1] == b"{":
+            _ = _check_keys(value)
+    return opened
 
 
 def _input_responses(params: jsonrpc.Fields) -> jsonrpc.Fields | None:

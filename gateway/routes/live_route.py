@@ -12,6 +12,7 @@ from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange.machine import Policy
 from gateway.http.client import Bounds, Client
+from gateway.http.traffic import Traffic
 from gateway.routes.deadlines import Deadlines
 from gateway.routes.upstream_health import UpstreamHealth
 from gateway.runtime.tasks import Tasks
@@ -40,6 +41,7 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     epoch: str
     """A random id of this start of the process."""
     witness: Witness
+    traffic: Traffic
     stream_times: StreamTimes = DEFAULT_TIMES
     traces: Traces | None = None
 

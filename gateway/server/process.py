@@ -30,6 +30,7 @@ from gateway.downstream.handler import RequestHandler
 from gateway.http.client import Bounds, Client
 from gateway.http.listener import Handler, Listener
 from gateway.http.parser import parser_caution
+from gateway.http.traffic import Traffic
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
 from gateway.routes.live_route import ProcessScope
@@ -78,6 +79,8 @@ class Gateway:
         self._keyrings = Keyrings(in_force, worker.key if worker is not None else None)
         self._peer_sealer = PeerSealer(self._keyrings.peer)
         timeouts = in_force.part(lambda config: config.timeouts)
+        self._traffic = Traffic(in_force.part(lambda config: config.limits), timeouts, self.metrics)
+        self._traffic.show_budgets()
         own = member_id(config.replica, worker)
         self._peer_connections = PeerConnections(timeouts, config.replica.listen, own, self._peer_sealer)
         replica = in_force.part(lambda config: config.replica)
@@ -162,6 +165,7 @@ class Gateway:
             witness=self._witness,
             stream_times=self._stream_times,
             traces=self._traces,
+            traffic=self._traffic,
         )
 
     def _new_downstream(self) -> RequestHandler:
@@ -174,7 +178,7 @@ class Gateway:
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""
         serve = self.downstream.handle_hop
-        listener = PeerListener(self._in_force, self._peer_sealer, serve, self._witness, self.metrics)
+        listener = PeerListener(self._in_force, self._peer_sealer, serve, self._witness, self._traffic)
         self._peer_listener = listener
         if self.config.replica.listen is not None:
             _ = await self._open(listener.handle, self.config.replica.listen, shared=True)
@@ -212,8 +216,7 @@ class Gateway:
     ) -> str:
         """Listen and return the address; `shared` if all workers listen there."""
         reuse = shared and self._worker is not None
-        limits = self._in_force.part(lambda config: config.limits)
-        listener = Listener(handler, address, limits, reuse_port=reuse, tls=tls)
+        listener = Listener(handler, address, self._traffic, reuse_port=reuse, tls=tls)
         try:
             taken = await listener.start()
         except OSError as exc:

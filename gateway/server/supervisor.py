@@ -31,6 +31,7 @@ from gateway.admin.workers_view import Overview
 from gateway.cluster.worker import Worker
 from gateway.config import Config, InForce, split_address
 from gateway.http.listener import UNIX, Listener
+from gateway.http.traffic import Traffic
 from gateway.runtime.tasks import Tasks
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
@@ -102,7 +103,9 @@ class Supervisor:
         address = ""
         if config.admin is not None:
             limits = self._in_force.part(lambda config: config.limits)
-            self._listener = Listener(self._overview.handle, config.admin, limits)
+            timeouts = self._in_force.part(lambda config: config.timeouts)
+            traffic = Traffic(limits, timeouts, self._metrics)
+            self._listener = Listener(self._overview.handle, config.admin, traffic)
             try:
                 address = await self._listener.start()
             except OSError as exc:

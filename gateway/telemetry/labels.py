@@ -155,6 +155,18 @@ class Passed(StrEnum):
     BRIDGED = "bridged"
 
 
+class Malformation(StrEnum):
+    """What is wrong with a request that is not well-formed HTTP."""
+
+    REQUEST_LINE = "request_line"
+    METHOD = "method"
+    TARGET = "target"
+    HEADER = "header"
+    TOO_LONG = "too_long"
+    BODY = "body"
+    PIPELINED = "pipelined"
+
+
 class Rejection(StrEnum):
     """Why a downstream request was refused before it reached an upstream."""
 
@@ -168,4 +180,5 @@ class Rejection(StrEnum):
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
     TOO_LARGE = "too_large"
+    ENCODING = "unsupported_encoding"
     BUSY = "busy"

@@ -4,7 +4,7 @@ No label value is chosen by a client or an upstream: methods, versions and reaso
 """
 
 from collections import Counter as Counts
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -25,6 +25,7 @@ from gateway.telemetry.labels import (
     OTHER_ERROR,
     TOOL_ERROR,
     Ending,
+    Malformation,
     NestedOutcome,
     Passed,
     PeerOutcome,
@@ -155,6 +156,9 @@ class Metrics:
         self._rejections = self._counter(
             "downstream_rejected_total", "Requests that the gateway refused before they reached an upstream.", "reason"
         )
+        self._malformations = self._counter(
+            "malformed_requests_total", "Requests that were not well-formed HTTP, on any listener.", "reason"
+        )
         self._passed = self._counter(
             "passed_through_total", "Passed-through requests, by outcome.", "route", "era", "outcome"
         )
@@ -216,6 +220,13 @@ class Metrics:
         self._reloads = self._counter("config_reloads_total", "Configuration reloads.", "outcome")
         self._limit = self._gauge("held_calls_limit", "Maximum number of parked calls.")[()]
         self._seals = self._counter("seals_total", "requestState values that this process sealed.")[()]
+        self._budgets: dict[str, Callable[[], tuple[int, int, int]]] = {}
+        self._budget_used = self._gauge("budget_bytes", "Bytes that a budget counts now, by its key.", "budget")
+        self._budget_limit = self._gauge("budget_limit_bytes", "The limit of a budget.", "budget")
+        self._gave_way_shown: Counts[str] = Counts()
+        self._gave_way = self._counter(
+            "budget_gave_way_total", "Holders of bytes that gave way because their budget was full.", "budget"
+        )
         self._worker_restarts = self._counter(
             "worker_restarts_total", "Workers that ended unexpectedly and were restarted."
         )[()]
@@ -225,6 +236,7 @@ class Metrics:
         """As `show_zeroes`, for the metrics without a route."""
         _ = [self._state_rejections[reason,] for reason in StateReason]
         _ = [self._rejections[reason,] for reason in Rejection]
+        _ = [self._malformations[reason,] for reason in Malformation]
         _ = [self._peer_requests[outcome,] for outcome in PeerOutcome]
         _ = [self._peer_rejections[reason,] for reason in PeerReason]
         _ = self._reloads["applied",], self._reloads["rejected",]
@@ -249,6 +261,19 @@ class Metrics:
     def downstream_rejected(self, reason: str) -> None:
         """Count a refused request, by a `Rejection`."""
         self._rejections[_bounded(reason, Rejection),].inc()
+
+    def malformed(self, reason: Malformation) -> None:
+        """Count a request that was not well-formed HTTP."""
+        self._malformations[reason,].inc()
+
+    def show_budget(self, name: str, read: Callable[[], tuple[int, int, int]]) -> None:
+        """Show a budget; `read` returns the bytes used, the limit, and how many holders have given way so far."""
+        self._budgets[name] = read
+        _ = self._gave_way[name,]
+
+    def budgets(self) -> dict[str, tuple[int, int, int]]:
+        """Return what is used of each budget, its limit, and how many holders have given way so far."""
+        return {name: read() for name, read in self._budgets.items()}
 
     def passed(self, route: str, era: TrafficEra, outcome: Passed, seconds: float | None) -> None:
         """Count a request that was passed through, at its end; `seconds` is None for a stream that is not a reply."""
@@ -374,4 +399,9 @@ class Metrics:
         """Return (body, content type) of /metrics."""
         for labels, count in self._session_counts.items():
             self._sessions[labels].set(count)
+        for name, (used, limit, gave_way) in self.budgets().items():
+            self._budget_used[name,].set(used)
+            self._budget_limit[name,].set(limit)
+            self._gave_way[name,].inc(gave_way - self._gave_way_shown[name])
+            self._gave_way_shown[name] = gave_way
         return generate_latest(self._registry), CONTENT_TYPE_LATEST

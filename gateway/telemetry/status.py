@@ -118,6 +118,17 @@ class Notice(Struct, frozen=True):
     """False for a mere advisory."""
 
 
+class BudgetStatus(Struct, frozen=True, kw_only=True):
+    """Bytes that many holders share."""
+
+    name: str
+    """The key of its limit in the configuration."""
+    used_bytes: int
+    limit_bytes: int
+    gave_way: int
+    """Holders that had to give way since the start."""
+
+
 class ProcessStatus(Struct, frozen=True, kw_only=True):
     """One process."""
 
@@ -136,6 +147,7 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     open_files: int = 0
     open_files_limit: int = 0
     memory_bytes: int = 0
+    budgets: tuple[BudgetStatus, ...] = ()
 
 
 class Status(Struct, frozen=True, kw_only=True):

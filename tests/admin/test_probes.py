@@ -3,6 +3,8 @@
 import pytest
 
 from gateway.admin.status_page import HEADERS
+from tests.support.logs import Lines
+from tests.support.raw_connection import raw_connection
 from tests.support.stand import Start
 from tests.support.status import fetch
 from tests.support.workbench import Stand
@@ -10,12 +12,31 @@ from tests.support.workbench import Stand
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:9090", "localhost.evil.example", ""])
 async def test_a_rebound_name_gets_nothing(stand: Stand, host: str) -> None:
-    for path in ("/status", "/status.json"):
+    for path in ("/status", "/status.json", "/metrics", "/healthz", "/readyz", "/other"):
         status, body, _ = await fetch(stand, path, Host=host)
-        assert status == 403
+        assert status == 403, path
         assert "security.allowed_hosts" in body
-    assert (await fetch(stand, "/metrics", Host=host))[0] == 200, "scrapers come by any name"
-    assert (await fetch(stand, "/readyz", Host=host))[0] == 200
+
+
+@pytest.mark.parametrize("host", ["gateway:9090", "gw.mcp.svc", "gw.mcp.svc.cluster.local:9090", "10.1.2.3:9090"])
+async def test_a_scraper_reaches_the_metrics_by_the_name_of_a_service(stand: Stand, host: str) -> None:
+    assert (await fetch(stand, "/metrics", Host=host))[0] == 200
+
+
+@pytest.mark.parametrize(("path", "status"), [("/healthz", b" 200 "), ("/readyz", b" 200 "), ("/metrics", b" 403 ")])
+async def test_a_health_check_without_a_host_is_answered(stand: Stand, path: str, status: bytes) -> None:
+    async with raw_connection(stand, stand.gateway.admin) as raw:
+        await raw.send(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        assert status in await raw.line()
+
+
+@pytest.mark.parametrize("path", ["/status", "/metrics"])
+async def test_an_odd_host_is_refused_without_an_error_in_the_log(log_lines: Lines, stand: Stand, path: str) -> None:
+    for host in ("[]@", "[::1]@", "[", "a b"):
+        async with raw_connection(stand, stand.gateway.admin) as raw:
+            await raw.send(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            assert b" 403 " in await raw.line()
+    assert "Traceback" not in log_lines.stream.getvalue()
 
 
 async def test_addresses_and_configured_names_are_served(begin: Start) -> None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.admin.status_view import ago, counted, duration, used, view
-from gateway.telemetry.status import ErrorStatus, Failure, Notice, ProcessStatus, Status
+from gateway.telemetry.status import BudgetStatus, ErrorStatus, Failure, Notice, ProcessStatus, Status
 from tests.support.status import held, process, route, status_of
 
 
@@ -42,6 +42,15 @@ def test_a_failing_upstream_is_a_problem_with_its_fix(answered: float | None, te
 
 def limits(status: Status) -> list[str]:
     return [notice.text for notice in view(status).notices]
+
+
+def test_a_budget_that_is_nearly_full_is_a_problem() -> None:
+    def notices(used_bytes: int) -> list[str]:
+        budget = BudgetStatus(name="limits.sending_bytes", used_bytes=used_bytes, limit_bytes=10_000, gave_way=0)
+        return [notice.text for notice in view(status_of(replace(process(0), budgets=(budget,)))).notices]
+
+    assert notices(8_000) == ["limits.sending_bytes: 8,000 of 10,000 bytes"]
+    assert notices(7_999) == []
 
 
 def test_a_limit_that_is_nearly_reached_is_a_problem() -> None:

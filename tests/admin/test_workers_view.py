@@ -17,8 +17,9 @@ from gateway.admin import workers_view
 from gateway.admin.probes import Probes
 from gateway.admin.snapshot import about
 from gateway.admin.workers_view import Overview
-from gateway.config import InForce, Limits, parse
+from gateway.config import InForce, Limits, Timeouts, parse
 from gateway.http.listener import Listener
+from gateway.http.traffic import Traffic
 from gateway.telemetry import Metrics
 from gateway.telemetry.status import ProcessState, ProcessStatus, Status
 
@@ -42,7 +43,9 @@ class FakeWorker(Probes):
         """Cleared: it takes requests and does not answer."""
         self.free.set()
         self.asked = asyncio.Event()
-        self._listener = Listener(self.handle, self.address, InForce(Limits()))
+        self._listener = Listener(
+            self.handle, self.address, Traffic(InForce(Limits()), InForce(Timeouts()), Metrics("0"))
+        )
 
     async def unready(self) -> str | None:
         return None if self.ready else "draining"
@@ -229,7 +232,7 @@ async def test_a_worker_whose_answer_is_unreadable_counts_as_silent(host: Host) 
 
 @asynccontextmanager
 async def served(probes: Probes) -> AsyncIterator[str]:
-    listener = Listener(probes.handle, "127.0.0.1:0", InForce(Limits()))
+    listener = Listener(probes.handle, "127.0.0.1:0", Traffic(InForce(Limits()), InForce(Timeouts()), Metrics("0")))
     yield f"http://{await listener.start()}"
     await listener.close()
 

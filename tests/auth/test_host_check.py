@@ -82,3 +82,24 @@ def test_the_status_is_served_under_addresses_and_configured_names() -> None:
     assert serves_status(names, "other.example:444")
     for host in (None, "", "evil.example", "localhost.evil.example", "10.1.2.3.evil.example", "other.example", "[::1"):
         assert not serves_status(names, host), host
+
+
+@pytest.mark.parametrize(
+    "host", ["gateway", "gateway:9090", "gw.mcp.svc", "gw.mcp.svc.cluster.local:9090", "a.internal"]
+)
+def test_service_names_that_the_public_name_service_does_not_have_are_served(host: str) -> None:
+    assert serves_status(frozenset(), host)
+
+
+@pytest.mark.parametrize("host", ["svc.evil.example", "local.evil.example", "gw.mcp.svc.evil.example", "gw.mcp.svc."])
+def test_a_public_name_that_looks_like_a_service_is_refused(host: str) -> None:
+    assert not serves_status(frozenset(), host)
+
+
+@pytest.mark.parametrize("odd", ["[]@", "[::1]@", "@", "a:b:c", "[", "x@[]", "[]@:1", "\ud800", "//"])
+def test_an_odd_host_or_origin_is_refused_like_any_other(odd: str) -> None:
+    guard = HostCheck(Security(), "127.0.0.1:8080")
+    assert not allowed(guard, odd)
+    assert not serves_status(frozenset(), odd)
+    for origin in (odd, f"http://{odd}", f"{odd}://x"):
+        assert not allowed(guard, "localhost", origin)

@@ -7,8 +7,10 @@ from msgspec import Raw
 
 from gateway.bridge import response_queue
 from gateway.bridge.response_queue import ChangeQueue, FinalMessage, ResponseQueue
+from gateway.config import InForce
 from gateway.exchange.events import Leg
 from gateway.protocol.errors import Busy, CallLost, InvalidParams, LocalProtocolError
+from gateway.runtime.budget import Budget
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Ending, Metrics, Outcome
@@ -106,3 +108,72 @@ async def test_the_acknowledgement_of_a_subscription_precedes_its_changes_and_it
     out.tell(("a", ""), b"a")
     out.finish(FinalMessage(b"end"))
     assert [await out.take() for _ in range(3)] == [b"acknowledged", b"a", FinalMessage(b"end")]
+
+
+class Written:
+    """A queue that is being written, with its budget."""
+
+    def __init__(self, out: ResponseQueue, limit: int = 1000) -> None:
+        self.out = out
+        self.budget = Budget("limits.sending_bytes", InForce(limit))
+        self.cut = 0
+        out.begin_writing(lambda: self.budget.share(self._cut))
+
+    def _cut(self) -> None:
+        self.cut += 1
+
+
+async def test_what_waits_for_a_client_that_is_behind_is_counted_until_it_is_taken() -> None:
+    written = Written(box())
+    out, budget = written.out, written.budget
+    out.send(b"12345")
+    out.send(b"123")
+    out.finish(FinalMessage(b"1234"))
+    assert budget.used == 12
+    assert await out.take() == b"12345"
+    assert budget.used == 7
+    assert await out.take() == b"123"
+    assert budget.used == 4
+    assert await out.take() == FinalMessage(b"1234")
+    assert (budget.used, len(budget)) == (0, 0)
+
+
+async def test_what_the_writer_waits_for_is_not_counted() -> None:
+    written = Written(box())
+    waiting = asyncio.get_running_loop().create_task(written.out.take())
+    await asyncio.sleep(0)
+    written.out.finish(FinalMessage(b"1234"))
+    assert len(written.budget) == 0
+    assert await waiting == FinalMessage(b"1234")
+    assert len(written.budget) == 0
+
+
+async def test_nothing_is_counted_before_and_after_the_writing() -> None:
+    out = box()
+    out.send(b"12345")
+    written = Written(out)
+    out.send(b"12345")
+    assert written.budget.used == 10
+    out.end_writing()
+    out.send(b"12345")
+    assert (written.budget.used, len(written.budget)) == (0, 0)
+
+
+async def test_a_client_that_gives_way_is_told_once() -> None:
+    written = Written(box(), limit=10)
+    for _ in range(5):
+        written.out.send(b"12345")
+    assert (written.cut, len(written.budget)) == (1, 0)
+    written.out.end_writing()
+
+
+async def test_changes_that_wait_are_counted() -> None:
+    written = Written(ChangeQueue(Leg(Raw(b"1")), CoarseTimer(5, Tasks(Metrics("0")), "silence"), 1000))
+    out = written.out
+    assert isinstance(out, ChangeQueue)
+    out.tell(("a", ""), b"12345")
+    out.tell(("a", ""), b"123")
+    out.tell(("b", ""), b"1")
+    assert written.budget.used == 4
+    assert [await out.take(), await out.take()] == [b"123", b"1"]
+    assert len(written.budget) == 0

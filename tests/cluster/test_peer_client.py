@@ -9,8 +9,10 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.config import InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.runtime.budget import Budget, Share
 from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
 from tests.support.replicas import (
@@ -72,6 +74,9 @@ class Recorder(ReplyWriter):
     async def only(self, body: bytes, status: int, headers: Any, ending: Any) -> web.StreamResponse:
         self.body, self.status = body, status
         return web.Response()
+
+    def share_unread(self) -> Share:
+        return Budget("test", InForce(1 << 30)).share(lambda: None)
 
     async def start(self) -> None:
         raise AssertionError

@@ -13,6 +13,7 @@ from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidState
+from gateway.runtime.budget import Share
 from gateway.telemetry import Ending, StateReason
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
@@ -184,6 +185,9 @@ class FakeReply(ReplyWriter):
 
     status = 0
     body = b""
+
+    def share_unread(self) -> Share:
+        raise NotImplementedError
 
     async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
         self.status, self.body = status, body

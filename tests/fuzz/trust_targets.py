@@ -9,6 +9,7 @@ import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from msgspec.structs import replace
+from multidict import CIMultiDict
 
 from gateway.auth.host_check import HostCheck, check_admin
 from gateway.config import InForce, Security
@@ -146,10 +147,11 @@ def host_and_origin(data: bytes) -> None:
     host, _, origin = data.decode(errors="surrogateescape").partition("\n")
     bare = re.split("[/?#]", re.sub("[\t\r\n]", "", host))[0].rpartition("@")[2].lower()
     readings = {part.strip("[]") for part in (bare, bare.rpartition(":")[0], bare.rstrip(":"))}
+    sent = [(name, value) for name, value in (("Host", host), ("Origin", origin)) if value]
     own = ({"localhost", "127.0.0.1", "::1"}, None, {"gw.example"})
     for check, names in zip(HOST_CHECKS, own, strict=True):
         try:
-            check.check(host or None, origin or None)
+            check.check(CIMultiDict(sent))
         except Forbidden:
             continue
         assert names is None or readings & names, "a foreign host passed"

@@ -132,3 +132,30 @@ def test_a_value_that_http_forbids_is_neither_sent_up_nor_passed_back(value: str
     for build in (for_call, for_passing):
         with pytest.raises(InvalidRequest, match="X-Bad is not UTF-8 without control characters"):
             build(route(forward_headers=("X-Bad",)), headers(("X-Bad", value)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "X_Tenant",
+        "x_KEY",
+        "X_Own",
+        "X_Dropped",
+        "Content_Length",
+        "Transfer_Encoding",
+        "X_Forwarded_For",
+        "X-Real_IP",
+        "Mcp_Session-Id",
+    ],
+)
+def test_another_spelling_of_a_header_that_counts_does_not_pass(name: str) -> None:
+    one = route(forward_headers=("x-tenant", "x-key"), set_headers={"x-own": "o"}, drop_headers=("x-dropped",))
+    sent = for_passing(one, headers((name, "forged"), ("Api_Key", "k"), ("X-Tenant", "t")))
+    assert dict(sent) == {"Api_Key": "k", "X-Tenant": "t", "x-own": "o"}
+    assert for_call(one, headers((name, "forged"))) == {"x-own": "o"}
+
+
+def test_a_listed_header_may_have_an_underscore() -> None:
+    one = route(forward_headers=("api_key",))
+    assert dict(for_passing(one, headers(("Api_Key", "k")))) == {"Api_Key": "k"}
+    assert for_call(one, headers(("Api_Key", "k"))) == {"api_key": "k"}

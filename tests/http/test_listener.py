@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from gateway.config import InForce
 from gateway.http.listener import Listener, _Refuser
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
@@ -109,7 +108,7 @@ MALFORMED = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: s3cret\x00\r\n\r\n
 @pytest.mark.parametrize("listener", ["clients", "admin", "peers"])
 async def test_a_listener_does_not_name_its_software(stand: Stand, listener: str, request_: bytes) -> None:
     gateway = stand.gateway
-    door = Listener(gateway._peer_listener.handle, "127.0.0.1:0", InForce(gateway.config.limits))
+    door = Listener(gateway._peer_listener.handle, "127.0.0.1:0", gateway._traffic)
     address = {"clients": gateway.listen, "admin": gateway.admin, "peers": await door.start()}[listener]
     try:
         async with raw_connection(stand, address) as raw:

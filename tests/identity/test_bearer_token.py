@@ -55,6 +55,8 @@ BAD_CLAIMS: list[tuple[dict[str, Any], str]] = [
     ({"sub": None}, "lacks the claim sub"),
     ({"sub": ""}, "no valid subject or client id"),
     ({"client_id": ["app"]}, "no valid subject or client id"),
+    ({"sub": "\ud800"}, "no valid subject or client id"),
+    ({"client_id": "a\udfff"}, "no valid subject or client id"),
 ]
 
 

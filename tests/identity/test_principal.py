@@ -177,3 +177,10 @@ def test_a_token_that_no_upstream_checks_is_opaque() -> None:
     assert of_authorization(token, is_checked=False) == of_authorization(token, is_checked=False)
     assert of_authorization(token, is_checked=False) != of_authorization(jwt(ADA | {"exp": 2}), is_checked=False)
     assert of_authorization(token, is_checked=False) != of_authorization(token)
+
+
+@pytest.mark.parametrize("value", [b'{"a":' * 5_000 + b"1" + b"}" * 5_000, b'{"iss":"x","sub":"\\ud800"}'])
+def test_hostile_claims_make_a_token_opaque(value: bytes) -> None:
+    token = jwt(value)
+    assert of_authorization(token) == of_authorization(token, is_checked=False)
+    assert of_headers(["x"], lambda _: token) != of_headers(["x"], lambda _: jwt(ADA))

@@ -34,6 +34,12 @@ def test_headers_that_only_a_trusted_proxy_may_set_are_dropped_from_others() -> 
     assert passed(rules, CLAIMED | {"Accept": "a"}, "192.0.2.1") == {"Accept": "a"} | via
 
 
+def test_another_spelling_of_the_callers_header_does_not_pass_even_from_a_trusted_proxy() -> None:
+    rules = HeaderRules(InForce(BEHIND_A_PROXY), "abc")
+    sent = passed(rules, {"X_User": "eve", "x_forwarded_for": "1", "X-User": "ada"})
+    assert sent == {"X-User": "ada", "Via": "1.1 mrtr-abc"}
+
+
 def test_a_reload_changes_which_proxies_are_trusted() -> None:
     in_force = InForce(config())
     rules = HeaderRules(in_force, "abc")

@@ -21,6 +21,11 @@ class RawConnection:
         async with asyncio.timeout(3):
             return await self._reader.readline()
 
+    async def until(self, end: bytes) -> bytes:
+        """Return what comes until these bytes, them included."""
+        async with asyncio.timeout(3):
+            return await self._reader.readuntil(end)
+
     async def rest(self) -> bytes:
         """Return everything that comes until the gateway closes."""
         async with asyncio.timeout(3):

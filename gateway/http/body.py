@@ -1,0 +1,215 @@
+"""Reads the bodies of requests, within limits of size or time, out of a budget of the whole process."""
+
+import asyncio
+import ipaddress
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final
+
+from aiohttp import HttpVersion11, hdrs, web
+
+from gateway.config import InForce, Limits
+from gateway.protocol.errors import Busy, InvalidRequest, TooLarge, UnsupportedEncoding
+from gateway.runtime.budget import Budget, Share
+
+_PIECE_BYTES: Final = 65_536
+"""The most that is inflated before the limits are checked again."""
+_SITE_BITS: Final = 64
+"""The part of an IPv6 address that a provider assigns; a client chooses the rest as it likes."""
+_NO_LIMIT: Final = 1 << 62
+
+
+class BodyReader:
+    """Reads the bodies that reach one process; if too much is unfinished, the oldest body gives way."""
+
+    def __init__(self, limits: InForce[Limits]) -> None:
+        self.budget = Budget("limits.receiving_bytes", limits.part(_receiving_bytes))
+        self._per_address = limits.part(_receiving_bytes_per_address)
+        self._addresses: dict[str, Budget] = {}
+        """Only addresses with bodies under way."""
+
+    async def read(self, http: web.BaseRequest, limit: int, seconds: float) -> bytes:
+        """Return the whole body, inflated; raises TooLarge, UnsupportedEncoding, InvalidRequest or Busy."""
+        inflation = _inflation(http)
+        if http.content.is_eof():
+            # The body came with its head, as small ones do: nothing to wait for.
+            return _whole(http, inflation, limit)
+        if http.content_length is not None and http.content_length > limit:
+            raise _too_large(limit)
+        if http.headers.get("Expect", "").lower() == "100-continue" and http.version >= HttpVersion11:
+            # aiohttp's low-level server leaves this to its handler. HTTP/1.0 has no interim replies.
+            await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            http.writer.output_size = 0
+        reading = _Reading(http, inflation, limit)
+        if self._per_address.value == _NO_LIMIT or not http.remote:
+            return await reading.run(seconds, (self.budget,))
+        address = network_of(http.remote)
+        own = self._addresses.setdefault(address, Budget("limits.receiving_bytes_per_address", self._per_address))
+        try:
+            return await reading.run(seconds, (self.budget, own))
+        finally:
+            if not len(own):
+                _ = self._addresses.pop(address, None)
+
+
+class _Reading:
+    """One body under way."""
+
+    def __init__(self, http: web.BaseRequest, inflation: "_Inflation | None", limit: int) -> None:
+        self._http, self._inflation, self._limit = http, inflation, limit
+        self._deadline: asyncio.Timeout
+        self._size = 0
+        self._pieces: list[bytes] = []
+        """Of about one size, since one buffer that grows leaves holes in the memory that the next one cannot use."""
+        self._small = bytearray()
+        """The last bytes, until they make a piece."""
+        self._full: Budget | None = None
+        """The budget because of which this body gave way."""
+
+    async def run(self, seconds: float, budgets: tuple[Budget, ...]) -> bytes:
+        shares: list[Share] = []
+        try:
+            async with asyncio.timeout(seconds) as self._deadline:
+                shares += [self._share(budget) for budget in budgets]
+                while chunk := await self._http.content.readany():
+                    for piece in (chunk,) if self._inflation is None else self._inflation.pieces(chunk):
+                        self._take(piece, shares)
+        except TimeoutError as exc:
+            if self._full is not None:
+                raise self._busy(self._full) from exc
+            # Without this, aiohttp would wait for the rest, to discard it.
+            self._http.content.set_exception(web.RequestPayloadError("late"))
+            raise InvalidRequest("The body did not arrive within limits.receive_seconds") from exc
+        except web.RequestPayloadError as exc:
+            raise _damaged() from exc
+        finally:
+            for share in shares:
+                share.release()
+        if self._inflation is not None:
+            self._inflation.finish()
+        return b"".join((*self._pieces, self._small))
+
+    def _share(self, budget: Budget) -> Share:
+        def give_way() -> None:
+            self._full = budget
+            self._pieces.clear()
+            if not self._deadline.expired():
+                self._deadline.reschedule(asyncio.get_running_loop().time())
+
+        return budget.share(give_way)
+
+    def _take(self, piece: bytes, shares: list[Share]) -> None:
+        self._size += len(piece)
+        if self._size > self._limit:
+            raise _too_large(self._limit)
+        self._small += piece
+        if len(self._small) >= _PIECE_BYTES:
+            self._pieces.append(bytes(self._small))
+            self._small.clear()
+        for share in shares:
+            share.grow(len(piece))
+        if self._full is not None:
+            raise self._busy(self._full)
+
+    def _busy(self, budget: Budget) -> Busy:
+        return Busy(
+            f"Unfinished request bodies took more than {budget.limit} bytes ({budget.name}), and this was the oldest "
+            "of them; send the request again",
+            status=503,
+        )
+
+
+class _Inflation:
+    """Inflates one body, piece by piece."""
+
+    def __init__(self, encoding: str) -> None:
+        self._is_gzip = encoding == "gzip"
+        self._inflater: zlib._Decompress | None = None
+
+    def pieces(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield what a chunk inflates to; raises InvalidRequest if it is damaged."""
+        if self._inflater is None:
+            # Some clients send `deflate` without the zlib header that RFC 9110 (8.4.1.2) requires.
+            bits = 31 if self._is_gzip else 15 if chunk[0] & 15 == 8 else -15
+            self._inflater = zlib.decompressobj(bits)
+        inflater = self._inflater
+        while chunk:
+            try:
+                piece = inflater.decompress(chunk, _PIECE_BYTES)
+            except zlib.error as exc:
+                raise _damaged() from exc
+            if inflater.unused_data:
+                raise _damaged()
+            yield piece
+            chunk = inflater.unconsumed_tail
+            if not chunk and len(piece) == _PIECE_BYTES:
+                yield from self._held_back(inflater)
+
+    def _held_back(self, inflater: "zlib._Decompress") -> Iterator[bytes]:
+        """Yield what zlib has of its input, but had no room for in its last piece."""
+        while piece := inflater.decompress(b"", _PIECE_BYTES):
+            yield piece
+
+    def finish(self) -> None:
+        """Raise InvalidRequest if the body ended too early."""
+        if self._inflater is not None and not self._inflater.eof:
+            raise _damaged()
+
+
+def _receiving_bytes(limits: Limits) -> int:
+    return max(limits.receiving_bytes, limits.body_bytes)
+
+
+def _receiving_bytes_per_address(limits: Limits) -> int:
+    own = limits.receiving_bytes_per_address
+    return _NO_LIMIT if own is None else max(own, limits.body_bytes)
+
+
+def _inflation(http: web.BaseRequest) -> _Inflation | None:
+    values = http.headers.getall(hdrs.CONTENT_ENCODING, ())
+    encoding = ", ".join(values).strip().lower()
+    if encoding in ("", "identity"):
+        return None
+    if encoding not in ("gzip", "deflate"):
+        raise UnsupportedEncoding
+    return _Inflation(encoding)
+
+
+def _whole(http: web.BaseRequest, inflation: _Inflation | None, limit: int) -> bytes:
+    """Return a body that has arrived."""
+    try:
+        body = http.content.read_nowait()
+    except web.RequestPayloadError as exc:
+        raise _damaged() from exc
+    if inflation is not None and body:
+        inflated = bytearray()
+        for piece in inflation.pieces(body):
+            inflated += piece
+            if len(inflated) > limit:
+                raise _too_large(limit)
+        inflation.finish()
+        body = bytes(inflated)
+    if len(body) > limit:
+        raise _too_large(limit)
+    return body
+
+
+@lru_cache(maxsize=4096)
+def network_of(address: str) -> str:
+    """Return whom to count an address as: IPv4 by itself, IPv6 by its /64."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    return str(ip.ipv4_mapped or ipaddress.ip_network((ip.packed, _SITE_BITS), strict=False))
+
+
+def _damaged() -> InvalidRequest:
+    return InvalidRequest("The body is damaged: its chunks or its Content-Encoding are malformed, or it is incomplete")
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"The body is larger than {limit} bytes (limits.body_bytes)")

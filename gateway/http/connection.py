@@ -1,0 +1,235 @@
+"""One connection of a listener: aiohttp's, with the bounds that it lacks.
+
+aiohttp never closes a connection that sends half a request head, nor one that does not read its reply. It logs what is
+malformed, and it does not tell whether a reply has been sent completely.
+"""
+
+import asyncio
+import fcntl
+import socket
+import sys
+import termios
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from gateway.http.request_parser import RequestParser
+from gateway.http.traffic import Traffic
+from gateway.runtime.budget import Share
+from gateway.telemetry import Malformation
+
+_AHEAD_COST: Final = 2
+"""aiohttp keeps each header of a half head twice, as bytes and as text."""
+
+
+class Connection(RequestHandler):
+    """One connection; what it receives ahead of its handler, and what its client does not read, is in the budgets."""
+
+    __slots__ = (
+        "_ahead",
+        "_behind",
+        "_finishing",
+        "_head_timer",
+        "_out",
+        "_requests",
+        "_stall_timer",
+        "_stalled_at",
+        "_tls_socket",
+        "_traffic",
+        "_unsent",
+    )
+
+    def __init__(self, manager: web.Server, traffic: Traffic, **kwargs: Any) -> None:
+        super().__init__(manager, **kwargs)
+        self._traffic = traffic
+        self._requests: RequestParser | None = RequestParser(self, self._loop, self._malformed)
+        self._parser = self._requests
+        self._ahead: Share | None = None
+        """Bytes that no handler reads yet: a part of a head, or what a client sent before its reply was complete."""
+        self._behind: Share | None = None
+        """Bytes that the client has not read."""
+        self._unsent = 0
+        """How much of a reply its handler has not written yet."""
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._stalled_at = 0
+        """The size of the buffer when the timer began."""
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._finishing = False
+        self._out: asyncio.Transport
+        self._tls_socket: socket.socket | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the deadline of the first head."""
+        super().connection_made(transport)
+        # aiohttp drops its reference when it closes the transport, which is before everything is sent.
+        self._out = cast("asyncio.Transport", transport)
+        # Without a threshold, the transport tells as soon as the client is behind, and when it is not any more.
+        self._out.set_write_buffer_limits(high=1, low=0)
+        if transport.get_extra_info("sslcontext") is not None:
+            self._tls_socket = transport.get_extra_info("socket")
+        self._watch_head()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a part of a reply has not reached the kernel yet.
+
+        The buffer of the transport below TLS cannot be read. While it is not empty, the kernel's buffer is full.
+        """
+        if self._finishing or self._out.get_write_buffer_size():
+            return True
+        return self._tls_socket is not None and _kernel_queue(self._tls_socket) > 0
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write the rest of a reply when its handler is done; for most replies that is the whole reply."""
+        self._finishing = True
+        if request.content.exception() is not None:
+            resp.force_close()  # the rest of the body cannot be told from the next request
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._finishing = False
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes, and count those that no handler reads yet."""
+        is_ahead = self._is_ahead()
+        super().data_received(data)
+        if is_ahead and data and (self._current_request is not None or not self._messages):
+            self._ahead = self._ahead or self._traffic.bodies.budget.share(self._out.abort)
+            self._ahead.grow(_AHEAD_COST * len(data))
+        # No request is in flight and none is complete, so this is part of a head.
+        if self._current_request is None and not self._messages:
+            self._watch_head()
+        elif self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def begin_request(self) -> None:
+        """Do what the beginning of a request means: what was received ahead of it is its own now."""
+        if self._ahead is not None and not self._messages:
+            self._ahead.release()
+            self._ahead = None
+
+    def _is_ahead(self) -> bool:
+        """Whether no handler reads what arrives now."""
+        request, parser = self._current_request, self._requests
+        if parser is None:
+            return False
+        if request is None:
+            return not self._messages and not parser.is_in_body
+        return parser.body is not request.content or not parser.is_in_body
+
+    def _malformed(self, kind: Malformation) -> None:
+        peer = self.peername
+        self._traffic.malformed(kind, peer[0] if isinstance(peer, tuple) else peer)
+
+    def log_exception(self, *args: Any, **kwargs: Any) -> None:
+        """Log an unexpected exception, but not that a malformed body cannot be skipped."""
+        if not isinstance(kwargs.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **kwargs)
+
+    def share_unread(self) -> Share:
+        """Return a share for what waits for this client elsewhere; if the client is behind too long, it is cut off."""
+        return self._traffic.sending.share(self._out.abort)
+
+    def unsent(self, count: int) -> None:
+        """Count the part of a reply that its handler has not written yet."""
+        self._unsent = count
+        self._count_unread()
+
+    def pause_writing(self) -> None:
+        """Count what the client has not read."""
+        super().pause_writing()
+        self._count_unread()
+        if self._finishing and not self._unsent:
+            self._watch_stall()
+
+    def resume_writing(self) -> None:
+        """Stop counting: the client has read everything."""
+        super().resume_writing()
+        self._count_unread()
+        self._stop_stall_timer()
+
+    def _count_unread(self) -> None:
+        if self._requests is None:  # the connection is lost
+            return
+        unread = self._unsent + (self._out.get_write_buffer_size() if self._paused else 0)
+        if self._behind is None:
+            if not unread:
+                return
+            self._behind = self.share_unread()
+        self._behind.grow(unread - self._behind.used)
+        if not unread:
+            self._behind.release()
+            self._behind = None
+
+    def _watch_stall(self) -> None:
+        """Cut the client off if it reads nothing for timeouts.send_seconds."""
+        self._stalled_at = self._out.get_write_buffer_size()
+        seconds = self._traffic.timeouts.value.send_seconds
+        self._stall_timer = self._loop.call_later(seconds, self._check_stall)
+
+    def _check_stall(self) -> None:
+        if self._out.get_write_buffer_size() < self._stalled_at:
+            self._watch_stall()
+        else:
+            self._out.abort()
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer with the status alone: aiohttp would quote the request, or show the traceback of a debug run.
+
+        A malformed request is not logged, because aiohttp's message quotes its header. A client that has disconnected
+        gets no answer.
+        """
+        if isinstance(exc, ConnectionError):
+            raise exc
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            _ = super().handle_error(request, status, exc, message)  # logs the exception
+        elif request.writer.output_size > 0:
+            raise ConnectionError("The request is malformed, and a part of its reply was sent already")
+        plain = web.Response(status=status, text=f"{status} {HTTPStatus(status).phrase}\n")
+        plain.force_close()
+        return plain
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End what the connection still waited for."""
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self._stop_stall_timer()
+        for share in (self._ahead, self._behind):
+            if share is not None:
+                share.release()
+        self._ahead = self._behind = self._requests = None  # the parser has a part of a head, and refers to this
+        super().connection_lost(exc)
+
+    def _watch_head(self) -> None:
+        if self._head_timer is None:
+            seconds = self._traffic.limits.value.receive_seconds
+            self._head_timer = self._loop.call_later(seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if self.transport is not None:
+            self.transport.abort()
+
+
+def _kernel_queue(of: socket.socket) -> int:
+    """Return the number of bytes that the peer has not acknowledged; 0 if the system does not know."""
+    try:
+        return int.from_bytes(fcntl.ioctl(of.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):  # closed, or not a TCP socket
+        return 0

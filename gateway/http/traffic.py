@@ -1,0 +1,53 @@
+"""What the listeners of one process share: the limits of their connections, the budgets, the count of bad requests."""
+
+import time
+from functools import partial
+from typing import Final
+
+from gateway.config import InForce, Limits, Timeouts
+from gateway.http.body import BodyReader
+from gateway.runtime.budget import Budget
+from gateway.telemetry import Event, Malformation, Metrics, get_logger
+
+log = get_logger()
+
+_LOG_SECONDS: Final = 1.0
+"""The shortest time between two log lines about malformed requests; the metrics count each."""
+_FIX: Final = "it is not well-formed HTTP: check what sends it; a scanner, or TLS on a port without TLS, is harmless"
+
+
+class Traffic:
+    """The bounds of all clients and peers together."""
+
+    def __init__(self, limits: InForce[Limits], timeouts: InForce[Timeouts], metrics: Metrics) -> None:
+        self.limits = limits
+        self.timeouts = timeouts
+        self.bodies = BodyReader(limits)
+        self.sending = Budget("limits.sending_bytes", limits.part(_sending_bytes))
+        """Bytes for clients that have not read them."""
+        self.metrics = metrics
+        self._logged = float("-inf")
+        self._suppressed = 0
+
+    def show_budgets(self) -> None:
+        """Show the budgets in the metrics."""
+        for budget in (self.bodies.budget, self.sending):
+            self.metrics.show_budget(budget.name, partial(_figures, budget))
+
+    def malformed(self, kind: Malformation, remote: str | None) -> None:
+        """Count a malformed request; the log names its sender and nothing that it sent."""
+        self.metrics.malformed(kind)
+        now = time.monotonic()
+        if now - self._logged < _LOG_SECONDS:
+            self._suppressed += 1
+            return
+        log.warning(Event.REQUEST_MALFORMED, reason=kind, remote=remote, suppressed=self._suppressed, fix=_FIX)
+        self._logged, self._suppressed = now, 0
+
+
+def _figures(budget: Budget) -> tuple[int, int, int]:
+    return budget.used, budget.limit, budget.given_way
+
+
+def _sending_bytes(limits: Limits) -> int:
+    return max(limits.sending_bytes, limits.event_bytes)

@@ -1,0 +1,277 @@
+"""Bodies: their size, their time, their encodings, and the budget of those that are not finished."""
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from gateway.http.body import _Inflation, network_of
+from gateway.protocol.errors import InvalidRequest
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.logs import Lines
+from tests.support.raw_connection import RawConnection, raw_connection, request_head
+from tests.support.replicas import sample
+from tests.support.stand import Start
+from tests.support.workbench import Client, Stand, eventually
+
+
+@pytest.mark.parametrize("how", ["declared", "chunked", "gzip", "deflate"])
+async def test_a_body_over_the_limit_is_413(upstream: FakeUpstream, begin: Start, how: str) -> None:
+    stand = await begin(limits={"body_bytes": 10_000})
+    headers, body = stand.client().build("tools/call", {"name": "tool", "arguments": {"x": "y" * 50_000}})
+    data: Any = body
+    if how == "chunked":
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for start in range(0, len(body), 1000):
+                yield body[start : start + 1000]
+
+        data = chunks()
+    elif how == "gzip":
+        data, headers = gzip.compress(body), headers | {"Content-Encoding": "gzip"}
+        assert len(data) < 10_000
+    elif how == "deflate":
+        data, headers = zlib.compress(body), headers | {"Content-Encoding": "deflate"}
+    async with stand.http.post(stand.url, headers=headers, data=data) as response:
+        assert response.status == 413
+        assert (await response.json())["error"]["code"] == -32600
+    assert upstream.seen == []
+
+
+@pytest.mark.parametrize("encoding", [None, "gzip"])
+async def test_a_body_that_passes_the_limit_is_refused_before_it_ends(
+    upstream: FakeUpstream, begin: Start, encoding: str | None
+) -> None:
+    stand = await begin(limits={"body_bytes": 10_000})
+    headers, _ = stand.client().build("tools/call", {"name": "tool"})
+    headers |= {"Transfer-Encoding": "chunked"} | ({} if encoding is None else {"Content-Encoding": encoding})
+    data = b"x" * 18_000
+    if encoding == "gzip":
+        packer = zlib.compressobj(wbits=31)
+        data = packer.compress(b"x" * 100_000) + packer.flush(zlib.Z_SYNC_FLUSH)
+    async with raw_connection(stand) as raw:
+        await raw.send(request_head(stand, headers, None))
+        await raw.send(b"%x\r\n%b\r\n" % (len(data), data))
+        assert b" 413 " in await raw.line()
+    assert upstream.seen == []
+
+
+async def test_a_compressed_body_within_the_limit_is_served(stand: Stand, client: Client) -> None:
+    headers, body = client.build("tools/call", {"name": "tool"})
+    sent = headers | {"Content-Encoding": "gzip"}
+    async with stand.http.post(stand.url, headers=sent, data=gzip.compress(body)) as response:
+        assert response.status == 200
+
+
+async def test_a_damaged_compressed_body_is_400(stand: Stand, client: Client) -> None:
+    headers, body = client.build("tools/call", {"name": "tool"})
+    sent = headers | {"Content-Encoding": "gzip"}
+    async with stand.http.post(stand.url, headers=sent, data=b"\x1f\x8b" + body) as response:
+        assert response.status == 400
+
+
+async def test_a_slow_body_is_given_up(log_lines: Lines, upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(limits={"receive_seconds": 0.1})
+    headers, body = stand.client().build("tools/call", {"name": "tool"})
+    async with raw_connection(stand) as raw:
+        sent = request_head(stand, headers | {"Content-Length": str(len(body))}, None)
+        await raw.send(sent + body[:-5])
+        assert b" 400 " in await raw.line()
+        _ = await raw.until(b"limits.receive_seconds")
+        _ = await raw.rest()  # the end of the connection, for which it waits 3 s
+    assert "Traceback" not in log_lines.stream.getvalue()
+    assert upstream.seen == []
+
+
+async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(stand: Stand, client: Client) -> None:
+    headers, body = client.build("tools/call", {"name": "tool"})
+    async with raw_connection(stand) as raw:
+        sent = headers | {"Content-Length": str(len(body)), "Expect": "100-continue"}
+        await raw.send(request_head(stand, sent, None))
+        assert await raw.line() == b"HTTP/1.1 100 Continue\r\n"
+        assert await raw.line() == b"\r\n"
+        await raw.send(body)
+        assert b" 200 " in await raw.line()
+
+
+@pytest.mark.parametrize(
+    "encodings", [["gzip", "gzip"], ["identity", "gzip"], ["gzip, gzip"], ["br"], ["zstd"], ["compress"], ["x-gzip"]]
+)
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_a_body_with_several_encodings_or_an_unknown_one_is_415(
+    upstream: FakeUpstream, stand: Stand, client: Client, encodings: list[str], *, is_whole: bool
+) -> None:
+    headers, body = client.build("tools/call", {"name": "tool"})
+    lines = "".join(f"\r\nContent-Encoding: {each}" for each in encodings)
+    sent = headers | {"Content-Length": f"{len(body)}{lines}"}
+    async with raw_connection(stand) as raw:
+        await raw.send(request_head(stand, sent, None) + (body if is_whole else b""))
+        assert b" 415 " in await raw.line()
+        reply = await raw.until(b"one Content-Encoding, gzip or deflate")
+        assert b"Accept-Encoding: gzip, deflate\r\n" in reply
+    assert upstream.seen == []
+
+
+async def test_a_body_without_an_encoding_may_say_so(stand: Stand, client: Client) -> None:
+    headers, body = client.build("tools/call", {"name": "tool"})
+    async with stand.http.post(stand.url, headers=headers | {"Content-Encoding": "Identity"}, data=body) as response:
+        assert response.status == 200
+
+
+async def test_a_body_that_drips_is_cut_off_at_its_deadline(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(limits={"receive_seconds": 0.1})
+    headers, _ = stand.client().build("tools/call", {"name": "tool"})
+    async with raw_connection(stand) as raw:
+        await raw.send(request_head(stand, headers | {"Content-Length": "1000"}, None))
+
+        async def drip() -> None:
+            while True:
+                await raw.send(b" ")
+                await asyncio.sleep(0.02)  # the client under test is slow
+
+        dripping = asyncio.get_running_loop().create_task(drip())
+        reply = await raw.until(b"limits.receive_seconds")
+        _ = await raw.rest()  # the end of the connection, for which it waits 3 s
+        dripping.cancel()
+        await asyncio.wait((dripping,))
+        _ = dripping.cancelled() or dripping.exception()
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert upstream.seen == []
+
+
+async def unfinished(stand: Stand, raw: RawConnection, encoding: str | None = None) -> None:
+    """Send 9,000 bytes of a body, and wait until the gateway counts them."""
+    headers, _ = stand.client().build("tools/call", {"name": "tool"})
+    sent = headers | {"Transfer-Encoding": "chunked"} | ({} if encoding is None else {"Content-Encoding": encoding})
+    data = b" " * 9000
+    if encoding is not None:
+        packer = zlib.compressobj(wbits=31)
+        data = packer.compress(data) + packer.flush(zlib.Z_SYNC_FLUSH)
+        assert len(data) < 100
+    budget = stand.gateway._traffic.bodies.budget
+    before = budget.used + 9000 * budget.given_way
+    await raw.send(request_head(stand, sent, None) + b"%x\r\n%b\r\n" % (len(data), data))
+    await eventually(lambda: budget.used + 9000 * budget.given_way == before + 9000, "the body is counted")
+
+
+@pytest.mark.parametrize("encoding", [None, "gzip"])
+@pytest.mark.parametrize("of", ["receiving_bytes", "receiving_bytes_per_address"])
+async def test_the_oldest_unfinished_body_gives_way(
+    upstream: FakeUpstream, begin: Start, encoding: str | None, of: str
+) -> None:
+    stand = await begin(limits={"body_bytes": 10_000, of: 20_000})
+    async with AsyncExitStack() as stack:
+        first, second, third = [await stack.enter_async_context(raw_connection(stand)) for _ in range(3)]
+        await unfinished(stand, first, encoding)
+        await unfinished(stand, second, encoding)
+        headers, _ = stand.client().build("tools/call", {"name": "tool"})
+        await third.send(request_head(stand, headers | {"Content-Length": "9500"}, None) + b" " * 9000)
+        assert b" 503 " in await first.line()
+        reply = await first.until(f"limits.{of}".encode())
+        assert b"Retry-After: 1\r\n" in reply
+        await third.send(b" " * 500)
+        assert b" 400 " in await third.line()  # the body is whole, and is not JSON
+        _ = second
+    assert upstream.seen == []
+    await eventually(lambda: not stand.gateway._traffic.bodies.budget.used, "nothing is counted any more")
+    assert not stand.gateway._traffic.bodies._addresses
+    if of == "receiving_bytes":
+        name = "limits.receiving_bytes"
+        assert stand.gateway.metrics.render()
+        assert sample(stand, "mcp_gateway_budget_gave_way_total", budget=name) == 1
+        assert sample(stand, "mcp_gateway_budget_limit_bytes", budget=name) == 20_000
+        assert sample(stand, "mcp_gateway_budget_bytes", budget=name) == 0
+
+
+async def test_a_body_may_be_as_large_as_the_budget_for_all(stand: Stand, begin: Start) -> None:
+    small = await begin(limits={"body_bytes": 100_000, "receiving_bytes": 1, "receiving_bytes_per_address": 1})
+    headers, body = stand.client().build("tools/call", {"name": "tool", "arguments": {"x": "y" * 90_000}})
+    async with raw_connection(small) as raw:
+        await raw.send(request_head(small, headers | {"Content-Length": str(len(body))}, None))
+        await eventually(lambda: len(small.gateway._traffic.bodies.budget) == 1, "the body is being read")
+        await raw.send(body)
+        assert b" 200 " in await raw.line()
+
+
+async def test_unfinished_heads_count_too(begin: Start) -> None:
+    stand = await begin(limits={"body_bytes": 1, "receiving_bytes": 20_000})
+    async with raw_connection(stand) as one, raw_connection(stand) as two:
+        for raw in (one, two):
+            await raw.send(b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 6000)
+        assert await one.rest() == b""
+        await two.send(b"\r\n\r\n")
+        assert b" 404 " in await two.line()
+    await eventually(lambda: not stand.gateway._traffic.bodies.budget.used, "nothing is counted any more")
+
+
+async def test_what_a_client_sends_before_its_reply_is_complete_counts(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(limits={"body_bytes": 10_000, "receiving_bytes": 20_000})
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await go.wait()
+        await turn.result(text("ok"))
+
+    upstream.tool(tool)
+    headers, body = stand.client().build("tools/call", {"name": "tool"})
+    head = request_head(stand, headers, body).replace(b"Connection: close\r\n", b"")
+    async with raw_connection(stand) as raw:
+        await raw.send(head)
+        await upstream.saw("tools/call")
+        await raw.send(request_head(stand, headers | {"Content-Length": "9000"}, None) + b" " * 8000)
+        await eventually(lambda: stand.gateway._traffic.bodies.budget.used > 16_000, "the next request is counted")
+        await raw.send(b" " * 3000)
+        assert await raw.rest() == b""
+    go.set()
+    await eventually(lambda: not stand.gateway._traffic.bodies.budget.used, "nothing is counted any more")
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::1", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("unknown", "unknown"),
+    ],
+)
+def test_an_ipv6_client_is_counted_by_its_network(address: str, network: str) -> None:
+    assert network_of(address) == network
+
+
+def packed(how: str, data: bytes) -> tuple[str, bytes]:
+    packer = zlib.compressobj(wbits={"gzip": 31, "deflate": 15, "raw deflate": -15}[how])
+    return how.rsplit(maxsplit=1)[-1], packer.compress(data) + packer.flush()
+
+
+def inflated(encoding: str, pieces: list[bytes]) -> bytes:
+    inflation = _Inflation(encoding)
+    found = b"".join(part for piece in pieces for part in inflation.pieces(piece))
+    inflation.finish()
+    return found
+
+
+@pytest.mark.parametrize("how", ["gzip", "deflate", "raw deflate"])
+def test_a_body_inflates_wherever_it_is_split(how: str) -> None:
+    data = bytes(range(256)) * 10 + b"x" * 200_000
+    encoding, small = packed(how, data)
+    for split in range(1, len(small)):
+        assert inflated(encoding, [small[:split], small[split:]]) == data
+    for cut in (1, 5, len(small) - 1):
+        with pytest.raises(InvalidRequest, match="damaged"):
+            _ = inflated(encoding, [small[:cut]])
+    with pytest.raises(InvalidRequest, match="damaged"):
+        _ = inflated(encoding, [small, b"x"])
+
+
+@pytest.mark.parametrize("how", ["gzip", "deflate"])
+def test_a_bomb_inflates_no_further_than_its_pieces_are_taken(how: str) -> None:
+    encoding, small = packed(how, b"\0" * 100_000_000)
+    pieces = _Inflation(encoding).pieces(small)
+    assert max(len(next(pieces)) for _ in range(10)) <= 65_536

@@ -1,0 +1,151 @@
+"""Connections whose clients do not read: what waits for them is in a budget, and has a deadline."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gateway.config import InForce, Limits, Timeouts
+from gateway.http.listener import Listener
+from gateway.http.traffic import Traffic
+from gateway.protocol import mcp
+from gateway.telemetry import Metrics
+from tests.support.authority import Authority
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.raw_connection import RawConnection, raw_connection, request_head
+from tests.support.stand import Start
+from tests.support.workbench import ACCEPT, Stand, eventually
+
+LARGE = text("x" * 12_000_000)
+
+
+async def large(turn: Turn) -> None:
+    await turn.result(LARGE)
+
+
+async def large_stream(turn: Turn) -> None:
+    token = turn.body["params"]["_meta"]["progressToken"]
+    await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+    await turn.result(LARGE)
+
+
+async def chatty(turn: Turn) -> None:
+    """Send 15 MB of notifications."""
+    token = turn.body["params"]["_meta"]["progressToken"]
+    for number in range(300):
+        params = {"progressToken": token, "progress": number, "message": "x" * 50_000}
+        await turn.notify(mcp.PROGRESS, params)
+    await turn.result(text("done"))
+
+
+def fill(stand: Stand) -> None:
+    """Use up the budget, as another client would that began to fall behind just now."""
+    budget = stand.gateway._traffic.sending
+    share = budget.share(lambda: None)
+    share.grow(budget.limit)
+    share.release()
+
+
+async def behind(stand: Stand, raw: RawConnection, params: dict[str, Any] | None = None) -> None:
+    """Send a call, and wait until its client is far behind."""
+    params = params or {"name": "tool"}
+    headers, body = stand.client().build("tools/call", params, meta={"progressToken": 1})
+    await raw.send(request_head(stand, headers, body))
+    await eventually(lambda: stand.gateway._traffic.sending.used > 500_000, "the client is behind")
+
+
+@pytest.mark.parametrize("tool", [large, large_stream, chatty])
+async def test_the_client_that_is_behind_longest_is_cut_off(upstream: FakeUpstream, begin: Start, tool: Any) -> None:
+    stand = await begin(limits={"behind_bytes": 10_000_000})
+    upstream.tool(tool)
+    async with raw_connection(stand) as raw:
+        await behind(stand, raw)
+        fill(stand)
+        await eventually(lambda: stand.gateway.downstream.in_flight == 0, "the call ends")
+        assert not (await raw.rest()).endswith((b"}", b"\r\n0\r\n\r\n")), "the reply is cut, not complete"
+    traffic = stand.gateway._traffic
+    await eventually(lambda: not len(traffic.sending), "nothing is counted any more")
+    assert traffic.sending.used == 0
+    assert traffic.sending.given_way == (2 if tool is chatty else 1), "the connection, and the notifications"
+
+
+@pytest.mark.parametrize("tool", [large, large_stream, chatty])
+async def test_a_client_that_reads_at_last_gets_everything(upstream: FakeUpstream, begin: Start, tool: Any) -> None:
+    stand = await begin(limits={"behind_bytes": 20_000_000})
+    upstream.tool(tool)
+    async with raw_connection(stand) as raw:
+        await behind(stand, raw)
+        reply = await raw.rest()
+    assert reply.count(b"x") >= 12_000_000
+    assert reply.endswith(b"}" if tool is large else b"\r\n0\r\n\r\n")
+    await eventually(lambda: not len(stand.gateway._traffic.sending), "nothing is counted any more")
+    assert stand.gateway._traffic.sending.used == 0
+
+
+async def test_a_result_whose_reply_was_cut_is_there_for_a_repeated_retry(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin()
+
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("Name")
+        await turn.result(LARGE)
+
+    upstream.tool(tool)
+    client = stand.client()
+    asked = await client.call()
+    answers = dict.fromkeys(asked.questions, ACCEPT)
+    retry = {"name": "tool", "arguments": {}, "requestState": asked.state, "inputResponses": answers}
+    async with raw_connection(stand) as raw:
+        await behind(stand, raw, retry)
+        fill(stand)
+        await eventually(lambda: stand.gateway.downstream.in_flight == 0, "the reply is cut")
+    assert (await client.answer(asked)).result["content"] == LARGE["content"]
+    assert len(upstream.of("tools/call")) == 1
+
+
+async def test_the_rest_of_a_large_reply_is_counted_over_tls_too(
+    upstream: FakeUpstream, begin: Start, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    stand = await begin(tls={"cert_file": str(authority.sign("server"))})
+    upstream.tool(large)
+    trusting = ssl.create_default_context(cafile=authority.file)
+    headers, body = stand.client().build("tools/call", {"name": "tool"})
+    host, port = stand.gateway.listen.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting)
+    writer.write(request_head(stand, headers, body))
+    await eventually(lambda: stand.gateway._traffic.sending.used > 5_000_000, "the client is behind")
+    fill(stand)
+    await eventually(lambda: stand.gateway.downstream.in_flight == 0, "the call ends")
+    writer.transport.abort()
+    _ = reader
+
+
+@asynccontextmanager
+async def listening(send_seconds: float, body: bytes) -> AsyncIterator[tuple[Listener, str]]:
+    """A listener whose handler returns one whole body."""
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=body)
+
+    traffic = Traffic(InForce(Limits()), InForce(Timeouts(send_seconds=send_seconds)), Metrics("0"))
+    listener = Listener(handle, "127.0.0.1:0", traffic)
+    address = await listener.start()
+    try:
+        yield listener, address
+    finally:
+        await listener.close()
+
+
+async def test_a_client_that_does_not_read_a_whole_body_is_cut_off(stand: Stand) -> None:
+    async with listening(0.1, b"x" * 20_000_000) as (listener, address), raw_connection(stand, address) as raw:
+        await raw.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b" 200 " in await raw.line()
+        await eventually(lambda: not listener.connections, "the connection is closed")
+        assert len(await raw.rest()) < 20_000_000

@@ -1,0 +1,208 @@
+"""Requests that are not well-formed HTTP: what is refused, and what the log does not say."""
+
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from gateway.http.request_parser import Malformed, RequestParser
+from gateway.telemetry import Malformation
+from tests.support.logs import Lines
+from tests.support.raw_connection import raw_connection, request_head
+from tests.support.replicas import sample
+from tests.support.stand import Start
+from tests.support.workbench import Client, Stand, eventually
+
+SECRET = b"s3cretTOKEN"
+HOST = b"Host: localhost\r\nAuthorization: Bearer " + SECRET + b"\r\n"
+MALFORMED = {
+    "no http": (b"GARBAGE " + SECRET + b"\r\n\r\n", "method"),
+    "a lower-case method": (b"post /mcp?t=" + SECRET + b" HTTP/1.1\r\n" + HOST + b"\r\n", "method"),
+    "CONNECT": (b"CONNECT s3cretTOKEN.example:1 HTTP/1.1\r\n" + HOST + b"\r\n", "method"),
+    "two spaces before the path": (b"POST  /mcp HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\n{}", "request_line"),
+    "two spaces after the path": (b"GET /mcp  HTTP/1.1\r\n" + HOST + b"\r\n", "request_line"),
+    "HTTP/0.9": (b"GET /mcp?" + SECRET + b"\r\n" + HOST + b"\r\n", "request_line"),
+    "HTTP/2.0": (b"GET /mcp?" + SECRET + b" HTTP/2.0\r\n" + HOST + b"\r\n", "request_line"),
+    "line feeds alone": (b"GET /mcp HTTP/1.1\n" + HOST + b"\n", "request_line"),
+    "no target": (b"GET mcp" + SECRET + b" HTTP/1.1\r\n" + HOST + b"\r\n", "target"),
+    "a target that breaks yarl": (b"GET http://[]@/ HTTP/1.1\r\n" + HOST + b"\r\n", "target"),
+    "another target that breaks yarl": (b"GET http://[::1]@/" + SECRET + b" HTTP/1.1\r\n" + HOST + b"\r\n", "target"),
+    "a port out of range": (b"GET http://s3cretTOKEN:99999/ HTTP/1.1\r\n" + HOST + b"\r\n", "target"),
+    "a control character": (b"GET / HTTP/1.1\r\n" + HOST + b"X: " + SECRET + b"\x00\r\n\r\n", "header"),
+    "a header without a colon": (b"GET / HTTP/1.1\r\n" + HOST + SECRET + b"\r\n\r\n", "header"),
+    "two lengths": (b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}", "header"),
+    "a long header": (b"GET / HTTP/1.1\r\n" + HOST + b"X: " + SECRET * 1000 + b"\r\n\r\n", "too_long"),
+    "a long path": (b"GET /" + SECRET * 1000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", "too_long"),
+}
+FINE = b"GET /nothing HTTP/1.1\r\n" + HOST + b"\r\n"
+
+
+@pytest.fixture
+async def addresses(stand: Stand) -> dict[str, str]:
+    return {"clients": stand.gateway.listen, "admin": stand.gateway.admin}
+
+
+@pytest.mark.parametrize("listener", ["clients", "admin"])
+@pytest.mark.parametrize(("sent", "reason"), MALFORMED.values(), ids=MALFORMED)
+async def test_a_malformed_request_gets_a_bare_400_and_one_line_that_quotes_nothing(
+    log_lines: Lines, stand: Stand, addresses: dict[str, str], listener: str, sent: bytes, reason: str
+) -> None:
+    async with raw_connection(stand, addresses[listener]) as raw:
+        await raw.send(sent)
+        head, _, body = (await raw.rest()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 400 Bad Request\r\n")
+    assert body == b"400 Bad Request\n"
+    (line,) = log_lines("request.malformed")
+    assert (line["level"], line["reason"], line["remote"], line["suppressed"]) == ("warning", reason, "127.0.0.1", 0)
+    assert "s3cret" not in log_lines.stream.getvalue()
+    assert "Traceback" not in log_lines.stream.getvalue()
+    assert sample(stand, "mcp_gateway_malformed_requests_total", reason=reason) == 1
+
+
+@pytest.mark.parametrize("sent", [each for each, _ in MALFORMED.values()], ids=MALFORMED)
+async def test_garbage_behind_a_request_is_refused_after_its_reply(
+    log_lines: Lines, stand: Stand, sent: bytes
+) -> None:
+    async with raw_connection(stand) as raw:
+        await raw.send(FINE)
+        assert b" 404 " in await raw.line()
+        await raw.send(sent)
+        replies = await raw.rest()
+    assert replies.count(b"HTTP/1.") == 1
+    assert replies.endswith(b"400 Bad Request\n")
+    assert "s3cret" not in log_lines.stream.getvalue()
+    assert "Traceback" not in log_lines.stream.getvalue()
+
+
+async def test_many_malformed_requests_cost_one_line(log_lines: Lines, stand: Stand) -> None:
+    for _ in range(20):
+        async with raw_connection(stand) as raw:
+            await raw.send(b"GARBAGE\r\n\r\n")
+            assert await raw.rest()
+    assert len(log_lines("request.malformed")) == 1
+    assert sample(stand, "mcp_gateway_malformed_requests_total", reason="method") == 20
+    stand.gateway._traffic._logged = float("-inf")  # a second later
+    async with raw_connection(stand) as raw:
+        await raw.send(b"GARBAGE\r\n\r\n")
+        assert await raw.rest()
+    assert log_lines("request.malformed")[-1]["suppressed"] == 19
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"XX" + SECRET + b"\r\n",
+        b"5;" + SECRET + b"\x00\r\n",
+        b"5\r\nabcdeXX" + SECRET + b"\r\n",
+        b"0\r\nX-" + SECRET + b": \x00\r\n\r\n",
+    ],
+)
+async def test_a_body_with_malformed_chunks_gets_one_reply(
+    log_lines: Lines, stand: Stand, client: Client, rest: bytes
+) -> None:
+    headers, _ = client.build("tools/call", {"name": "tool"})
+    async with raw_connection(stand) as raw:
+        await raw.send(request_head(stand, headers | {"Transfer-Encoding": "chunked"}, None) + b"2\r\n{}\r\n")
+        await eventually(lambda: stand.gateway.downstream.in_flight == 1, "the request is served")
+        await raw.send(rest)
+        replies = await raw.rest()
+    assert replies.count(b"HTTP/1.") == 1
+    assert replies.startswith(b"HTTP/1.1 400 ")
+    assert b"The body is damaged" in replies
+    assert "s3cret" not in log_lines.stream.getvalue()
+    assert "Traceback" not in log_lines.stream.getvalue()
+    assert sample(stand, "mcp_gateway_malformed_requests_total", reason="body") == 1
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_a_body_that_cannot_be_inflated_is_refused_without_a_traceback(
+    log_lines: Lines, stand: Stand, client: Client, encoding: str, *, is_whole: bool
+) -> None:
+    headers, _ = client.build("tools/call", {"name": "tool"})
+    body = b"\x78" + SECRET * 10
+    sent = request_head(stand, headers | {"Content-Encoding": encoding, "Content-Length": str(len(body))}, None)
+    async with raw_connection(stand) as raw:
+        await raw.send(sent + (body if is_whole else b""))
+        if not is_whole:
+            await eventually(lambda: stand.gateway.downstream.in_flight == 1, "the request is served")
+            await raw.send(body)
+        assert b" 400 " in await raw.line()
+        assert b"The body is damaged" in await raw.rest()
+    assert "s3cret" not in log_lines.stream.getvalue()
+    assert "Traceback" not in log_lines.stream.getvalue()
+
+
+async def test_a_secret_in_a_malformed_answer_to_a_peer_is_not_logged(log_lines: Lines, begin: Start) -> None:
+    stand = await begin(replica={"id": "gw-1", "listen": "127.0.0.1:0", "peers": {"gw-1": "127.0.0.1:1"}})
+    (peers,) = [each for each in stand.gateway._listeners if each._address == "127.0.0.1:0" and each is not None][:1]
+    host, port = peers._runner.addresses[0][:2]
+    async with raw_connection(stand, f"{host}:{port}") as raw:
+        await raw.send(b"GARBAGE " + SECRET + b"\r\n\r\n")
+        assert (await raw.rest()).endswith(b"400 Bad Request\n")
+    assert len(log_lines("request.malformed")) == 1
+    assert "s3cret" not in log_lines.stream.getvalue()
+
+
+def parser() -> tuple[RequestParser, list[Malformation]]:
+    failures: list[Malformation] = []
+    return RequestParser(Mock(), Mock(), failures.append), failures
+
+
+def parsed(pieces: list[bytes]) -> list[tuple[Any, ...]]:
+    """The requests in these pieces, with their bodies."""
+    requests, _ = parser()
+    found = [message for piece in pieces for message in requests.feed_data(piece)[0]]
+    return [(message.method, message.path, body.read_nowait()) for message, body in found]
+
+
+PIPELINED = (
+    b"\r\nGET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+    b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 30\r\n\r\nGET  /not-a-head HTTP/1.1\r\n\r\nx"
+    b"\r\nGET http://x:1/d?e HTTP/1.1\r\nHost: x\r\n\r\n"
+    b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n"
+    b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+)
+
+
+def test_requests_are_found_wherever_their_bytes_are_split() -> None:
+    whole = parsed([PIPELINED])
+    assert [path for _, path, _ in whole] == ["/a", "/b", "http://x:1/d?e", "*", "/c"]
+    for split in range(len(PIPELINED)):
+        assert parsed([PIPELINED[:split], PIPELINED[split:]]) == whole, split
+    assert parsed([bytes([byte]) for byte in PIPELINED]) == whole
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 8191, 20_000])
+def test_the_end_of_a_long_head_is_found_wherever_its_bytes_are_split(size: int) -> None:
+    headers = b"".join(b"X-%d: %b\r\n" % (number, b"x" * 8000) for number in range(10))
+    sent = b"\r\nPOST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n" + headers + b"\r\n{}" + PIPELINED
+    pieces = [sent[start : start + size] for start in range(0, len(sent), size)]
+    assert [path for _, path, _ in parsed(pieces)] == ["/a", "/a", "/b", "http://x:1/d?e", "*", "/c"]
+    with pytest.raises(Malformed):
+        _ = parsed(
+            [piece.replace(b"POST /a", b"POST  /a") for piece in pieces] if size > 10 else [b"POST  /a", sent[9:]]
+        )
+
+
+def test_two_spaces_are_found_wherever_the_bytes_are_split() -> None:
+    bad = PIPELINED.replace(b"GET http:", b"GET  http:")
+    for split in range(len(bad)):
+        with pytest.raises(Malformed):
+            _ = parsed([bad[:split], bad[split:]])
+
+
+def test_a_request_in_the_packet_of_a_chunked_bodys_end_is_refused() -> None:
+    requests, failures = parser()
+    with pytest.raises(Malformed):
+        _ = requests.feed_data(PIPELINED + b"POST  /mcp HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert failures == [Malformation.PIPELINED]
+    assert requests.feed_data(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") == ((), False, b"")
+
+
+def test_an_error_of_the_parser_quotes_nothing() -> None:
+    for sent, _ in MALFORMED.values():
+        requests, _ = parser()
+        with pytest.raises(Malformed) as caught:
+            _ = requests.feed_data(sent)
+        assert "s3cret" not in f"{caught.value!r} {caught.value} {caught.value.__cause__} {caught.value.__context__}"
