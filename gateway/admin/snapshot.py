@@ -184,6 +184,7 @@ def _process(source: SnapshotSource) -> ProcessStatus:
         connections_limit=config.limits.connections,
         open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
         open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        budgets=source.metrics.budgets(),
         memory_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES,
     )
 

@@ -79,6 +79,11 @@ class Driver:
         """The id of the newest leg's HTTP request, for the log."""
         return self._context.request_id
 
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that the exchange takes after its end: its result, and the request that its caller sent."""
+        return self._replies.last_bytes + sum(map(len, self._context.request.params.values()))
+
     def glance(self, now: float) -> HeldStatus:
         """The exchange on the status page; `now` is the monotonic time."""
         return self._report.held_status(now)

@@ -32,6 +32,7 @@ _APPLIED: Final[dict[str, tuple[str, ...]]] = {
         "body_bytes",
         "event_bytes",
         "behind_bytes",
+        "results_bytes",
         "json_depth",
         "state_bytes",
         "receive_seconds",

@@ -147,6 +147,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     behind_bytes: Bytes = 1_048_576
     """Maximum size of the notifications that wait for one client that does not read. Beyond it, the gateway drops the
     oldest, but keeps the newest whatever its size."""
+    results_bytes: Bytes = 16_777_216
+    """Maximum size of all delivered results together that are kept for `hold.linger_seconds`, with their requests.
+    Beyond it, the gateway forgets the oldest."""
     json_depth: Depth = 64
     """Maximum nesting of objects and arrays in a message."""
     state_bytes: Annotated[int, Meta(ge=1024, le=65_536)] = 8_192

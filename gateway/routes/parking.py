@@ -1,14 +1,16 @@
 """The parking lot: holds exchanges for a later round, with a cap for all of them, another one for each principal.
 
 Only the lot finds an exchange by its id. It also keeps exchanges that have ended, because their last reply may have
-been lost; those do not count against the caps.
+been lost. Those do not count against the caps, but share a budget of bytes.
 """
 
 from collections.abc import Iterator, ValuesView
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from gateway.config import Hold, InForce
 from gateway.protocol.errors import Busy
+from gateway.runtime.budget import Budget, Share
 
 _RETRY_AFTER_SECONDS = 5
 
@@ -18,6 +20,10 @@ class Parked(Protocol):
 
     id: str
     principal: bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that it takes after its end."""
 
     def forget(self) -> None:
         """Drop the kept result; called for kept exchanges only."""
@@ -29,11 +35,12 @@ P = TypeVar("P", bound=Parked)
 class Lot(Generic[P]):
     """Exchanges by id."""
 
-    def __init__(self, hold: InForce[Hold]) -> None:
-        """`hold` has the caps; a reload that lowers them ends no parked call."""
+    def __init__(self, hold: InForce[Hold], results_bytes: InForce[int]) -> None:
+        """`hold` has the caps; a reload that lowers them ends no parked call. `results_bytes` limits kept results."""
         self._hold = hold
+        self.results = Budget("limits.results_bytes", results_bytes)
         self._waiting: dict[str, P] = {}
-        self._kept: dict[str, P] = {}
+        self._kept: dict[str, tuple[P, Share]] = {}
         self._per_principal: dict[bytes, int] = {}
 
     def __len__(self) -> int:
@@ -41,7 +48,7 @@ class Lot(Generic[P]):
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[P]:
-        return iter([*self._waiting.values(), *self._kept.values()])
+        return iter([*self._waiting.values(), *(kept for kept, _ in self._kept.values())])
 
     def waiting(self) -> ValuesView[P]:
         """Return the parked calls, the oldest first."""
@@ -54,7 +61,8 @@ class Lot(Generic[P]):
 
     def find(self, exchange_id: str) -> P | None:
         """Return the exchange with this id, if this replica has it."""
-        return self._waiting.get(exchange_id) or self._kept.get(exchange_id)
+        waiting = self._waiting.get(exchange_id)
+        return waiting or self._kept.get(exchange_id, (None, None))[0]
 
     def check(self, principal: bytes) -> None:
         """Raise Busy if another call of this principal could not be parked."""
@@ -96,14 +104,24 @@ class Lot(Generic[P]):
         if not self._leave(parked):
             return
         while len(self._kept) >= self._hold.value.max_calls:
-            oldest = next(iter(self._kept))
-            self._kept.pop(oldest).forget()
-        self._kept[parked.id] = parked
+            self._forget(next(iter(self._kept.values()))[0])
+        share = self.results.share(partial(self._forget, parked))
+        self._kept[parked.id] = parked, share
+        share.grow(parked.kept_bytes)
 
     def remove(self, parked: P) -> None:
         """Forget an exchange, if it is here."""
         _ = self._leave(parked)
-        self._kept.pop(parked.id, None)
+        self._drop(parked)
+
+    def _forget(self, parked: P) -> None:
+        self._drop(parked)
+        parked.forget()
+
+    def _drop(self, parked: P) -> None:
+        kept = self._kept.pop(parked.id, None)
+        if kept is not None:
+            kept[1].release()
 
     def _leave(self, parked: P) -> bool:
         if self._waiting.pop(parked.id, None) is None:

@@ -4,7 +4,7 @@ No label value is chosen by a client or an upstream: methods, versions and reaso
 """
 
 from collections import Counter as Counts
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -37,6 +37,7 @@ from gateway.telemetry.labels import (
     UpstreamEra,
     UpstreamFailure,
 )
+from gateway.telemetry.status import BudgetStatus
 
 OTHER = "other"
 _NESTED_METHODS = frozenset({mcp.ELICIT, mcp.SAMPLE, mcp.ROOTS})
@@ -215,6 +216,13 @@ class Metrics:
         self._build[version,].set(1)
         self._reloads = self._counter("config_reloads_total", "Configuration reloads.", "outcome")
         self._limit = self._gauge("held_calls_limit", "Maximum number of parked calls.")[()]
+        self._budgets: dict[str, Callable[[], BudgetStatus]] = {}
+        self._shown_given_way: dict[str, int] = {}
+        self._budget_bytes = self._gauge("budget_bytes", "Bytes that are counted against a limit.", "budget")
+        self._budget_limits = self._gauge("budget_limit_bytes", "The limits of `mcp_gateway_budget_bytes`.", "budget")
+        self._given_way = self._counter(
+            "budget_given_way_total", "Holders of bytes that gave way because their budget was full.", "budget"
+        )
         self._seals = self._counter("seals_total", "requestState values that this process sealed.")[()]
         self._worker_restarts = self._counter(
             "worker_restarts_total", "Workers that ended unexpectedly and were restarted."
@@ -284,6 +292,15 @@ class Metrics:
     def set_held_limit(self, calls: int) -> None:
         """Show `hold.max_calls`."""
         self._limit.set(calls)
+
+    def watch_budget(self, budget: str, status: Callable[[], BudgetStatus]) -> None:
+        """Show a budget, by the key in the configuration that sets its limit."""
+        self._budgets[budget] = status
+        _ = self._given_way[budget,]
+
+    def budgets(self) -> dict[str, BudgetStatus]:
+        """Return the present status of every budget."""
+        return {budget: status() for budget, status in self._budgets.items()}
 
     def exchange_finished(self, route: str, rounds: int) -> None:
         """Count an exchange's rounds at its end."""
@@ -374,4 +391,9 @@ class Metrics:
         """Return (body, content type) of /metrics."""
         for labels, count in self._session_counts.items():
             self._sessions[labels].set(count)
+        for budget, status in self.budgets().items():
+            self._budget_bytes[budget,].set(status.used)
+            self._budget_limits[budget,].set(status.limit)
+            self._given_way[budget,].inc(status.given_way - self._shown_given_way.get(budget, 0))
+            self._shown_given_way[budget] = status.given_way
         return generate_latest(self._registry), CONTENT_TYPE_LATEST

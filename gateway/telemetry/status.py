@@ -118,6 +118,15 @@ class Notice(Struct, frozen=True):
     """False for a mere advisory."""
 
 
+class BudgetStatus(Struct, frozen=True):
+    """A budget of bytes that many holders share."""
+
+    used: int
+    limit: int
+    given_way: int
+    """How many holders gave their bytes up because the budget was full."""
+
+
 class ProcessStatus(Struct, frozen=True, kw_only=True):
     """One process."""
 
@@ -136,6 +145,8 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     open_files: int = 0
     open_files_limit: int = 0
     memory_bytes: int = 0
+    budgets: dict[str, BudgetStatus] = {}
+    """By the key in the configuration that sets the limit."""
 
 
 class Status(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from gateway.protocol.errors import Stopping
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import ask, later
 from tests.support.stand import Start
+from tests.support.status import told
 from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually
 
 # -- a client that comes again ----------------------------------------------------------------------------------------
@@ -44,6 +45,41 @@ async def test_an_old_round_is_refused_unless_it_repeats_its_own_answers(
     assert (await client.answer(one, DECLINE)).outcome[1] == -32602
     assert (await client.answer(two)).text == "both"
     assert len(upstream.of("answer")) == 2
+
+
+async def test_large_results_are_forgotten_when_newer_ones_need_their_bytes(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(limits={"results_bytes": 250_000})
+    client = stand.client()
+
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("q")
+        await turn.result(text("x" * 100_000))
+
+    upstream.tool(tool)
+    asked = [await client.call() for _ in range(4)]
+    delivered = [await client.answer(each) for each in asked]
+    assert all(len(reply.text) == 100_000 for reply in delivered)
+    repeated = [await client.answer(each) for each in asked]
+    assert [reply.outcome for reply in repeated[:2]] == [(400, -32602, "invalid_request_state")] * 2
+    assert [reply.text for reply in repeated[2:]] == [reply.text for reply in delivered[2:]]
+    results = (await told(stand)).processes[0].budgets["limits.results_bytes"]
+    assert (results.limit, results.given_way) == (250_000, 2)
+    assert 200_000 < results.used <= results.limit
+    assert len(upstream.of("answer")) == 4
+
+
+async def test_a_large_request_counts_with_its_kept_result(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(limits={"results_bytes": 250_000})
+    client = stand.client()
+    upstream.tool(ask)
+    arguments = {"text": "x" * 100_000}
+    asked = [await client.call(arguments=arguments) for _ in range(3)]
+    for each in asked:
+        assert (await client.answer(each, arguments=arguments)).status == 200
+    assert stand.gateway.lot.results.given_way == 1
+    assert (await client.answer(asked[0], arguments=arguments)).outcome == (400, -32602, "invalid_request_state")
 
 
 # -- caps -------------------------------------------------------------------------------------------------------------

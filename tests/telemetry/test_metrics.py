@@ -26,6 +26,7 @@ from gateway.telemetry import (
     UpstreamEra,
     UpstreamFailure,
 )
+from gateway.telemetry.status import BudgetStatus
 from tests.parts.launch import free_port
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
@@ -50,6 +51,7 @@ def exercised() -> Metrics:
     metrics.call_parked("/mcp")
     metrics.call_released("/mcp", 20)
     metrics.set_held_limit(10_000)
+    metrics.watch_budget("limits.results_bytes", lambda: BudgetStatus(7, 9, 2))
     metrics.exchange_finished("/mcp", 3)
     metrics.continued("/mcp", Step.HELD)
     metrics.state_rejected(StateReason.EXPIRED)
@@ -113,6 +115,9 @@ def test_every_method_counts_under_its_name_and_labels() -> None:
         ("mcp_gateway_notifications_total", {"route": "/mcp", "kind": "other", "outcome": "dropped"}, 3),
         ("mcp_gateway_held_calls", {"route": "/mcp"}, 1),
         ("mcp_gateway_held_calls_limit", {}, 10_000),
+        ("mcp_gateway_budget_bytes", {"budget": "limits.results_bytes"}, 7),
+        ("mcp_gateway_budget_limit_bytes", {"budget": "limits.results_bytes"}, 9),
+        ("mcp_gateway_budget_given_way_total", {"budget": "limits.results_bytes"}, 2),
         ("mcp_gateway_hold_duration_seconds_sum", {"route": "/mcp"}, 20),
         ("mcp_gateway_rounds_per_exchange_sum", {"route": "/mcp"}, 3),
         ("mcp_gateway_continuations_total", {"route": "/mcp", "step": "held"}, 1),
@@ -166,7 +171,7 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     families = [
         family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
     ]
-    assert len(families) == 30
+    assert len(families) == 33
     for family in families:
         assert re.fullmatch(r"mcp_(gateway|server)(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")
