@@ -4,6 +4,7 @@ Only the lot finds an exchange by its id. It also keeps exchanges that have ende
 been lost. Those do not count against the caps, but share a budget of bytes.
 """
 
+from collections import Counter
 from collections.abc import Iterator, ValuesView
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -20,6 +21,8 @@ class Parked(Protocol):
 
     id: str
     principal: bytes
+    address: str
+    """The client's address; empty if no limit depends on it."""
 
     @property
     def kept_bytes(self) -> int:
@@ -30,6 +33,7 @@ class Parked(Protocol):
 
 
 P = TypeVar("P", bound=Parked)
+K = TypeVar("K", bytes, str)
 
 
 class Lot(Generic[P]):
@@ -41,7 +45,8 @@ class Lot(Generic[P]):
         self.results = Budget("limits.results_bytes", results_bytes)
         self._waiting: dict[str, P] = {}
         self._kept: dict[str, tuple[P, Share]] = {}
-        self._per_principal: dict[bytes, int] = {}
+        self._per_principal: Counter[bytes] = Counter()
+        self._per_address: Counter[str] = Counter()
 
     def __len__(self) -> int:
         """Return the number of parked calls, without kept results."""
@@ -64,10 +69,23 @@ class Lot(Generic[P]):
         waiting = self._waiting.get(exchange_id)
         return waiting or self._kept.get(exchange_id, (None, None))[0]
 
-    def check(self, principal: bytes) -> None:
-        """Raise Busy if another call of this principal could not be parked."""
+    @property
+    def most_of_one_address(self) -> int:
+        """The number of parked calls of the address that has the most; 0 unless a limit depends on it."""
+        return max(self._per_address.values(), default=0)
+
+    def check(self, principal: bytes, address: str = "") -> None:
+        """Raise Busy if another call of this principal could not be parked, or of this address unless it is empty."""
         hold = self._hold.value
-        if self._per_principal.get(principal, 0) >= hold.max_calls_per_principal:
+        of_address = hold.max_calls_per_address
+        if of_address is not None and address and self._per_address[address] >= of_address:
+            raise Busy(
+                "Your address has as many unanswered calls as one address may have (hold.max_calls_per_address); "
+                "answer or abandon some first",
+                status=429,
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
+            )
+        if self._per_principal[principal] >= hold.max_calls_per_principal:
             raise Busy(
                 "You have as many unanswered calls as one caller may have (hold.max_calls_per_principal); answer or "
                 "abandon some first",
@@ -86,18 +104,24 @@ class Lot(Generic[P]):
         if parked.id in self._waiting:
             return True
         try:
-            self.check(parked.principal)
+            self.check(parked.principal, parked.address)
         except Busy:
             return False
         return True
 
-    def park(self, parked: P) -> None:
-        """Park an exchange; raises Busy, unless it is parked already."""
+    def park(self, parked: P, *, is_continued: bool = False) -> None:
+        """Park an exchange; raises Busy, unless it is parked already.
+
+        One that another replica began (`is_continued`) is not refused because of its address: its client would not
+        come again.
+        """
         if parked.id in self._waiting:
             return
-        self.check(parked.principal)
+        self.check(parked.principal, "" if is_continued else parked.address)
         self._waiting[parked.id] = parked
-        self._per_principal[parked.principal] = self._per_principal.get(parked.principal, 0) + 1
+        self._per_principal[parked.principal] += 1
+        if parked.address:
+            self._per_address[parked.address] += 1
 
     def keep(self, parked: P) -> None:
         """Keep an exchange that has ended, so that `find` finds it; the oldest kept ones make room."""
@@ -126,9 +150,14 @@ class Lot(Generic[P]):
     def _leave(self, parked: P) -> bool:
         if self._waiting.pop(parked.id, None) is None:
             return False
-        left = self._per_principal[parked.principal] - 1
-        if left:
-            self._per_principal[parked.principal] = left
-        else:
-            del self._per_principal[parked.principal]
+        _count_down(self._per_principal, parked.principal)
+        if parked.address:
+            _count_down(self._per_address, parked.address)
         return True
+
+
+def _count_down(counts: Counter[K], key: K) -> None:
+    """Count one less, and keep no zero."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]

@@ -30,6 +30,7 @@ from gateway.telemetry.labels import (
     PeerOutcome,
     PeerReason,
     Rejection,
+    SessionLimit,
     SessionState,
     StateReason,
     Step,
@@ -192,6 +193,15 @@ class Metrics:
     def _declare_upstreams(self) -> None:
         self._sessions = self._gauge("sessions", "Upstream sessions.", "route", "state")
         self._session_counts: Counts[tuple[str, ...]] = Counts()
+        self._refused = self._counter(
+            "sessions_refused_total", "Requests for a new session that were refused, by the limit.", "route", "limit"
+        )
+        self._newcomers = self._gauge(
+            "newcomer_sessions", "Sessions of principals whose calls the upstream has never answered.", "route"
+        )
+        self._newcomers_limit = self._gauge(
+            "newcomer_sessions_limit", "Maximum of `mcp_gateway_newcomer_sessions`.", "route"
+        )
         self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route")
         self._lost = self._counter("sessions_lost_total", "Upstream sessions that the upstream forgot.", "route")
         self._lists = self._counter(
@@ -247,6 +257,7 @@ class Metrics:
         _ = [self._passed[route, era, outcome] for era in TrafficEra for outcome in Passed]
         _ = [self._probes[route, era] for era in UpstreamEra]
         _ = [self._sessions[route, state] for state in SessionState]
+        _ = [self._refused[route, limit] for limit in SessionLimit]
 
     def operation_finished(self, route: str, method: str, version: str, ending: Ending, seconds: float) -> None:
         """Count one round and its duration; `method` and `version` as the client sent them."""
@@ -329,6 +340,15 @@ class Metrics:
     def session_opened(self, route: str) -> None:
         """Count a finished handshake."""
         self._opened[route,].inc()
+
+    def session_refused(self, route: str, limit: str) -> None:
+        """Count a request that got no session, by a `SessionLimit`."""
+        self._refused[route, _bounded(limit, SessionLimit)].inc()
+
+    def show_newcomers(self, route: str, sessions: int, limit: int) -> None:
+        """Show the sessions of principals whose calls the upstream has never answered."""
+        self._newcomers[route,].set(sessions)
+        self._newcomers_limit[route,].set(limit)
 
     def session_lost(self, route: str) -> None:
         """Count a session that its upstream no longer knows."""

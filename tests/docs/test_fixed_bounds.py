@@ -12,7 +12,7 @@ from gateway.identity import bearer_token
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import jsonrpc, request, surrogates
 from gateway.seal import peer_messages
-from gateway.sessions import list_cache, own_answers, pool
+from gateway.sessions import assignment, checkout, list_cache, own_answers, pool
 from gateway.upstream import era_probe, resumption
 from gateway.upstream.stream_times import DEFAULT_TIMES
 from tests.parts.launch import REPOSITORY
@@ -50,6 +50,8 @@ FIXED = [
             f"an id of {size(own_answers._MAX_ID_BYTES)}",
         ],
     ),
+    ("sessions of all callers together whose calls", [f"at least {checkout._LEAST_NEWCOMERS}"]),
+    ("callers without a session of whom", [count(assignment._PROVEN_KEPT)]),
     ("URIs of one subscription", [count(subscription._MAX_URIS)]),
     ("content of a change beside its URI", [size(subscription._MAX_PARAMS_BYTES)]),
     (

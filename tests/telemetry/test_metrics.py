@@ -19,6 +19,7 @@ from gateway.telemetry import (
     PeerOutcome,
     PeerReason,
     Rejection,
+    SessionLimit,
     SessionState,
     StateReason,
     Step,
@@ -57,6 +58,8 @@ def exercised() -> Metrics:
     metrics.state_rejected(StateReason.EXPIRED)
     metrics.sealed()
     metrics.session_opened("/mcp")
+    metrics.session_refused("/mcp", SessionLimit.RATE)
+    metrics.show_newcomers("/mcp", 3, 4)
     metrics.session_lost("/mcp")
     metrics.subscribed("/mcp", 1)
     metrics.tool_left_out("/mcp")
@@ -125,6 +128,9 @@ def test_every_method_counts_under_its_name_and_labels() -> None:
         ("mcp_gateway_state_rejected_total", {"reason": "expired"}, 1),
         ("mcp_gateway_seals_total", {}, 1),
         ("mcp_gateway_sessions_opened_total", {"route": "/mcp"}, 1),
+        ("mcp_gateway_sessions_refused_total", {"route": "/mcp", "limit": "sessions.new_per_second"}, 1),
+        ("mcp_gateway_newcomer_sessions", {"route": "/mcp"}, 3),
+        ("mcp_gateway_newcomer_sessions_limit", {"route": "/mcp"}, 4),
         ("mcp_gateway_sessions_lost_total", {"route": "/mcp"}, 1),
         ("mcp_gateway_sessions", {"route": "/mcp", "state": "busy"}, 0),
         ("mcp_gateway_sessions", {"route": "/mcp", "state": "idle"}, 1),
@@ -171,7 +177,7 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     families = [
         family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
     ]
-    assert len(families) == 33
+    assert len(families) == 36
     for family in families:
         assert re.fullmatch(r"mcp_(gateway|server)(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")
