@@ -122,7 +122,11 @@ FIXED = [
     ("the end of an answered stream", [seconds(DEFAULT_TIMES.drain_seconds)]),
     (
         "the probe for the upstream's era",
-        [seconds(era_probe.PROBE_SECONDS), f"every {seconds(era_probe._DOUBT_SECONDS)}"],
+        [
+            seconds(era_probe.PROBE_SECONDS),
+            f"one start in {seconds(DEFAULT_TIMES.probe_pause_seconds)}",
+            f"every {seconds(era_probe._DOUBT_SECONDS)}",
+        ],
     ),
 ]
 
