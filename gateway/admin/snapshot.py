@@ -26,7 +26,6 @@ from gateway.telemetry.recent_errors import RecentErrors, presentable
 from gateway.telemetry.status import (
     MOST_HELD,
     MOST_PEERS,
-    BudgetStatus,
     HeldStatus,
     KeyStatus,
     Notice,
@@ -135,6 +134,10 @@ def _route(live: LiveRoute, held: int, sessions: dict[str, int], children: int) 
         held=held,
         sessions=sessions,
         sessions_limit=pool.most,
+        newcomers=pool.newcomers_in_use,
+        newcomers_limit=pool.most_of_newcomers,
+        of_one_address=pool.most_of_one_address,
+        of_one_address_limit=live.config.sessions.max_per_address or 0,
         waiting=pool.waiting,
         children=children if by_command else None,
         children_limit=route.upstream.max_children if by_command else None,
@@ -181,14 +184,13 @@ def _process(source: SnapshotSource) -> ProcessStatus:
         held_limit=config.hold.max_calls,
         held_of_one_caller=lot.most_of_one,
         held_of_one_caller_limit=config.hold.max_calls_per_principal,
+        held_of_one_address=lot.most_of_one_address,
+        held_of_one_address_limit=config.hold.max_calls_per_address or 0,
         connections=source.connections,
         connections_limit=config.limits.connections,
         open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
         open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        budgets=tuple(
-            BudgetStatus(name=name, used_bytes=used, limit_bytes=limit, gave_way=gave_way)
-            for name, (used, limit, gave_way) in source.metrics.budgets().items()
-        ),
+        budgets=source.metrics.budgets(),
         memory_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES,
     )
 

@@ -35,7 +35,12 @@ HEADERS: Final[Mapping[str, str]] = {
 _SECONDS: Final = re.compile(r"[0-9]{1,4}")
 _LEAST_SECONDS: Final = 2
 _ENVIRONMENT: Final = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-_ENVIRONMENT.filters |= {"ago": ago, "duration": duration, "grouped": "{:,}".format}
+_ENVIRONMENT.filters |= {
+    "ago": ago,
+    "duration": duration,
+    "grouped": "{:,}".format,
+    "mebibytes": lambda count: f"{count / 1_048_576:,.1f} MiB",
+}
 _ENVIRONMENT.globals |= {
     "style": _STYLE,
     "most_errors": MOST_ERRORS,

@@ -82,10 +82,10 @@ def _failing(status: Status) -> Iterator[Notice]:
 def _near_limits(status: Status) -> Iterator[Notice]:
     for each in status.processes:
         where = f" in {each.id}" if len(status.processes) > 1 else ""
-        for budget in each.budgets:
-            if budget.used_bytes >= NEAR * budget.limit_bytes:
+        for name, budget in each.budgets.items():
+            if budget.used >= NEAR * budget.limit:
                 yield Notice(
-                    f"{budget.name}{where}: {budget.used_bytes:,} of {budget.limit_bytes:,} bytes",
+                    f"{name}{where}: {budget.used:,} of {budget.limit:,} bytes",
                     "When the limit is reached, the oldest gives way: raise it, unless clients attack",
                 )
     for label, used, limit, key in _limits(status):
@@ -104,6 +104,12 @@ def _limits(status: Status) -> Iterator[tuple[str, int, int, str]]:
             each.held_of_one_caller_limit,
             "hold.max_calls_per_principal",
         )
+        yield (
+            f"Held calls of one address{where}",
+            each.held_of_one_address,
+            each.held_of_one_address_limit,
+            "hold.max_calls_per_address",
+        )
         yield f"Connections{where}", each.connections, each.connections_limit, "limits.connections"
         yield f"Open files{where}", each.open_files, each.open_files_limit, "ulimit -n"
     for route in status.routes:
@@ -111,6 +117,18 @@ def _limits(status: Status) -> Iterator[tuple[str, int, int, str]]:
         used = sum(route.sessions.values()) - route.sessions.get("idle", 0)
         name = "sessions.max" if route.children is None else "upstream.max_children"
         yield f"Sessions in use on {route.path}", used, route.sessions_limit, name
+        yield (
+            f"Sessions of new callers on {route.path}",
+            route.newcomers,
+            route.newcomers_limit,
+            "sessions.max_newcomers",
+        )
+        yield (
+            f"Sessions of one address on {route.path}",
+            route.of_one_address,
+            route.of_one_address_limit,
+            "sessions.max_per_address",
+        )
 
 
 def _figures(status: Status) -> list[Figure]:

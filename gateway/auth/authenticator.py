@@ -2,14 +2,17 @@
 
 import ipaddress
 from collections.abc import Callable
+from typing import Final
 
 from gateway.auth.jwks import JwksVerifier
-from gateway.config import Config, ConfigError, InForce, Principal, contents, jwks_context
+from gateway.config import Config, ConfigError, InForce, Principal, contents, jwks_context, on_route
 from gateway.http.client import Bounds, Client
-from gateway.http.forwarded_headers import AUTHORIZATION, check_once
+from gateway.http.forwarded_headers import AUTHORIZATION, check_once, joined
 from gateway.http.incoming import Caller, Incoming
 from gateway.identity import principal as principals
 from gateway.runtime.tasks import Tasks
+
+_FORWARDED_FOR: Final = "X-Forwarded-For"
 
 
 class Authenticator:
@@ -36,6 +39,7 @@ class Authenticator:
         def take_over() -> None:
             self._verifier, self._verifier_settings, self._config = verifier, settings, principal
             self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
+            self._counts_addresses = _counts_addresses(config)
 
         return take_over
 
@@ -62,8 +66,13 @@ class Authenticator:
             is_trusted = config.source != "header" or principals.is_trusted(incoming.remote, self._networks)
             distrusted = None if is_trusted else config.header
             principal = await self._principal(incoming, config, is_trusted=is_trusted, is_checked=is_checked)
-            incoming.caller = Caller(principal, distrusted)
+            incoming.caller = Caller(principal, distrusted, self._address(incoming))
         return incoming.caller
+
+    def _address(self, incoming: Incoming) -> str:
+        if not self._counts_addresses:
+            return ""
+        return principals.client_address(incoming.remote, joined(incoming.headers, _FORWARDED_FOR), self._networks)
 
     async def _principal(self, incoming: Incoming, config: Principal, *, is_trusted: bool, is_checked: bool) -> bytes:
         check_once((AUTHORIZATION, config.header), incoming.headers)
@@ -73,3 +82,11 @@ class Authenticator:
         if config.source == "header" and config.header is not None:
             return principals.of_header(incoming.headers.get(config.header) if is_trusted else None)
         return principals.of_authorization(authorization, is_checked=is_checked)
+
+
+def _counts_addresses(config: Config) -> bool:
+    """Whether a limit of the configuration depends on the addresses of clients."""
+    routes = (on_route(config, route).sessions for route in config.routes)
+    return config.hold.max_calls_per_address is not None or any(
+        sessions.max_per_address is not None for sessions in routes
+    )

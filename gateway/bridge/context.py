@@ -24,6 +24,8 @@ class Context(msgspec.Struct, eq=False):
     exchange: Exchange
     headers: Headers
     """The upstream headers of the newest leg."""
+    address: str = ""
+    """The address of the client that began it, if a limit depends on it."""
     request_id: str | None = None
     """The id of the newest leg's HTTP request, for the log."""
     span: Span | None = None

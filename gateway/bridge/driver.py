@@ -50,15 +50,24 @@ _FIRED: Final[dict[Timer, on.Event]] = {
 class Driver:
     """One exchange at work."""
 
-    def __init__(self, live: LiveRoute, lot: Lot["Driver"], request: Request, key: PoolKey, headers: Headers) -> None:
+    def __init__(  # noqa: PLR0913  (everything that a first round knows)
+        self,
+        live: LiveRoute,
+        lot: Lot["Driver"],
+        request: Request,
+        key: PoolKey,
+        headers: Headers,
+        address: str = "",
+    ) -> None:
         self.id = ""
         """Drawn when the exchange is first parked; most exchanges never are."""
         self.principal = key.principal
+        self.address = address
         self.live = live
         """The route as it was when the exchange began; a reload does not change it."""
         policy = live.policies.get(request.method, _NEVER_ASKING)
         self._exchange = Exchange(request.declared, policy, request.input_responses)
-        self._context = Context(live, request, key, self._exchange, headers)
+        self._context = Context(live, request, key, self._exchange, headers, address)
         self._lot = lot
         self._timers = Timers(live)
         self._report = Report(self._context)
@@ -84,6 +93,11 @@ class Driver:
         """Whether the call has its final result or error."""
         return self._exchange.state in {State.FINISHED, State.ENDED}
 
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that the exchange takes after its end: its result, and the request that its caller sent."""
+        return self._replies.last_bytes + sum(map(len, self._context.request.params.values()))
+
     def glance(self, now: float) -> HeldStatus:
         """The exchange on the status page; `now` is the monotonic time."""
         return self._report.held_status(now)
@@ -108,7 +122,7 @@ class Driver:
             context.server_info = Raw(envelope.upstream.server_info)
         self._takeover = Takeover(context, self._report, self._upstream_call, envelope, owner_is_dead=is_proven)
         try:
-            self._lot.park(self)
+            self._lot.park(self, is_continued=True)
             self._exchange.restore(handoff.past(envelope))
             self._moved(State.IDLE, self._exchange.state)
             self.answer(queue, context.request, envelope.round, context.headers)

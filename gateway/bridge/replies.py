@@ -17,6 +17,8 @@ class Replies:
         self._context = context
         self._report = report
         self._queues: dict[Leg, ResponseQueue] = {}
+        self.last_bytes = 0
+        """The size of the newest reply."""
 
     def add(self, queue: ResponseQueue) -> None:
         """A leg waits from now on; it is the newest."""
@@ -56,5 +58,6 @@ class Replies:
     def _finish(self, leg: Leg, last: FinalMessage) -> None:
         queue, live = self._queues.pop(leg), self._context.live
         queue.finish(last)
+        self.last_bytes = len(last.body)
         if queue.dropped:
             live.process.metrics.notifications_dropped(live.route.path, queue.dropped)

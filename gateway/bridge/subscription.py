@@ -22,6 +22,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
+from gateway.sessions.assignment import GATEWAY, Opener
 from gateway.sessions.call import PoolKey
 from gateway.sessions.session import Session
 from gateway.telemetry import Event, get_logger
@@ -69,7 +70,7 @@ def wanted(request: Request) -> Filter:
 
 @asynccontextmanager
 async def subscription(
-    live: LiveRoute, request: Request, key: PoolKey, headers: Headers
+    live: LiveRoute, request: Request, key: PoolKey, headers: Headers, opener: Opener = GATEWAY
 ) -> AsyncIterator[ChangeQueue]:
     """The stream of one listen request: it starts with the acknowledgement and ends when the gateway stops."""
     serving = Subscription(live, request, key, headers)
@@ -77,7 +78,7 @@ async def subscription(
     live.upstream.subscriptions.add(serving)
     live.process.metrics.subscribed(live.route.path, 1)
     try:
-        await serving.begin()
+        await serving.begin(opener)
         with live.upstream.pool.hearing(key.principal, serving):
             yield serving.stream
     finally:
@@ -105,10 +106,10 @@ class Subscription:
         self._replacing: asyncio.Task[None] | None = None
         self._is_acknowledged = self._is_ending = self._is_ended = False
 
-    async def begin(self) -> None:
+    async def begin(self, opener: Opener = GATEWAY) -> None:
         """Subscribe and acknowledge; raises what opening a session raises."""
         # Opening a session also shows the credential to the upstream: nothing is sent to a client with a forged one.
-        self._session = await self._open()
+        self._session = await self._open(opener)
         params = {"_meta": self._meta, "notifications": self._acknowledged_filter}
         self.stream.send(jsonrpc.notification(mcp.ACKNOWLEDGED, params))
         self._is_acknowledged = True
@@ -169,10 +170,10 @@ class Subscription:
 
     # -- the session ----------------------------------------------------------------------------------------------
 
-    async def _open(self) -> Session:
+    async def _open(self, opener: Opener) -> Session:
         """A session with all subscriptions; when this returns, `_topics` holds them."""
         pool = self._live.upstream.pool
-        session = await pool.open(self._key, self._headers)
+        session = await pool.open(self._key, self._headers, opener)
         session.watchers.append(self)
         try:
             await self._subscribe(session)
@@ -253,7 +254,7 @@ class Subscription:
         while time.monotonic() < deadline and not self._live.upstream.pool.closed:
             await asyncio.sleep(next(pauses))
             try:
-                session = await self._open()
+                session = await self._open(GATEWAY)
             except Refused:
                 return None
             except GatewayError as exc:

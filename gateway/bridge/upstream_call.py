@@ -22,6 +22,7 @@ from gateway.http.forwarded_headers import own_headers
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, GatewayError, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.seal.request_state import Upstream
+from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.telemetry import Ending, Outcome, Step
@@ -84,6 +85,12 @@ class UpstreamCall:
             return None
         shaken = session.shaken
         return Upstream(session_id, shaken.version, call.id, bytes(shaken.server_info), session.channel.cursor)
+
+    @property
+    def _is_continued(self) -> bool:
+        """Whether the call, or a round of its exchange, has been with the upstream before."""
+        context = self._context
+        return self.runs > 0 or context.exchange.round > 0 or context.request.request_state is not None
 
     def rest(self, *, resting: bool) -> None:
         """Tell the pool whether the call waits for its client."""
@@ -199,7 +206,8 @@ class UpstreamCall:
             self.release(clean=False)  # reserved for a referral, and lost while its urls were visited
             session = None
         if session is None:
-            self._session = session = await context.live.upstream.pool.acquire(context.key, context.headers)
+            opener = Opener(context.address, again or self._is_continued)
+            self._session = session = await context.live.upstream.pool.acquire(context.key, context.headers, opener)
             context.server_info = session.shaken.server_info
         if context.request.log_level is not None:
             timeout = context.live.config.timeouts.handshake_seconds

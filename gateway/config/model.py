@@ -22,6 +22,7 @@ Bytes = Annotated[int, Meta(ge=1, le=1_073_741_824)]
 QuietSeconds = Annotated[float, Meta(ge=0, le=5)]
 Depth = Annotated[int, Meta(ge=8, le=512)]
 Rounds = Annotated[int, Meta(ge=0, le=9)]
+PerSecond = Annotated[float, Meta(ge=0.001, le=1_000_000)]
 
 Address = Annotated[str, Meta(extra={"form": "address"})]
 Header = Annotated[str, Meta(extra={"form": "header"})]
@@ -124,6 +125,9 @@ class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum number of parked calls in this replica."""
     max_calls_per_principal: Count = 1_000
     """Maximum number of parked calls of one principal."""
+    max_calls_per_address: Count | None = None
+    """Maximum number of parked calls from one client address: the newest hop of X-Forwarded-For that is not in
+    `principal.trusted_proxies`, IPv6 by its /64. null: no limit."""
     quiet_seconds: QuietSeconds = 0.04
     """Nested requests that arrive within this time of each other share a round. 0: each is sent at once."""
     grace_seconds: Seconds = 1.5
@@ -156,6 +160,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sending_bytes: Bytes = 33_554_432
     """Maximum size of everything together that clients have not read. Beyond it, the gateway closes the connection of
     the client that is behind for the longest time. A value below `event_bytes` counts as `event_bytes`."""
+    results_bytes: Bytes = 16_777_216
+    """Maximum size of all delivered results together that are kept for `hold.linger_seconds`, with their requests.
+    Beyond it, the gateway forgets the oldest."""
     json_depth: Depth = 64
     """Maximum nesting of objects and arrays in a message."""
     state_bytes: Annotated[int, Meta(ge=1024, le=65_536)] = 8_192
@@ -198,6 +205,16 @@ class Sessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum number of sessions per route, in use or idle. A parked call uses one."""
     max_per_principal: Count = 1_100
     """Maximum number of sessions of one principal on one route."""
+    max_per_address: Count | None = None
+    """Maximum number of sessions on one route that requests from one client address opened, determined as in
+    `hold.max_calls_per_address`. null: no limit."""
+    max_newcomers: Count | None = None
+    """Maximum number of sessions on one route of all principals together whose calls the upstream has never answered.
+    null: a tenth of `max`, or half of `upstream.max_children`; at least 8."""
+    new_per_second_per_principal: PerSecond = 20.0
+    """How many sessions one principal may open per second on one route, after a burst of `max_per_principal`."""
+    new_per_second: PerSecond = 200.0
+    """How many sessions a route may open per second, after a burst of `max`."""
     idle_seconds: Seconds = 60.0
     """After this idle time, the gateway closes a session with DELETE."""
     quarantine_seconds: Seconds = 60.0
@@ -300,6 +317,9 @@ class Upstream(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """With `command`: the working directory. null: the gateway's own."""
     max_children: Annotated[int, Meta(ge=1, le=10_000)] = 32
     """With `command`: maximum number of its processes, in use, idle or ending. A parked call uses one."""
+    new_children_per_second: PerSecond = 1.0
+    """With `command`: how many sessions, each of which is a process, may be opened per second, after a burst of
+    `max_children`."""
     warm: Annotated[int, Meta(ge=0, le=100)] = 1
     """With `command`: how many children are started in advance."""
     transport: Literal["auto", "streamable-http", "sse", "stdio"] = "auto"
@@ -403,6 +423,10 @@ class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     and capabilities use one session while it lives, one after another."""
     max: Count | None = None
     max_per_principal: Count | None = None
+    max_per_address: Count | None = None
+    max_newcomers: Count | None = None
+    new_per_second_per_principal: PerSecond | None = None
+    new_per_second: PerSecond | None = None
     idle_seconds: Seconds | None = None
     quarantine_seconds: Seconds | None = None
 

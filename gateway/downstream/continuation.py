@@ -44,6 +44,8 @@ class Continuation:
         """Serve a further round on a route; raises InvalidState if its state does not open."""
         incoming = round_.incoming
         envelope = self.open(incoming, round_.caller, round_.live.route.bound_headers)
+        # The upstream asked in a call of this principal, or worked on it, or there would be no state.
+        round_.live.upstream.pool.prove(round_.key.principal)
         if incoming.span is not None:
             incoming.span.note("round", envelope.round + 1)
             incoming.span.link(envelope.trace or b"")
@@ -131,7 +133,7 @@ class Continuation:
         if driver is not None:  # another retry took the call over meanwhile
             return await self._answer(round_, envelope, driver)
         queue = round_.queue()
-        driver = Driver(live, self.lot, round_.request, key, headers)
+        driver = Driver(live, self.lot, round_.request, key, headers, round_.caller.address)
         driver.take_over(envelope, queue, is_proven=is_proven)
         return await self.legs.write(round_, driver, queue)
 

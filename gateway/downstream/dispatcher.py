@@ -56,7 +56,8 @@ class Dispatcher:
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         if request.method == mcp.LISTEN:
-            async with subscription.subscription(round_.live, request, round_.key, round_.headers) as stream:
+            opener = round_.opener
+            async with subscription.subscription(round_.live, request, round_.key, round_.headers, opener) as stream:
                 round_.count(COMPLETE)  # the time that a subscription stays open is not a latency
                 return await round_.write(stream)
         return await self._begin(round_)
@@ -64,8 +65,8 @@ class Dispatcher:
     async def _discover(self, round_: Round) -> Replied:
         """Answer server/discover with the capabilities that the legacy server declares in its handshake."""
         live, key, headers = round_.live, round_.key, round_.headers
-        await live.upstream.pool.authorise(key, headers)
-        shaken = await live.upstream.pool.handshake(key, headers)
+        await live.upstream.pool.authorise(key, headers, opener=round_.opener)
+        shaken = await live.upstream.pool.handshake(key, headers, round_.opener)
         return await round_.answer(handshake.discover_result(shaken, *live.route.cache.of(mcp.DISCOVER)))
 
     async def _begin(self, round_: Round) -> Replied:
@@ -73,16 +74,16 @@ class Dispatcher:
         live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
         pool = live.upstream.pool
         if request.method in mcp.ASKING:
-            self._lot.check(key.principal)
+            self._lot.check(key.principal, round_.caller.address)
         if request.method == mcp.TOOLS_CALL and not tool_schemas.mirrors_nothing(pool, key, request, headers):
-            await tool_schemas.check(pool, key, request, round_.incoming.values, headers)
+            await tool_schemas.check(pool, key, request, round_.incoming.values, headers, round_.opener)
         ticket = pool.ticket(key, request, headers)
         if ticket is not None:
-            cached = await pool.kept(ticket, headers)
+            cached = await pool.kept(ticket, headers, round_.opener)
             live.process.metrics.list_answered(live.route.path, from_memory=cached is not None)
             if cached is not None:
                 return await round_.answer(cached)
-        driver = Driver(live, self._lot, request, key, headers)
+        driver = Driver(live, self._lot, request, key, headers, round_.caller.address)
         queue = round_.queue()
         driver.begin(queue, ticket)
         return await self._legs.write(round_, driver, queue)

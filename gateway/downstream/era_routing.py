@@ -45,9 +45,11 @@ class EraRouting:
         if live.upstream.era is None:
             return None
         live.upstream.era.doubt()
-        return await self._passed_modern(incoming, reply, live)
+        return await self._passed_modern(incoming, reply, live, waits=True)
 
-    async def _passed_modern(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
+    async def _passed_modern(
+        self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, waits: bool = False
+    ) -> web.StreamResponse | None:
         """Return a modern upstream's reply to a modern request; None if the request must be bridged."""
         era = live.upstream.era
         if era is None or live.route.era == "bridge":
@@ -55,7 +57,7 @@ class EraRouting:
         if era.known is False or await self._is_ours(incoming, live):
             return None
         _ = await self._caller(incoming, live)  # before the probe, which carries this request's headers upstream
-        return await self._passthrough.modern(incoming, reply, live)
+        return await self._passthrough.modern(incoming, reply, live, waits=waits)
 
     async def _caller(self, incoming: Incoming, live: LiveRoute) -> Caller:
         """Let a request through to an upstream only if its caller may call; raises Unauthorized."""

@@ -18,6 +18,7 @@ from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError, NoHandshake
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
+from gateway.sessions.assignment import Opener
 from gateway.sessions.call import PoolKey
 from gateway.telemetry import COMPLETE, ClientRequest, Ending, Operation, Outcome, Span, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
@@ -42,6 +43,11 @@ class Round(msgspec.Struct, eq=False):
     started: float
     """Monotonic."""
     is_counted: bool = False
+
+    @property
+    def opener(self) -> Opener:
+        """Return what the limits on new sessions depend on; a further round is never refused by them."""
+        return Opener(self.caller.address, self.request.request_state is not None)
 
     def on(self, live: LiveRoute) -> "Round":
         """Return this round as another configuration of its route serves it."""

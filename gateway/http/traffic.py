@@ -1,7 +1,6 @@
 """What the listeners of one process share: the limits of their connections, the budgets, the count of bad requests."""
 
 import time
-from functools import partial
 from typing import Final
 
 from gateway.config import InForce, Limits, Timeouts
@@ -32,7 +31,7 @@ class Traffic:
     def show_budgets(self) -> None:
         """Show the budgets in the metrics."""
         for budget in (self.bodies.budget, self.sending):
-            self.metrics.show_budget(budget.name, partial(_figures, budget))
+            self.metrics.watch_budget(budget.name, budget.status)
 
     def malformed(self, kind: Malformation, remote: str | None) -> None:
         """Count a malformed request; the log names its sender and nothing that it sent."""
@@ -43,10 +42,6 @@ class Traffic:
             return
         log.warning(Event.REQUEST_MALFORMED, reason=kind, remote=remote, suppressed=self._suppressed, fix=_FIX)
         self._logged, self._suppressed = now, 0
-
-
-def _figures(budget: Budget) -> tuple[int, int, int]:
-    return budget.used, budget.limit, budget.given_way
 
 
 def _sending_bytes(limits: Limits) -> int:

@@ -88,6 +88,48 @@ def is_trusted(peer: str | None, networks: Sequence[ipaddress.IPv4Network | ipad
     return any(address in network for network in networks)
 
 
+def client_address(
+    peer: str | None,
+    forwarded_for: str | None,
+    networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network],
+) -> str:
+    """The address by which a client's calls and sessions are counted: IPv6 by its /64, which one customer has.
+
+    It is the newest hop of `X-Forwarded-For` that is not a trusted proxy; every hop before that may be invented. It is
+    the connection's peer if the peer is not a trusted proxy itself. Empty if the peer has no address.
+    """
+    address = peer or ""
+    for hop in reversed((forwarded_for or "").split(",")):
+        if not is_trusted(address, networks) or (parsed := _hop(hop)) is None:
+            break
+        address = parsed
+    return _countable(address)
+
+
+def _hop(text: str) -> str | None:
+    """The address in a hop, which may have a port; None if it is not an address."""
+    text = text.strip()
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return None
+
+
+def _countable(address: str) -> str:
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        mapped = parsed.ipv4_mapped
+        return str(ipaddress.ip_network((int(parsed), 64), strict=False)) if mapped is None else str(mapped)
+    return str(parsed)
+
+
 def _bytes(value: str) -> bytes:
     """The original bytes of a header: aiohttp decodes bytes that are not UTF-8 to surrogates."""
     return value.strip().encode(errors="surrogateescape")

@@ -59,12 +59,17 @@ class Passthrough:
             with closing(await self._open(passage, headers)) as response:
                 return await self._relay(passage, response)
 
-    async def modern(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
-        """Relay a modern upstream's reply; None if the upstream is not modern, or not any more."""
+    async def modern(
+        self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, waits: bool = False
+    ) -> web.StreamResponse | None:
+        """Relay a modern upstream's reply; None if the upstream is not modern, or not any more.
+
+        `waits`: until a probe of the upstream may start, if none may now.
+        """
         probe = live.upstream.era
         assert probe is not None, "a child process is never modern"
         headers = self._headers.upstream(incoming, live.route)
-        if not (probe.known or await probe.is_modern(probe_headers(headers))):
+        if not (probe.known or await probe.is_modern(probe_headers(headers), waits=waits)):
             return None
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")

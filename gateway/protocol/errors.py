@@ -171,9 +171,11 @@ class Busy(DownstreamError):
     fix = "raise the limit that the message names, or add a replica"
     code = mcp.INTERNAL_ERROR
 
-    def __init__(self, message: str, *, status: int, retry_after_seconds: int = 1) -> None:
+    def __init__(self, message: str, *, status: int, retry_after_seconds: int = 1, limit: str = "") -> None:
+        """`limit` is the metric label for the limit, if it has one."""
         super().__init__(message, data={"reason": "busy"})
         self.status = status
+        self.limit = limit
         self.headers["Retry-After"] = str(retry_after_seconds)
 
 

@@ -10,8 +10,8 @@ Validation), server/utilities/logging.
 import base64
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Final
+from functools import _lru_cache_wrapper, lru_cache
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -29,6 +29,7 @@ from gateway.protocol.errors import (
     UnsupportedVersion,
 )
 
+T = TypeVar("T")
 HeaderValues = Callable[[str], Sequence[str]]
 """All values of one header, by name; empty when it is absent."""
 
@@ -47,6 +48,7 @@ _PROTOCOL_META: Final = frozenset(
 _OURS: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
 """Params that do not go upstream; `task` would start a 2025-11-25 task, which modern clients do not understand."""
 _MAX_DECLARATION_BYTES: Final = 16_384
+_REMEMBERED_BYTES: Final = 1_024
 _UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
 """`clientInfo` is optional in 2026-07-28 and required by `initialize`."""
 
@@ -238,11 +240,16 @@ def _capabilities(meta: jsonrpc.Fields) -> tuple[Raw, Capabilities]:
     if raw is None:
         raise InvalidParams(f'"params._meta" needs {mcp.META_CAPABILITIES!r}, an object (it may be empty)')
     try:
-        return raw, _declared(bytes(raw))
+        return raw, _remembered(_declared, bytes(raw))
     except jsonrpc.RepeatedKey as exc:
         raise InvalidParams(f"{mcp.META_CAPABILITIES!r} repeats a key; send each key once") from exc
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f"{mcp.META_CAPABILITIES!r} is not ClientCapabilities: {exc}") from exc
+
+
+def _remembered(check: "_lru_cache_wrapper[T]", raw: bytes) -> T:
+    """Apply a cached check, without caching a large declaration: a stranger could fill the cache with those."""
+    return check(raw) if len(raw) <= _REMEMBERED_BYTES else check.__wrapped__(raw)
 
 
 @lru_cache(maxsize=1024)
@@ -286,7 +293,7 @@ def _client_info(meta: jsonrpc.Fields) -> Raw:
     if raw is None:
         return _UNKNOWN_CLIENT
     try:
-        is_implementation = _is_implementation(bytes(raw))
+        is_implementation = _remembered(_is_implementation, bytes(raw))
     except jsonrpc.RepeatedKey as exc:
         raise InvalidParams(f"{mcp.META_CLIENT_INFO!r} repeats a key; send each key once") from exc
     if not is_implementation:

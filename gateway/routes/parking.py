@@ -1,14 +1,17 @@
 """The parking lot: holds exchanges for a later round, with a cap for all of them, another one for each principal.
 
 Only the lot finds an exchange by its id. It also keeps exchanges that have ended, because their last reply may have
-been lost; those do not count against the caps.
+been lost. Those do not count against the caps, but share a budget of bytes.
 """
 
+from collections import Counter
 from collections.abc import Iterator, ValuesView
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from gateway.config import Hold, InForce
 from gateway.protocol.errors import Busy
+from gateway.runtime.budget import Budget, Share
 
 _RETRY_AFTER_SECONDS = 5
 
@@ -18,30 +21,39 @@ class Parked(Protocol):
 
     id: str
     principal: bytes
+    address: str
+    """The client's address; empty if no limit depends on it."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that it takes after its end."""
 
     def forget(self) -> None:
         """Drop the kept result; called for kept exchanges only."""
 
 
 P = TypeVar("P", bound=Parked)
+K = TypeVar("K", bytes, str)
 
 
 class Lot(Generic[P]):
     """Exchanges by id."""
 
-    def __init__(self, hold: InForce[Hold]) -> None:
-        """`hold` has the caps; a reload that lowers them ends no parked call."""
+    def __init__(self, hold: InForce[Hold], results_bytes: InForce[int]) -> None:
+        """`hold` has the caps; a reload that lowers them ends no parked call. `results_bytes` limits kept results."""
         self._hold = hold
+        self.results = Budget("limits.results_bytes", results_bytes)
         self._waiting: dict[str, P] = {}
-        self._kept: dict[str, P] = {}
-        self._per_principal: dict[bytes, int] = {}
+        self._kept: dict[str, tuple[P, Share]] = {}
+        self._per_principal: Counter[bytes] = Counter()
+        self._per_address: Counter[str] = Counter()
 
     def __len__(self) -> int:
         """Return the number of parked calls, without kept results."""
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[P]:
-        return iter([*self._waiting.values(), *self._kept.values()])
+        return iter([*self._waiting.values(), *(kept for kept, _ in self._kept.values())])
 
     def waiting(self) -> ValuesView[P]:
         """Return the parked calls, the oldest first."""
@@ -54,12 +66,26 @@ class Lot(Generic[P]):
 
     def find(self, exchange_id: str) -> P | None:
         """Return the exchange with this id, if this replica has it."""
-        return self._waiting.get(exchange_id) or self._kept.get(exchange_id)
+        waiting = self._waiting.get(exchange_id)
+        return waiting or self._kept.get(exchange_id, (None, None))[0]
 
-    def check(self, principal: bytes) -> None:
-        """Raise Busy if another call of this principal could not be parked."""
+    @property
+    def most_of_one_address(self) -> int:
+        """The number of parked calls of the address that has the most; 0 unless a limit depends on it."""
+        return max(self._per_address.values(), default=0)
+
+    def check(self, principal: bytes, address: str = "") -> None:
+        """Raise Busy if another call of this principal could not be parked, or of this address unless it is empty."""
         hold = self._hold.value
-        if self._per_principal.get(principal, 0) >= hold.max_calls_per_principal:
+        of_address = hold.max_calls_per_address
+        if of_address is not None and address and self._per_address[address] >= of_address:
+            raise Busy(
+                "Your address has as many unanswered calls as one address may have (hold.max_calls_per_address); "
+                "answer or abandon some first",
+                status=429,
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
+            )
+        if self._per_principal[principal] >= hold.max_calls_per_principal:
             raise Busy(
                 "You have as many unanswered calls as one caller may have (hold.max_calls_per_principal); answer or "
                 "abandon some first",
@@ -78,39 +104,60 @@ class Lot(Generic[P]):
         if parked.id in self._waiting:
             return True
         try:
-            self.check(parked.principal)
+            self.check(parked.principal, parked.address)
         except Busy:
             return False
         return True
 
-    def park(self, parked: P) -> None:
-        """Park an exchange; raises Busy, unless it is parked already."""
+    def park(self, parked: P, *, is_continued: bool = False) -> None:
+        """Park an exchange; raises Busy, unless it is parked already.
+
+        One that another replica began (`is_continued`) is not refused because of its address: its client would not
+        come again.
+        """
         if parked.id in self._waiting:
             return
-        self.check(parked.principal)
+        self.check(parked.principal, "" if is_continued else parked.address)
         self._waiting[parked.id] = parked
-        self._per_principal[parked.principal] = self._per_principal.get(parked.principal, 0) + 1
+        self._per_principal[parked.principal] += 1
+        if parked.address:
+            self._per_address[parked.address] += 1
 
     def keep(self, parked: P) -> None:
         """Keep an exchange that has ended, so that `find` finds it; the oldest kept ones make room."""
         if not self._leave(parked):
             return
         while len(self._kept) >= self._hold.value.max_calls:
-            oldest = next(iter(self._kept))
-            self._kept.pop(oldest).forget()
-        self._kept[parked.id] = parked
+            self._forget(next(iter(self._kept.values()))[0])
+        share = self.results.share(partial(self._forget, parked))
+        self._kept[parked.id] = parked, share
+        share.grow(parked.kept_bytes)
 
     def remove(self, parked: P) -> None:
         """Forget an exchange, if it is here."""
         _ = self._leave(parked)
-        self._kept.pop(parked.id, None)
+        self._drop(parked)
+
+    def _forget(self, parked: P) -> None:
+        self._drop(parked)
+        parked.forget()
+
+    def _drop(self, parked: P) -> None:
+        kept = self._kept.pop(parked.id, None)
+        if kept is not None:
+            kept[1].release()
 
     def _leave(self, parked: P) -> bool:
         if self._waiting.pop(parked.id, None) is None:
             return False
-        left = self._per_principal[parked.principal] - 1
-        if left:
-            self._per_principal[parked.principal] = left
-        else:
-            del self._per_principal[parked.principal]
+        _count_down(self._per_principal, parked.principal)
+        if parked.address:
+            _count_down(self._per_address, parked.address)
         return True
+
+
+def _count_down(counts: Counter[K], key: K) -> None:
+    """Count one less, and keep no zero."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]

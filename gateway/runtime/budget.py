@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from gateway.config import InForce
+from gateway.telemetry.status import BudgetStatus
 
 
 class Share:
@@ -45,6 +46,10 @@ class Budget:
     def limit(self) -> int:
         """The limit as it holds now; a reload that lowers it makes holders give way when the next bytes come."""
         return self._limit.value
+
+    def status(self) -> BudgetStatus:
+        """Return what /metrics and /status show."""
+        return BudgetStatus(self.used, self.limit, self.given_way)
 
     def __len__(self) -> int:
         """Return the number of holders."""

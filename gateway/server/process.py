@@ -75,7 +75,10 @@ class Gateway:
         self.tasks = Tasks(self.metrics)
         self.recent_errors = RecentErrors()
         self.began = time.monotonic()
-        self.lot: Lot[Driver] = Lot(in_force.part(lambda config: config.hold))
+        self.lot: Lot[Driver] = Lot(
+            in_force.part(lambda config: config.hold), in_force.part(lambda config: config.limits.results_bytes)
+        )
+        self.metrics.watch_budget(self.lot.results.name, self.lot.results.status)
         self._keyrings = Keyrings(in_force, worker.key if worker is not None else None)
         self._peer_sealer = PeerSealer(self._keyrings.peer)
         timeouts = in_force.part(lambda config: config.timeouts)

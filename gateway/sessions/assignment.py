@@ -4,10 +4,20 @@ Every session that ends or comes free leads to an assignment, and there may be t
 question of `assign` is answered by the first element of an ordered dictionary: the principal whose turn it is, its
 first request, and the session that has been idle longest. The pool carries the result out, and calls `assign` again
 until nothing is left to assign.
+
+A principal is *proven* once the upstream has answered a call of it. All others are newcomers, and share a reserve:
+a client that invents principals cannot take the sessions that proven ones need.
 """
 
+import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Collection
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from gateway.protocol.errors import Busy
+
+_PROVEN_KEPT: Final = 20_000
+"""Principals that stay proven while they have no session; the one that came longest ago is forgotten."""
 
 
 class Sharing(Protocol):
@@ -47,16 +57,42 @@ class Limits(NamedTuple):
     per_principal: int
     starting: float = float("inf")
     """How many may be in their handshake at the same time."""
+    newcomers: float = float("inf")
+    """How many the principals may have together that are not proven."""
+    per_address: float = float("inf")
+
+
+class Opener(NamedTuple):
+    """What the limits on new sessions depend on, of the request that needs one."""
+
+    address: str = ""
+    """The client's address; empty if no limit depends on it."""
+    is_exempt: bool = True
+    """Whether the request is never refused, because it continues a call."""
+
+
+GATEWAY: Final = Opener()
+"""The gateway itself, on behalf of a client that it serves already."""
 
 
 class Request(Generic[S]):
     """A caller that needs a session; compared by identity."""
 
-    def __init__(self, group: "Queue[S]", deliver: Callable[[S], None], *, is_fresh: bool = False) -> None:
-        """`deliver` takes the session. `is_fresh`: no used session will do."""
+    def __init__(
+        self,
+        group: "Queue[S]",
+        deliver: Callable[[S], None],
+        refuse: Callable[[Busy], None] = lambda _: None,
+        *,
+        is_fresh: bool = False,
+        opener: Opener = GATEWAY,
+    ) -> None:
+        """`deliver` takes the session, or `refuse` an error. `is_fresh`: no used session will do."""
         self.group = group
         self.deliver = deliver
+        self.refuse = refuse
         self.is_fresh = is_fresh
+        self.opener = opener
 
 
 class Queue(Generic[S]):
@@ -81,7 +117,10 @@ class Queue(Generic[S]):
 class PrincipalQuota(Generic[S]):
     """What one principal has, and what it asks for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_proven: bool = False) -> None:
+        self.is_proven = is_proven
+        self.turn = 0
+        """Its place among the principals that wait for room."""
         self.count = 0
         """Its sessions, idle ones included."""
         self.evictable: dict[S, None] = {}
@@ -90,19 +129,38 @@ class PrincipalQuota(Generic[S]):
         """Its requests that room for a new session would satisfy, in the order of their arrival."""
 
 
+class AddressQuota(Generic[S]):
+    """The sessions that one address has opened."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.evictable: dict[S, None] = {}
+        """As in `PrincipalQuota`."""
+
+
 class Capacity(Generic[S]):
     """All sessions and requests of one pool."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, proven_kept: int = _PROVEN_KEPT) -> None:
         self._limits = limits
+        self._proven_kept = proven_kept
         self.count = 0
         self.starting = 0
         """Sessions in their handshake."""
         self.evictable: dict[S, None] = {}
         """As in `PrincipalQuota`, of all principals."""
+        self.newcomers = 0
+        """Sessions of principals that are not proven."""
+        self.evictable_newcomers: dict[S, None] = {}
         self._quotas: dict[bytes, PrincipalQuota[S]] = {}
         self._eligible: dict[bytes, PrincipalQuota[S]] = {}
         """Quotas with an opener that are below their limit, or have a session to close for it; the next turn first."""
+        self._eligible_newcomers: dict[bytes, PrincipalQuota[S]] = {}
+        """As `_eligible`, for principals that are not proven."""
+        self._turns = itertools.count()
+        self._proven: OrderedDict[bytes, None] = OrderedDict()
+        self._addresses: dict[str, AddressQuota[S]] = {}
+        self._address_of: dict[S, str] = {}
 
     def __len__(self) -> int:
         return len(self._quotas)
@@ -120,7 +178,46 @@ class Capacity(Generic[S]):
 
     def next_quota(self) -> PrincipalQuota[S] | None:
         """The quota of the principal that gets the next room."""
-        return next(iter(self._eligible.values()), None)
+        proven = next(iter(self._eligible.values()), None)
+        newcomer = next(iter(self._eligible_newcomers.values()), None)
+        if newcomer is None or (self.lacks_newcomer_room and not self.evictable_newcomers):
+            return proven
+        return newcomer if proven is None or newcomer.turn < proven.turn else proven
+
+    @property
+    def lacks_newcomer_room(self) -> bool:
+        """Whether the reserve of newcomers is used up."""
+        return self.newcomers >= self._limits.newcomers
+
+    def of_address(self, address: str) -> AddressQuota[S]:
+        """The sessions that an address has opened; those without an address are not counted."""
+        return self._addresses.get(address) or AddressQuota()
+
+    @property
+    def most_of_one_address(self) -> int:
+        """The number of sessions of the address that has the most."""
+        return max((quota.count for quota in self._addresses.values()), default=0)
+
+    def is_newcomer(self, principal: bytes) -> bool:
+        """Whether a principal is not proven."""
+        quota = self._quotas.get(principal)
+        return principal not in self._proven if quota is None else not quota.is_proven
+
+    def prove(self, principal: bytes) -> None:
+        """The upstream has answered a call of this principal."""
+        self._proven[principal] = None
+        self._proven.move_to_end(principal)
+        if len(self._proven) > self._proven_kept:
+            _ = self._proven.popitem(last=False)
+        quota = self._quotas.get(principal)
+        if quota is None or quota.is_proven:
+            return
+        _ = self._eligible_newcomers.pop(principal, None)
+        quota.is_proven = True
+        self.newcomers -= quota.count
+        for session in quota.evictable:
+            del self.evictable_newcomers[session]
+        self._settle(principal, quota)
 
     def add(self, request: Request[S]) -> None:
         """A request waits from now on."""
@@ -144,16 +241,20 @@ class Capacity(Generic[S]):
             lacks_main = group.main is None or group.main.lost
             self._set_opener(next(iter(group.takers)), is_opener=lacks_main)
 
-    def opened(self, session: S, group: Queue[S], *, is_fresh: bool = False) -> None:
+    def opened(self, session: S, group: Queue[S], *, is_fresh: bool = False, address: str = "") -> None:
         """A session is in its handshake from now on; the turn passes to the next principal."""
         if group.is_affine and not is_fresh:
             group.main = session
         group.sessions[session] = None
         self.starting += 1
         self.count += 1
-        quota = self._quotas.setdefault(group.principal, PrincipalQuota())
+        quota = self._quota(group.principal)
         quota.count += 1
-        _ = self._eligible.pop(group.principal, None)
+        self.newcomers += not quota.is_proven
+        if address:
+            self._address_of[session] = address
+            self._addresses.setdefault(address, AddressQuota()).count += 1
+        self._lose_turn(group.principal)
         self._settle(group.principal, quota)
 
     def closed(self, session: S, group: Queue[S]) -> None:
@@ -163,6 +264,12 @@ class Capacity(Generic[S]):
         self.count -= 1
         quota = self._quotas[group.principal]
         quota.count -= 1
+        self.newcomers -= not quota.is_proven
+        address = self._address_of.pop(session, "")
+        if address:
+            self._addresses[address].count -= 1
+            if not self._addresses[address].count:
+                del self._addresses[address]
         self._settle(group.principal, quota)
         if group.main is session:
             group.main = None
@@ -174,6 +281,10 @@ class Capacity(Generic[S]):
         if not session.shared.joiners:
             quota = self._quotas[group.principal]
             quota.evictable[session] = self.evictable[session] = None
+            if not quota.is_proven:
+                self.evictable_newcomers[session] = None
+            if session in self._address_of:
+                self._addresses[self._address_of[session]].evictable[session] = None
             self._settle(group.principal, quota)
 
     def occupied(self, session: S, group: Queue[S]) -> None:
@@ -182,16 +293,33 @@ class Capacity(Generic[S]):
         if session in self.evictable:
             quota = self._quotas[group.principal]
             del quota.evictable[session], self.evictable[session]
+            self.evictable_newcomers.pop(session, None)
+            if session in self._address_of:
+                del self._addresses[self._address_of[session]].evictable[session]
             self._settle(group.principal, quota)
 
     def _set_opener(self, request: Request[S], *, is_opener: bool) -> None:
         principal = request.group.principal
-        quota = self._quotas.get(principal) or PrincipalQuota()
+        quota = self._quota(principal)
         if is_opener:
             quota.openers.setdefault(request)
         else:
             quota.openers.pop(request, None)
         self._settle(principal, quota)
+
+    def _quota(self, principal: bytes) -> PrincipalQuota[S]:
+        """The quota of a principal; a new one counts only once it is settled."""
+        quota = self._quotas.get(principal)
+        if quota is not None:
+            return quota
+        is_proven = principal in self._proven
+        if is_proven:
+            self._proven.move_to_end(principal)
+        return PrincipalQuota(is_proven=is_proven)
+
+    def _lose_turn(self, principal: bytes) -> None:
+        _ = self._eligible.pop(principal, None)
+        _ = self._eligible_newcomers.pop(principal, None)
 
     def _settle(self, principal: bytes, quota: PrincipalQuota[S]) -> None:
         if quota.count or quota.openers:
@@ -199,15 +327,30 @@ class Capacity(Generic[S]):
         else:
             self._quotas.pop(principal, None)
         if quota.openers and (quota.count < self._limits.per_principal or quota.evictable):
-            self._eligible.setdefault(principal, quota)
+            eligible = self._eligible if quota.is_proven else self._eligible_newcomers
+            if principal not in eligible:
+                eligible[principal] = quota
+                quota.turn = next(self._turns)
         else:
-            self._eligible.pop(principal, None)
+            self._lose_turn(principal)
 
 
 class Discard(NamedTuple, Generic[S]):
     """An idle session was lost."""
 
     session: S
+
+
+class Close(NamedTuple, Generic[S]):
+    """An idle session is closed, because its address needs the room."""
+
+    session: S
+
+
+class Refuse(NamedTuple, Generic[S]):
+    """A request is refused: its address has as many sessions as it may, and none of them is idle."""
+
+    request: Request[S]
 
 
 class Reuse(NamedTuple, Generic[S]):
@@ -231,14 +374,18 @@ class Open(NamedTuple, Generic[S]):
     evicted: S | None
 
 
-def assign(group: Queue[S], capacity: Capacity[S]) -> Discard[S] | Reuse[S] | Join[S] | Open[S] | None:
-    """The next assignment after a change in `group`; None when there is none.
+Assignment = Discard[S] | Close[S] | Refuse[S] | Reuse[S] | Join[S] | Open[S]
+
+
+def assign(group: Queue[S] | None, capacity: Capacity[S]) -> Assignment[S] | None:
+    """The next assignment after a change in `group`, or in no group; None when there is none.
 
     The first request of the group gets a session of the group, if one can take its call. Room for new sessions goes
     to the principals in turn, and to the first request of each.
     """
-    capacity.review(group)
-    if group.takers:
+    if group is not None:
+        capacity.review(group)
+    if group is not None and group.takers:
         session = reusable(group)
         if session is not None:
             return Discard(session) if session.lost else Reuse(next(iter(group.takers)), session)
@@ -253,13 +400,19 @@ def reusable(group: Queue[S]) -> S | None:
     return newest if newest is not None and newest.shared.can_begin else None
 
 
-def _opening(capacity: Capacity[S]) -> Open[S] | None:
+def _opening(capacity: Capacity[S]) -> Open[S] | Close[S] | Refuse[S] | None:
     quota, limits = capacity.next_quota(), capacity.limits
     if quota is None or capacity.starting >= limits.starting:
         return None
     request = next(iter(quota.openers))
+    address = capacity.of_address(request.opener.address)
+    if address.count >= limits.per_address and not request.opener.is_exempt:
+        idle = next(iter(address.evictable), None)
+        return Close(idle) if idle is not None else Refuse(request)
     if quota.count >= limits.per_principal:
         return Open(request, next(iter(quota.evictable)))
+    if not quota.is_proven and capacity.lacks_newcomer_room:
+        return Open(request, next(iter(capacity.evictable_newcomers)))
     if capacity.count < limits.total:
         return Open(request, None)
     oldest = next(iter(capacity.evictable), None)

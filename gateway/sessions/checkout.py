@@ -15,15 +15,21 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.config import Config, InForce, Route, RouteSettings
+from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import assignment, pool_errors
-from gateway.sessions.assignment import Capacity, Limits, Request
+from gateway.sessions.assignment import GATEWAY, Capacity, Limits, Opener, Request
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group, Groups
+from gateway.sessions.opening_rate import OpeningRate
 from gateway.sessions.session import Session
-from gateway.telemetry import SessionState
+from gateway.telemetry import Metrics, SessionLimit, SessionState
 
 _SWEEP_SECONDS: Final = 1.0
+_NEWCOMERS_PART: Final = 10
+_NEWCOMER_CHILDREN_PART: Final = 2
+"""Children are few: a tenth of them would make the first callers wait for each other."""
+_LEAST_NEWCOMERS: Final = 8
 _STARTS: Final = max(os.cpu_count() or 1, 2)
 """Children that a route may start at the same time: of sixteen at once on two cores, all took longer than
 timeouts.handshake_seconds. A request that waits for a start may also get a session that comes free."""
@@ -32,16 +38,21 @@ timeouts.handshake_seconds. A request that waits for a start may also get a sess
 class Checkout(ABC):
     """The sessions of one route, with the requests that wait for one."""
 
-    def __init__(self, settings: InForce[RouteSettings], tasks: Tasks, retired: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: InForce[RouteSettings], metrics: Metrics, tasks: Tasks, retired: Callable[[], None]
+    ) -> None:
         """`retired` is called once sessions are kept no longer, so that none need be prepared."""
         self._settings = settings
+        self._metrics = metrics
         self._tasks = tasks
         self._retired = retired
-        self._groups: Groups[Session] = Groups(is_affine=self.route.sessions.affinity == "principal")
+        self._groups: Groups[Session] = Groups(is_affine=self.route.sessions.affinity == "principal", prove=self.prove)
         self._capacity: Capacity[Session] = Capacity(self._limits)
+        self._rate = OpeningRate(settings)
         self.closed = False
         self._sweeper = tasks.start(self._sweep(), f"session sweeper of {self.route.path}")
         settings.after_replace(self._change_limits)
+        self._show_newcomers()
 
     @abstractmethod
     def _session(self, group: Group[Session]) -> Session:
@@ -65,10 +76,39 @@ class Checkout(ABC):
     @property
     def _limits(self) -> Limits:
         starting = float("inf") if self.route.upstream.command is None else _STARTS
-        return Limits(self.most, self._config.sessions.max_per_principal, starting)
+        sessions = self._config.sessions
+        per_address = float("inf") if sessions.max_per_address is None else sessions.max_per_address
+        return Limits(self.most, sessions.max_per_principal, starting, self.most_of_newcomers, per_address)
+
+    @property
+    def most_of_newcomers(self) -> int:
+        """Sessions that principals may have whose calls the upstream has never answered."""
+        part = self.most // (_NEWCOMERS_PART if self.route.upstream.command is None else _NEWCOMER_CHILDREN_PART)
+        return min(self._config.sessions.max_newcomers or max(part, _LEAST_NEWCOMERS), self.most)
+
+    @property
+    def newcomers_in_use(self) -> int:
+        """Sessions of principals whose calls the upstream has never answered; idle ones make room."""
+        return self._capacity.newcomers - len(self._capacity.evictable_newcomers)
+
+    @property
+    def most_of_one_address(self) -> int:
+        """Sessions of the address that has the most; 0 without `sessions.max_per_address`."""
+        return self._capacity.most_of_one_address
+
+    def prove(self, principal: bytes) -> None:
+        """The upstream has answered a call of this principal, here or on another replica."""
+        if self._capacity.is_newcomer(principal):
+            self._capacity.prove(principal)
+            self._show_newcomers()
+            self._assign(None)
+
+    def _show_newcomers(self) -> None:
+        self._metrics.show_newcomers(self.route.path, self._capacity.newcomers, self.most_of_newcomers)
 
     def _change_limits(self, _: RouteSettings) -> None:
         self._capacity.limits = self._limits
+        self._show_newcomers()
         for group in tuple(self._groups.values()):
             self._assign(group)
 
@@ -98,10 +138,10 @@ class Checkout(ABC):
             self._drop(session, end=False)
         return None
 
-    async def _obtain(self, group: Group[Session], *, is_fresh: bool = False) -> Session:
+    async def _obtain(self, group: Group[Session], *, is_fresh: bool = False, opener: Opener = GATEWAY) -> Session:
         """Wait for a session, which is yet to be opened if it is new; raises Busy."""
-        future: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
-        request = Request(group, future.set_result, is_fresh=is_fresh)
+        future: asyncio.Future[Session | Busy] = asyncio.get_running_loop().create_future()
+        request = Request(group, future.set_result, future.set_result, is_fresh=is_fresh, opener=opener)
         self._capacity.add(request)
         self._assign(group)
         try:
@@ -109,8 +149,8 @@ class Checkout(ABC):
                 # `wait` does not cancel the future, so a session that is assigned in the same moment is never lost.
                 _ = await asyncio.wait((future,), timeout=max(self._config.timeouts.session_wait_seconds, 0))
         except asyncio.CancelledError:
-            if future.done():
-                self._return_unused(future.result())
+            if future.done() and isinstance(unused := future.result(), Session):
+                self._return_unused(unused)
             raise
         finally:
             if not future.done():
@@ -118,8 +158,15 @@ class Checkout(ABC):
                 self._groups.forget_if_unused(group)
                 self._assign(group)
         if not future.done():
-            raise pool_errors.busy(self.route)
-        return future.result()
+            is_blocked = self._capacity.is_newcomer(group.principal) and self._capacity.lacks_newcomer_room
+            if is_blocked:
+                self._metrics.session_refused(self.route.path, SessionLimit.NEWCOMERS)
+            raise pool_errors.busy(self.route, is_newcomer=is_blocked)
+        obtained = future.result()
+        if isinstance(obtained, Busy):
+            self._groups.forget_if_unused(group)
+            raise obtained
+        return obtained
 
     def _return_unused(self, session: Session) -> None:
         if session.opened:
@@ -134,18 +181,24 @@ class Checkout(ABC):
         self._capacity.starting -= 1
         self._assign(group)
 
-    def _assign(self, group: Group[Session]) -> None:
-        """Carry out every assignment that a change in a group makes possible."""
+    def _assign(self, group: Group[Session] | None) -> None:
+        """Carry out every assignment that a change in a group, or elsewhere, makes possible."""
         while (found := assignment.assign(group, self._capacity)) is not None:
-            if isinstance(found, assignment.Discard):
-                self._remove(found.session, end=False)
+            if isinstance(found, assignment.Discard | assignment.Close):
+                self._remove(found.session, end=isinstance(found, assignment.Close))
+                continue
+            if isinstance(found, assignment.Refuse):
+                self._refuse(found.request, pool_errors.too_many_of_address(self.route))
                 continue
             if isinstance(found, assignment.Reuse):
                 session = found.session
                 self._occupy(session)
             elif isinstance(found, assignment.Join):
-                session = self._session(group)
+                session = self._session(found.owner.group)
                 session.join(found.owner)
+            elif (refusal := self._rate.take(found.request.group.principal, found.request.opener)) is not None:
+                self._refuse(found.request, refusal)
+                continue
             else:
                 if found.evicted is not None:
                     self._remove(found.evicted, end=True)
@@ -153,11 +206,18 @@ class Checkout(ABC):
             self._capacity.remove(found.request)
             found.request.deliver(session)
 
+    def _refuse(self, request: Request[Session], error: Busy) -> None:
+        self._metrics.session_refused(self.route.path, error.limit)
+        self._capacity.remove(request)
+        request.refuse(error)
+
     def _new(self, request: Request[Session]) -> Session:
         """A session that counts from now on, so that its room is taken before its handshake begins."""
         assert isinstance(request.group, Group)
         session = self._session(request.group)
-        self._capacity.opened(session, session.group, is_fresh=request.is_fresh)
+        address = request.opener.address
+        self._capacity.opened(session, session.group, is_fresh=request.is_fresh, address=address)
+        self._show_newcomers()
         session.move(SessionState.BUSY)
         return session
 
@@ -228,6 +288,7 @@ class Checkout(ABC):
     def _remove(self, session: Session, *, end: bool) -> None:
         session.move(None)
         self._capacity.closed(session, session.group)
+        self._show_newcomers()
         end = end and not session.shared.joiners
         self._tasks.spawn(session.channel.close(end_session=end), "close session")
 

@@ -6,7 +6,7 @@ What is learnt: the server's handshake, its tools, the credentials that it accep
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -28,10 +28,12 @@ _GENERATIONS: Final = itertools.count()
 class Group(Queue[S]):
     """The sessions of one pool key."""
 
-    def __init__(self, key: PoolKey, *, is_affine: bool) -> None:
+    def __init__(self, key: PoolKey, *, is_affine: bool, prove: Callable[[bytes], None] = lambda _: None) -> None:
         """`is_affine`: all calls go to one session (`sessions.affinity: principal`)."""
         super().__init__(key.principal, is_affine=is_affine)
         self.key = key
+        self.prove = prove
+        """To be told the principal when the upstream has answered one of its calls, or asks in one."""
         self.shaken: Handshake | None = None
         self.tools: dict[str, Tool] | None = None
         """The tools by name, as complete answers to tools/list gave them (`learn`); None when unknown."""
@@ -111,9 +113,11 @@ class Group(Queue[S]):
 class Groups(dict[PoolKey, Group[S]]):
     """The groups of one pool by their keys."""
 
-    def __init__(self, *, is_affine: bool) -> None:
+    def __init__(self, *, is_affine: bool, prove: Callable[[bytes], None] = lambda _: None) -> None:
+        """`prove` is as in `Group`."""
         super().__init__()
         self._is_affine = is_affine
+        self._prove = prove
         self._served = float("-inf")
         """When the upstream last served a session of a group that is forgotten."""
 
@@ -121,7 +125,7 @@ class Groups(dict[PoolKey, Group[S]]):
         """The group of a key; made when it is new."""
         group = self.get(key)
         if group is None:
-            group = self[key] = Group(key, is_affine=self._is_affine)
+            group = self[key] = Group(key, is_affine=self._is_affine, prove=self._prove)
         group.used = time.monotonic()
         return group
 

@@ -15,13 +15,13 @@ from gateway.exchange import handshake as negotiate
 from gateway.exchange.handshake import Handshake
 from gateway.http.forwarded_headers import credentials_in
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, Unreachable
+from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable
 from gateway.protocol.request import Request
 from gateway.protocol.tool_filter import OmittedTool
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Upstream
 from gateway.sessions import pool_errors
-from gateway.sessions.authorisation import is_served
+from gateway.sessions.assignment import GATEWAY, Opener
 from gateway.sessions.call import PoolKey, Watcher
 from gateway.sessions.checkout import Checkout
 from gateway.sessions.group import ChangeForwarder, ChangeListeners, Group
@@ -48,9 +48,8 @@ class Pool(Checkout):
         retired: Callable[[], None] = lambda: None,
     ) -> None:
         """`connect` makes the channel of a new session. `retired` is called once the pool keeps no sessions."""
-        super().__init__(settings, tasks, retired)
+        super().__init__(settings, metrics, tasks, retired)
         self._connect = connect
-        self._metrics = metrics
         self._listeners = ChangeListeners()
         self.lists = ListCache()
         self._left_out: set[OmittedTool] = set()
@@ -87,7 +86,12 @@ class Pool(Checkout):
     # -- what the upstream says to a credential ---------------------------------------------------------------------
 
     async def authorise(
-        self, key: PoolKey, headers: Headers, own: Session | None = None, elsewhere: Upstream | None = None
+        self,
+        key: PoolKey,
+        headers: Headers,
+        own: Session | None = None,
+        elsewhere: Upstream | None = None,
+        opener: Opener = GATEWAY,
     ) -> None:
         """Have the upstream see this credential, unless it just has; raises Refused, and what a ping raises.
 
@@ -108,9 +112,10 @@ class Pool(Checkout):
         where = f"The upstream {self.route.upstream.name} of route {self.route.path}"
         adopted = None if elsewhere is None else self._adopted_channel(elsewhere)
         try:
-            if not await is_served(group, headers, own, adopted, where):
+            if not await _is_served(group, headers, own, adopted, where):
                 # No session is left: opening one shows the credential, too.
-                session = await (self.open(key, headers) if group.sessions else self.acquire(key, headers))
+                obtain = self.open if group.sessions else self.acquire
+                session = await obtain(key, headers, opener)
                 try:
                     if not group.accepts(headers):
                         await session.ping(headers)
@@ -122,11 +127,11 @@ class Pool(Checkout):
                 f"{exc.message.partition(';')[0]}, so it is not known whether it accepts this credential; call again"
             ) from exc
 
-    async def handshake(self, key: PoolKey, headers: Headers) -> Handshake:
+    async def handshake(self, key: PoolKey, headers: Headers, opener: Opener = GATEWAY) -> Handshake:
         """What the upstream says of itself to this principal; opens a session only when it is not known yet."""
         group = self.group(key)
         if group.shaken is None:
-            session = await self.acquire(key, headers)
+            session = await self.acquire(key, headers, opener)
             self.release(session, clean=True)
             return session.shaken
         return group.shaken
@@ -138,12 +143,12 @@ class Pool(Checkout):
         found = place(key, request, headers) if self.route.cache.lists_seconds else None
         return CacheKey(found, self.group(key).generation) if found is not None else None
 
-    async def kept(self, cache_key: CacheKey, headers: Headers) -> bytes | None:
+    async def kept(self, cache_key: CacheKey, headers: Headers, opener: Opener = GATEWAY) -> bytes | None:
         """A list from the cache, for a credential that the upstream accepts; raises as `authorise` does."""
         if self.lists.find(cache_key) is None:
             return None
         key = cache_key.place.key
-        await self.authorise(key, headers)
+        await self.authorise(key, headers, opener=opener)
         # The list may have changed while the upstream was asked.
         return self.lists.find(cache_key._replace(generation=self.group(key).generation))
 
@@ -153,21 +158,22 @@ class Pool(Checkout):
 
     # -- getting a session ------------------------------------------------------------------------------------------
 
-    async def acquire(self, key: PoolKey, headers: Headers) -> Session:
+    async def acquire(self, key: PoolKey, headers: Headers, opener: Opener = GATEWAY) -> Session:
         """A session for exclusive use: an idle one, a new one, or the next that comes free.
 
         With affinity it is the one session of the group.
-        Raises Busy when none came free in `timeouts.session_wait_seconds`, and what opening one raises.
+        Raises Busy when none came free in `timeouts.session_wait_seconds`, or when the `opener` may open none now, and
+        what opening one raises.
         """
-        session = self.take(key) or await self._obtain(self.group(key))
+        session = self.take(key) or await self._obtain(self.group(key), opener=opener)
         return session if session.opened else await self._open(session, headers)
 
-    async def open(self, key: PoolKey, headers: Headers) -> Session:
+    async def open(self, key: PoolKey, headers: Headers, opener: Opener = GATEWAY) -> Session:
         """A new session, without the subscriptions, log level or lost stream of an earlier call.
 
         Raises as `acquire` does.
         """
-        return await self._open(await self._obtain(self.group(key), is_fresh=True), headers)
+        return await self._open(await self._obtain(self.group(key), is_fresh=True, opener=opener), headers)
 
     async def adopt(
         self, key: PoolKey, whereabouts: Upstream, headers: Headers, *, is_shared: bool = False
@@ -212,3 +218,39 @@ class Pool(Checkout):
             raise explained from exc
         finally:
             self._end_start(session.group)
+
+
+async def _is_served(
+    group: Group[Session], headers: Headers, own: Session | None, elsewhere: Channel | None, where: str
+) -> bool:
+    """Have the credential checked in an open session; returns False if none is left.
+
+    `own` is the session of the call, `elsewhere` a channel of the session that another process opened for it. `where`
+    names the upstream in errors. Raises what a ping raises, except SessionLost.
+    """
+    if elsewhere is not None and await _is_served_elsewhere(elsewhere, headers):
+        group.accept(headers)
+        return True
+    mine = own.shared.owner if own is not None else None  # a joiner speaks in the session of its owner
+    for session in (mine, *group.sessions) if mine is not None else tuple(group.sessions):
+        if session.lost or session.state is None or not (session.opened or session.adopted):
+            continue  # it is in its handshake, or has ended
+        try:
+            await session.ping(headers)
+        except SessionLost as exc:
+            if await session.is_alive() and session is mine:
+                raise Refused(f"{where} does not accept the credential in the call's session", status=403) from exc
+            continue
+        group.accept(headers)
+        return True
+    return False
+
+
+async def _is_served_elsewhere(channel: Channel, headers: Headers) -> bool:
+    try:
+        await channel.ping(headers)
+    except SessionLost:
+        return False
+    finally:
+        await channel.close(end_session=False)
+    return True

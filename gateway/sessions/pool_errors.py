@@ -1,11 +1,54 @@
 """The errors of a route that cannot provide a session, or an answer in it."""
 
+import math
+
 from gateway.config import Route
 from gateway.protocol.errors import Busy, CallLost, CannotAsk, NoHandshake, NoLegacySide, Unreachable
+from gateway.telemetry import SessionLimit
 
 
-def busy(route: Route) -> Busy:
-    """No session came free in time."""
+def too_many_of_principal(route: Route, seconds: float) -> Busy:
+    """One principal opens sessions too fast."""
+    return Busy(
+        f"You open sessions on route {route.path} faster than sessions.new_per_second_per_principal allows; repeat "
+        "the same clientInfo and capabilities in every request, so that a session can be used again, or call later",
+        status=429,
+        retry_after_seconds=math.ceil(seconds),
+        limit=SessionLimit.PRINCIPAL_RATE,
+    )
+
+
+def too_many_of_route(route: Route, seconds: float) -> Busy:
+    """All principals together open sessions too fast."""
+    by_command = route.upstream.command is not None
+    name = SessionLimit.CHILD_RATE if by_command else SessionLimit.RATE
+    return Busy(
+        f"Clients open {'processes' if by_command else 'sessions'} on route {route.path} faster than {name} allows; "
+        "call later",
+        status=503,
+        retry_after_seconds=math.ceil(seconds),
+        limit=name,
+    )
+
+
+def too_many_of_address(route: Route) -> Busy:
+    """One address has all the sessions that it may have, and none of them is idle."""
+    return Busy(
+        f"Your address has as many sessions on route {route.path} as one address may have "
+        "(sessions.max_per_address); end a call or a subscription, or call later",
+        status=429,
+        limit=SessionLimit.ADDRESS,
+    )
+
+
+def busy(route: Route, *, is_newcomer: bool = False) -> Busy:
+    """No session came free in time; `is_newcomer` if only the reserve of newcomers was used up."""
+    if is_newcomer:
+        return Busy(
+            f"The upstream of route {route.path} has not answered a call with your credential yet, and the sessions "
+            "for such callers (sessions.max_newcomers) are in use; call later",
+            status=503,
+        )
     if route.sessions.affinity == "principal":
         return Busy(
             f"Another call of the same principal has the one session of route {route.path} "

@@ -375,6 +375,8 @@ class Session:
             # The call's own response proves that its credential was accepted. A message that comes while the POST is
             # pending, or on the side stream, may be about anything.
             self._prove(call.headers)
+        if not isinstance(means, inbound.Notice) and not isinstance(means.event, on.Failed):
+            self.group.prove(self.group.principal)
         call.listener.hear(means.event)
         return isinstance(means, inbound.Answer)
 

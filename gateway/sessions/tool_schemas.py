@@ -15,6 +15,7 @@ from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
 from gateway.protocol.errors import HeaderMismatch, SessionLost
 from gateway.protocol.param_headers import Tool
 from gateway.protocol.request import HeaderValues, Request
+from gateway.sessions.assignment import GATEWAY, Opener
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group
 from gateway.sessions.pool import Pool
@@ -64,34 +65,36 @@ def is_ephemeral(pool: Pool, key: PoolKey, name: str) -> bool:
     return (group.tools or group.former or {}).get(name, _UNKNOWN).ephemeral
 
 
-async def check(pool: Pool, key: PoolKey, request: Request, http: HeaderValues, headers: Headers) -> None:
+async def check(  # noqa: PLR0913  (everything that a first round knows)
+    pool: Pool, key: PoolKey, request: Request, http: HeaderValues, headers: Headers, opener: Opener = GATEWAY
+) -> None:
     """Refuse a tools/call whose `Mcp-Param-*` headers differ from its arguments; raises HeaderMismatch.
 
     The refusal names an argument of the tool, so the upstream sees the credential first; raises Refused.
     """
     group = pool.group(key)
     if not group.knows(request.target, headers):
-        await know(pool, key, headers, request.target)
+        await know(pool, key, headers, request.target, opener)
     mirrored = (group.tools or {}).get(request.target, _UNKNOWN).mirrored
     try:
         param_headers.check(mirrored, request.params.get("arguments"), http)
     except HeaderMismatch:
-        await pool.authorise(key, headers)
+        await pool.authorise(key, headers, opener=opener)
         raise
 
 
-async def know(pool: Pool, key: PoolKey, headers: Headers, tool: str) -> None:
+async def know(pool: Pool, key: PoolKey, headers: Headers, tool: str, opener: Opener = GATEWAY) -> None:
     """List the tools of a group unless this one is known; a server without tools/list repeats no argument."""
     try:
-        await _know(pool, key, headers, tool)
+        await _know(pool, key, headers, tool, opener)
     except SessionLost:
         pool.forget_idle(key)
-        await _know(pool, key, headers, tool)
+        await _know(pool, key, headers, tool, opener)
 
 
-async def _know(pool: Pool, key: PoolKey, headers: Headers, tool: str) -> None:
+async def _know(pool: Pool, key: PoolKey, headers: Headers, tool: str, opener: Opener) -> None:
     group = pool.group(key)
-    session = await pool.acquire(key, headers)
+    session = await pool.acquire(key, headers, opener)
     clean = False
     try:
         if not group.knows(tool, headers):

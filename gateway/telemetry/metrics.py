@@ -31,6 +31,7 @@ from gateway.telemetry.labels import (
     PeerOutcome,
     PeerReason,
     Rejection,
+    SessionLimit,
     SessionState,
     StateReason,
     Step,
@@ -38,6 +39,7 @@ from gateway.telemetry.labels import (
     UpstreamEra,
     UpstreamFailure,
 )
+from gateway.telemetry.status import BudgetStatus
 
 OTHER = "other"
 _NESTED_METHODS = frozenset({mcp.ELICIT, mcp.SAMPLE, mcp.ROOTS})
@@ -195,6 +197,15 @@ class Metrics:
     def _declare_upstreams(self) -> None:
         self._sessions = self._gauge("sessions", "Upstream sessions.", "route", "state")
         self._session_counts: Counts[tuple[str, ...]] = Counts()
+        self._refused = self._counter(
+            "sessions_refused_total", "Requests for a new session that were refused, by the limit.", "route", "limit"
+        )
+        self._newcomers = self._gauge(
+            "newcomer_sessions", "Sessions of principals whose calls the upstream has never answered.", "route"
+        )
+        self._newcomers_limit = self._gauge(
+            "newcomer_sessions_limit", "Maximum of `mcp_gateway_newcomer_sessions`.", "route"
+        )
         self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route")
         self._lost = self._counter("sessions_lost_total", "Upstream sessions that the upstream forgot.", "route")
         self._lists = self._counter(
@@ -219,14 +230,14 @@ class Metrics:
         self._build[version,].set(1)
         self._reloads = self._counter("config_reloads_total", "Configuration reloads.", "outcome")
         self._limit = self._gauge("held_calls_limit", "Maximum number of parked calls.")[()]
-        self._seals = self._counter("seals_total", "requestState values that this process sealed.")[()]
-        self._budgets: dict[str, Callable[[], tuple[int, int, int]]] = {}
-        self._budget_used = self._gauge("budget_bytes", "Bytes that a budget counts now, by its key.", "budget")
-        self._budget_limit = self._gauge("budget_limit_bytes", "The limit of a budget.", "budget")
-        self._gave_way_shown: Counts[str] = Counts()
-        self._gave_way = self._counter(
-            "budget_gave_way_total", "Holders of bytes that gave way because their budget was full.", "budget"
+        self._budgets: dict[str, Callable[[], BudgetStatus]] = {}
+        self._shown_given_way: dict[str, int] = {}
+        self._budget_bytes = self._gauge("budget_bytes", "Bytes that are counted against a limit.", "budget")
+        self._budget_limits = self._gauge("budget_limit_bytes", "The limits of `mcp_gateway_budget_bytes`.", "budget")
+        self._given_way = self._counter(
+            "budget_given_way_total", "Holders of bytes that gave way because their budget was full.", "budget"
         )
+        self._seals = self._counter("seals_total", "requestState values that this process sealed.")[()]
         self._worker_restarts = self._counter(
             "worker_restarts_total", "Workers that ended unexpectedly and were restarted."
         )[()]
@@ -251,6 +262,7 @@ class Metrics:
         _ = [self._passed[route, era, outcome] for era in TrafficEra for outcome in Passed]
         _ = [self._probes[route, era] for era in UpstreamEra]
         _ = [self._sessions[route, state] for state in SessionState]
+        _ = [self._refused[route, limit] for limit in SessionLimit]
 
     def operation_finished(self, route: str, method: str, version: str, ending: Ending, seconds: float) -> None:
         """Count one round and its duration; `method` and `version` as the client sent them."""
@@ -265,15 +277,6 @@ class Metrics:
     def malformed(self, reason: Malformation) -> None:
         """Count a request that was not well-formed HTTP."""
         self._malformations[reason,].inc()
-
-    def show_budget(self, name: str, read: Callable[[], tuple[int, int, int]]) -> None:
-        """Show a budget; `read` returns the bytes used, the limit, and how many holders have given way so far."""
-        self._budgets[name] = read
-        _ = self._gave_way[name,]
-
-    def budgets(self) -> dict[str, tuple[int, int, int]]:
-        """Return what is used of each budget, its limit, and how many holders have given way so far."""
-        return {name: read() for name, read in self._budgets.items()}
 
     def passed(self, route: str, era: TrafficEra, outcome: Passed, seconds: float | None) -> None:
         """Count a request that was passed through, at its end; `seconds` is None for a stream that is not a reply."""
@@ -310,6 +313,15 @@ class Metrics:
         """Show `hold.max_calls`."""
         self._limit.set(calls)
 
+    def watch_budget(self, budget: str, status: Callable[[], BudgetStatus]) -> None:
+        """Show a budget, by the key in the configuration that sets its limit."""
+        self._budgets[budget] = status
+        _ = self._given_way[budget,]
+
+    def budgets(self) -> dict[str, BudgetStatus]:
+        """Return the present status of every budget."""
+        return {budget: status() for budget, status in self._budgets.items()}
+
     def exchange_finished(self, route: str, rounds: int) -> None:
         """Count an exchange's rounds at its end."""
         self._rounds[route,].observe(rounds)
@@ -337,6 +349,15 @@ class Metrics:
     def session_opened(self, route: str) -> None:
         """Count a finished handshake."""
         self._opened[route,].inc()
+
+    def session_refused(self, route: str, limit: str) -> None:
+        """Count a request that got no session, by a `SessionLimit`."""
+        self._refused[route, _bounded(limit, SessionLimit)].inc()
+
+    def show_newcomers(self, route: str, sessions: int, limit: int) -> None:
+        """Show the sessions of principals whose calls the upstream has never answered."""
+        self._newcomers[route,].set(sessions)
+        self._newcomers_limit[route,].set(limit)
 
     def session_lost(self, route: str) -> None:
         """Count a session that its upstream no longer knows."""
@@ -399,9 +420,9 @@ class Metrics:
         """Return (body, content type) of /metrics."""
         for labels, count in self._session_counts.items():
             self._sessions[labels].set(count)
-        for name, (used, limit, gave_way) in self.budgets().items():
-            self._budget_used[name,].set(used)
-            self._budget_limit[name,].set(limit)
-            self._gave_way[name,].inc(gave_way - self._gave_way_shown[name])
-            self._gave_way_shown[name] = gave_way
+        for budget, status in self.budgets().items():
+            self._budget_bytes[budget,].set(status.used)
+            self._budget_limits[budget,].set(status.limit)
+            self._given_way[budget,].inc(status.given_way - self._shown_given_way.get(budget, 0))
+            self._shown_given_way[budget] = status.given_way
         return generate_latest(self._registry), CONTENT_TYPE_LATEST

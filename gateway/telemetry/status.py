@@ -55,6 +55,13 @@ class RouteStatus(Struct, frozen=True, kw_only=True):
     """None unless the upstream is a command."""
     children_limit: int | None
     subscriptions: int
+    newcomers: int = 0
+    """Sessions of callers whose calls the upstream has never answered, without idle ones."""
+    newcomers_limit: int = 0
+    of_one_address: int = 0
+    """Sessions of the address that has the most."""
+    of_one_address_limit: int = 0
+    """0: no limit."""
     streams: int
     """Streams that are passed through: GET streams of legacy clients, subscriptions at a modern upstream."""
 
@@ -118,15 +125,13 @@ class Notice(Struct, frozen=True):
     """False for a mere advisory."""
 
 
-class BudgetStatus(Struct, frozen=True, kw_only=True):
-    """Bytes that many holders share."""
+class BudgetStatus(Struct, frozen=True):
+    """A budget of bytes that many holders share."""
 
-    name: str
-    """The key of its limit in the configuration."""
-    used_bytes: int
-    limit_bytes: int
-    gave_way: int
-    """Holders that had to give way since the start."""
+    used: int
+    limit: int
+    given_way: int
+    """How many holders gave their bytes up because the budget was full."""
 
 
 class ProcessStatus(Struct, frozen=True, kw_only=True):
@@ -142,12 +147,16 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     held_limit: int = 0
     held_of_one_caller: int = 0
     held_of_one_caller_limit: int = 0
+    held_of_one_address: int = 0
+    held_of_one_address_limit: int = 0
+    """0: no limit."""
     connections: int = 0
     connections_limit: int = 0
     open_files: int = 0
     open_files_limit: int = 0
     memory_bytes: int = 0
-    budgets: tuple[BudgetStatus, ...] = ()
+    budgets: dict[str, BudgetStatus] = {}
+    """By the key in the configuration that sets the limit."""
 
 
 class Status(Struct, frozen=True, kw_only=True):
@@ -275,6 +284,9 @@ def _route(one: RouteStatus, other: RouteStatus) -> RouteStatus:
         held=one.held + other.held,
         sessions={state: count + other.sessions.get(state, 0) for state, count in one.sessions.items()},
         sessions_limit=one.sessions_limit + other.sessions_limit,
+        newcomers=one.newcomers + other.newcomers,
+        newcomers_limit=one.newcomers_limit + other.newcomers_limit,
+        of_one_address=max(one.of_one_address, other.of_one_address),
         waiting=one.waiting + other.waiting,
         children=_sum(one.children, other.children),
         children_limit=_sum(one.children_limit, other.children_limit),

@@ -2,7 +2,11 @@
 
 Requests that arrive while the era is unknown share one probe. The process remembers its result until it proves wrong.
 An inconclusive probe (no answer in time, a refused credential, an error page) is not remembered: its requests are
-served as if the upstream were legacy, because the handshake explains the fault, and the next request probes again.
+served as if the upstream were legacy, because the handshake explains the fault, and a later request probes again.
+
+Clients choose the credentials of a probe, so they could have the upstream refuse one after the other. At most one
+starts in a second. Until the next one may start, requests are served as after an inconclusive one. A request whose
+handshake shows that the upstream takes its credentials but is not legacy waits for its turn, before all others.
 """
 
 import asyncio
@@ -45,28 +49,56 @@ class EraProbe:
     def __init__(self, upstream: HttpUpstream, metrics: Metrics, answered: Callable[[], None]) -> None:
         """`answered` is called after every conclusive probe."""
         self._answered = answered
-        self._client, self.endpoint, self._tasks, _ = upstream
+        self._client, self.endpoint, self._tasks, self._times = upstream
         self._metrics = metrics
         self.known: bool | None = None
         """Whether the upstream is modern; None if a probe has to find out."""
         self._found = 0.0
         self._probe: _Probe | None = None
+        self._next_start = float("-inf")
+        """Monotonic time from which the next probe may start."""
+        self._waiting = 0
+        """Requests that wait for that time."""
 
-    async def is_modern(self, headers: Headers) -> bool:
-        """Whether the upstream takes modern requests unchanged; `headers` carry the credentials of the request."""
-        known = self.known
-        while known is None:
+    async def is_modern(self, headers: Headers, *, waits: bool = False) -> bool:
+        """Whether the upstream takes modern requests unchanged; `headers` carry the credentials of the request.
+
+        `waits`: until a probe may start, if none may now.
+        """
+        while self.known is None:
             probe = self._probe
             mine = probe is None
             if probe is None:
-                probe = self._probe = _Probe(headers)
-                probe.task = self._tasks.start(self._ask(probe), "era probe")
+                if not await self._may_start(waits=waits):
+                    return False
+                if self._probe is not None or self.known is not None:
+                    continue  # another request that waited came first
+                probe = self._start(headers)
             # The probe outlives the request that started it, because other requests wait for it too.
             _ = await asyncio.wait((probe.task,))
-            known = probe.found
-            if known is None and (mine or not probe.refused or probe.headers == headers):
+            if probe.found is not None:
+                return probe.found
+            if mine or not probe.refused or probe.headers == headers:
                 return False
-        return known
+        return self.known
+
+    async def _may_start(self, *, waits: bool) -> bool:
+        """Return whether this request may start a probe, after the wait for that if it `waits`."""
+        pause = self._next_start - time.monotonic()
+        if not waits:
+            return pause <= 0 and not self._waiting
+        self._waiting += 1
+        try:
+            await asyncio.sleep(max(pause, 0))
+        finally:
+            self._waiting -= 1
+        return True
+
+    def _start(self, headers: Headers) -> _Probe:
+        self._next_start = time.monotonic() + self._times.probe_pause_seconds
+        probe = self._probe = _Probe(headers)
+        probe.task = self._tasks.start(self._ask(probe), "era probe")
+        return probe
 
     def transport_found(self, speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)
         """A handshake used HTTP+SSE, which only legacy servers speak, or found that the upstream left it."""

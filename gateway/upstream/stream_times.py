@@ -22,6 +22,8 @@ class StreamTimes(Struct, frozen=True, kw_only=True):
     """How long a resumed stream may be silent before it is opened again."""
     endpoint_seconds: float = 4.0
     """How long a stream of HTTP+SSE may take to name its endpoint: less than half of timeouts.handshake_seconds."""
+    probe_pause_seconds: float = 1.0
+    """The shortest time between the starts of two probes for the upstream's era."""
     late_post_seconds: float = 1.0
     """How long the POST of a request over HTTP+SSE may still take once the stream has brought the answer."""
 

@@ -196,9 +196,10 @@ async def test_limits_are_shown_with_their_use(upstream: FakeUpstream, begin: St
     assert (process.held, process.held_limit) == (4, 5)
     assert (process.held_of_one_caller, process.held_of_one_caller_limit) == (4, 4)
     assert 1 <= process.connections <= process.connections_limit == 50
-    assert {each.name: each.limit_bytes for each in process.budgets} == {
+    assert {name: each.limit for name, each in process.budgets.items()} == {
         "limits.receiving_bytes": 32 << 20,
         "limits.sending_bytes": 32 << 20,
+        "limits.results_bytes": 16 << 20,
     }
     assert 10 < process.open_files < process.open_files_limit
     assert process.memory_bytes > 10_000_000

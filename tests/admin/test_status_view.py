@@ -46,8 +46,11 @@ def limits(status: Status) -> list[str]:
 
 def test_a_budget_that_is_nearly_full_is_a_problem() -> None:
     def notices(used_bytes: int) -> list[str]:
-        budget = BudgetStatus(name="limits.sending_bytes", used_bytes=used_bytes, limit_bytes=10_000, gave_way=0)
-        return [notice.text for notice in view(status_of(replace(process(0), budgets=(budget,)))).notices]
+        budget = BudgetStatus(used_bytes, 10_000, 0)
+        return [
+            notice.text
+            for notice in view(status_of(replace(process(0), budgets={"limits.sending_bytes": budget}))).notices
+        ]
 
     assert notices(8_000) == ["limits.sending_bytes: 8,000 of 10,000 bytes"]
     assert notices(7_999) == []

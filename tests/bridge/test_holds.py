@@ -11,6 +11,7 @@ from gateway.protocol.errors import Stopping
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import ask, later
 from tests.support.stand import Start
+from tests.support.status import told
 from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually
 
 # -- a client that comes again ----------------------------------------------------------------------------------------
@@ -46,7 +47,65 @@ async def test_an_old_round_is_refused_unless_it_repeats_its_own_answers(
     assert len(upstream.of("answer")) == 2
 
 
+async def test_large_results_are_forgotten_when_newer_ones_need_their_bytes(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(limits={"results_bytes": 250_000})
+    client = stand.client()
+
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("q")
+        await turn.result(text("x" * 100_000))
+
+    upstream.tool(tool)
+    asked = [await client.call() for _ in range(4)]
+    delivered = [await client.answer(each) for each in asked]
+    assert all(len(reply.text) == 100_000 for reply in delivered)
+    repeated = [await client.answer(each) for each in asked]
+    assert [reply.outcome for reply in repeated[:2]] == [(400, -32602, "invalid_request_state")] * 2
+    assert [reply.text for reply in repeated[2:]] == [reply.text for reply in delivered[2:]]
+    results = (await told(stand)).processes[0].budgets["limits.results_bytes"]
+    assert (results.limit, results.given_way) == (250_000, 2)
+    assert 200_000 < results.used <= results.limit
+    assert len(upstream.of("answer")) == 4
+
+
+async def test_a_large_request_counts_with_its_kept_result(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(limits={"results_bytes": 250_000})
+    client = stand.client()
+    upstream.tool(ask)
+    arguments = {"text": "x" * 100_000}
+    asked = [await client.call(arguments=arguments) for _ in range(3)]
+    for each in asked:
+        assert (await client.answer(each, arguments=arguments)).status == 200
+    assert stand.gateway.lot.results.given_way == 1
+    assert (await client.answer(asked[0], arguments=arguments)).outcome == (400, -32602, "invalid_request_state")
+
+
 # -- caps -------------------------------------------------------------------------------------------------------------
+
+
+async def test_one_address_holds_its_share_of_calls_whatever_credentials_it_invents(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(hold={"max_calls_per_address": 2}, principal={"trusted_proxies": ["127.0.0.0/8"]})
+    upstream.tool(ask)
+
+    def caller(number: int, address: str) -> Client:
+        return stand.client(f"Bearer {number}", headers={"X-Forwarded-For": address})
+
+    asked = [await caller(number, "192.0.2.1").call() for number in range(2)]
+    refused = await caller(2, "192.0.2.1").call()
+    assert refused.outcome == (429, -32603, "busy")
+    assert "hold.max_calls_per_address" in refused.error["message"]
+    assert int(refused.headers["Retry-After"]) > 0
+    other = await caller(3, "192.0.2.2").call()
+    process = (await told(stand)).processes[0]
+    assert (process.held_of_one_address, process.held_of_one_address_limit) == (2, 2)
+    for number, each in zip((0, 1, 3), (*asked, other), strict=True):
+        assert (await caller(number, "192.0.2.1").answer(each)).status == 200, "a retry is served from any address"
+    last = await caller(2, "192.0.2.1").call()
+    assert (await caller(2, "192.0.2.1").answer(last)).status == 200
 
 
 async def test_calls_beyond_the_caps_on_held_calls_are_refused_until_one_ends(

@@ -12,7 +12,7 @@ from gateway.identity import bearer_token
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import errors, jsonrpc, request, surrogates
 from gateway.seal import peer_messages
-from gateway.sessions import list_cache, own_answers, pool
+from gateway.sessions import assignment, checkout, list_cache, own_answers, pool
 from gateway.telemetry import log
 from gateway.upstream import era_probe, http_errors, resumption, streamable_http
 from gateway.upstream.stream_times import DEFAULT_TIMES
@@ -51,6 +51,8 @@ FIXED = [
             f"an id of {size(own_answers._MAX_ID_BYTES)}",
         ],
     ),
+    ("sessions of all callers together whose calls", [f"at least {checkout._LEAST_NEWCOMERS}"]),
+    ("callers without a session of whom", [count(assignment._PROVEN_KEPT)]),
     ("URIs of one subscription", [count(subscription._MAX_URIS)]),
     ("content of a change beside its URI", [size(subscription._MAX_PARAMS_BYTES)]),
     (
@@ -128,7 +130,11 @@ FIXED = [
     ("the end of an answered stream", [seconds(DEFAULT_TIMES.drain_seconds)]),
     (
         "the probe for the upstream's era",
-        [seconds(era_probe.PROBE_SECONDS), f"every {seconds(era_probe._DOUBT_SECONDS)}"],
+        [
+            seconds(era_probe.PROBE_SECONDS),
+            f"one start in {seconds(DEFAULT_TIMES.probe_pause_seconds)}",
+            f"every {seconds(era_probe._DOUBT_SECONDS)}",
+        ],
     ),
 ]
 

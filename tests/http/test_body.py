@@ -182,7 +182,7 @@ async def test_the_oldest_unfinished_body_gives_way(
     if of == "receiving_bytes":
         name = "limits.receiving_bytes"
         assert stand.gateway.metrics.render()
-        assert sample(stand, "mcp_gateway_budget_gave_way_total", budget=name) == 1
+        assert sample(stand, "mcp_gateway_budget_given_way_total", budget=name) == 1
         assert sample(stand, "mcp_gateway_budget_limit_bytes", budget=name) == 20_000
         assert sample(stand, "mcp_gateway_budget_bytes", budget=name) == 0
 

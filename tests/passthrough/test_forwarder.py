@@ -15,11 +15,12 @@ from multidict import CIMultiDict
 from gateway.config import parse
 from gateway.protocol import mcp
 from gateway.upstream import era_probe
+from gateway.upstream.stream_times import StreamTimes
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.fake_wire import fake_wire
 from tests.support.logs import Lines
 from tests.support.stand import Start
-from tests.support.workbench import Client, Stand, configuration, eventually
+from tests.support.workbench import SHORT_TIMES, Client, Stand, configuration, eventually
 
 INITIALIZE = {
     "jsonrpc": "2.0",
@@ -454,6 +455,93 @@ async def test_a_probe_that_says_nothing_is_asked_again(
     make_modern(upstream)
     assert (await client.call()).text == "modern"
     assert probes(stand, "unknown") == probes(stand, "modern") == 1
+
+
+def paused(seconds: float) -> StreamTimes:
+    return msgspec.structs.replace(SHORT_TIMES, probe_pause_seconds=seconds)
+
+
+@pytest.mark.parametrize("status", [401, 503])
+async def test_callers_that_come_one_after_the_other_cause_one_probe_and_decide_nothing(
+    upstream: FakeUpstream, begin: Start, status: int
+) -> None:
+    stand = await begin(stream_times=paused(1000))
+    upstream.on("server/discover", lambda turn: _refuse(turn, status))
+    for number in range(10):
+        assert (await stand.client(f"Bearer {number}").call()).text == "done"
+    assert len(upstream.probes) == 1
+    era = stand.gateway.routes.live["/mcp"].upstream.era
+    assert era is not None
+    assert era.known is None
+
+
+async def test_callers_that_come_at_once_cause_one_probe(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(stream_times=paused(1000))
+    gate = asyncio.Event()
+
+    async def refuse(turn: Turn) -> None:
+        await gate.wait()
+        turn.reply(401)
+
+    upstream.on("server/discover", refuse)
+    loop = asyncio.get_running_loop()
+    calls = [loop.create_task(stand.client(f"Bearer {number}").call()) for number in range(10)]
+    await eventually(lambda: stand.gateway.downstream.in_flight == 10)
+    gate.set()
+    assert [reply.text for reply in await asyncio.gather(*calls)] == ["done"] * 10
+    assert len(upstream.probes) == 1
+
+
+async def test_a_caller_that_a_modern_upstream_accepts_waits_for_its_turn_to_probe(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    route = {"upstream": {"url": upstream.url, "transport": "streamable-http"}}
+    stand = await begin(stream_times=paused(0.3), route=route)
+    make_modern(upstream)
+
+    async def checked(turn: Turn) -> None:
+        if turn.seen.headers["Authorization"] != "Bearer good":
+            turn.reply(401)
+        else:
+            await discovered(turn)
+
+    async def handshake(turn: Turn) -> None:
+        await _refuse(turn, 400 if turn.seen.headers["Authorization"] == "Bearer good" else 401)
+
+    upstream.on("server/discover", checked)
+    upstream.on("initialize", handshake)
+    good = stand.client("Bearer good")
+
+    async def knock() -> None:
+        headers, body = stand.client("Bearer bad").build("tools/list")
+        async with stand.http.post(stand.url, headers=headers, data=body) as response:
+            _ = await response.read()
+
+    await knock()
+    calls = [asyncio.get_running_loop().create_task(good.call()) for _ in range(3)]
+    while not all(call.done() for call in calls):
+        await knock()
+    assert [call.result().text for call in calls] == ["modern"] * 3
+    assert [probe.headers["Authorization"] for probe in upstream.probes] == ["Bearer bad", "Bearer good"]
+
+
+async def test_a_caller_that_waits_for_its_turn_to_probe_comes_before_others_until_it_leaves(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(stream_times=paused(1000))
+    upstream.on("server/discover", lambda turn: _refuse(turn, 401))
+    era = stand.gateway.routes.live["/mcp"].upstream.era
+    assert era is not None
+    assert not await era.is_modern({"Authorization": "Bearer one"})
+    waiting = asyncio.get_running_loop().create_task(era.is_modern({"Authorization": "Bearer good"}, waits=True))
+    await asyncio.sleep(0)
+    era._next_start = float("-inf")  # the time is over, but the task has not run yet
+    assert not await era.is_modern({"Authorization": "Bearer two"})
+    assert len(upstream.probes) == 1
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert not await era.is_modern({"Authorization": "Bearer three"})
+    assert len(upstream.probes) == 2
 
 
 async def test_a_probe_that_hangs_is_given_up(

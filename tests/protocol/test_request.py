@@ -105,6 +105,18 @@ def test_a_good_request_is_taken_apart() -> None:
     assert found.request_state == "sealed"
 
 
+def test_a_large_declaration_is_checked_but_not_remembered() -> None:
+    info, declared = {"name": "x" * 2_000, "version": "1"}, {"experimental": {"x": {"y": "z" * 2_000}}, "roots": {}}
+    caches = (request._is_implementation, request._declared)
+    before = [cache.cache_info().currsize for cache in caches]
+    checked = read(with_meta(clientInfo=info, clientCapabilities=declared))
+    assert checked.declared.roots
+    assert json.loads(bytes(checked.client_info)) == info
+    with pytest.raises(InvalidParams):
+        read(with_meta(clientInfo={"name": "x" * 2_000}, clientCapabilities=declared))
+    assert [cache.cache_info().currsize for cache in caches] == before
+
+
 def test_what_is_optional_may_be_missing() -> None:
     found = read(with_meta({mcp.META_CLIENT_INFO: None}))
     assert json.loads(bytes(found.client_info)) == {"name": "unknown", "version": "0"}

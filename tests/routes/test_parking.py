@@ -8,16 +8,20 @@ from gateway.routes.parking import Lot
 
 
 class Car:
-    def __init__(self, id_: str, principal: bytes = b"p") -> None:
-        self.id, self.principal = id_, principal
+    def __init__(self, id_: str, principal: bytes = b"p", kept_bytes: int = 1, address: str = "") -> None:
+        self.id, self.principal, self.kept_bytes, self.address = id_, principal, kept_bytes, address
         self.forgotten = False
 
     def forget(self) -> None:
         self.forgotten = True
 
 
+def parking_lot(results_bytes: int = 1_000, **caps: int) -> Lot[Car]:
+    return Lot(InForce(Hold(**caps)), InForce(results_bytes))
+
+
 def test_the_lot_is_bounded_per_principal_and_in_all() -> None:
-    lot: Lot[Car] = Lot(InForce(Hold(max_calls=3, max_calls_per_principal=2)))
+    lot = parking_lot(max_calls=3, max_calls_per_principal=2)
     one, two = Car("1"), Car("2")
     lot.park(one)
     lot.park(two)
@@ -40,7 +44,7 @@ def test_the_lot_is_bounded_per_principal_and_in_all() -> None:
 
 
 def test_kept_results_make_room_and_take_none() -> None:
-    lot: Lot[Car] = Lot(InForce(Hold(max_calls=2, max_calls_per_principal=2)))
+    lot = parking_lot(max_calls=2, max_calls_per_principal=2)
     cars = [Car(str(number)) for number in range(5)]
     for car in cars:
         lot.park(car)
@@ -55,8 +59,47 @@ def test_kept_results_make_room_and_take_none() -> None:
     assert set(lot) == {cars[3]}
 
 
+def test_kept_results_share_a_budget_of_bytes_and_the_oldest_are_forgotten() -> None:
+    lot = parking_lot(results_bytes=100)
+    cars = [Car(str(number), kept_bytes=size) for number, size in enumerate((40, 40, 20, 50))]
+    for car in cars:
+        lot.park(car)
+    assert lot.results.used == 0, "a call that is still waiting has no result"
+    for car in cars:
+        lot.keep(car)
+    assert [car.forgotten for car in cars] == [True, True, False, False]
+    assert [lot.find(car.id) for car in cars] == [None, None, cars[2], cars[3]]
+    assert lot.results.used == 70
+    lot.remove(cars[2])
+    assert lot.results.used == 50
+    huge = Car("huge", kept_bytes=101)
+    lot.park(huge)
+    lot.keep(huge)
+    assert huge.forgotten
+    assert lot.results.used == len(lot.results) == len(list(lot)) == 0
+
+
+def test_the_lot_is_bounded_per_address_except_for_a_call_that_another_replica_began() -> None:
+    lot = parking_lot(max_calls_per_address=1)
+    first, continued = Car("1", b"p", address="192.0.2.1"), Car("2", b"q", address="192.0.2.1")
+    lot.park(first)
+    with pytest.raises(Busy) as caught:
+        lot.check(b"q", "192.0.2.1")
+    assert caught.value.status == 429
+    assert not lot.has_place(continued)
+    lot.check(b"q", "192.0.2.2")
+    lot.check(b"q", "")
+    lot.park(continued, is_continued=True)
+    assert lot.most_of_one_address == 2
+    lot.remove(first)
+    lot.keep(continued)
+    assert lot.most_of_one_address == 0
+    assert not lot._per_address
+    lot.check(b"q", "192.0.2.1")
+
+
 def test_an_empty_lot_keeps_no_principal() -> None:
-    lot: Lot[Car] = Lot(InForce(Hold()))
+    lot = parking_lot()
     for number in range(100):
         car = Car(str(number), b"%d" % number)
         lot.park(car)
@@ -66,7 +109,7 @@ def test_an_empty_lot_keeps_no_principal() -> None:
 
 
 def test_an_exchange_that_is_parked_has_a_place_and_another_needs_a_free_one() -> None:
-    lot: Lot[Car] = Lot(InForce(Hold(max_calls=1, max_calls_per_principal=1)))
+    lot = parking_lot(max_calls=1, max_calls_per_principal=1)
     parked, other = Car("1"), Car("2")
     assert lot.has_place(parked)
     lot.park(parked)
@@ -77,7 +120,7 @@ def test_an_exchange_that_is_parked_has_a_place_and_another_needs_a_free_one() -
 
 
 def test_the_lot_shows_its_parked_calls_and_the_principal_that_has_the_most() -> None:
-    lot: Lot[Car] = Lot(InForce(Hold()))
+    lot = parking_lot()
     assert lot.most_of_one == 0
     cars = [Car("1", b"p"), Car("2", b"q"), Car("3", b"q"), Car("4", b"p"), Car("5", b"q")]
     for car in cars:

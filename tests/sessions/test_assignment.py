@@ -1,18 +1,21 @@
 """Which request gets a session, and which session is closed to make room for it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from gateway.sessions.assignment import (
     Capacity,
+    Close,
     Discard,
     Join,
     Limits,
     Open,
+    Opener,
     PrincipalQuota,
     Queue,
+    Refuse,
     Request,
     Reuse,
     assign,
@@ -30,6 +33,11 @@ class FakeSession:
         self.has_room = False
         self.joiners: list[str] = []
         self.shared = self
+
+
+def address(words: Sequence[str]) -> str:
+    """The address among the words of a step, which begins with an @."""
+    return next((word[1:] for word in words if word.startswith("@")), "")
 
 
 class Scene:
@@ -50,14 +58,17 @@ class Scene:
         word, name, *rest = step.split()
         getattr(self, word)(name, *rest)
 
-    def open(self, name: str, group: str, *fresh: str) -> None:
-        self.start(name, group, *fresh)
+    def open(self, name: str, group: str, *words: str) -> None:
+        self.start(name, group, *words)
         self.capacity.starting -= 1
 
-    def start(self, name: str, group: str, *fresh: str) -> None:
+    def start(self, name: str, group: str, *words: str) -> None:
         session = self.sessions[name] = FakeSession(name)
         self.group_of[name] = self.group(group)
-        self.capacity.opened(session, self.group(group), is_fresh=bool(fresh))
+        self.capacity.opened(session, self.group(group), is_fresh="fresh" in words, address=address(words))
+
+    def prove(self, principal: str) -> None:
+        self.capacity.prove(principal.encode())
 
     def rest(self, name: str) -> None:
         self.capacity.rested(self.sessions[name], self.group_of[name])
@@ -73,8 +84,10 @@ class Scene:
             word, value = flag.removeprefix("not-"), not flag.startswith("not-")
             setattr(self.sessions[name], word, ["a joiner"] * value if word == "joiners" else value)
 
-    def wait(self, name: str, group: str, *fresh: str) -> None:
-        request = self.requests[name] = Request(self.group(group), lambda _: None, is_fresh=bool(fresh))
+    def wait(self, name: str, group: str, *words: str) -> None:
+        opener = Opener(address(words), is_exempt="exempt" in words)
+        request = Request(self.group(group), lambda _: None, is_fresh="fresh" in words, opener=opener)
+        self.requests[name] = request
         self.capacity.add(request)
 
     def leave(self, name: str) -> None:
@@ -85,9 +98,9 @@ class Scene:
         found = assign(self.group(group), self.capacity)
         if found is None:
             return ""
-        if isinstance(found, Discard):
+        if isinstance(found, Discard | Close):
             self.close(found.session.name)
-            return f"discard {found.session.name}"
+            return f"{type(found).__name__.lower()} {found.session.name}"
         name = next(name for name, request in self.requests.items() if request is found.request)
         said = name
         if isinstance(found, Reuse):
@@ -95,13 +108,16 @@ class Scene:
             said = f"{name} reuses {found.session.name}"
         elif isinstance(found, Join):
             said = f"{name} joins {found.owner.name}"
+        elif isinstance(found, Refuse):
+            said = f"{name} is refused"
         elif isinstance(found, Open):
             said = f"{name} opens"
             if found.evicted is not None:
                 self.close(found.evicted.name)
                 said += f" for {found.evicted.name}"
             opened_for = next(name for name, each in self.groups.items() if each is found.request.group)
-            self.open(f"s-{name}", opened_for, *(["fresh"] if found.request.is_fresh else []))
+            words = ["fresh"] * found.request.is_fresh
+            self.open(f"s-{name}", opened_for, *words, f"@{found.request.opener.address}")
         self.leave(name)
         return said
 
@@ -111,6 +127,8 @@ class Scene:
 
 
 ROOMY = Limits(9, 9)
+RESERVE = Limits(9, 9, newcomers=1)
+OF_ADDRESS = Limits(9, 9, per_address=1)
 
 CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
     "nothing waits": (ROOMY, ["open s1 a/x", "rest s1"], "a/x", []),
@@ -154,6 +172,97 @@ CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
     "requests of a group are served in the order of their arrival": (
         Limits(1, 1),
         ["open s1 a/x", "wait r1 a/x", "wait r2 a/x", "rest s1"],
+        "a/x",
+        ["r1 reuses s1"],
+    ),
+    "newcomers wait while their reserve is in use": (RESERVE, ["open s1 n/x", "wait r1 m/x"], "m/x", []),
+    "a newcomer cannot have two sessions of the reserve either": (
+        RESERVE,
+        ["open s1 n/x", "wait r1 n/x"],
+        "n/x",
+        [],
+    ),
+    "a proven principal passes newcomers that wait for their reserve": (
+        RESERVE,
+        ["prove a", "open s1 n/x", "wait r1 m/x", "wait r2 a/x"],
+        "a/x",
+        ["r2 opens"],
+    ),
+    "the idle session of a newcomer makes room for another one": (
+        RESERVE,
+        ["open s1 n/x", "rest s1", "wait r1 m/x"],
+        "m/x",
+        ["r1 opens for s1"],
+    ),
+    "the idle session of a proven principal makes no room in the reserve": (
+        RESERVE,
+        ["prove a", "open s1 a/x", "rest s1", "open s2 n/x", "wait r1 m/x"],
+        "m/x",
+        [],
+    ),
+    "the sessions of a principal leave the reserve once it is proven": (
+        RESERVE,
+        ["open s1 n/x", "wait r1 m/x", "prove n"],
+        "m/x",
+        ["r1 opens"],
+    ),
+    "a newcomer that waits is served once it is proven": (
+        RESERVE,
+        ["open s1 n/x", "wait r1 m/x", "prove m"],
+        "m/x",
+        ["r1 opens"],
+    ),
+    "a principal stays proven without a session": (
+        RESERVE,
+        ["open s1 a/x", "prove a", "close s1", "open s2 n/x", "wait r1 a/x"],
+        "a/x",
+        ["r1 opens"],
+    ),
+    "a session that ends leaves the reserve": (
+        RESERVE,
+        ["open s1 n/x", "wait r1 m/x", "close s1"],
+        "m/x",
+        ["r1 opens"],
+    ),
+    "newcomers and proven principals take turns": (
+        Limits(2, 9, newcomers=2),
+        ["prove a", "open s1 z/x", "open s2 z/x", "wait r1 n/x", "wait r2 a/x", "wait r3 m/x", "close s1", "close s2"],
+        "z/x",
+        ["r1 opens", "r2 opens"],
+    ),
+    "an address that has its sessions is refused at once": (
+        OF_ADDRESS,
+        ["open s1 a/x @1", "wait r1 b/x @1", "wait r2 c/x @2"],
+        "b/x",
+        ["r1 is refused", "r2 opens"],
+    ),
+    "the idle session that an address opened makes room for it": (
+        OF_ADDRESS,
+        ["open s0 z/x @2", "rest s0", "open s1 a/x @1", "rest s1", "wait r1 b/x @1"],
+        "b/x",
+        ["close s1", "r1 opens"],
+    ),
+    "a busy session makes no room for its address": (
+        OF_ADDRESS,
+        ["open s1 a/x @1", "rest s1", "use s1", "wait r1 b/x @1"],
+        "b/x",
+        ["r1 is refused"],
+    ),
+    "a request that continues a call is not refused because of its address": (
+        OF_ADDRESS,
+        ["open s1 a/x @1", "wait r1 b/x @1 exempt"],
+        "b/x",
+        ["r1 opens"],
+    ),
+    "requests without an address are not counted": (
+        OF_ADDRESS,
+        ["open s1 a/x", "wait r1 a/x", "wait r2 b/x"],
+        "a/x",
+        ["r1 opens", "r2 opens"],
+    ),
+    "a session that another address may use again is none of its own": (
+        OF_ADDRESS,
+        ["open s1 a/x @1", "rest s1", "open s2 b/x @2", "wait r1 a/x @2"],
         "a/x",
         ["r1 reuses s1"],
     ),
@@ -317,6 +426,7 @@ def test_an_assignment_reads_as_much_of_many_principals_as_of_one(many: int) -> 
     capacity = scene.capacity
     capacity.evictable = Unsearched(capacity.evictable)
     capacity._eligible = Unsearched(capacity._eligible)
+    capacity._eligible_newcomers = Unsearched(capacity._eligible_newcomers)
     capacity._quotas = Unsearched(capacity._quotas)
     Unsearched.read = 0
     assert scene.assigned("w0/x") == "w0 opens for i0"
@@ -417,3 +527,25 @@ def test_nothing_is_kept_of_a_principal_without_sessions_and_requests() -> None:
     counted.closed(session, there)
     assert len(counted) == counted.count == len(counted.evictable) == len(here.waiting) == len(here.takers) == 0
     assert counted.next_quota() is None
+
+
+def test_the_principal_that_came_longest_ago_is_a_newcomer_again() -> None:
+    counted: Capacity[FakeSession] = Capacity(ROOMY, proven_kept=2)
+    counted.prove(b"a")
+    counted.prove(b"b")
+    counted.add(request(Group(b"a")))
+    counted.prove(b"c")
+    assert [counted.is_newcomer(principal) for principal in (b"a", b"b", b"c", b"d")] == [False, True, False, True]
+
+
+def test_nothing_is_kept_of_an_address_without_sessions() -> None:
+    counted, group, session = capacity(), Group(b"a"), FakeSession()
+    counted.opened(session, group, address="192.0.2.1")
+    assert counted.most_of_one_address == 1
+    counted.rested(session, group)
+    counted.closed(session, group)
+    assert counted.most_of_one_address == 0
+    assert not counted._addresses
+    assert not counted._address_of
+    assert not counted.newcomers
+    assert not counted.evictable_newcomers

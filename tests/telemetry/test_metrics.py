@@ -19,6 +19,7 @@ from gateway.telemetry import (
     PeerOutcome,
     PeerReason,
     Rejection,
+    SessionLimit,
     SessionState,
     StateReason,
     Step,
@@ -26,6 +27,7 @@ from gateway.telemetry import (
     UpstreamEra,
     UpstreamFailure,
 )
+from gateway.telemetry.status import BudgetStatus
 from tests.parts.launch import free_port
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
@@ -50,11 +52,14 @@ def exercised() -> Metrics:
     metrics.call_parked("/mcp")
     metrics.call_released("/mcp", 20)
     metrics.set_held_limit(10_000)
+    metrics.watch_budget("limits.results_bytes", lambda: BudgetStatus(7, 9, 2))
     metrics.exchange_finished("/mcp", 3)
     metrics.continued("/mcp", Step.HELD)
     metrics.state_rejected(StateReason.EXPIRED)
     metrics.sealed()
     metrics.session_opened("/mcp")
+    metrics.session_refused("/mcp", SessionLimit.RATE)
+    metrics.show_newcomers("/mcp", 3, 4)
     metrics.session_lost("/mcp")
     metrics.subscribed("/mcp", 1)
     metrics.tool_left_out("/mcp")
@@ -113,6 +118,9 @@ def test_every_method_counts_under_its_name_and_labels() -> None:
         ("mcp_gateway_notifications_total", {"route": "/mcp", "kind": "other", "outcome": "dropped"}, 3),
         ("mcp_gateway_held_calls", {"route": "/mcp"}, 1),
         ("mcp_gateway_held_calls_limit", {}, 10_000),
+        ("mcp_gateway_budget_bytes", {"budget": "limits.results_bytes"}, 7),
+        ("mcp_gateway_budget_limit_bytes", {"budget": "limits.results_bytes"}, 9),
+        ("mcp_gateway_budget_given_way_total", {"budget": "limits.results_bytes"}, 2),
         ("mcp_gateway_hold_duration_seconds_sum", {"route": "/mcp"}, 20),
         ("mcp_gateway_rounds_per_exchange_sum", {"route": "/mcp"}, 3),
         ("mcp_gateway_continuations_total", {"route": "/mcp", "step": "held"}, 1),
@@ -120,6 +128,9 @@ def test_every_method_counts_under_its_name_and_labels() -> None:
         ("mcp_gateway_state_rejected_total", {"reason": "expired"}, 1),
         ("mcp_gateway_seals_total", {}, 1),
         ("mcp_gateway_sessions_opened_total", {"route": "/mcp"}, 1),
+        ("mcp_gateway_sessions_refused_total", {"route": "/mcp", "limit": "sessions.new_per_second"}, 1),
+        ("mcp_gateway_newcomer_sessions", {"route": "/mcp"}, 3),
+        ("mcp_gateway_newcomer_sessions_limit", {"route": "/mcp"}, 4),
         ("mcp_gateway_sessions_lost_total", {"route": "/mcp"}, 1),
         ("mcp_gateway_sessions", {"route": "/mcp", "state": "busy"}, 0),
         ("mcp_gateway_sessions", {"route": "/mcp", "state": "idle"}, 1),
@@ -166,7 +177,7 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     families = [
         family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
     ]
-    assert len(families) == 34
+    assert len(families) == 37
     for family in families:
         assert re.fullmatch(r"mcp_(gateway|server)(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")
