@@ -87,7 +87,7 @@ class HttpClient:
             self._fail(pending, exc)
             return
         self._connections.add(connection)
-        if connection.is_open:
+        if connection.is_open and not pending.is_over:
             connection.start(pending, head, body, is_head=is_head)
         else:
             connection.abort()
@@ -101,10 +101,12 @@ class HttpClient:
             self._fail(pending, NotConnected("the gateway failed") if is_bug else ClientClosed(sent=False))
 
     def _fail(self, pending: PendingRequest, failure: RequestFailed) -> None:
-        """Tell the listener of a request that was not sent."""
-        pending.end()
+        """Tell the listener of a request that was not sent, unless it was aborted."""
+        if pending.is_over:
+            return
+        listener = pending.end()
         try:
-            pending.listener.on_failed(failure)
+            listener.on_failed(failure)
         except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
             self.listener_raised(exc)
 

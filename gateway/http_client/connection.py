@@ -19,7 +19,7 @@ import httptools
 from gateway.http.tls_errors import handshake_cause
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut, RequestFailed, TlsRefused
 from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest
+from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
 
 MAX_HEAD_BYTES: Final = 65_536
@@ -57,6 +57,7 @@ class Connection(asyncio.Protocol):
         "_is_interim",
         "_is_writing_paused",
         "_keeps_alive",
+        "_listener",
         "_other_bytes",
         "_owner",
         "_parser",
@@ -83,6 +84,8 @@ class Connection(asyncio.Protocol):
         self._socket = -1
         self._parser: httptools.HttpResponseParser
         self._pending: PendingRequest | None = None
+        self._listener: ReplyListener | None = None
+        """The listener of the request in flight."""
         self._requests = 0
         self._unsent: memoryview | None = None
         """The rest of the request's body, of which no byte is in the transport yet."""
@@ -129,6 +132,7 @@ class Connection(asyncio.Protocol):
         self._reset(is_head=is_head)
         self._requests += 1
         self._pending = pending
+        self._listener = pending.listener
         pending.carried(self)
         if pending.is_paused:
             transport.pause_reading()
@@ -147,7 +151,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close the connection at once, without a word to the listener."""
-        self._pending = self._unsent = None
+        self._pending = self._listener = self._unsent = None
         if self._transport is not None:
             # A close would first wait until the rest of the request is sent.
             self._transport.abort()
@@ -237,8 +241,8 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """A head is complete. Raises MalformedReply."""
-        fields, pending = self._fields, self._pending
-        if fields is None or pending is None:
+        fields, listener = self._fields, self._listener
+        if fields is None or listener is None:
             return  # it belongs to nothing that was asked for
         status = self._parser.get_status_code()
         if self._other_bytes > MAX_HEAD_BYTES:
@@ -253,17 +257,15 @@ class Connection(asyncio.Protocol):
         self._fields = None
         self._other_bytes = 0
         self.keep_alive_seconds = head.keep_alive_seconds
-        if status >= 300 and self._unsent is not None:
-            self._unsent = self._unsent[:0]  # the upstream does not want the rest (RFC 9112 section 9.5)
         # The parser expects a body, because it does not know of the HEAD. The connection is not used again.
         self._is_complete = self._is_head
-        pending.listener.on_head(head)
+        listener.on_head(head)
 
     def on_body(self, data: bytes) -> None:
         """A part of a body."""
         self._other_bytes = 0
-        if self._pending is not None and not self._is_complete:
-            self._pending.listener.on_body(data)
+        if self._listener is not None and not self._is_complete:
+            self._listener.on_body(data)
 
     def on_message_complete(self) -> None:
         """A reply is complete."""
@@ -298,8 +300,8 @@ class Connection(asyncio.Protocol):
         pending, transport = self._pending, self._transport
         assert pending is not None
         assert transport is not None
-        self._pending = None
-        pending.end()
+        self._pending = self._listener = None
+        listener = pending.end()
         is_sent = self._unsent is None and transport.get_write_buffer_size() == 0
         if self._keeps_alive and is_sent and not self._has_extra and not transport.is_closing():
             if pending.is_paused:
@@ -308,7 +310,7 @@ class Connection(asyncio.Protocol):
         else:
             self.abort()
         try:
-            pending.listener.on_end()
+            listener.on_end()
         except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
             self._owner.listener_raised(exc)
 
@@ -354,9 +356,9 @@ class Connection(asyncio.Protocol):
         self.abort()
         if pending is None:
             return
-        pending.end()
+        listener = pending.end()
         try:
-            pending.listener.on_failed(failure)
+            listener.on_failed(failure)
         except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
             self._owner.listener_raised(exc)
 

@@ -47,6 +47,7 @@ class PendingRequest:
 
     def __init__(self, listener: ReplyListener) -> None:
         self.listener = listener
+        """Until the request is over."""
         self.is_over = False
         """Whether the listener has heard, or must hear, nothing more."""
         self.is_paused = False
@@ -58,7 +59,7 @@ class PendingRequest:
         if self.is_over:
             return
         carrier, connecting = self._carrier, self._connecting
-        self.end()
+        _ = self.end()
         if carrier is not None:
             carrier.abort()
         elif connecting is not None:
@@ -99,7 +100,10 @@ class PendingRequest:
         self._connecting = None
         self._carrier = carrier
 
-    def end(self) -> None:
-        """Let go of everything but the listener."""
+    def end(self) -> ReplyListener:
+        """Let go of everything; return the listener, which hears no more than one last word."""
         self.is_over = True
         self._carrier = self._connecting = None
+        listener = self.listener
+        del self.listener  # it often refers to this handle
+        return listener

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import weakref
 
 import pytest
 
@@ -405,36 +406,22 @@ async def test_an_early_success_does_not_stop_the_body(client: HttpClient) -> No
         assert (await Sender(client, server.url).send(body=LARGE)).words == COMPLETE
 
 
-async def test_an_early_error_stops_the_body(client: HttpClient) -> None:
-    recorders: list[Recorder] = []
+async def test_a_body_is_not_sent_on_after_the_reply_is_complete(client: HttpClient) -> None:
     received: list[int] = []
 
     async def script(wire: Wire) -> None:
         await wire.head()
-        await wire.say(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n")
-        await recorders[0].until(lambda: recorders[0].words)
-        got = 0
-        with_end = asyncio.Event()
+        await wire.say(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nok")
+        await recorders[0].over()
+        received.append(await wire.gone())
 
-        async def read() -> None:
-            nonlocal got
-            while data := await wire.reader.read(65_536):
-                got += len(data)
-            with_end.set()
-
-        reading = asyncio.get_running_loop().create_task(read())
-        await wire.say(b"ok")
-        await with_end.wait()
-        await reading
-        received.append(got)
-        wire._server.left.set()
-
+    recorders: list[Recorder] = []
     async with FakeHttp(script) as server:
         heard, _ = Sender(client, server.url).begin(body=LARGE * 4)
         recorders.append(heard)
-        await heard.over()
-        assert heard.words == COMPLETE
         await server.left.wait()
+        assert heard.words == COMPLETE
+        await eventually(lambda: received)
         assert received[0] < len(LARGE * 4)
 
 
@@ -614,3 +601,20 @@ async def test_a_closed_connection_leaves_no_circle_of_objects(client: HttpClien
             assert not [each for each in gc.get_objects() if type(each).__name__ == "Connection"]
         finally:
             gc.enable()
+
+
+STAYS = stays()
+
+
+@pytest.mark.parametrize("script", [answers(OK), says(), STAYS])
+async def test_a_request_that_is_over_refers_to_no_listener(client: HttpClient, script: Script) -> None:
+    async with FakeHttp(script) as server:
+        heard, pending = Sender(client, server.url).begin()
+        await eventually(lambda: server.requests)
+        if script is not STAYS:
+            await heard.over()
+        pending.abort()
+        assert pending.is_over
+        gone = weakref.ref(heard)
+        del heard
+        await eventually(lambda: gone() is None)

@@ -49,12 +49,14 @@ class Wire:
             await self.writer.drain()
             await asyncio.sleep(0)
 
-    async def gone(self) -> None:
-        """Wait until the client has closed the connection."""
+    async def gone(self) -> int:
+        """Wait until the client has closed the connection; return how many bytes came before."""
+        got = 0
         with suppress(ConnectionError):
-            while await self.reader.read(65_536):
-                pass
+            while data := await self.reader.read(65_536):
+                got += len(data)
         self._server.left.set()
+        return got
 
     def shut_down(self) -> None:
         """End the server's side at once, before the event loop runs again."""
