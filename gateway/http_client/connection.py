@@ -252,8 +252,7 @@ class Connection(asyncio.Protocol):
             self._skip_interim(status)
             return
         head = ReplyHead(status, self._parser.get_http_version(), fields, self._reason)
-        has_body = not self._is_head and status not in (204, 304)
-        self._until_close = _is_delimited_by_close(head) and has_body
+        self._until_close = _is_delimited_by_close(head)
         self._fields = None
         self._other_bytes = 0
         self.keep_alive_seconds = head.keep_alive_seconds
@@ -370,7 +369,7 @@ def _check_size(fields: list[tuple[bytes, bytes]]) -> None:
 
 
 def _is_delimited_by_close(head: ReplyHead) -> bool:
-    """Whether a body, if there is one, ends with the connection. Raises MalformedReply."""
+    """Whether the body, if there is one, ends with the connection. Raises MalformedReply."""
     if head.version not in ("1.0", "1.1"):
         raise MalformedReply(f"HTTP version {head.version}")
     codings = head.get_all(b"transfer-encoding")

@@ -111,7 +111,8 @@ async def test_a_connection_with_bytes_behind_the_reply_is_closed_and_they_reach
         await server.left.wait()
 
 
-async def test_bytes_on_an_idle_connection_close_it(client: HttpClient) -> None:
+async def test_bytes_on_an_idle_connection_close_it(tasks: Tasks) -> None:
+    client = HttpClient(tasks, keep_alive_seconds=600)
     go = asyncio.Event()
 
     async def script(wire: Wire) -> None:
@@ -127,7 +128,7 @@ async def test_bytes_on_an_idle_connection_close_it(client: HttpClient) -> None:
         assert client.idle_connections == 1
         go.set()
         await server.left.wait()
-        assert client.open_connections == client.idle_connections == 0
+        await eventually(lambda: client.open_connections == client.idle_connections == 0)
 
 
 @pytest.mark.parametrize(
