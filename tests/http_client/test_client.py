@@ -6,6 +6,7 @@ import pytest
 from yarl import URL
 
 from gateway.http_client.client import HttpClient
+from gateway.http_client.connection import Connection
 from gateway.http_client.errors import ClientClosed, ConnectTimedOut, NoReply, NotConnected
 from gateway.http_client.origin import Origin
 from gateway.http_client.request_head import RequestHead
@@ -136,6 +137,42 @@ async def test_a_closed_client_fails_what_is_in_flight_and_what_comes_later(clie
             assert heard.failure.sent is was_sent
         assert len(server.requests) == 1
         await eventually(lambda: not len(tasks))
+
+
+async def test_a_closed_client_fails_a_request_in_the_middle_of_connecting(client: HttpClient, tasks: Tasks) -> None:
+    never = asyncio.get_running_loop().create_future()
+
+    async def lookup(host: str, port: int) -> list[object]:
+        return await never  # type: ignore[no-any-return]
+
+    client._connector._addresses.of = lookup  # type: ignore[assignment, method-assign]
+    heard, _ = Sender(client, "http://127.0.0.1:1/mcp").begin()
+    await asyncio.sleep(0)  # the task is in its first wait
+    client.close()
+    await heard.over()
+    assert isinstance(heard.failure, ClientClosed)
+    assert not heard.failure.sent
+
+
+@pytest.mark.parametrize("connects", [True, False])
+async def test_an_abort_in_the_very_step_in_which_connecting_ends_is_the_last_word(
+    client: HttpClient, tasks: Tasks, *, connects: bool
+) -> None:
+    connect = client._connector.connect
+
+    async def connected(connection: Connection, seconds: float) -> None:
+        await connect(connection, seconds)
+        pending.abort()
+        if not connects:
+            raise NotConnected("too late")
+
+    client._connector.connect = connected  # type: ignore[method-assign]
+    async with FakeHttp(stays()) as server:
+        heard, pending = Sender(client, server.url).begin()
+        await eventually(lambda: not len(tasks))
+        client._connector.connect = connect  # type: ignore[method-assign]
+        assert heard.words == []
+        assert server.requests == []
 
 
 async def test_connecting_tasks_that_are_cancelled_from_outside_fail_their_requests(

@@ -66,6 +66,7 @@ async def test_a_complete_reply_leaves_a_connection_that_is_used_again(
             heard = await sender.send()
             assert heard.words == (COMPLETE if body else ["head", "end"])
             assert heard.body == body
+            assert heard.head.reason in {"OK", "", "No Content", "Not Modified", "Busy"}
             assert not {b"Link", b"X"} & {name for name, _ in heard.head.fields}
         assert server.connections == 1
 
@@ -485,6 +486,22 @@ async def test_a_request_that_is_paused_before_it_is_sent_hears_nothing(client: 
         pending.resume_reading()
         await heard.over()
         assert heard.words == COMPLETE
+
+
+@pytest.mark.parametrize("when", ["head", "body"])
+@pytest.mark.parametrize("behind", [b"", b"x", OK])
+async def test_an_abort_in_a_reply_that_was_read_whole_is_the_last_word(
+    client: HttpClient, when: str, behind: bytes
+) -> None:
+    bugs: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
+    async with FakeHttp(stays(OK + behind)) as server:
+        heard, pending = Sender(client, server.url).begin()
+        heard.react = lambda word: pending.abort() if word == when else None
+        await server.left.wait()
+        await eventually(lambda: not client.open_connections)
+        assert heard.words == ["head", "body"][: 1 + (when == "body")]
+        assert not bugs
 
 
 @pytest.mark.parametrize("when", ["head", "body"])

@@ -198,7 +198,7 @@ async def test_an_abort_in_a_handshake_ends_it(client: HttpClient, ca: Authority
         await wire.gone()
 
     async with FakeHttp(script) as server:
-        heard, pending = sender(client, server.url.replace("http:", "https:"), ca_file=ca.file).begin()
+        heard, pending = sender(client, server.url.replace("http:", "https:"), ca_file=ca.file).begin(seconds=600)
         await began.wait()
         pending.abort()
         await server.left.wait()
@@ -290,6 +290,15 @@ async def test_an_address_that_stays_silent_does_not_hold_up_the_next_one(
             _resolve(monkeypatch, ["127.0.0.8", "127.0.0.1"], server.port)
             heard = await Sender(client, f"http://two.example:{server.port}/mcp").send()
             assert heard.words == COMPLETE
+
+
+async def test_addresses_that_refuse_are_looked_up_again(client: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeHttp(answers(OK)) as server:
+        moved = Sender(client, f"http://two.example:{server.port}/mcp")
+        _resolve(monkeypatch, ["127.0.0.9"], server.port)
+        assert isinstance((await moved.send()).failure, NotConnected)
+        _resolve(monkeypatch, ["127.0.0.1"], server.port)
+        assert (await moved.send()).words == COMPLETE
 
 
 async def test_a_host_whose_addresses_all_refuse_is_not_connected(
