@@ -16,7 +16,7 @@ from aiohttp.client import _RequestContextManager  # what `request` returns: to 
 from yarl import URL
 
 from gateway.config import InForce, Limits, Timeouts
-from gateway.http.tls_errors import tls_cause
+from gateway.http_client.tls_errors import certificate_cause, handshake_cause
 from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
 
 _KEEP_ALIVE_SECONDS: Final = 4.0
@@ -149,6 +149,15 @@ def mapped(exc: BaseException, where: str) -> UpstreamError:
             f"{where} did not accept a connection within timeouts.connect_seconds; check address and firewall"
         )
     return CallLost(f"{where} broke the connection ({type(exc).__name__}); the request may have had effects")
+
+
+def tls_cause(exc: BaseException) -> str | None:
+    """Explain a connection that failed in TLS, with the fix. Returns None for any other exception."""
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+        return certificate_cause(exc.certificate_error)
+    if isinstance(exc, aiohttp.ClientConnectorSSLError):
+        return handshake_cause(getattr(exc.os_error, "reason", None) or str(exc.os_error))
+    return None
 
 
 async def read_at_most(response: aiohttp.ClientResponse, limit: int) -> bytes | None:

@@ -16,11 +16,11 @@ from typing import Final, Protocol, cast
 
 import httptools
 
-from gateway.http.tls_errors import handshake_cause
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut, RequestFailed, TlsRefused
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
+from gateway.http_client.tls_errors import handshake_cause
 
 MAX_HEAD_BYTES: Final = 65_536
 """The bound for the head of a reply. It also holds for all else that is not body: interim replies, chunk extensions,

@@ -12,10 +12,10 @@ from typing import Final
 
 from aiohappyeyeballs import start_connection
 
-from gateway.http.tls_errors import certificate_cause, handshake_cause
 from gateway.http_client.addresses import Addresses
 from gateway.http_client.connection import Connection
 from gateway.http_client.errors import ConnectTimedOut, NotConnected, TlsRefused
+from gateway.http_client.tls_errors import certificate_cause, handshake_cause
 
 _NEXT_ADDRESS_SECONDS: Final = 0.25
 """When the next address is tried beside one that has not answered yet."""
