@@ -55,7 +55,7 @@ LIBRARIES: dict[str, set[str]] = {
     "passthrough": {"aiohttp", "msgspec", "multidict", "yarl"},
     "routes": {"msgspec"},
     "sessions": {"msgspec"},
-    "upstream": {"aiohttp", "msgspec", "yarl"},
+    "upstream": {"msgspec", "yarl"},
     "process": {"msgspec"},
     "cluster": {"aiohttp", "msgspec", "multidict"},
     "auth": {"aiohttp", "msgspec", "multidict", "yarl"},

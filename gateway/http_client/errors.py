@@ -65,7 +65,7 @@ class NoReply(RequestFailed):
 
     def __init__(self, *, reused: bool) -> None:
         """`reused`: an earlier request used the connection too, so it may have been too old for the upstream."""
-        super().__init__("closed the connection without a reply")
+        super().__init__("broke the connection without a reply")
         self.reused = reused
 
 
@@ -73,7 +73,7 @@ class ReplyCut(RequestFailed):
     """The connection ended in the middle of a reply."""
 
     def __init__(self) -> None:
-        super().__init__("closed the connection in the middle of its reply")
+        super().__init__("broke the connection in the middle of its reply")
 
 
 class MalformedReply(RequestFailed):

@@ -92,7 +92,7 @@ class StandaloneStream:
         """Read one GET stream until it ends; return whether another may be opened."""
         endpoint = self._endpoint
         newest = self._get_headers(headers)
-        async with self._client.exchange("GET", endpoint.url, newest, None, endpoint.where) as response:
+        async with self._client.exchange("GET", endpoint.url, newest, b"", endpoint.where) as response:
             if response.status in REDIRECTS:
                 # A process that did not open the session does not know the redirect yet.
                 endpoint.follow(response.headers.get("Location"))
@@ -107,7 +107,7 @@ class StandaloneStream:
             if again:
                 listener.changed(True)
             parser = sse.Parser(self._client.limits.event_bytes)
-            async for chunk in response.content.iter_any():
+            async for chunk in response:
                 for event in parser.feed(chunk):
                     if event.data:
                         _ = hand_over(event.data, listener.receive)

@@ -25,8 +25,8 @@ NOT_SENT = [
     (TlsRefused("its certificate has expired; renew it"), "cannot be reached over TLS: its certificate has expired; "),
 ]
 SENT = [
-    (NoReply(reused=False), "closed the connection without a reply;"),
-    (ReplyCut(), "closed the connection in the middle of its reply;"),
+    (NoReply(reused=False), "broke the connection without a reply;"),
+    (ReplyCut(), "broke the connection in the middle of its reply;"),
     (MalformedReply("Invalid status"), "sent a reply that is not valid HTTP/1.1 (Invalid status);"),
     (ListenerFailed(), "sent a reply that the gateway could not process;"),
     (ClientClosed(sent=True), "was disconnected because the gateway is shutting down;"),
