@@ -8,7 +8,7 @@ translates the exceptions of both.
 import os
 import ssl
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Final, NamedTuple
 
@@ -20,6 +20,7 @@ from gateway.http.awaited_reply import AwaitedReply
 from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import NoReply, RequestFailed
 from gateway.http_client.origin import Origin
+from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.request_head import RequestHead
 from gateway.http_client.tls_errors import certificate_cause, handshake_cause
 from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
@@ -82,24 +83,26 @@ class Client:
 
         Raises RequestFailed.
         """
-        reply = self._begin(method, url, headers, body)
+        begin = partial(self.begin, method, url, headers, body)
+        reply = AwaitedReply(begin)
         try:
             await reply.begun()
         except NoReply as exc:
             if not exc.reused or method == "POST":
                 raise
             # The upstream may have closed a connection that was idle. Only GET and DELETE may run twice.
-            reply = self._begin(method, url, headers, body)
+            reply = AwaitedReply(begin)
             await reply.begun()
         return reply
 
-    def _begin(self, method: str, url: URL, headers: Mapping[str, str], body: bytes) -> AwaitedReply:
+    def begin(
+        self, method: str, url: URL, headers: Mapping[str, str], body: bytes, listener: ReplyListener
+    ) -> PendingRequest:
+        """Send one MCP request, whose reply goes to `listener`. Raises ValueError for headers that cannot be sent."""
         bounds = self._bounds.value
         origin, head = _origin(url, bounds.tls, bounds.server_name), _request_head(method, url)
         seconds = bounds.timeouts.connect_seconds
-        return AwaitedReply(
-            lambda listener: self._calls.begin(origin, head, headers, body, listener, connect_seconds=seconds)
-        )
+        return self._calls.begin(origin, head, headers, body, listener, connect_seconds=seconds)
 
     async def open(
         self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None

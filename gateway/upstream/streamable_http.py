@@ -379,9 +379,11 @@ class StreamableChannel(Channel):
     async def close(self, *, end_session: bool) -> None:
         """Close the streams, after a DELETE of the session if it may be ended."""
         self._standalone.stop_reporting()
-        if end_session and self.session_id is not None:
-            await self._delete()
-        self._standalone.close()
+        try:
+            if end_session and self.session_id is not None:
+                await self._delete()
+        finally:
+            self._standalone.close()
 
     async def _delete(self) -> None:
         endpoint, headers = self._endpoint, {**self._headers, **self._fixed}
