@@ -15,8 +15,7 @@ from typing import Final
 from yarl import URL
 
 from gateway.config import Principal, redacted_url
-from gateway.http.client import FOREIGN, Client, read_at_most
-from gateway.http.tls_errors import tls_cause
+from gateway.http.client import FOREIGN, Client, read_at_most, tls_cause
 from gateway.identity.bearer_token import LEEWAY_SECONDS, BadToken, Key, UnknownKey, Verified, read_keys, verify
 from gateway.protocol.errors import NoKeys, Unauthorized
 from gateway.runtime.tasks import Tasks

@@ -1,34 +1,42 @@
 """The HTTP client towards upstreams: one for each route, with the route's limits.
 
-All clients of a process share its connections (aiohttp separates connections by TLS context). `mapped` translates the
-exceptions of aiohttp.
+All clients of a process share its connections, which are separated by TLS context. MCP traffic goes over `HttpClient`
+(`send`, `exchange`); aiohttp carries the rest: OAuth, signing keys, requests that pass through (`open`). `mapped`
+translates the exceptions of both.
 """
 
 import os
 import ssl
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from functools import lru_cache, partial
 from http import HTTPStatus
 from types import TracebackType
 from typing import Final, NamedTuple
 
 import aiohttp
-from aiohttp.client import _RequestContextManager  # what `request` returns: to be awaited or entered
 from yarl import URL
 
 from gateway.config import InForce, Limits, Timeouts
-from gateway.http.tls_errors import tls_cause
+from gateway.http.awaited_reply import AwaitedReply
+from gateway.http_client.client import HttpClient
+from gateway.http_client.errors import NoReply, RequestFailed
+from gateway.http_client.origin import Origin
+from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.http_client.request_head import RequestHead
+from gateway.http_client.tls_errors import certificate_cause, handshake_cause
 from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
 
 _KEEP_ALIVE_SECONDS: Final = 4.0
 """Node and uvicorn close idle connections after 5 s. An older connection may close during a request, and a
 `tools/call` must not be sent twice."""
 _READ_BYTES: Final = 65_536
-FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
-"""The exceptions of aiohttp. Only files that speak to upstreams catch them; `mapped` translates them for others."""
+FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError, RequestFailed)
+"""The exceptions of HTTP clients. Only files that speak to upstreams catch them; `mapped` translates them."""
 _FIRST_FINAL_STATUS: Final = 200
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 """Statuses whose Location header names another address of the same resource."""
+_ADDRESSES: Final = 256
+"""Addresses whose origin and request line are kept for the next request."""
 
 
 class Bounds(NamedTuple):
@@ -45,14 +53,18 @@ class Bounds(NamedTuple):
 class Client:
     """An HTTP client towards upstreams, with the limits and timeouts of its requests."""
 
-    def __init__(self, bounds: InForce[Bounds], http: aiohttp.ClientSession | None = None) -> None:
-        """Use the connections of `http` if given; the client that made them closes them."""
+    def __init__(self, bounds: InForce[Bounds], calls: HttpClient, http: aiohttp.ClientSession | None = None) -> None:
+        """Use the connections of `calls` for MCP, and those of `http`, if given, for the rest.
+
+        The client that was made without `http` closes both.
+        """
         self._bounds = bounds
+        self._calls = calls
         self._http = http or _session()
 
     def sibling(self, bounds: InForce[Bounds]) -> "Client":
         """Make a client of other bounds that shares the connections of this one. This one closes them."""
-        return Client(bounds, self._http)
+        return Client(bounds, self._calls, self._http)
 
     @property
     def limits(self) -> Limits:
@@ -64,23 +76,44 @@ class Client:
         """The timeouts of new requests."""
         return self._bounds.value.timeouts
 
-    def exchange(self, method: str, url: URL, headers: dict[str, str], body: bytes | None, where: str) -> "Exchange":
-        """Make one HTTP request, a context manager that yields the response."""
-        return Exchange(self._request(method, url, headers, body), where)
+    def exchange(self, method: str, url: URL, headers: Mapping[str, str], body: bytes, where: str) -> "Exchange":
+        """Make one MCP request, a context manager that yields its reply."""
+        return Exchange(self, (method, url, headers, body), where)
+
+    async def send(self, method: str, url: URL, headers: Mapping[str, str], body: bytes) -> AwaitedReply:
+        """Send one MCP request; return its reply as soon as its head is here. The caller closes it.
+
+        Raises RequestFailed.
+        """
+        begin = partial(self.begin, method, url, headers, body)
+        reply = AwaitedReply(begin)
+        try:
+            await reply.begun()
+        except NoReply as exc:
+            if not exc.reused or method == "POST":
+                raise
+            # The upstream may have closed a connection that was idle. Only GET and DELETE may run twice.
+            reply = AwaitedReply(begin)
+            await reply.begun()
+        return reply
+
+    def begin(
+        self, method: str, url: URL, headers: Mapping[str, str], body: bytes, listener: ReplyListener
+    ) -> PendingRequest:
+        """Send one MCP request, whose reply goes to `listener`. Raises ValueError for headers that cannot be sent."""
+        bounds = self._bounds.value
+        origin, head = _origin(url, bounds.tls, bounds.server_name), _request_head(method, url)
+        seconds = bounds.timeouts.connect_seconds
+        return self._calls.begin(origin, head, headers, body, listener, connect_seconds=seconds)
 
     async def open(
         self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None
     ) -> aiohttp.ClientResponse:
-        """Send one HTTP request. The caller releases the response. Raises one of FOREIGN."""
-        return _final(await self._request(method, url, headers, body))
-
-    def _request(
-        self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None
-    ) -> _RequestContextManager:
+        """Send one request that is not MCP. The caller releases the response. Raises one of FOREIGN."""
         bounds = self._bounds.value
         # A stream stays open while a person thinks, so there is no total timeout: every wait has its own deadline.
         wait = aiohttp.ClientTimeout(total=None, sock_connect=bounds.timeouts.connect_seconds, sock_read=None)
-        return self._http.request(
+        response = await self._http.request(
             method,
             url,
             data=body,
@@ -90,9 +123,11 @@ class Client:
             ssl=True if bounds.tls is None else bounds.tls,
             server_hostname=bounds.server_name,
         )
+        return _final(response)
 
     async def close(self) -> None:
         """Close all connections."""
+        self._calls.close()
         await self._http.close()
 
 
@@ -108,30 +143,43 @@ def _session() -> aiohttp.ClientSession:
     )
 
 
+@lru_cache(maxsize=_ADDRESSES)
+def _origin(url: URL, tls: ssl.SSLContext | None, server_name: str | None) -> Origin:
+    return Origin.of(url, tls, server_name)
+
+
+@lru_cache(maxsize=_ADDRESSES)
+def _request_head(method: str, url: URL) -> RequestHead:
+    return RequestHead(method, url)
+
+
 class Exchange:
-    """One HTTP request, which raises Unreachable if nothing was sent, or else CallLost, in place of FOREIGN.
+    """One MCP request, which raises Unreachable if nothing was sent, or else CallLost, in place of RequestFailed.
 
     A class, because two generators for each request cost a measurable part of a plain call.
     """
 
-    __slots__ = ("_context", "_where")
+    __slots__ = ("_client", "_reply", "_request", "_where")
 
-    def __init__(self, context: AbstractAsyncContextManager[aiohttp.ClientResponse], where: str) -> None:
-        self._context = context
+    def __init__(self, client: Client, request: tuple[str, URL, Mapping[str, str], bytes], where: str) -> None:
+        self._client = client
+        self._request = request
         self._where = where
+        self._reply: AwaitedReply
 
-    async def __aenter__(self) -> aiohttp.ClientResponse:
+    async def __aenter__(self) -> AwaitedReply:
         try:
-            return _final(await self._context.__aenter__())
-        except FOREIGN as exc:
-            raise mapped(exc, self._where) from exc
+            self._reply = await self._client.send(*self._request)
+        except RequestFailed as exc:
+            raise exc.mapped(self._where) from exc
+        return self._reply
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._context.__aexit__(kind, exc, traceback)
-        if isinstance(exc, FOREIGN):
-            raise mapped(exc, self._where) from exc
+        self._reply.close()
+        if isinstance(exc, RequestFailed):
+            raise exc.mapped(self._where) from exc
 
 
 def _final(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
@@ -146,7 +194,9 @@ def _final(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
 
 
 def mapped(exc: BaseException, where: str) -> UpstreamError:
-    """Translate an exception of aiohttp into an UpstreamError."""
+    """Translate an exception of an HTTP client into an UpstreamError."""
+    if isinstance(exc, RequestFailed):
+        return exc.mapped(where)
     cause = tls_cause(exc)
     if cause is not None:
         return Unreachable(f"{where} cannot be reached over TLS: {cause}")
@@ -164,6 +214,15 @@ def mapped(exc: BaseException, where: str) -> UpstreamError:
     if isinstance(exc, aiohttp.ClientResponseError) and exc.status == HTTPStatus.SWITCHING_PROTOCOLS:
         return CallLost(f"{where} switched protocols (HTTP 101) unasked; the request may have had effects")
     return CallLost(f"{where} broke the connection ({type(exc).__name__}); the request may have had effects")
+
+
+def tls_cause(exc: BaseException) -> str | None:
+    """Explain a connection that failed in TLS, with the fix. Returns None for any other exception."""
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+        return certificate_cause(exc.certificate_error)
+    if isinstance(exc, aiohttp.ClientConnectorSSLError):
+        return handshake_cause(getattr(exc.os_error, "reason", None) or str(exc.os_error))
+    return None
 
 
 async def read_at_most(response: aiohttp.ClientResponse, limit: int) -> bytes | None:

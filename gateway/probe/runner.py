@@ -9,6 +9,7 @@ from gateway import __version__
 from gateway.config import InForce
 from gateway.exchange import handshake
 from gateway.http.client import Bounds, Client
+from gateway.http_client.client import HttpClient
 from gateway.probe.report.features import features, unknown
 from gateway.probe.report.findings import Upstream, worst
 from gateway.probe.report.redaction import Redactor
@@ -41,7 +42,8 @@ async def run_probe(subject: Subject, *, route: str | None = None) -> Upstream:
     timeouts, upstream = subject.config.timeouts, subject.route.upstream
     metrics = Metrics(__version__, [subject.route.path])
     bounds = Bounds(subject.config.limits, timeouts, subject.tls, upstream.tls.server_name)
-    client, tasks = Client(InForce(bounds)), Tasks(metrics)
+    tasks = Tasks(metrics)
+    client = Client(InForce(bounds), HttpClient(tasks))
     exam = ProbeContext(subject, client, tasks)
     longest = max(timeouts.handshake_seconds, timeouts.connect_seconds)
     try:

@@ -31,6 +31,7 @@ from gateway.http.client import Bounds, Client
 from gateway.http.listener import Handler, Listener
 from gateway.http.parser import parser_caution
 from gateway.http.traffic import Traffic
+from gateway.http_client.client import HttpClient
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
 from gateway.routes.live_route import ProcessScope
@@ -131,7 +132,8 @@ class Gateway:
     async def start(self) -> None:
         """Open the listeners; raises OSError when an address is taken."""
         config, tls = self.config, contexts(self.config)
-        self._client = Client(self._in_force.part(lambda config: Bounds(config.limits, config.timeouts)))
+        bounds = self._in_force.part(lambda config: Bounds(config.limits, config.timeouts))
+        self._client = Client(bounds, HttpClient(self.tasks))
         self.routes = RouteTable(config, tls, self._client, self._scope(), self.recent_errors)
         self._authenticator = Authenticator(self._in_force, self._client, self.tasks)
         self.downstream = self._new_downstream()

@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import aiohttp
-
+from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.client import FOREIGN, REDIRECTS
 from gateway.protocol import era, mcp
 from gateway.protocol.errors import UpstreamError
@@ -149,10 +148,10 @@ def discover_headers(headers: Headers) -> dict[str, str]:
     }
 
 
-async def _verdict(response: aiohttp.ClientResponse) -> bool | None:
+async def _verdict(response: AwaitedReply) -> bool | None:
     """Read the response until the era is certain: a stream may stay open after the answer."""
     body = bytearray()
-    async for chunk in response.content.iter_any():
+    async for chunk in response:
         body += chunk
         if len(body) > _ANSWER_BYTES:
             response.close()

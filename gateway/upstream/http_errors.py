@@ -7,15 +7,16 @@ lost only if a `ping` in it is refused too. Otherwise a call that is sent again 
 import errno
 import re
 import secrets
+import socket
 from collections.abc import Awaitable
 from typing import Final
 
-import aiohttp
 from msgspec import Raw
 
-from gateway.http.client import read_at_most
+from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.endpoint import Endpoint
 from gateway.http.forwarded_headers import is_valid_value
+from gateway.http_client.errors import NotConnected
 from gateway.protocol import jsonrpc, lost_session, mcp
 from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, Refused, SessionLost
 
@@ -90,23 +91,20 @@ class SuspectedSessionLoss(SessionLost):
 
 
 def is_local(exc: BaseException) -> bool:
-    """Whether the exception of aiohttp has its cause on this host: names, file descriptors, memory, routes."""
-    if isinstance(exc, aiohttp.ClientConnectorDNSError):
-        return True
-    return isinstance(exc, aiohttp.ClientConnectorError) and exc.os_error.errno in _LOCAL_CAUSES
+    """Whether there is no connection for a reason on this host: names, file descriptors, memory, routes."""
+    cause = exc.__cause__ if isinstance(exc, NotConnected) else None
+    return isinstance(cause, socket.gaierror) or (isinstance(cause, OSError) and cause.errno in _LOCAL_CAUSES)
 
 
-async def read_response(response: aiohttp.ClientResponse, limit: int, where: str) -> bytes:
-    """Return the whole body. Raises CallLost if it is larger than `limit` bytes, or one of FOREIGN."""
-    body = await read_at_most(response, limit)
+async def read_response(response: AwaitedReply, limit: int, where: str) -> bytes:
+    """Return the whole body. Raises CallLost if it is larger than `limit` bytes, or RequestFailed."""
+    body = await response.read_at_most(limit)
     if body is None:
         raise CallLost(f"{where} sent a body larger than limits.event_bytes; the call may have had effects")
     return body
 
 
-async def read_refusal(
-    response: aiohttp.ClientResponse, endpoint: Endpoint, sent: bytes | None = None
-) -> jsonrpc.Error | Raw:
+async def read_refusal(response: AwaitedReply, endpoint: Endpoint, sent: bytes | None = None) -> jsonrpc.Error | Raw:
     """Return the JSON-RPC error, or even the result, in a response with an HTTP error status.
 
     `sent` is the refused message, if it is a request. Raises SuspectedSessionLoss if the session may be gone, Refused
@@ -136,7 +134,7 @@ async def read_refusal(
     raise CallLost(f"{where} answered HTTP {status} ({said}); the call may have had effects")
 
 
-def _challenge(response: aiohttp.ClientResponse) -> str | None:
+def _challenge(response: AwaitedReply) -> str | None:
     """The challenges for the client, as one header; those that the client could not receive are left out."""
     values = [value for value in response.headers.getall("WWW-Authenticate", ()) if is_valid_value(value)]
     challenge = ", ".join(values)

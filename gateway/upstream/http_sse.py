@@ -160,7 +160,7 @@ class HttpSseChannel(Channel):
         endpoint = self._endpoint
         wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
         for _ in range(2):
-            async with self._client.exchange("GET", endpoint.url, wanted, None, endpoint.where) as response:
+            async with self._client.exchange("GET", endpoint.url, wanted, b"", endpoint.where) as response:
                 if response.status in REDIRECTS:
                     endpoint.follow(response.headers.get("Location"))
                     continue
@@ -171,7 +171,7 @@ class HttpSseChannel(Channel):
                     return WrongTransport(f"{endpoint.where} answered GET with {what}, which is not an event stream")
                 self._opened = True
                 parser = sse.Parser(self._client.limits.event_bytes)
-                async for chunk in response.content.iter_any():
+                async for chunk in response:
                     for event in parser.feed(chunk):
                         if self._messages is None:
                             self._messages = self._named_endpoint(event)

@@ -3,6 +3,8 @@
 Source: specification 2025-11-25 basic/transports (Listening for Messages from the Server). A server sends there what
 belongs to no request. The gateway never resumes this stream from an event id, because its events may belong to a
 request that has ended.
+
+Each held call has such a stream, which is mostly silent. So no task reads it: its replies come by callback.
 """
 
 import asyncio
@@ -11,15 +13,19 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.http.client import REDIRECTS
+from gateway.http_client.errors import ClientClosed, ListenerFailed, NoReply, RequestFailed
+from gateway.http_client.pending_request import PendingRequest  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import UpstreamError
 from gateway.upstream.batches import hand_over
 from gateway.upstream.channel import Headers, SideListener
-from gateway.upstream.http_errors import RetryLater
 from gateway.upstream.http_upstream import HttpUpstream
 
 _STABLE_SECONDS: Final = 1.0
 """A stream that lasted longer than this may be opened again at once; others would hammer the server."""
+_TAKEN: Final = 409
+"""The server may still count the stream of a dead process as open."""
 
 
 class StandaloneStream:
@@ -30,17 +36,30 @@ class StandaloneStream:
         self.is_open = False
         self._client, self._endpoint, self._tasks, self._times = upstream
         self._get_headers = get_headers
+        self._headers: Headers
+        self._listener: SideListener | None = None
+        """Until the stream has ended for good."""
+        self._head: asyncio.Future[None]
+        """Done when the server answered the first GET."""
         self._was_open = False
         """Whether there ever was a stream; `is_open` may be a guess."""
         self._is_closing = False
-        self._head: asyncio.Future[None]
-        """Done when the server answered the first GET."""
-        self._task: asyncio.Task[None] | None = None
+        self._pending: PendingRequest | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """The pause before the next GET."""
+        self._parser: sse.Parser
+        self._attempts = 0
+        self._failures = 0
+        """GETs in a row that brought no stream, or a short one."""
+        self._began = 0.0
+        self._is_repeated = False
+        """Whether the present GET was sent before, on a connection that the server had closed."""
 
     async def open(self, headers: Headers, listener: SideListener) -> None:
         """Open the stream and keep it open until `close`."""
+        self._headers, self._listener = headers, listener
         self._head = asyncio.get_running_loop().create_future()
-        self._task = self._tasks.start(self._keep(headers, listener), "side stream")
+        self._get_after_pause()
         # Not `wait_for`: if it is cancelled in the moment the future completes, it swallows the cancellation
         # (Python 3.11), and a call whose client has left would run on.
         _ = await asyncio.wait((self._head,), timeout=self._times.side_head_seconds)
@@ -53,62 +72,127 @@ class StandaloneStream:
 
     def close(self) -> None:
         """Close the stream."""
-        if self._task is not None:
-            self._task.cancel()
+        if self._listener is not None:
+            self._end()
 
-    async def _keep(self, headers: Headers, listener: SideListener) -> None:
-        """Read the stream, and open it again when it ends."""
+    # -- opening and ending -------------------------------------------------------------------------------------
+
+    def _get_after_pause(self) -> None:
+        """Open the stream after the pause that the failures so far ask for, or end it after too many."""
         pauses = self._times.reopen_seconds
-        failures = attempts = 0
+        if self._failures < len(pauses):
+            get = self._tasks.guard(self._get, "side stream")
+            self._timer = asyncio.get_running_loop().call_later(pauses[self._failures], get)
+        else:
+            self._end()
+
+    def _get(self) -> None:
+        self._timer = None
+        self._attempts += 1
+        self._began = time.monotonic()
+        self._is_repeated = False
+        self._send()
+
+    def _send(self) -> None:
         try:
-            while failures < len(pauses):
-                await asyncio.sleep(pauses[failures])
-                started = time.monotonic()
-                try:
-                    attempts += 1
-                    if not await self._read(headers, listener, again=attempts > 1):
-                        return  # the server does without this stream
-                except RetryLater:
-                    failures += 1
-                    continue
-                except (UpstreamError, sse.EventTooLarge):
-                    pass
-                finally:
-                    self.is_open = False
-                self._note_head()
-                failures = 0 if time.monotonic() - started > _STABLE_SECONDS else failures + 1
-        finally:
+            newest = self._get_headers(self._headers)
+            self._pending = self._client.begin("GET", self._endpoint.url, newest, b"", self)
+        except BaseException:
+            self._end()
+            raise
+
+    def _broke(self, *, is_refused: bool = False) -> None:
+        """There is no stream any more; `is_refused` if the server may give one later."""
+        self.is_open = False
+        self._let_go()
+        if is_refused:
+            self._failures += 1
+        else:
             self._note_head()
-            if not self._is_closing:
-                if self._was_open:
-                    listener.lost()
-                listener.changed(False)
+            self._failures = 0 if time.monotonic() - self._began > _STABLE_SECONDS else self._failures + 1
+        self._get_after_pause()
+
+    def _end(self) -> None:
+        """There will be no stream any more."""
+        listener, self._listener = self._listener, None
+        assert listener is not None, "a stream ends once"
+        self.is_open = False
+        self._let_go()
+        self._note_head()
+        if not self._is_closing:
+            if self._was_open:
+                listener.lost()
+            listener.changed(False)
+
+    def _let_go(self) -> None:
+        """Give up the GET in flight, or the next one."""
+        if self._pending is not None:
+            self._pending.abort()
+            self._pending = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _note_head(self) -> None:
         if not self._head.done():
             self._head.set_result(None)
 
-    async def _read(self, headers: Headers, listener: SideListener, *, again: bool) -> bool:
-        """Read one GET stream until it ends; return whether another may be opened."""
-        endpoint = self._endpoint
-        newest = self._get_headers(headers)
-        async with self._client.exchange("GET", endpoint.url, newest, None, endpoint.where) as response:
-            if response.status in REDIRECTS:
-                # A process that did not open the session does not know the redirect yet.
-                endpoint.follow(response.headers.get("Location"))
-                raise RetryLater(f"{endpoint.where} redirected")
-            if response.status == 409:
-                # The server may still count the stream of a dead process as open.
-                raise RetryLater(f"{endpoint.where} takes another side stream for open")
-            if response.status != 200 or response.content_type != "text/event-stream":
-                return False
+    # -- the reply to a GET -------------------------------------------------------------------------------------
+
+    def on_head(self, head: ReplyHead, /) -> None:
+        """The server answered."""
+        listener = self._listener
+        assert listener is not None, "nothing is heard after the end"
+        if head.status in REDIRECTS:
+            self._follow(head.text(b"location"))
+        elif head.status == _TAKEN:
+            self._broke(is_refused=True)
+        elif head.status != 200 or head.content_type != "text/event-stream":
+            self._end()  # the server does without this stream
+        else:
             self.is_open = self._was_open = True
+            self._parser = sse.Parser(self._client.limits.event_bytes)
             self._note_head()
-            if again:
+            if self._attempts > 1:
                 listener.changed(True)
-            parser = sse.Parser(self._client.limits.event_bytes)
-            async for chunk in response.content.iter_any():
-                for event in parser.feed(chunk):
-                    if event.data:
-                        _ = hand_over(event.data, listener.receive)
-        return True
+
+    def _follow(self, location: str | None) -> None:
+        """Follow a redirect, which a process that did not open the session does not know yet."""
+        try:
+            self._endpoint.follow(location)
+        except UpstreamError:
+            self._broke()
+        else:
+            self._broke(is_refused=True)
+
+    def on_body(self, data: bytes, /) -> None:
+        """A part of the stream is here."""
+        listener = self._listener
+        assert listener is not None, "nothing is heard after the end"
+        try:
+            for event in self._parser.feed(data):
+                if event.data:
+                    _ = hand_over(event.data, listener.receive)
+        except (UpstreamError, sse.EventTooLarge):
+            if self._listener is not None:
+                self._broke()
+
+    def on_end(self) -> None:
+        """The server ended the stream."""
+        self._broke()
+
+    def on_failed(self, failure: RequestFailed, /) -> None:
+        """The stream broke, or there was none."""
+        self._pending = None
+        if isinstance(failure, NoReply) and failure.reused and not self._is_repeated:
+            self._is_repeated = True
+            self._send()
+        elif isinstance(failure, ClientClosed):
+            self._is_closing = True  # the whole process ends
+            self._end()
+        elif isinstance(failure, ListenerFailed) and failure.__cause__ is not None:
+            if self._listener is not None:
+                self._end()
+            raise failure.__cause__
+        else:
+            self._broke()

@@ -10,12 +10,14 @@ A request whose stream broke is resumed by GET with Last-Event-ID (`upstream.res
 import asyncio
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
-import aiohttp
 from msgspec import Raw
 
+from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.client import FOREIGN, REDIRECTS, Exchange, mapped
+from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.upstream.batches import hand_over
@@ -99,7 +101,7 @@ class StreamableChannel(Channel):
                     raise WrongTransport(exc.message.partition("; the call")[0]) from exc
         raise Unreachable(f"{self._endpoint.where} redirects in a circle; set upstream.url to the final address")
 
-    async def _initialized(self, response: aiohttp.ClientResponse) -> Raw:
+    async def _initialized(self, response: AwaitedReply) -> Raw:
         where = self._endpoint.where
         answer = InitializeAnswer(self._endpoint)
         try:
@@ -118,7 +120,7 @@ class StreamableChannel(Channel):
         self.can_ask = self.session_id is not None
         return result
 
-    def _session_id(self, response: aiohttp.ClientResponse) -> str | None:
+    def _session_id(self, response: AwaitedReply) -> str | None:
         """The id that the server gave the session. Raises NoHandshake if it cannot be sent back."""
         found = response.headers.get(mcp.SESSION_ID)
         if not found:
@@ -174,14 +176,14 @@ class StreamableChannel(Channel):
         try:
             # Without the context managers of the other requests: this is the hot path.
             self._reply_began = self.taken = False
-            response = await self._client.open("POST", endpoint.url, {**headers, **self._fixed}, message)
+            response = await self._client.send("POST", endpoint.url, {**headers, **self._fixed}, message)
             self._reply_began = True
             try:
                 self._keep_headers(response, headers)
                 self.taken = response.status < 300
                 return await self._read(response, receive, message)
             finally:
-                response.release()
+                response.close()
         except SuspectedSessionLoss as exc:
             self.forgotten = await exc.is_confirmed(self.ping(headers))
             return exc.conclude(is_gone=self.forgotten)
@@ -234,7 +236,7 @@ class StreamableChannel(Channel):
                     return
                 finally:
                     silence.stop()
-                    response.release()
+                    response.close()
             except TimeoutError:
                 resumption.silent()
                 continue
@@ -247,25 +249,25 @@ class StreamableChannel(Channel):
                 pause_seconds = resumption.cut(exc.retry_ms)
             await asyncio.sleep(pause_seconds)
 
-    async def _get_again(self, headers: Headers) -> aiohttp.ClientResponse:
+    async def _get_again(self, headers: Headers) -> AwaitedReply:
         """Open the stream of a request; the caller releases it. Raises RetryLater, or another error that is final."""
         endpoint = self._endpoint
         try:
             async with asyncio.timeout(self._times.resume_head_seconds):
                 newest_headers = self._headers or headers
                 newest = self._get_headers(headers) | {mcp.LAST_EVENT_ID: self._resumption.place}
-                response = await self._client.open("GET", endpoint.url, newest, None)
+                response = await self._client.send("GET", endpoint.url, newest, b"")
                 if response.status == 200 and response.content_type == "text/event-stream":
                     self.taken = self.taken or newest_headers == headers
                     return response
                 try:
                     raise await self._refused_resume(response, newest_headers)
                 finally:
-                    response.release()
+                    response.close()
         except FOREIGN as exc:
             raise RetryLater(mapped(exc, endpoint.where).message, is_local=is_local(exc)) from exc
 
-    async def _refused_resume(self, response: aiohttp.ClientResponse, headers: Headers) -> CallLost:
+    async def _refused_resume(self, response: AwaitedReply, headers: Headers) -> CallLost:
         """Explain why the stream cannot be resumed. Raises Refused if the credential is not accepted."""
         status, where = response.status, self._endpoint.where
         if status < 300 or status in _MAY_PASS or status >= 500:
@@ -292,14 +294,14 @@ class StreamableChannel(Channel):
                 self._keep_headers(response, headers)
                 self._resumption.answered()
                 self._silence.restart()
-                await response.read()
+                await response.skip()
         except TimeoutError as exc:
             raise CallLost(
                 f"{self._endpoint.where} did not accept a message within timeouts.answer_seconds; the call may have "
                 "had effects"
             ) from exc
 
-    async def _refused(self, response: aiohttp.ClientResponse, headers: Headers) -> CallLost:
+    async def _refused(self, response: AwaitedReply, headers: Headers) -> CallLost:
         """Explain why the server refused an answer or a notification. Raises what `read_refusal` raises."""
         try:
             said = await read_refusal(response, self._endpoint)
@@ -329,17 +331,17 @@ class StreamableChannel(Channel):
         except TimeoutError as exc:
             raise CallLost(f"{endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
 
-    async def _read_ping_answer(self, response: aiohttp.ClientResponse) -> None:
+    async def _read_ping_answer(self, response: AwaitedReply) -> None:
         """Read the answer, because a server whose reply stream is dropped sends it on the standalone GET stream."""
         parser = sse.Parser(_PING_ANSWER_BYTES)
         try:
-            async for chunk in response.content.iter_any():
+            async for chunk in response:
                 if any(event.data for event in parser.feed(chunk)):
                     return
         except sse.EventTooLarge:
             response.close()
 
-    def _keep_headers(self, response: aiohttp.ClientResponse, headers: Headers) -> None:
+    def _keep_headers(self, response: AwaitedReply, headers: Headers) -> None:
         """Keep the newest headers that the upstream accepted, for messages without a client: GET and DELETE."""
         if response.status < 300:
             self._headers = headers
@@ -348,9 +350,7 @@ class StreamableChannel(Channel):
         endpoint = self._endpoint
         return self._client.exchange("POST", endpoint.url, {**headers, **self._fixed}, message, endpoint.where)
 
-    async def _read(
-        self, response: aiohttp.ClientResponse, receive: Receive, sent: bytes | None
-    ) -> jsonrpc.Error | Raw | None:
+    async def _read(self, response: AwaitedReply, receive: Receive, sent: bytes | None) -> jsonrpc.Error | Raw | None:
         if response.status >= 300:
             return await read_refusal(response, self._endpoint, sent)
         if response.content_type == "text/event-stream":
@@ -364,11 +364,11 @@ class StreamableChannel(Channel):
             )
         return None
 
-    async def _read_events(self, response: aiohttp.ClientResponse, receive: Receive, *, again: bool = False) -> None:
+    async def _read_events(self, response: AwaitedReply, receive: Receive, *, again: bool = False) -> None:
         """Hand over events until the request is answered; `again` skips events that were handed over before."""
         parser = sse.Parser(self._client.limits.event_bytes)
         try:
-            async for chunk in response.content.iter_any():
+            async for chunk in response:
                 for event in parser.feed(chunk):
                     if event.id is not None and self._resumption.is_repeated(event.id) and again:
                         continue
@@ -385,31 +385,30 @@ class StreamableChannel(Channel):
             ) from exc
         raise _StreamCut(cut, parser.retry_ms)
 
-    async def _drain(self, response: aiohttp.ClientResponse) -> None:
+    async def _drain(self, response: AwaitedReply) -> None:
         """Read to the end, so that the connection can be reused. Some servers never end the stream."""
-        if response.content.at_eof():
+        if response.is_read:
             return
-        try:
+        with suppress(TimeoutError, RequestFailed):
             async with asyncio.timeout(self._times.drain_seconds):
-                while not response.content.at_eof():
-                    await response.content.readany()
-        except (TimeoutError, aiohttp.ClientError):
-            response.close()
+                await response.skip()
 
     async def close(self, *, end_session: bool) -> None:
         """Close the streams, after a DELETE of the session if it may be ended."""
         self._standalone.stop_reporting()
-        if end_session and self.session_id is not None:
-            await self._delete()
-        self._standalone.close()
+        try:
+            if end_session and self.session_id is not None:
+                await self._delete()
+        finally:
+            self._standalone.close()
 
     async def _delete(self) -> None:
         endpoint, headers = self._endpoint, {**self._headers, **self._fixed}
         try:
             async with (
                 asyncio.timeout(self._client.timeouts.cancel_seconds),
-                self._client.exchange("DELETE", endpoint.url, headers, None, endpoint.where) as response,
+                self._client.exchange("DELETE", endpoint.url, headers, b"", endpoint.where) as response,
             ):
-                await response.read()
+                await response.skip()
         except (TimeoutError, UpstreamError):
             pass  # the server drops the session after its own timeout

@@ -160,7 +160,8 @@ async def test_a_reserved_session_that_is_lost_while_the_url_is_visited_is_repla
     upstream.once("GET", refuse)
     upstream.side("s1").put_nowait(None)
     await upstream.saw("GET", 2)
-    await eventually(lambda: not any("side stream" in name for name in stand.tasks()))
+    calls = stand.gateway._client._calls
+    await eventually(lambda: calls.open_connections == calls.idle_connections, "the side stream is given up")
     assert (await client.answer(asked, {"action": "accept"})).text == "done"
     assert [seen.session for seen in upstream.of("tools/call")] == ["s1", "s2"]
     await eventually(lambda: stand.sessions("busy") == 0)

@@ -8,6 +8,7 @@ from gateway.cluster import discovery, membership, peer_connections, peer_listen
 from gateway.downstream import handler
 from gateway.exchange import machine, questions, replay
 from gateway.http import endpoint, listener
+from gateway.http_client import connection, idle_connections
 from gateway.identity import bearer_token
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import errors, jsonrpc, request, surrogates
@@ -58,6 +59,11 @@ FIXED = [
     (
         "OAuth's paths",
         [count(oauth_proxy._AT_ONCE), size(oauth_proxy._BODY_BYTES), size(oauth_upstream.ANSWER_BYTES)],
+    ),
+    ("the head of an MCP reply", [size(connection.MAX_HEAD_BYTES), f"{connection.MAX_INTERIM_REPLIES} interim"]),
+    (
+        "an idle connection for MCP",
+        [seconds(idle_connections.KEEP_ALIVE_SECONDS), f"{seconds(idle_connections._MARGIN_SECONDS)} less"],
     ),
     ("a TLS handshake of a client", [seconds(listener._HANDSHAKE_SECONDS)]),
     (

@@ -3,16 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
-import aiohttp
 import pytest
+from yarl import URL
 
 from gateway.exchange import events as on
+from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.client import Client
+from gateway.http_client.connection import Connection
+from gateway.protocol import mcp
 from gateway.protocol.errors import CallGone
 from gateway.sessions.session import Session
-from gateway.upstream.channel import NO_HEADERS
+from gateway.upstream.channel import NO_HEADERS, Headers
 from tests.parts.launch import NODE, PARTS, OldServer, old_server
 from tests.support.upstream_side import KEY, UpstreamSide
 from tests.support.workbench import eventually
@@ -74,24 +76,25 @@ def _is_form(event: on.Event) -> bool:
 
 
 async def test_a_call_survives_its_connection(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[aiohttp.ClientResponse] = []
-    original = Client.open
+    opened: list[AwaitedReply] = []
+    original = Client.send
 
-    async def noted(client: Client, method: str, *request: Any) -> aiohttp.ClientResponse:
-        response = await original(client, method, *request)
-        opened.append(response)
-        return response
+    async def noted(client: Client, method: str, url: URL, headers: Headers, body: bytes) -> AwaitedReply:
+        reply = await original(client, method, url, headers, body)
+        if b"tools/call" in body or mcp.LAST_EVENT_ID in headers:
+            opened.append(reply)
+        return reply
 
-    monkeypatch.setattr(Client, "open", noted)
+    monkeypatch.setattr(Client, "send", noted)
     async with store(name) as server, process(server) as here:
         session = await here.pool.acquire(KEY, NO_HEADERS)
         held = Held(here, session, name)
         question = await held.question()
         before = list(here.ear.heard)
-        connection = opened[-1].connection
-        assert connection is not None
-        assert connection.transport is not None
-        connection.transport.abort()
+        connection = opened[-1]._pending._carrier
+        assert isinstance(connection, Connection)
+        assert connection._transport is not None
+        connection._transport.abort()
         await eventually(lambda: len(opened) > 1, "it is picked up")
         await here.answer(session, id_=question)
         await held.running

@@ -1,36 +1,129 @@
-"""The HTTP client towards upstreams: which responses it takes, and how it explains the others."""
+"""The client of MCP requests: what it sends again, and what its failures mean."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from unittest.mock import Mock
 
+import aiohttp
 import pytest
 from yarl import URL
 
 from gateway.config import InForce, Limits, Timeouts
-from gateway.http.client import Bounds, Client
-from gateway.protocol.errors import CallLost
-from tests.support.fake_wire import fake_wire
+from gateway.http.client import Bounds, Client, mapped
+from gateway.http_client.client import HttpClient
+from gateway.http_client.errors import NoReply, NotConnected
+from gateway.protocol.errors import CallLost, Unreachable
+from gateway.runtime.tasks import Tasks
+from tests.support.fake_http import OK, FakeHttp, Wire, answers, says, stays
+from tests.support.workbench import eventually
 
-OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+WHERE = "The upstream"
+BEGUN = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok"
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
-    made = Client(InForce(Bounds(Limits(), Timeouts())))
-    yield made
-    await made.close()
+async def calls() -> AsyncIterator[HttpClient]:
+    """The connections, of which none may be left."""
+    tasks = Tasks(Mock())
+    calls = HttpClient(tasks)
+    yield calls
+    await eventually(lambda: not calls.open_connections, "all connections are closed")
+    assert not tasks.failures
 
 
-async def test_a_switch_of_protocols_is_an_error_whichever_way_the_request_is_sent(client: Client) -> None:
+@pytest.fixture
+async def client(calls: HttpClient) -> AsyncIterator[Client]:
+    client = Client(InForce(Bounds(Limits(), Timeouts())), calls)
+    yield client
+    await client.close()
+
+
+async def read(client: Client, method: str, server: FakeHttp) -> bytes | None:
+    body = b"{}" if method == "POST" else b""
+    async with client.exchange(method, URL(server.url), {"A": "b"}, body, WHERE) as reply:
+        return await reply.read_at_most(100)
+
+
+async def closes_when_used_again(wire: Wire) -> None:
+    """A server that takes a second request on a connection for one on a closed connection."""
+    await wire.request()
+    await wire.say(OK)
+    await wire.request()
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_a_request_that_may_run_twice_is_repeated_on_a_new_connection(client: Client, method: str) -> None:
+    async with FakeHttp(closes_when_used_again) as server:
+        assert await read(client, method, server) == b"ok"
+        assert await read(client, method, server) == b"ok"
+        assert (len(server.requests), server.connections) == (3, 2)
+
+
+async def test_a_post_is_never_repeated(client: Client) -> None:
+    async with FakeHttp(closes_when_used_again) as server:
+        assert await read(client, "POST", server) == b"ok"
+        with pytest.raises(CallLost, match="broke the connection without a reply"):
+            await read(client, "POST", server)
+        assert (len(server.requests), server.connections) == (2, 1)
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_a_new_connection_without_a_reply_is_not_tried_again(client: Client, method: str) -> None:
+    async with FakeHttp(says()) as server:
+        with pytest.raises(CallLost):
+            await read(client, method, server)
+        assert len(server.requests) == 1
+
+
+async def test_siblings_share_connections_with_bounds_of_their_own(client: Client) -> None:
+    sibling = client.sibling(InForce(Bounds(Limits(event_bytes=7), Timeouts())))
+    assert sibling.limits.event_bytes == 7
+    async with FakeHttp(answers(OK)) as server:
+        assert await read(client, "POST", server) == await read(sibling, "POST", server) == b"ok"
+        assert server.connections == 1
+
+
+async def test_a_reply_that_is_left_in_the_middle_costs_its_connection(client: Client) -> None:
+    async with FakeHttp(stays(BEGUN)) as server:
+        async with client.exchange("GET", URL(server.url), {}, b"", WHERE) as reply:
+            assert await anext(reply) == b"ok"
+        await server.left.wait()
+
+
+async def test_a_server_that_nobody_runs_is_unreachable(client: Client) -> None:
+    async with FakeHttp(answers(OK)) as server:
+        pass
+    with pytest.raises(Unreachable, match="Connection refused"):
+        await read(client, "POST", server)
+
+
+async def test_a_reply_that_is_cut_is_a_lost_call(client: Client) -> None:
+    async with FakeHttp(says(BEGUN)) as server:
+        with pytest.raises(CallLost, match="in the middle of its reply"):
+            await read(client, "POST", server)
+
+
+async def test_a_cancelled_request_closes_its_connection(client: Client) -> None:
+    async with FakeHttp(stays()) as server:
+        reading = asyncio.gather(read(client, "POST", server))
+        await eventually(lambda: server.requests)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await server.left.wait()
+
+
+def test_failures_of_both_libraries_are_translated() -> None:
+    assert type(mapped(NotConnected("Connection refused"), WHERE)) is Unreachable
+    assert type(mapped(NoReply(reused=False), WHERE)) is CallLost
+    assert type(mapped(ConnectionResetError(), WHERE)) is CallLost
+
+
+async def test_a_switch_of_protocols_is_an_error_whichever_library_sent_the_request(client: Client) -> None:
     said = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"
-    async with fake_wire(said, stays=True) as url:
-        with pytest.raises(CallLost, match=r"The server switched protocols \(HTTP 101\) unasked"):
-            async with client.exchange("POST", URL(url), {}, b"{}", "The server"):
-                pass
-
-
-async def test_an_interim_response_is_skipped(client: Client) -> None:
-    async with (
-        fake_wire(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + OK) as url,
-        client.exchange("GET", URL(url), {}, None, "The server") as response,
-    ):
-        assert (response.status, await response.read()) == (200, b"ok")
+    async with FakeHttp(stays(said)) as server:
+        with pytest.raises(CallLost, match="status 101"):
+            await read(client, "POST", server)
+        with pytest.raises(aiohttp.ClientResponseError) as caught:
+            await client.open("POST", URL(server.url), {}, b"{}")
+    assert "switched protocols (HTTP 101)" in mapped(caught.value, WHERE).message

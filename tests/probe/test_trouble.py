@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
@@ -16,9 +17,11 @@ from yarl import URL
 
 from gateway.config import InForce, parse
 from gateway.http.client import Bounds, Client
+from gateway.http_client.client import HttpClient
 from gateway.probe import runner
 from gateway.probe.steps import requests
 from gateway.probe.steps.sessions import VERSIONS
+from gateway.runtime.tasks import Tasks
 from tests.parts.launch import free_port
 from tests.support.authority import Authority
 from tests.support.black_hole import black_hole
@@ -97,7 +100,7 @@ async def test_a_port_that_is_of_another_trade(said: bytes, options: Any, name: 
 async def test_a_reply_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "_BODY_BYTES", 1000)
     it = subject("http://127.0.0.1:9/mcp")
-    client = Client(InForce(Bounds(it.config.limits, it.config.timeouts)))
+    client = Client(InForce(Bounds(it.config.limits, it.config.timeouts)), HttpClient(Tasks(Mock())))
     async with fake_wire(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 65_536, times=200) as url:
         reply = await requests.ask(client, requests.Request("GET", URL(url), {}), 30.0)
     await client.close()

@@ -640,13 +640,13 @@ async def test_there_are_new_alarms_for_every_new_length_and_only_then(
 async def test_the_next_connection_to_an_upstream_has_the_new_time(upstream: FakeUpstream, stand: Stand) -> None:
     stand.gateway.apply(reconfigured(upstream.url, timeouts={"connect_seconds": 7.5}))
     given: list[float | None] = []
-    request = stand.gateway._client._http._request
+    begin = stand.gateway._client._calls.begin
 
-    async def noted(*args: Any, **options: Any) -> Any:
-        given.append(options["timeout"].sock_connect)
-        return await request(*args, **options)
+    def noted(*args: Any, **options: Any) -> Any:
+        given.append(options["connect_seconds"])
+        return begin(*args, **options)
 
-    stand.gateway._client._http._request = noted  # type: ignore[method-assign]
+    stand.gateway._client._calls.begin = noted  # type: ignore[method-assign]
     assert (await stand.client().call()).text
     assert set(given) == {7.5}
 
@@ -814,7 +814,7 @@ async def test_fifty_reloads_leave_nothing_behind(upstream: FakeUpstream, second
         return [found for ref in used if (found := ref()) is not None]
 
     await eventually(lambda: not left(), "no pool and no alarm is left")
-    assert len(stand.gateway._client._http.connector._conns) <= 2, "connections are of two upstreams"
+    assert len(stand.gateway._client._calls._idle._by_origin) <= 2, "connections are of two upstreams"
 
 
 # The signal.

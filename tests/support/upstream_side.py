@@ -5,13 +5,13 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import aiohttp
 from msgspec import Raw
 
 from gateway.config import InForce, RouteSettings, parse
 from gateway.exchange import events as on
 from gateway.http.client import Bounds, Client
 from gateway.http.endpoint import Endpoint
+from gateway.http_client.client import HttpClient
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Upstream
@@ -65,14 +65,13 @@ class UpstreamSide:
         url: str,
         *,
         times: StreamTimes = SHORT_TIMES,
-        http: aiohttp.ClientSession | None = None,
         **sections: Any,
     ) -> None:
         self.config = parse(configuration(url, **sections), "test", {})
         self.metrics = Metrics("0", ["/mcp"])
         self.tasks = Tasks(self.metrics)
         self.times = times
-        self.client = Client(InForce(Bounds(self.config.limits, self.config.timeouts)), http)
+        self.client = Client(InForce(Bounds(self.config.limits, self.config.timeouts)), HttpClient(self.tasks))
         self.endpoint = Endpoint("/mcp", url)
         self.pool = Pool(
             InForce(RouteSettings(self.config, self.config.routes[0])), self.connect, self.metrics, self.tasks
@@ -141,10 +140,9 @@ class UpstreamSide:
 
     @property
     def connections(self) -> int:
-        """The sessions in use."""
-        connector = self.client._http.connector
-        assert connector is not None
-        return len(connector._acquired)
+        """The connections in use."""
+        calls = self.client._calls
+        return calls.open_connections - calls.idle_connections
 
     def busy_tasks(self) -> list[str]:
         names = [task.get_name() for task in self.tasks._running]

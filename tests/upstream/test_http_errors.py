@@ -3,13 +3,17 @@
 The FAKE upstream counts what it runs, so that a second execution shows.
 """
 
+import errno
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from gateway.http_client.errors import ConnectTimedOut, NotConnected, ReplyCut, RequestFailed
 from gateway.protocol import mcp
+from gateway.upstream.http_errors import is_local
 from tests.support.fake_sse import FakeSse, Message, Stream
 from tests.support.fake_upstream import FakeUpstream, Script, Turn, text
 from tests.support.stand import Start
@@ -251,3 +255,29 @@ async def test_over_http_sse_an_answer_on_the_stream_outweighs_the_refusal_of_it
         assert len(old.streams) == 1
     finally:
         await old.close()
+
+
+# -- faults of this host ----------------------------------------------------------------------------------------------
+
+
+def caused(failure: RequestFailed, cause: Exception) -> RequestFailed:
+    failure.__cause__ = cause
+    return failure
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (caused(NotConnected(""), socket.gaierror(socket.EAI_AGAIN, "later")), True),
+        (caused(NotConnected(""), OSError(errno.EMFILE, "too many")), True),
+        (caused(NotConnected(""), OSError(errno.ENETUNREACH, "no route")), True),
+        (caused(NotConnected(""), ConnectionRefusedError(errno.ECONNREFUSED, "refused")), False),
+        (caused(ConnectTimedOut(), TimeoutError()), False),
+        (caused(ReplyCut(), OSError(errno.EMFILE, "too many")), False),
+        (ConnectionResetError(errno.ENOMEM, "another library"), False),
+    ],
+)
+def test_only_a_connection_that_this_host_could_not_open_is_a_local_fault(
+    failure: Exception, *, expected: bool
+) -> None:
+    assert is_local(failure) is expected

@@ -2,14 +2,17 @@
 
 import asyncio
 from typing import Any, Self
+from unittest.mock import Mock
 
 import pytest
 from msgspec import Raw
 
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.client import Bounds, Client
+from gateway.http_client.client import HttpClient
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
+from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import NO_HEADERS, SideListener
 from gateway.upstream.stdio import StdioChannel
 
@@ -57,7 +60,7 @@ class Bench:
     """A channel whose child has answered `initialize`."""
 
     def __init__(self) -> None:
-        self.client = Client(InForce(Bounds(Limits(), Timeouts())))
+        self.client = Client(InForce(Bounds(Limits(), Timeouts())), HttpClient(Tasks(Mock())))
         self.launcher = FakeLauncher(self.client)
         self.child = self.launcher.child
         self.channel = StdioChannel(self.launcher, lambda: None)  # type: ignore[arg-type]

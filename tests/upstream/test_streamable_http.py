@@ -6,14 +6,16 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
-import aiohttp
 import pytest
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohappyeyeballs import start_connection
 from msgspec import structs
 
 from gateway.http.client import Client
+from gateway.http_client.addresses import AddressInfo
+from gateway.http_client.errors import NotConnected
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
 from gateway.sessions import checkout
@@ -627,16 +629,16 @@ class Attempts:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refused = 0
-        original = Client.open
+        original = Client.send
 
         async def counted(client: Client, *request: Any) -> Any:
             try:
                 return await original(client, *request)
-            except OSError:
+            except NotConnected:
                 self.refused += 1
                 raise
 
-        monkeypatch.setattr(Client, "open", counted)
+        monkeypatch.setattr(Client, "send", counted)
 
 
 async def test_a_restart_shows_as_a_session_that_is_gone(
@@ -670,14 +672,15 @@ async def test_an_upstream_that_never_comes_back_loses_the_call_after_some_tries
         here.pool.release(session, clean=False)
 
 
-class FakeHost(AbstractResolver):
+class FakeHost:
     """FAKE of the host of the gateway: it lacks file descriptors, or its name service fails, for some connections."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lacks_descriptors = 0
         self.lacks_names = 0
-        connector = aiohttp.TCPConnector(resolver=self, socket_factory=self.open_socket, use_dns_cache=False)
-        self.http = aiohttp.ClientSession(connector=connector)
+        connect = partial(start_connection, socket_factory=self.open_socket)
+        monkeypatch.setattr("gateway.http_client.connector.start_connection", connect)
+        monkeypatch.setattr("gateway.http_client.addresses._look_up", self.look_up)
 
     def open_socket(self, address: Any) -> socket.socket:
         if self.lacks_descriptors:
@@ -686,23 +689,23 @@ class FakeHost(AbstractResolver):
         family, kind, protocol, *_ = address
         return socket.socket(family, kind, protocol)
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
+    def breaks(self, here: UpstreamSide, fault: str) -> None:
+        """Refuse the next 40 connections of this process."""
+        setattr(self, fault, 40)
+        here.client._calls._connector._addresses.forget("upstream.test", here.endpoint.url.port or 0)
+
+    async def look_up(self, _host: str, port: int) -> list[AddressInfo]:
         if self.lacks_names:
             self.lacks_names -= 1
-            raise OSError(None, "Temporary failure in name resolution")
-        return [ResolveResult(hostname=host, host="127.0.0.1", port=port, family=family, proto=0, flags=0)]
-
-    async def close(self) -> None:
-        """Nothing to close."""
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port))]
 
 
 @asynccontextmanager
-async def replica_on(host: FakeHost, upstream: FakeUpstream) -> AsyncIterator[UpstreamSide]:
-    """A process on this host, which has to resolve the name of the upstream."""
+async def named_replica(upstream: FakeUpstream) -> AsyncIterator[UpstreamSide]:
+    """A process that has to resolve the name of the upstream."""
     upstream.known.add("s0")
-    here = UpstreamSide(upstream.url.replace("127.0.0.1", "upstream.test"), times=PATIENT, http=host.http)
+    here = UpstreamSide(upstream.url.replace("127.0.0.1", "upstream.test"), times=PATIENT)
     try:
         yield here
     finally:
@@ -710,12 +713,14 @@ async def replica_on(host: FakeHost, upstream: FakeUpstream) -> AsyncIterator[Up
 
 
 @pytest.mark.parametrize("fault", ["lacks_descriptors", "lacks_names"])
-async def test_faults_of_the_gateways_own_host_do_not_lose_a_call(upstream: FakeUpstream, fault: str) -> None:
+async def test_faults_of_the_gateways_own_host_do_not_lose_a_call(
+    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
     upstream.each("resume", refusing(503), refusing(503), saying(("e2", RESULT)))
-    host = FakeHost()
-    async with replica_on(host, upstream) as here:
+    host = FakeHost(monkeypatch)
+    async with named_replica(upstream) as here:
         session = await here.adopt()
-        setattr(host, fault, 40)
+        host.breaks(here, fault)
         await here.resume(session)
         assert getattr(host, fault) == 0
         assert (here.ear.text, cursors(upstream)) == ("done", ["e1"] * 3)
@@ -724,12 +729,12 @@ async def test_faults_of_the_gateways_own_host_do_not_lose_a_call(upstream: Fake
 
 @pytest.mark.parametrize("fault", ["lacks_descriptors", "lacks_names"])
 async def test_a_call_that_another_process_may_still_hold_is_left_to_it_after_local_faults(
-    upstream: FakeUpstream, fault: str
+    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    host = FakeHost()
-    async with replica_on(host, upstream) as here:
+    host = FakeHost(monkeypatch)
+    async with named_replica(upstream) as here:
         session = await here.adopt(is_shared=True)
-        setattr(host, fault, 40)
+        host.breaks(here, fault)
         with pytest.raises(CallLost, match="cannot be reached"):
             await here.resume(session)
         assert getattr(host, fault) == 40 - 1 - len(PATIENT.retry_seconds)

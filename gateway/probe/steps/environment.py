@@ -9,13 +9,17 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
+from gateway import __version__
 from gateway.cluster.discovery import resolve
 from gateway.config import Config, InForce, cautions, digest, jwks_context, redacted_url, split_address
 from gateway.http.client import FOREIGN, Bounds, Client, mapped
+from gateway.http_client.client import HttpClient
 from gateway.probe.steps.context import Notes
 from gateway.probe.steps.requests import Request, ask
 from gateway.protocol.errors import clean
+from gateway.runtime.tasks import Tasks
 from gateway.seal.cipher import Keyring
+from gateway.telemetry import Metrics
 
 _OURS: Final = b"mcp_gateway_"
 """Every metric of a gateway begins with this."""
@@ -30,7 +34,8 @@ async def look_around(config: Config) -> Notes:
         key, _, why = caution.partition(" is ")
         exam.warn("caution", key, f"It is {why}." if why else caution, "See docs/configuration.md.")
     _look_at_keys(exam, config)
-    client = Client(InForce(Bounds(config.limits, config.timeouts)))
+    tasks = Tasks(Metrics(__version__))
+    client = Client(InForce(Bounds(config.limits, config.timeouts)), HttpClient(tasks))
     try:
         await _look_at_listeners(exam, config, client)
         await _look_at_peers(exam, config)

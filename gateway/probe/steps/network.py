@@ -14,7 +14,7 @@ from typing import Final
 
 from cryptography import x509
 
-from gateway.http.tls_errors import certificate_cause, handshake_cause
+from gateway.http_client.tls_errors import certificate_cause, handshake_cause
 from gateway.probe.steps.context import ProbeContext, Stopped
 from gateway.protocol.errors import clean
 

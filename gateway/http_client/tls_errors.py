@@ -5,8 +5,6 @@ A TLS handshake that fails ends before any request is sent.
 
 from typing import Final
 
-import aiohttp
-
 _CERTIFICATE_CAUSES: Final = {
     9: "its certificate is not valid yet; check the clocks",
     10: "its certificate has expired; renew it there",
@@ -19,15 +17,6 @@ _CERTIFICATE_CAUSES: Final = {
     64: "its certificate is for another address; give the name that it is for in upstream.tls.server_name",
 }
 """By OpenSSL's X509_V_ERR number."""
-
-
-def tls_cause(exc: BaseException) -> str | None:
-    """Explain a connection that failed in TLS, with the fix. Returns None for any other exception."""
-    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
-        return certificate_cause(exc.certificate_error)
-    if isinstance(exc, aiohttp.ClientConnectorSSLError):
-        return handshake_cause(getattr(exc.os_error, "reason", None) or str(exc.os_error))
-    return None
 
 
 def certificate_cause(failure: Exception) -> str:

@@ -1,0 +1,144 @@
+"""A reply of an upstream for the one coroutine that awaits it.
+
+The head comes first, then the body part by part, from a bounded buffer.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Self
+
+from multidict import CIMultiDict
+
+from gateway.http_client.errors import RequestFailed
+from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.http_client.reply_head import ReplyHead
+
+_BUFFERED_BYTES: Final = 131_072
+"""Nothing more is read from the socket while this much waits for the coroutine."""
+
+
+class AwaitedReply:
+    """One reply. What came before a failure is handed over before the failure is raised."""
+
+    __slots__ = ("_buffered", "_failure", "_head", "_is_begun", "_is_over", "_parts", "_pending", "_waiter")
+
+    def __init__(self, begin: Callable[[ReplyListener], PendingRequest]) -> None:
+        """`begin` sends the request; its reply goes to the listener that it is given."""
+        self._head: ReplyHead
+        self._is_begun = False
+        self._parts: list[bytes] = []
+        self._buffered = 0
+        self._is_over = False
+        """Whether the reply has ended or failed."""
+        self._failure: RequestFailed | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._pending = begin(self)
+
+    # -- for the coroutine --------------------------------------------------------------------------------------
+
+    async def begun(self) -> None:
+        """Wait for the head. Raises RequestFailed."""
+        try:
+            while not self._is_begun and self._failure is None:
+                await self._change()
+        except BaseException:
+            self.close()
+            raise
+        if self._failure is not None and not self._is_begun:
+            raise self._failure
+
+    @property
+    def status(self) -> int:
+        """The status code."""
+        return self._head.status
+
+    @property
+    def content_type(self) -> str:
+        """The media type in lower case, without parameters."""
+        return self._head.content_type or "application/octet-stream"
+
+    @property
+    def headers(self) -> CIMultiDict[str]:
+        """All headers, decoded anew each time: most replies need none of them."""
+        return CIMultiDict(self._head.texts())
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the whole body was handed over, so that the connection can carry the next request."""
+        return self._is_over and not self._parts
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Return what has come of the body since the last part. Raises RequestFailed."""
+        while not self._parts:
+            if self._failure is not None:
+                raise self._failure
+            if self._is_over:
+                raise StopAsyncIteration
+            await self._change()
+        parts, self._parts = self._parts, []
+        self._buffered = 0
+        if self._pending.is_paused:
+            self._pending.resume_reading()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def read_at_most(self, limit: int) -> bytes | None:
+        """Return the whole body, or None if it is larger than `limit` bytes. Raises RequestFailed."""
+        parts: list[bytes] = []
+        size = 0
+        async for part in self:
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                return None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def skip(self) -> None:
+        """Wait for the end of the body. Raises RequestFailed."""
+        async for _ in self:
+            pass
+
+    def close(self) -> None:
+        """Read nothing more. A connection with the rest of the body in it is closed."""
+        self._pending.abort()
+        self._parts.clear()
+
+    async def _change(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    # -- from the connection ------------------------------------------------------------------------------------
+
+    def on_head(self, head: ReplyHead, /) -> None:
+        """The head is here."""
+        self._head = head
+        self._is_begun = True
+        self._wake()
+
+    def on_body(self, data: bytes, /) -> None:
+        """A part of the body is here."""
+        self._parts.append(data)
+        self._buffered += len(data)
+        if self._buffered >= _BUFFERED_BYTES and not self._pending.is_paused:
+            self._pending.pause_reading()
+        self._wake()
+
+    def on_end(self) -> None:
+        """The reply is complete."""
+        self._is_over = True
+        self._wake()
+
+    def on_failed(self, failure: RequestFailed, /) -> None:
+        """The reply will not be completed."""
+        self._failure = failure
+        self._is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,57 @@
+"""The network addresses of a host, looked up once for all connections of a few seconds."""
+
+import asyncio
+import socket
+import time
+from typing import Any, Final
+
+AddressInfo = tuple[int, int, int, str, Any]
+"""What getaddrinfo returns for one address."""
+
+_FRESH_SECONDS: Final = 10.0
+_MAX_HOSTS: Final = 256
+
+
+class Addresses:
+    """Looks hosts up. Connections that are opened at the same time share one lookup."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[float, list[AddressInfo]]] = {}
+        self._lookups: dict[tuple[str, int], asyncio.Task[list[AddressInfo]]] = {}
+
+    async def of(self, host: str, port: int) -> list[AddressInfo]:
+        """The addresses of a host, at least one. Raises OSError or UnicodeError."""
+        key = (host, port)
+        known = self._known.get(key)
+        if known is not None and known[0] > time.monotonic():
+            return known[1]
+        lookup = self._lookups.get(key)
+        if lookup is None:
+            # Its own task: the request that comes first may be aborted while others wait for the same lookup.
+            lookup = asyncio.get_running_loop().create_task(_look_up(host, port), name="resolve upstream")
+            self._lookups[key] = lookup
+            lookup.add_done_callback(lambda task: self._keep(key, task))
+        return await asyncio.shield(lookup)
+
+    def forget(self, host: str, port: int) -> None:
+        """Look this host up again: its addresses cannot be reached."""
+        self._known.pop((host, port), None)
+
+    def close(self) -> None:
+        """End the lookups that still run."""
+        for lookup in self._lookups.values():
+            lookup.cancel()
+
+    def _keep(self, key: tuple[str, int], task: asyncio.Task[list[AddressInfo]]) -> None:
+        del self._lookups[key]
+        if task.cancelled() or task.exception() is not None:
+            return
+        while len(self._known) >= _MAX_HOSTS:
+            del self._known[next(iter(self._known))]
+        self._known[key] = (time.monotonic() + _FRESH_SECONDS, task.result())
+
+
+async def _look_up(host: str, port: int) -> list[AddressInfo]:
+    """Ask the resolver of the system."""
+    loop = asyncio.get_running_loop()
+    return list(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG))

@@ -1,0 +1,130 @@
+"""Sends requests to upstreams, whose replies go to listeners.
+
+Rule 1: a request is sent once. When it fails, its caller learns whether a byte of it may have left, and decides.
+Rule 2: no request has a deadline here but for its connection. Callers abort what takes too long.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import NoReturn
+
+from gateway.http_client.connection import Connection
+from gateway.http_client.connector import Connector
+from gateway.http_client.errors import ClientClosed, NotConnected, RequestFailed
+from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, IdleConnections
+from gateway.http_client.origin import Origin
+from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.http_client.request_head import RequestHead
+from gateway.runtime.tasks import Tasks
+
+
+class HttpClient:
+    """All connections of a process to its upstreams."""
+
+    def __init__(self, tasks: Tasks, keep_alive_seconds: float = KEEP_ALIVE_SECONDS) -> None:
+        self._tasks = tasks
+        self._connector = Connector()
+        self._idle = IdleConnections(tasks, keep_alive_seconds)
+        self._connections: set[Connection] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    @property
+    def open_connections(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    @property
+    def idle_connections(self) -> int:
+        """How many connections wait for a request."""
+        return len(self._idle)
+
+    def begin(  # noqa: PLR0913  (what one request consists of)
+        self,
+        origin: Origin,
+        head: RequestHead,
+        headers: Mapping[str, str],
+        body: bytes,
+        listener: ReplyListener,
+        *,
+        connect_seconds: float,
+    ) -> PendingRequest:
+        """Send a request, at once if a connection is idle. Raises ValueError for headers that cannot be sent."""
+        encoded = head.encoded(headers, len(body))
+        pending = PendingRequest(listener)
+        connection = None if self._is_closed else self._idle.take(origin)
+        if connection is not None:
+            connection.start(pending, encoded, body, is_head=head.is_head)
+            return pending
+        opening = self._open(pending, origin, encoded, body, connect_seconds, is_head=head.is_head)
+        task = self._tasks.start(opening, "connect upstream")
+        self._connecting.add(task)
+        pending.connecting(task)
+        task.add_done_callback(lambda task: self._connected(pending, task))
+        return pending
+
+    def close(self) -> None:
+        """Close all connections. The requests in flight fail, and so do new ones."""
+        self._is_closed = True
+        for task in self._connecting:
+            _ = task.cancel()
+        for connection in list(self._connections):
+            connection.close(ClientClosed(sent=True))
+        self._connector.close()
+
+    # -- connecting ---------------------------------------------------------------------------------------------
+
+    async def _open(  # noqa: PLR0913  (what one request consists of)
+        self, pending: PendingRequest, origin: Origin, head: bytes, body: bytes, seconds: float, *, is_head: bool
+    ) -> None:
+        """Send a request on a new connection."""
+        if self._is_closed:
+            return
+        connection = Connection(origin, self)
+        try:
+            await self._connector.connect(connection, seconds)
+        except NotConnected as exc:
+            self._fail(pending, exc)
+            return
+        self._connections.add(connection)
+        if connection.is_open and not pending.is_over:
+            connection.start(pending, head, body, is_head=is_head)
+        else:
+            connection.abort()
+            self._fail(pending, NotConnected("it closed the connection at once"))
+
+    def _connected(self, pending: PendingRequest, task: asyncio.Task[None]) -> None:
+        """The task that opened a connection has ended, perhaps before its first step."""
+        self._connecting.discard(task)
+        if pending.is_connecting:
+            is_bug = not task.cancelled() and task.exception() is not None
+            self._fail(pending, NotConnected("the gateway failed") if is_bug else ClientClosed(sent=False))
+
+    def _fail(self, pending: PendingRequest, failure: RequestFailed) -> None:
+        """Tell the listener of a request that was not sent, unless it was aborted."""
+        if pending.is_over:
+            return
+        listener = pending.end()
+        try:
+            listener.on_failed(failure)
+        except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
+            self.listener_raised(exc)
+
+    # -- from connections ---------------------------------------------------------------------------------------
+
+    def freed(self, connection: Connection) -> None:
+        """Keep a connection for the next request."""
+        self._idle.put(connection)
+
+    def closed(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self._connections.discard(connection)
+        self._idle.remove(connection)
+
+    def listener_raised(self, error: Exception) -> None:
+        """Report what the last method of a listener raised."""
+
+        def raise_again() -> NoReturn:
+            raise error
+
+        self._tasks.guard(raise_again, "upstream reply")()

@@ -1,0 +1,75 @@
+"""Opens connections to upstreams.
+
+The addresses of a host are tried as RFC 8305 says (aiohappyeyeballs, which aiohttp uses too). No proxy is looked for,
+neither in the environment nor anywhere else.
+"""
+
+import asyncio
+import os
+import ssl
+from contextlib import suppress
+from typing import Final
+
+from aiohappyeyeballs import start_connection
+
+from gateway.http_client.addresses import Addresses
+from gateway.http_client.connection import Connection
+from gateway.http_client.errors import ConnectTimedOut, NotConnected, TlsRefused
+from gateway.http_client.tls_errors import certificate_cause, handshake_cause
+
+_NEXT_ADDRESS_SECONDS: Final = 0.25
+"""When the next address is tried beside one that has not answered yet."""
+
+
+class Connector:
+    """Opens connections within a deadline, name lookup and TLS handshake included."""
+
+    def __init__(self) -> None:
+        self._addresses = Addresses()
+
+    async def connect(self, connection: Connection, seconds: float) -> None:
+        """Open a connection to its origin. Raises NotConnected."""
+        origin = connection.origin
+        deadline = asyncio.timeout(seconds)
+        try:
+            async with deadline:
+                await self._connect(connection)
+        except (OSError, UnicodeError) as exc:
+            self._addresses.forget(origin.host, origin.port)
+            if deadline.expired():
+                raise ConnectTimedOut from exc
+            raise _failure(exc) from exc
+
+    def close(self) -> None:
+        """End the name lookups that still run."""
+        self._addresses.close()
+
+    async def _connect(self, connection: Connection) -> None:
+        origin = connection.origin
+        addresses = await self._addresses.of(origin.host, origin.port)
+        loop = asyncio.get_running_loop()
+        sock = await start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS, interleave=1, loop=loop)
+        try:
+            _ = await loop.create_connection(
+                lambda: connection, sock=sock, ssl=origin.tls, server_hostname=origin.server_name
+            )
+        except BaseException:
+            connection.abort()  # before the socket is closed, so that the event loop lets go of its number
+            with suppress(OSError):  # the event loop may have closed it
+                sock.close()
+            raise
+
+
+def _failure(exc: Exception) -> NotConnected:
+    """Explain why there is no connection."""
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return TlsRefused(certificate_cause(exc))
+    if isinstance(exc, ssl.SSLError):
+        return TlsRefused(handshake_cause(exc.reason or str(exc)))
+    if isinstance(exc, UnicodeError):
+        return NotConnected("its name is not a host name")
+    assert isinstance(exc, OSError)
+    if exc.errno is not None and exc.errno > 0:
+        # The message of the event loop repeats the address, which the error for the client names already.
+        return NotConnected(os.strerror(exc.errno))
+    return NotConnected(exc.strerror or str(exc) or type(exc).__name__)

@@ -1,0 +1,102 @@
+"""Every way in which an HTTP request to an upstream can fail.
+
+RequestFailed              `sent`: whether a byte of the request may have left
+├── NotConnected           no connection; the upstream ran nothing
+│   ├── ConnectTimedOut    no connection within the deadline
+│   └── TlsRefused         the TLS handshake failed
+├── NoReply                the connection ended before the first byte of a reply
+├── ReplyCut               the connection ended in the middle of a reply
+├── MalformedReply         the reply is not valid HTTP/1.1, or exceeds the bounds for its head
+├── ListenerFailed         a method of the listener raised; `__cause__` is what it raised
+└── ClientClosed           the gateway closed the client
+
+No message quotes bytes of the upstream: they may contain secrets, and control characters.
+"""
+
+from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
+
+
+class RequestFailed(Exception):
+    """A request without a complete reply. It is never sent again, because the upstream may have run it."""
+
+    sent = True
+    """Whether the upstream may have received a byte of the request. If not, it ran nothing."""
+
+    def mapped(self, where: str) -> UpstreamError:
+        """Translate the failure for clients; `where` names the upstream."""
+        return CallLost(f"{where} {self}; the request may have had effects")
+
+
+class NotConnected(RequestFailed):
+    """There is no connection. The message is the reason."""
+
+    sent = False
+
+    def mapped(self, where: str) -> UpstreamError:
+        """Translate the failure for clients; `where` names the upstream."""
+        return Unreachable(
+            f"{where} cannot be reached ({self}); check that the server runs and that upstream.url is right"
+        )
+
+
+class ConnectTimedOut(NotConnected):
+    """There was no connection within the deadline, TLS included."""
+
+    def __init__(self) -> None:
+        super().__init__("connecting took too long")
+
+    def mapped(self, where: str) -> UpstreamError:
+        """Translate the failure for clients; `where` names the upstream."""
+        return Unreachable(
+            f"{where} did not accept a connection within timeouts.connect_seconds; check address and firewall"
+        )
+
+
+class TlsRefused(NotConnected):
+    """One of the two sides refused the TLS handshake. The message is the reason with its fix."""
+
+    def mapped(self, where: str) -> UpstreamError:
+        """Translate the failure for clients; `where` names the upstream."""
+        return Unreachable(f"{where} cannot be reached over TLS: {self}")
+
+
+class NoReply(RequestFailed):
+    """The connection ended before the first byte of a reply."""
+
+    def __init__(self, *, reused: bool) -> None:
+        """`reused`: an earlier request used the connection too, so it may have been too old for the upstream."""
+        super().__init__("broke the connection without a reply")
+        self.reused = reused
+
+
+class ReplyCut(RequestFailed):
+    """The connection ended in the middle of a reply."""
+
+    def __init__(self) -> None:
+        super().__init__("broke the connection in the middle of its reply")
+
+
+class MalformedReply(RequestFailed):
+    """The reply is not valid, or exceeds a bound. `why` is a fixed text."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"sent a reply that is not valid HTTP/1.1 ({why})")
+
+
+class ListenerFailed(RequestFailed):
+    """A method of the listener raised, so the rest of the reply is dropped."""
+
+    def __init__(self) -> None:
+        super().__init__("sent a reply that the gateway could not process")
+
+
+class ClientClosed(RequestFailed):
+    """The gateway closed the client while the request was in flight."""
+
+    def __init__(self, *, sent: bool) -> None:
+        super().__init__("was disconnected because the gateway is shutting down")
+        self.sent = sent
+
+    def mapped(self, where: str) -> UpstreamError:
+        """Translate the failure for clients; `where` names the upstream."""
+        return super().mapped(where) if self.sent else Unreachable(f"{where} was not asked: the gateway shuts down")

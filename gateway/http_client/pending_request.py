@@ -1,0 +1,109 @@
+"""A request in flight as its caller sees it."""
+
+import asyncio
+from typing import Protocol
+
+from gateway.http_client.errors import RequestFailed
+from gateway.http_client.reply_head import ReplyHead
+
+
+class ReplyListener(Protocol):
+    """What hears a reply, in the stack that reads it from the socket.
+
+    `on_head` comes once, then `on_body` any number of times, then `on_end`. `on_failed` comes in place of whatever is
+    missing, and is the last. No method is called before `begin` has returned, nor after `abort`.
+    """
+
+    def on_head(self, head: ReplyHead, /) -> None:
+        """The status and the headers of the final reply are here."""
+
+    def on_body(self, data: bytes, /) -> None:
+        """A part of the body is here, never empty."""
+
+    def on_end(self) -> None:
+        """The reply is complete. A request that is begun here may use the same connection."""
+
+    def on_failed(self, failure: RequestFailed, /) -> None:
+        """The reply will not be completed."""
+
+
+class Carrier(Protocol):
+    """The connection of a request."""
+
+    def abort(self) -> None:
+        """Close the connection at once, without a word to the listener."""
+
+    def pause_reading(self) -> None:
+        """Read nothing more from the socket."""
+
+    def resume_reading(self) -> None:
+        """Read from the socket again."""
+
+
+class PendingRequest:
+    """The handle of one request. All methods do nothing once its reply has ended."""
+
+    __slots__ = ("_carrier", "_connecting", "is_over", "is_paused", "listener")
+
+    def __init__(self, listener: ReplyListener) -> None:
+        self.listener = listener
+        """Until the request is over."""
+        self.is_over = False
+        """Whether the listener has heard, or must hear, nothing more."""
+        self.is_paused = False
+        self._carrier: Carrier | None = None
+        self._connecting: asyncio.Task[None] | None = None
+
+    def abort(self) -> None:
+        """Give the request up. Its connection is closed, because the rest of the reply would come on it."""
+        if self.is_over:
+            return
+        carrier, connecting = self._carrier, self._connecting
+        _ = self.end()
+        if carrier is not None:
+            carrier.abort()
+        elif connecting is not None:
+            connecting.cancel()
+
+    def pause_reading(self) -> None:
+        """Stop the reply until `resume_reading`. What was read from the socket before is still handed over.
+
+        Without reading, the end of the connection is not noticed either.
+        """
+        if self.is_over:
+            return
+        self.is_paused = True
+        if self._carrier is not None:
+            self._carrier.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on with the reply."""
+        if self.is_over:
+            return
+        self.is_paused = False
+        if self._carrier is not None:
+            self._carrier.resume_reading()
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether the request still waits for its connection."""
+        return self._connecting is not None
+
+    # -- for the client -----------------------------------------------------------------------------------------
+
+    def connecting(self, task: asyncio.Task[None]) -> None:
+        """A task opens a connection for the request."""
+        self._connecting = task
+
+    def carried(self, carrier: Carrier) -> None:
+        """The request is sent on this connection."""
+        self._connecting = None
+        self._carrier = carrier
+
+    def end(self) -> ReplyListener:
+        """Let go of everything; return the listener, which hears no more than one last word."""
+        self.is_over = True
+        self._carrier = self._connecting = None
+        listener = self.listener
+        del self.listener  # it often refers to this handle
+        return listener

@@ -1,0 +1,72 @@
+"""The status line of a reply with its headers, as bytes that are decoded when they are asked for."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+_TIMEOUT: Final = re.compile(rb"(?:^|[,;\s])timeout\s*=\s*\"?(\d{1,6})", re.IGNORECASE)
+_PRINTABLE: Final = re.compile(rb"[\x20-\x7e\x80-\xff]*")
+
+
+class ReplyHead:
+    """The head of one reply."""
+
+    __slots__ = ("_first", "_raw_reason", "fields", "status", "version")
+
+    def __init__(self, status: int, version: str, fields: list[tuple[bytes, bytes]], raw_reason: bytes = b"") -> None:
+        self.status = status
+        self.version = version
+        """`1.0` or `1.1`."""
+        self.fields = fields
+        """The headers in their order, as they were sent."""
+        self._raw_reason = raw_reason
+        self._first: dict[bytes, bytes] = {}
+        for name, value in fields:
+            self._first.setdefault(name.lower(), value)
+
+    def get(self, name: bytes) -> bytes | None:
+        """The first value of a header; `name` in lower case."""
+        value = self._first.get(name)
+        return value if value is None else value.strip(b" \t")
+
+    def get_all(self, name: bytes) -> list[bytes]:
+        """All values of a header; `name` in lower case."""
+        if name not in self._first:
+            return []
+        return [value.strip(b" \t") for other, value in self.fields if other.lower() == name]
+
+    def text(self, name: bytes) -> str | None:
+        """The first value of a header, bytes that are not UTF-8 as surrogates; `name` in lower case."""
+        value = self.get(name)
+        return value if value is None else value.decode("utf-8", "surrogateescape")
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """All headers in their order, bytes that are not UTF-8 as surrogates."""
+        for name, value in self.fields:
+            yield name.decode("ascii"), value.strip(b" \t").decode("utf-8", "surrogateescape")
+
+    @property
+    def content_type(self) -> str:
+        """The media type in lower case, without parameters; empty if there is none."""
+        value = self._first.get(b"content-type", b"")
+        return value.partition(b";")[0].strip().lower().decode("latin-1")
+
+    @property
+    def content_length(self) -> int | None:
+        """The length of the body, if the upstream gave one."""
+        value = self.get(b"content-length")
+        return None if value is None else int(value)
+
+    @property
+    def reason(self) -> str:
+        """The reason phrase; empty if it has a character that cannot be sent on."""
+        if _PRINTABLE.fullmatch(self._raw_reason) is None:
+            return ""
+        return self._raw_reason.decode("utf-8", "replace")
+
+    @property
+    def keep_alive_seconds(self) -> int | None:
+        """How long the upstream keeps the connection open without a request, if it says so."""
+        value = self._first.get(b"keep-alive")
+        found = None if value is None else _TIMEOUT.search(value)
+        return None if found is None else int(found[1])

@@ -1,0 +1,81 @@
+"""The bytes of an outgoing request before its body.
+
+A template holds what all requests of one kind have in common, so that a request formats only its own headers.
+
+Rule: whatever a header value contains, it stays the value of that header. Line ends, NUL and other control characters
+raise ValueError. So do the headers that delimit a message, which only this file writes.
+"""
+
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from yarl import URL
+
+_OWN: Final = frozenset(
+    {"connection", "content-length", "expect", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+_LINES: Final = re.compile(r"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+: [^\x00-\x08\x0a-\x1f\x7f]*\r\n)*")
+_METHOD: Final = re.compile(r"[A-Z]+")
+_TARGET: Final = re.compile(r"/[\x21-\x7e]*")
+_WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+"""Methods whose requests say nothing about a body that they do not have."""
+
+
+class RequestHead:
+    """The request line and the fixed headers of requests to one URL."""
+
+    def __init__(self, method: str, url: URL, headers: Mapping[str, str] | None = None) -> None:
+        """`headers` are sent with every request, in place of those that a single request gives. Raises ValueError."""
+        target = url.raw_path_qs
+        if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
+            raise ValueError("the method or the path of a request cannot be sent")
+        self.is_head = method == "HEAD"
+        fixed = headers or {}
+        self._fixed = frozenset(name.lower() for name in fixed)
+        self._defaults = {name: value for name, value in _defaults(url).items() if name.lower() not in self._fixed}
+        self._default_names = frozenset(name.lower() for name in self._defaults)
+        self._line = f"{method} {target} HTTP/1.1\r\n".encode() + _encoded(fixed.items())
+        self._usual = self._line + _encoded(self._defaults.items())
+        self._no_body = b"\r\n" if method in _WITHOUT_BODY else b"Content-Length: 0\r\n\r\n"
+
+    def encoded(self, headers: Mapping[str, str], body_bytes: int) -> bytes:
+        """The head of one request. A repeated header of `headers` is sent as often. Raises ValueError."""
+        start = self._usual
+        if headers:
+            names = {name.lower() for name in headers}
+            if not self._default_names.isdisjoint(names):
+                kept = [(name, value) for name, value in self._defaults.items() if name.lower() not in names]
+                start = self._line + _encoded(kept)
+            own: Iterable[tuple[str, str]] = headers.items()
+            if not self._fixed.isdisjoint(names):
+                own = [(name, value) for name, value in own if name.lower() not in self._fixed]
+            start += _encoded(own)
+        return start + (b"Content-Length: %d\r\n\r\n" % body_bytes if body_bytes else self._no_body)
+
+
+def _defaults(url: URL) -> dict[str, str]:
+    """The headers of a request that gives none of its own by these names."""
+    found = {
+        "Host": url.host_port_subcomponent or "",
+        "Accept": "*/*",
+        "Accept-Encoding": "identity",
+        "User-Agent": "mrtr-gateway",
+    }
+    if url.raw_user is not None:
+        found["Authorization"] = "Basic " + b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
+    return found
+
+
+def _encoded(headers: Iterable[tuple[str, str]]) -> bytes:
+    """The lines of some headers. Raises ValueError, without quoting a value."""
+    pairs = list(headers)
+    text = "".join([f"{name}: {value}\r\n" for name, value in pairs])
+    # The expression alone would take one value with a line end in it for two headers.
+    if text.count("\r\n") != len(pairs) or _LINES.fullmatch(text) is None:
+        raise ValueError("a header has a control character in its value, or a name that is not a token")
+    for name, _ in pairs:
+        if name.lower() in _OWN:
+            raise ValueError(f"the header {name.lower()} is written by the HTTP client itself")
+    return text.encode("utf-8", "surrogateescape")

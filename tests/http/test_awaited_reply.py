@@ -1,0 +1,168 @@
+"""A reply that a coroutine awaits hands over all that came, in order, from a bounded buffer."""
+
+import asyncio
+
+import pytest
+
+from gateway.http.awaited_reply import AwaitedReply
+from gateway.http_client.errors import NoReply, ReplyCut
+from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.http_client.reply_head import ReplyHead
+from tests.support.workbench import eventually
+
+HEAD = ReplyHead(200, "1.1", [(b"Content-Type", b"Text/Event-Stream; x=y"), (b"A", b"1"), (b"a", b"2")])
+LARGE = b"x" * 131_072
+
+
+class FakeCarrier:
+    """A FAKE connection, which notes what the reply asks of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.pending: PendingRequest
+
+    def begin(self, listener: ReplyListener) -> PendingRequest:
+        self.pending = PendingRequest(listener)
+        self.pending.carried(self)
+        return self.pending
+
+    def abort(self) -> None:
+        self.asked.append("abort")
+
+    def pause_reading(self) -> None:
+        self.asked.append("pause")
+
+    def resume_reading(self) -> None:
+        self.asked.append("resume")
+
+    def end(self) -> None:
+        self.pending.end().on_end()
+
+    def cut(self) -> None:
+        self.pending.end().on_failed(ReplyCut())
+
+
+@pytest.fixture
+def carrier() -> FakeCarrier:
+    return FakeCarrier()
+
+
+@pytest.fixture
+def reply(carrier: FakeCarrier) -> AwaitedReply:
+    return AwaitedReply(carrier.begin)
+
+
+async def test_the_head_ends_the_first_wait(reply: AwaitedReply) -> None:
+    waiting = asyncio.gather(reply.begun())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    reply.on_head(HEAD)
+    await waiting
+    assert (reply.status, reply.content_type) == (200, "text/event-stream")
+    assert reply.headers.getall("A") == ["1", "2"]
+
+
+async def test_a_reply_without_a_media_type_has_the_type_of_unknown_bytes(reply: AwaitedReply) -> None:
+    reply.on_head(ReplyHead(200, "1.1", []))
+    assert reply.content_type == "application/octet-stream"
+
+
+async def test_parts_that_wait_are_one_and_the_end_comes_after_them(reply: AwaitedReply, carrier: FakeCarrier) -> None:
+    reply.on_head(HEAD)
+    reply.on_body(b"a")
+    reply.on_body(b"b")
+    assert await anext(reply) == b"ab"
+    later = asyncio.gather(anext(reply))
+    await asyncio.sleep(0)
+    reply.on_body(b"c")
+    assert await later == [b"c"]
+    carrier.end()
+    with pytest.raises(StopAsyncIteration):
+        await anext(reply)
+    assert carrier.asked == []
+
+
+async def test_a_reply_is_read_when_its_last_part_was_handed_over(reply: AwaitedReply, carrier: FakeCarrier) -> None:
+    reply.on_head(HEAD)
+    reply.on_body(b"a")
+    carrier.end()
+    assert not reply.is_read
+    await reply.skip()
+    assert reply.is_read
+
+
+async def test_what_came_before_a_failure_is_handed_over_first(reply: AwaitedReply, carrier: FakeCarrier) -> None:
+    reply.on_head(HEAD)
+    reply.on_body(b"a")
+    carrier.cut()
+    await reply.begun()
+    assert await anext(reply) == b"a"
+    with pytest.raises(ReplyCut):
+        await anext(reply)
+
+
+async def test_a_failure_before_the_head_ends_the_wait_for_it(reply: AwaitedReply, carrier: FakeCarrier) -> None:
+    waiting = asyncio.gather(reply.begun())
+    await asyncio.sleep(0)
+    carrier.pending.end().on_failed(NoReply(reused=True))
+    with pytest.raises(NoReply):
+        await waiting
+
+
+async def test_reading_pauses_while_much_waits_and_goes_on_when_it_was_taken(
+    reply: AwaitedReply, carrier: FakeCarrier
+) -> None:
+    reply.on_head(HEAD)
+    reply.on_body(LARGE[1:])
+    assert carrier.asked == []
+    reply.on_body(b"y")
+    reply.on_body(b"z")  # it was read before the pause
+    assert carrier.asked == ["pause"]
+    assert await anext(reply) == LARGE[1:] + b"yz"
+    assert carrier.asked == ["pause", "resume"]
+    reply.on_body(LARGE[1:])
+    assert carrier.asked == ["pause", "resume"]
+    reply.on_body(b"y")
+    assert carrier.asked == ["pause", "resume", "pause"]
+
+
+@pytest.mark.parametrize(("limit", "body"), [(3, b"abc"), (2, None)])
+async def test_a_body_is_read_up_to_its_limit(
+    reply: AwaitedReply, carrier: FakeCarrier, limit: int, body: bytes | None
+) -> None:
+    reply.on_head(HEAD)
+    reading = asyncio.gather(reply.read_at_most(limit))
+    for part in (b"a", b"b", b"c"):
+        await asyncio.sleep(0)
+        reply.on_body(part)
+    await eventually(lambda: not reply._parts, "all parts were taken")
+    carrier.end()
+    assert await reading == [body]
+
+
+async def test_an_empty_body_is_empty(reply: AwaitedReply, carrier: FakeCarrier) -> None:
+    reply.on_head(HEAD)
+    carrier.end()
+    assert await reply.read_at_most(0) == b""
+
+
+async def test_a_cancelled_wait_for_the_head_gives_the_request_up(reply: AwaitedReply, carrier: FakeCarrier) -> None:
+    waiting = asyncio.gather(reply.begun())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert carrier.asked == ["abort"]
+
+
+async def test_closing_gives_up_the_rest_of_a_reply_but_nothing_after_its_end(carrier: FakeCarrier) -> None:
+    complete = AwaitedReply(carrier.begin)
+    complete.on_head(HEAD)
+    carrier.end()
+    complete.close()
+    assert carrier.asked == []
+    other = FakeCarrier()
+    open_ = AwaitedReply(other.begin)
+    open_.on_head(HEAD)
+    open_.close()
+    assert other.asked == ["abort"]

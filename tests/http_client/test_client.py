@@ -1,0 +1,262 @@
+"""Which connection carries a request, and what becomes of requests when connections cannot be had."""
+
+import asyncio
+
+import pytest
+from yarl import URL
+
+from gateway.http_client.client import HttpClient
+from gateway.http_client.connection import Connection
+from gateway.http_client.errors import ClientClosed, ConnectTimedOut, NoReply, NotConnected
+from gateway.http_client.origin import Origin
+from gateway.http_client.request_head import RequestHead
+from gateway.runtime.tasks import Tasks
+from tests.support.fake_http import OK, FakeHttp, Wire, answers, says, stays
+from tests.support.reply_recorder import Recorder, Sender
+from tests.support.workbench import eventually
+
+COMPLETE = ["head", "body", "end"]
+
+
+async def test_requests_at_the_same_time_have_connections_of_their_own(client: HttpClient) -> None:
+    async with FakeHttp(answers(OK)) as server:
+        sender = Sender(client, server.url)
+        recorders = [sender.begin()[0] for _ in range(5)]
+        for heard in recorders:
+            await heard.over()
+            assert heard.words == COMPLETE
+        assert server.connections == client.open_connections == client.idle_connections == 5
+        await sender.send()
+        assert server.connections == 5
+
+
+async def test_the_connection_that_was_used_last_is_used_first(client: HttpClient) -> None:
+    order: list[int] = []
+
+    async def script(wire: Wire) -> None:
+        number = server.connections
+        while True:
+            await wire.request()
+            order.append(number)
+            await wire.say(OK)
+
+    async with FakeHttp(script) as server:
+        sender = Sender(client, server.url)
+        recorders = [sender.begin()[0] for _ in range(3)]
+        for heard in recorders:
+            await heard.over()
+        for _ in range(3):
+            await sender.send()
+        assert len(set(order[3:])) == 1
+
+
+async def test_connections_of_different_origins_are_not_mixed(client: HttpClient) -> None:
+    async with FakeHttp(answers(OK)) as one, FakeHttp(answers(OK)) as other:
+        for server in (one, other, one, other):
+            assert (await Sender(client, server.url).send()).words == COMPLETE
+        assert (one.connections, other.connections) == (1, 1)
+        assert (len(one.requests), len(other.requests)) == (2, 2)
+
+
+async def test_two_names_of_one_server_do_not_share_connections(client: HttpClient) -> None:
+    async with FakeHttp(answers(OK)) as server:
+        await Sender(client, server.url).send()
+        await Sender(client, server.url.replace("127.0.0.1", "localhost")).send()
+        assert server.connections == 2
+
+
+async def test_an_idle_connection_is_closed_after_its_time(tasks: Tasks) -> None:
+    client = HttpClient(tasks, keep_alive_seconds=0.02)
+    async with FakeHttp(stays(OK)) as server:
+        await Sender(client, server.url).send()
+        assert client.idle_connections == 1
+        await server.left.wait()
+        await eventually(lambda: not client.open_connections)
+        assert client.idle_connections == 0
+    client.close()
+
+
+# -- no connection ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_refused_connection_is_told_as_that_and_nothing_was_sent(client: HttpClient) -> None:
+    async with FakeHttp(says()) as server:
+        pass
+    heard = await Sender(client, server.url).send()
+    assert heard.words == ["failed"]
+    assert type(heard.failure) is NotConnected
+    assert not heard.failure.sent
+    assert str(heard.failure) == "Connection refused"
+
+
+async def test_a_host_that_does_not_exist_is_told_as_that(client: HttpClient) -> None:
+    heard = await Sender(client, "http://nowhere.invalid/mcp").send()
+    assert type(heard.failure) is NotConnected
+    assert not heard.failure.sent
+    assert str(heard.failure)
+
+
+async def test_a_name_that_cannot_be_a_host_is_told_as_that(client: HttpClient) -> None:
+    sender = Sender(client, "http://127.0.0.1/mcp", Origin("a" * 64 + ".example", 80))
+    heard = await sender.send()
+    assert type(heard.failure) is NotConnected
+
+
+async def test_an_abort_while_connecting_ends_the_attempt(client: HttpClient, tasks: Tasks) -> None:
+    async with FakeHttp(answers(OK)) as server:
+        heard, pending = Sender(client, server.url).begin()
+        pending.abort()
+        await eventually(lambda: not len(tasks))
+        assert heard.words == []
+        assert server.requests == []
+        await eventually(lambda: not client.open_connections)
+
+
+async def test_an_abort_at_any_step_of_connecting_leaves_nothing_behind(client: HttpClient, tasks: Tasks) -> None:
+    async with FakeHttp(stays()) as server:
+        for steps in range(12):
+            heard, pending = Sender(client, server.url).begin()
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            pending.abort()
+            await eventually(lambda: not len(tasks) and not client.open_connections)
+            assert heard.words == []
+
+
+async def test_a_closed_client_fails_what_is_in_flight_and_what_comes_later(client: HttpClient, tasks: Tasks) -> None:
+    async with FakeHttp(stays()) as server:
+        sender = Sender(client, server.url)
+        sent, _ = sender.begin()
+        await eventually(lambda: server.requests)
+        connecting, _ = sender.begin()
+        client.close()
+        late, _ = sender.begin()
+        for heard, was_sent in ((sent, True), (connecting, False), (late, False)):
+            await heard.over()
+            assert isinstance(heard.failure, ClientClosed)
+            assert heard.failure.sent is was_sent
+        assert len(server.requests) == 1
+        await eventually(lambda: not len(tasks))
+
+
+async def test_a_closed_client_fails_a_request_in_the_middle_of_connecting(client: HttpClient, tasks: Tasks) -> None:
+    never = asyncio.get_running_loop().create_future()
+
+    async def lookup(host: str, port: int) -> list[object]:
+        return await never  # type: ignore[no-any-return]
+
+    client._connector._addresses.of = lookup  # type: ignore[assignment, method-assign]
+    heard, _ = Sender(client, "http://127.0.0.1:1/mcp").begin()
+    await asyncio.sleep(0)  # the task is in its first wait
+    client.close()
+    await heard.over()
+    assert isinstance(heard.failure, ClientClosed)
+    assert not heard.failure.sent
+
+
+@pytest.mark.parametrize("connects", [True, False])
+async def test_an_abort_in_the_very_step_in_which_connecting_ends_is_the_last_word(
+    client: HttpClient, tasks: Tasks, *, connects: bool
+) -> None:
+    connect = client._connector.connect
+
+    async def connected(connection: Connection, seconds: float) -> None:
+        await connect(connection, seconds)
+        pending.abort()
+        if not connects:
+            raise NotConnected("too late")
+
+    client._connector.connect = connected  # type: ignore[method-assign]
+    async with FakeHttp(stays()) as server:
+        heard, pending = Sender(client, server.url).begin()
+        await eventually(lambda: not len(tasks))
+        client._connector.connect = connect  # type: ignore[method-assign]
+        assert heard.words == []
+        assert server.requests == []
+
+
+async def test_connecting_tasks_that_are_cancelled_from_outside_fail_their_requests(
+    client: HttpClient, tasks: Tasks
+) -> None:
+    async with FakeHttp(stays()) as server:
+        heard, _ = Sender(client, server.url).begin()
+        await tasks.close()
+        await heard.over()
+        assert isinstance(heard.failure, ClientClosed)
+        assert not heard.failure.sent
+
+
+async def test_a_bug_while_connecting_fails_the_request_and_is_reported(client: HttpClient, tasks: Tasks) -> None:
+    heard = await Sender(client, "http://127.0.0.1/mcp", Origin("127.0.0.1", "no port")).send()  # type: ignore[arg-type]
+    assert isinstance(heard.failure, NotConnected)
+    assert tasks.failures <= 1
+    tasks.failures = 0
+
+
+async def test_a_listener_that_raises_at_a_failed_connection_is_reported(client: HttpClient, tasks: Tasks) -> None:
+    async with FakeHttp(says()) as server:
+        pass
+    heard, _ = Sender(client, server.url).begin()
+
+    def react(word: str) -> None:
+        raise LookupError(word)
+
+    heard.react = react
+    await heard.over()
+    await eventually(lambda: tasks.failures == 1)
+    tasks.failures = 0
+
+
+async def test_an_upstream_that_accepts_no_connection_is_given_up_at_the_deadline(client: HttpClient) -> None:
+    """The name lookup counts too; here it never ends."""
+    never = asyncio.get_running_loop().create_future()
+
+    async def lookup(host: str, port: int) -> list[object]:
+        return await never  # type: ignore[no-any-return]
+
+    client._connector._addresses.of = lookup  # type: ignore[assignment, method-assign]
+    heard, _ = Sender(client, "http://127.0.0.1:1/mcp").begin(seconds=0.02)
+    await heard.over()
+    assert isinstance(heard.failure, ConnectTimedOut)
+    assert not heard.failure.sent
+
+
+async def test_an_upstream_that_closes_each_connection_at_once_fails_the_request(client: HttpClient) -> None:
+    async def script(wire: Wire) -> None:
+        wire.reset()
+
+    async with FakeHttp(script) as server:
+        heard = await Sender(client, server.url).send()
+        assert heard.words == ["failed"]
+        assert isinstance(heard.failure, NoReply | NotConnected)
+        assert server.connections == 1
+
+
+async def test_headers_that_cannot_be_sent_raise_before_anything_is_sent(client: HttpClient) -> None:
+    async with FakeHttp(answers(OK)) as server:
+        sender = Sender(client, server.url)
+        with pytest.raises(ValueError, match="control character"):
+            sender.begin(headers={"X": "a\r\nY: b"})
+        assert server.connections == 0
+
+
+async def test_no_proxy_of_the_environment_is_used(client: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeHttp(answers(OK)) as server, FakeHttp(answers(OK)) as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        assert (await Sender(client, server.url).send()).words == COMPLETE
+        assert proxy.connections == 0
+
+
+async def test_a_request_goes_out_as_it_was_given(client: HttpClient) -> None:
+    async with FakeHttp(answers(OK)) as server:
+        url = URL(server.url + "?a=b%20c")
+        heard = Recorder()
+        head = RequestHead("POST", url, {"Content-Type": "application/json"})
+        client.begin(Origin.of(url), head, {"Authorization": "Bearer t"}, b"{}", heard, connect_seconds=5)
+        await heard.over()
+        assert server.requests == [
+            b"POST /mcp?a=b%%20c HTTP/1.1\r\nContent-Type: application/json\r\nHost: 127.0.0.1:%d\r\nAccept: */*\r\n"
+            b"Accept-Encoding: identity\r\nUser-Agent: mrtr-gateway\r\nAuthorization: Bearer t\r\n"
+            b"Content-Length: 2\r\n\r\n{}" % server.port
+        ]

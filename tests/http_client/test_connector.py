@@ -1,0 +1,331 @@
+"""Connecting: TLS that fails, with the reason an operator reads, addresses that fail, and the deadline."""
+
+import asyncio
+import socket
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from yarl import URL
+
+from gateway.config.model import UpstreamTls
+from gateway.config.tls import upstream_context
+from gateway.http_client.client import HttpClient
+from gateway.http_client.errors import ConnectTimedOut, NotConnected, ReplyCut, TlsRefused
+from gateway.http_client.origin import Origin
+from tests.support.authority import Authority
+from tests.support.black_hole import black_hole
+from tests.support.fake_http import OK, FakeHttp, Wire, answers, says, stays
+from tests.support.reply_recorder import Sender
+from tests.support.workbench import eventually
+
+COMPLETE = ["head", "body", "end"]
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def served(path: Path, clients: Path | None = None) -> ssl.SSLContext:
+    """The server's side."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    if clients is not None:
+        context.load_verify_locations(clients)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def sender(client: HttpClient, url: str, name: str | None = None, **tls: Any) -> Sender:
+    """A sender with the context that the gateway makes of upstream.tls."""
+    context = upstream_context(UpstreamTls(**{key: str(value) for key, value in tls.items()}))
+    return Sender(client, url, Origin.of(URL(url), context, name))
+
+
+async def test_a_trusted_server_is_used_over_one_connection(client: HttpClient, ca: Authority) -> None:
+    async with FakeHttp(answers(OK), served(ca.sign("server"))) as server:
+        secure = sender(client, server.url, ca_file=ca.file)
+        for _ in range(3):
+            assert (await secure.send()).words == COMPLETE
+        assert server.connections == 1
+
+
+async def test_a_certificate_of_another_name_is_accepted_if_the_configuration_names_it(
+    client: HttpClient, ca: Authority
+) -> None:
+    async with FakeHttp(answers(OK), served(ca.sign("server", "mcp.internal.example"))) as server:
+        named = sender(client, server.url, "mcp.internal.example", ca_file=ca.file)
+        assert (await named.send()).words == COMPLETE
+
+
+CAUSES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
+    # (what is wrong, the server's certificate, the authority that is trusted, upstream.tls.server_name, the reason)
+    ("unknown authority", {}, "other.pem", None, "unknown authority; give that authority's in upstream.tls.ca_file"),
+    ("system trust", {}, None, None, "unknown authority"),
+    ("expired", {"days": -1}, "ca.pem", None, "its certificate has expired; renew it"),
+    ("another address", {"host": "127.0.0.9"}, "ca.pem", None, "is for another address"),
+    ("another name", {}, "ca.pem", "else.example", "is for another name"),
+]
+
+
+@pytest.mark.parametrize(
+    ("what", "certificate", "trusted", "name", "said"), CAUSES, ids=[cause[0] for cause in CAUSES]
+)
+async def test_a_certificate_that_is_not_accepted_is_explained_and_nothing_is_sent(
+    client: HttpClient,
+    ca: Authority,
+    tmp_path: Path,
+    what: str,
+    certificate: dict[str, Any],
+    trusted: str | None,
+    name: str | None,
+    said: str,
+) -> None:
+    Authority(tmp_path, "other")
+    async with FakeHttp(answers(OK), served(ca.sign("server", **certificate))) as server:
+        tls = {} if trusted is None else {"ca_file": tmp_path / trusted}
+        heard = await sender(client, server.url, name, **tls).send()
+        assert heard.words == ["failed"]
+        assert isinstance(heard.failure, TlsRefused)
+        assert not heard.failure.sent
+        assert said in str(heard.failure)
+        assert server.requests == []
+
+
+async def test_a_self_signed_certificate_is_explained(client: HttpClient, ca: Authority, tmp_path: Path) -> None:
+    key_and_certificate = tmp_path / "self.pem"
+    key = ca._key.private_bytes(*_pem())
+    key_and_certificate.write_bytes(key + ca.file.read_bytes())
+    async with FakeHttp(answers(OK), served(key_and_certificate)) as server:
+        heard = await Sender(client, server.url).send()
+        assert isinstance(heard.failure, TlsRefused)
+        assert "self-signed" in str(heard.failure)
+
+
+def _pem() -> tuple[Any, Any, Any]:
+    from cryptography.hazmat.primitives import serialization as s  # noqa: PLC0415
+
+    return s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()
+
+
+async def test_a_port_without_tls_is_explained(client: HttpClient, ca: Authority) -> None:
+    async with FakeHttp(says(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as server:
+
+        async def script(wire: Wire) -> None:
+            await wire.reader.read(1)
+            await wire.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        server.script = script
+        heard = await sender(client, server.url.replace("http:", "https:"), ca_file=ca.file).send()
+        assert isinstance(heard.failure, TlsRefused)
+        assert "does not speak TLS there" in str(heard.failure)
+
+
+async def test_a_client_certificate_is_shown(client: HttpClient, ca: Authority) -> None:
+    async with FakeHttp(answers(OK), served(ca.sign("server"), clients=ca.file)) as server:
+        shown = sender(client, server.url, ca_file=ca.file, cert_file=ca.sign("gateway"))
+        assert (await shown.send()).words == COMPLETE
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_server_that_misses_the_client_certificate_is_explained(
+    client: HttpClient, ca: Authority, version: ssl.TLSVersion
+) -> None:
+    """With TLS 1.3 the alert comes after the client's side of the handshake is complete, and the request is sent."""
+    context = served(ca.sign("server"), clients=ca.file)
+    context.maximum_version = version
+
+    def refuse(listener: socket.socket) -> None:
+        accepted, _ = listener.accept()
+        with accepted:
+            with pytest.raises(ssl.SSLError):
+                context.wrap_socket(accepted.dup(), server_side=True)
+            with suppress(ConnectionError):
+                while accepted.recv(65_536):  # a reset could overtake the alert
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        refusing = asyncio.get_running_loop().run_in_executor(None, refuse, listener)
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}/mcp"
+        heard = await sender(client, url, ca_file=ca.file).send()
+        await refusing
+    assert isinstance(heard.failure, TlsRefused)
+    assert "upstream.tls.cert_file" in str(heard.failure)
+    assert not heard.failure.sent
+
+
+async def test_contexts_do_not_share_connections(client: HttpClient, ca: Authority, tmp_path: Path) -> None:
+    Authority(tmp_path, "other")
+    async with FakeHttp(answers(OK), served(ca.sign("server"))) as server:
+        assert (await sender(client, server.url, ca_file=ca.file).send()).words == COMPLETE
+        heard = await sender(client, server.url, ca_file=tmp_path / "other.pem").send()
+        assert isinstance(heard.failure, TlsRefused)
+        assert client.idle_connections == 1
+
+
+@pytest.mark.parametrize("stalls", [True, False])
+async def test_a_handshake_that_stalls_or_breaks_is_no_connection(
+    client: HttpClient, ca: Authority, *, stalls: bool
+) -> None:
+    async def script(wire: Wire) -> None:
+        await wire.reader.read(1)
+        if stalls:
+            await wire.gone()
+        else:
+            wire.reset()
+
+    async with FakeHttp(script) as server:
+        heard, _ = sender(client, server.url.replace("http:", "https:"), ca_file=ca.file).begin(
+            seconds=0.05 if stalls else 20
+        )
+        await heard.over()
+        assert isinstance(heard.failure, ConnectTimedOut if stalls else NotConnected)
+        assert not heard.failure.sent
+        assert str(heard.failure)
+        if stalls:
+            await server.left.wait()
+
+
+async def test_an_abort_in_a_handshake_ends_it(client: HttpClient, ca: Authority) -> None:
+    began = asyncio.Event()
+
+    async def script(wire: Wire) -> None:
+        await wire.reader.read(1)
+        began.set()
+        await wire.gone()
+
+    async with FakeHttp(script) as server:
+        heard, pending = sender(client, server.url.replace("http:", "https:"), ca_file=ca.file).begin(seconds=600)
+        await began.wait()
+        pending.abort()
+        await server.left.wait()
+        assert heard.words == []
+
+
+async def test_a_body_that_ends_with_the_connection_needs_the_end_of_tls_too(
+    client: HttpClient, ca: Authority
+) -> None:
+    """Otherwise an attacker on the path could cut a reply short (RFC 9112 section 9.8)."""
+    cut = False
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.say(b"HTTP/1.1 200 OK\r\n\r\npart")
+        if cut:
+            await wire.head()  # until the test cuts the connection below TLS
+
+    async with FakeHttp(script, served(ca.sign("server"))) as server:
+        secure = sender(client, server.url, ca_file=ca.file)
+        heard = await secure.send()
+        assert heard.words == COMPLETE
+        cut = True
+        sockets: list[int] = []
+        server.script = _recording(script, sockets)
+        heard, _ = secure.begin()
+        await heard.until(lambda: heard.parts)
+        with socket.socket(fileno=sockets.pop()) as below:
+            below.shutdown(socket.SHUT_WR)
+        await heard.over()
+        assert heard.words == ["head", "body", "failed"]
+        assert isinstance(heard.failure, ReplyCut)
+
+
+def _recording(script: Any, sockets: list[int]) -> Any:
+    async def recorded(wire: Wire) -> None:
+        sockets.append(wire.duplicate())
+        await script(wire)
+
+    return recorded
+
+
+async def test_large_bodies_pass_tls_in_both_directions(client: HttpClient, ca: Authority) -> None:
+    size = 4 * 2**20
+
+    async def script(wire: Wire) -> None:
+        while True:
+            request = await wire.request()
+            body = request.partition(b"\r\n\r\n")[2]
+            await wire.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    async with FakeHttp(script, served(ca.sign("server"))) as server:
+        secure = sender(client, server.url, ca_file=ca.file)
+        body = bytes(range(256)) * (size // 256)
+        for _ in range(2):
+            heard, pending = secure.begin(body=body)
+            heard.react = lambda word, pending=pending: pending.pause_reading() if word == "head" else None  # type: ignore[misc]
+            await heard.until(lambda heard=heard: heard.words)  # type: ignore[misc]
+            pending.resume_reading()
+            await heard.over()
+            assert heard.body == body
+        assert server.connections == 1
+
+
+async def test_an_idle_tls_connection_that_the_upstream_ends_is_forgotten(client: HttpClient, ca: Authority) -> None:
+    async with FakeHttp(says(OK), served(ca.sign("server"))) as server:
+        secure = sender(client, server.url, ca_file=ca.file)
+        assert (await secure.send()).words == COMPLETE
+        await eventually(lambda: not client.open_connections)
+        assert (await secure.send()).words == COMPLETE
+        assert server.connections == 2
+
+
+# -- addresses --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_next_address_is_tried_when_one_refuses(client: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeHttp(answers(OK)) as server:
+        _resolve(monkeypatch, ["127.0.0.9", "127.0.0.1"], server.port)
+        heard = await Sender(client, f"http://two.example:{server.port}/mcp").send()
+        assert heard.words == COMPLETE
+
+
+async def test_an_address_that_stays_silent_does_not_hold_up_the_next_one(
+    client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with FakeHttp(answers(OK)) as server:
+        with black_hole(f"127.0.0.8:{server.port}"):
+            _resolve(monkeypatch, ["127.0.0.8", "127.0.0.1"], server.port)
+            heard = await Sender(client, f"http://two.example:{server.port}/mcp").send()
+            assert heard.words == COMPLETE
+
+
+async def test_addresses_that_refuse_are_looked_up_again(client: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeHttp(answers(OK)) as server:
+        moved = Sender(client, f"http://two.example:{server.port}/mcp")
+        _resolve(monkeypatch, ["127.0.0.9"], server.port)
+        assert isinstance((await moved.send()).failure, NotConnected)
+        _resolve(monkeypatch, ["127.0.0.1"], server.port)
+        assert (await moved.send()).words == COMPLETE
+
+
+async def test_a_host_whose_addresses_all_refuse_is_not_connected(
+    client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with FakeHttp(stays()) as server:
+        pass
+    _resolve(monkeypatch, ["127.0.0.8", "127.0.0.9"], server.port)
+    heard = await Sender(client, f"http://two.example:{server.port}/mcp").send()
+    assert type(heard.failure) is NotConnected
+    assert str(heard.failure) == "Connection refused"
+
+
+async def test_a_host_that_is_silent_is_given_up_at_the_deadline(client: HttpClient) -> None:
+    async with FakeHttp(stays()) as server:
+        pass
+    with black_hole(f"127.0.0.8:{server.port}"):
+        heard, _ = Sender(client, f"http://127.0.0.8:{server.port}/mcp").begin(seconds=0.05)
+        await heard.over()
+    assert isinstance(heard.failure, ConnectTimedOut)
+    assert not heard.failure.sent
+
+
+def _resolve(monkeypatch: pytest.MonkeyPatch, hosts: list[str], port: int) -> None:
+    """Have the resolver of the system find these addresses."""
+
+    async def look_up(host: Any, port: Any, **options: Any) -> Any:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
+
+    monkeypatch.setattr("gateway.http_client.addresses._look_up", look_up)

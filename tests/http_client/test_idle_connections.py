@@ -1,0 +1,90 @@
+"""How long a connection without a request is kept."""
+
+from unittest.mock import Mock
+
+import pytest
+
+from gateway.http_client.connection import Connection
+from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, IdleConnections
+from gateway.http_client.origin import Origin
+from gateway.runtime.tasks import Tasks
+
+HERE = Origin("127.0.0.1", 1)
+
+
+class FakeConnection:
+    """A connection without a socket."""
+
+    def __init__(self, keep_alive_seconds: int | None = None, origin: Origin = HERE) -> None:
+        self.keep_alive_seconds = keep_alive_seconds
+        self.origin = origin
+        self.expires = 0.0
+        self.is_open = self.is_quiet = True
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def fake(*, keep_alive_seconds: int | None = None, origin: Origin = HERE) -> Connection:
+    return FakeConnection(keep_alive_seconds, origin)  # type: ignore[return-value]
+
+
+@pytest.fixture
+async def idle(monkeypatch: pytest.MonkeyPatch) -> IdleConnections:
+    return IdleConnections(Tasks(Mock()))
+
+
+@pytest.mark.parametrize(("said", "kept"), [(None, 4.0), (5, 4.0), (60, 4.0), (4, 3.0), (2, 1.0)])
+async def test_a_connection_is_kept_a_second_less_than_the_upstream_keeps_it_and_at_most_four(
+    idle: IdleConnections, monkeypatch: pytest.MonkeyPatch, said: int | None, kept: float
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("gateway.http_client.idle_connections.time.monotonic", lambda: now[0])
+    assert KEEP_ALIVE_SECONDS == 4.0
+    for late in (False, True):
+        connection = fake(keep_alive_seconds=said)
+        idle.put(connection)
+        now[0] += kept if late else kept - 0.01
+        assert idle.take(HERE) is (None if late else connection)
+        assert connection.aborted is late  # type: ignore[attr-defined]
+        assert len(idle) == 0
+
+
+@pytest.mark.parametrize("said", [0, 1])
+async def test_a_connection_that_the_upstream_closes_at_once_is_not_kept(idle: IdleConnections, said: int) -> None:
+    connection = fake(keep_alive_seconds=said)
+    idle.put(connection)
+    assert connection.aborted  # type: ignore[attr-defined]
+    assert idle.take(HERE) is None
+
+
+@pytest.mark.parametrize("what", ["is_open", "is_quiet"])
+async def test_a_connection_that_has_ended_or_holds_bytes_is_closed_and_the_next_one_taken(
+    idle: IdleConnections, what: str
+) -> None:
+    good, bad = fake(), fake()
+    idle.put(good)
+    idle.put(bad)
+    setattr(bad, what, False)
+    assert idle.take(HERE) is good
+    assert bad.aborted  # type: ignore[attr-defined]
+    assert len(idle) == 0
+
+
+async def test_each_origin_has_its_own(idle: IdleConnections) -> None:
+    there = Origin("127.0.0.1", 2)
+    connection = fake(origin=there)
+    idle.put(connection)
+    assert idle.take(HERE) is None
+    assert idle.take(there) is connection
+
+
+async def test_a_connection_that_is_removed_twice_is_gone_once(idle: IdleConnections) -> None:
+    one, other = fake(), fake()
+    idle.put(one)
+    idle.put(other)
+    idle.remove(one)
+    idle.remove(one)
+    assert len(idle) == 1
+    assert idle.take(HERE) is other

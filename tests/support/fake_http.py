@@ -1,0 +1,156 @@
+"""A FAKE HTTP server: what it says on each connection, and when, is a script of bytes."""
+
+import asyncio
+import os
+import socket
+import ssl
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class Gone(Exception):
+    """The client closed the connection."""
+
+
+class Wire:
+    """One connection as the script sees it."""
+
+    def __init__(self, server: "FakeHttp", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._server = server
+
+    async def request(self) -> bytes:
+        """Read one whole request; raises Gone if none comes."""
+        head = await self.head()
+        lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        body = await self.reader.readexactly(int(lengths[0].split(b":")[1])) if lengths else b""
+        self._server.requests[-1] += body
+        return head + body
+
+    async def head(self) -> bytes:
+        """Read the head of a request alone; raises Gone if none comes."""
+        try:
+            head = await self.reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError) as exc:
+            raise Gone from exc
+        self._server.requests.append(head)
+        return head
+
+    async def say(self, *parts: bytes) -> None:
+        """Send bytes, each part as a read of its own as far as the kernel allows."""
+        for part in parts:
+            self.writer.write(part)
+            await self.writer.drain()
+            await asyncio.sleep(0)
+
+    async def gone(self) -> int:
+        """Wait until the client has closed the connection; return how many bytes came before."""
+        got = 0
+        with suppress(ConnectionError):
+            while data := await self.reader.read(65_536):
+                got += len(data)
+        self._server.left.set()
+        return got
+
+    def shut_down(self) -> None:
+        """End the server's side at once, before the event loop runs again."""
+        with socket.socket(fileno=self.duplicate()) as sock:
+            sock.shutdown(socket.SHUT_WR)
+
+    def duplicate(self) -> int:
+        """Another descriptor of the socket, for what the event loop does not do."""
+        return os.dup(self.writer.get_extra_info("socket").fileno())
+
+    def reset(self) -> None:
+        """End the connection with a TCP reset."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+Script = Callable[[Wire], Awaitable[None]]
+
+
+class FakeHttp:
+    """The server. `script` runs once for each connection, which ends with it."""
+
+    def __init__(self, script: Script, tls: ssl.SSLContext | None = None) -> None:
+        self.script = script
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.left = asyncio.Event()
+        """Set when a client that a script waited for has closed its connection."""
+        self._tls = tls
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", 0, family=socket.AF_INET, ssl=self._tls, limit=2**20
+        )
+        scheme = "http" if self._tls is None else "https"
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.url = f"{scheme}://127.0.0.1:{self.port}/mcp"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.close()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            await self.script(Wire(self, reader, writer))
+            writer.close()
+            with suppress(ConnectionError, ssl.SSLError):
+                await writer.wait_closed()
+        except (Gone, ConnectionError, ssl.SSLError, asyncio.CancelledError):
+            writer.transport.abort()
+        finally:
+            self._running.discard(task)
+
+
+def says(*parts: bytes) -> Script:
+    """A script that answers one request with these bytes, then closes the connection."""
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.say(*parts)
+
+    return script
+
+
+def stays(*parts: bytes) -> Script:
+    """A script that answers one request with these bytes, then waits until the client closes the connection."""
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.say(*parts)
+        await wire.gone()
+
+    return script
+
+
+def answers(*replies: bytes) -> Script:
+    """A script that answers each request on a connection with the next of these replies, the last one for ever."""
+
+    async def script(wire: Wire) -> None:
+        number = 0
+        while True:
+            await wire.request()
+            await wire.say(replies[min(number, len(replies) - 1)])
+            number += 1
+
+    return script
