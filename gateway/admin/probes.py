@@ -11,7 +11,7 @@ from gateway.admin.snapshot import SnapshotSource, take_snapshot
 from gateway.admin.status_page import HEADERS, every_seconds, page, prefers_json
 from gateway.auth.host_check import admin_names, check_admin
 from gateway.protocol.errors import Forbidden
-from gateway.telemetry.status import Status
+from gateway.telemetry.process_status import Status
 
 _HEALTH: Final = frozenset({"/healthz", "/readyz"})
 

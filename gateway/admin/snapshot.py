@@ -18,12 +18,11 @@ from gateway import __version__
 from gateway.bridge.driver import Driver
 from gateway.cluster.membership import Membership
 from gateway.config import Config, cautions, digest
+from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
-from gateway.routes.parking import Lot
 from gateway.routes.table import RouteTable
 from gateway.telemetry import Metrics
-from gateway.telemetry.recent_errors import RecentErrors, presentable
-from gateway.telemetry.status import (
+from gateway.telemetry.process_status import (
     MOST_HELD,
     MOST_PEERS,
     HeldStatus,
@@ -38,6 +37,7 @@ from gateway.telemetry.status import (
     failing_first,
     health,
 )
+from gateway.telemetry.recent_errors import RecentErrors, presentable
 
 _PAGE_BYTES: Final = resource.getpagesize()
 _CALLER_BYTES: Final = 4

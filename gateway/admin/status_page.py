@@ -15,7 +15,7 @@ from typing import Final
 from jinja2 import Environment, StrictUndefined, Template
 
 from gateway.admin.status_view import NEAR, ago, duration, used, view
-from gateway.telemetry.status import MOST_ERRORS, Status
+from gateway.telemetry.process_status import MOST_ERRORS, Status
 
 _FOLDER: Final = resources.files(__package__)
 _STYLE: Final = _FOLDER.joinpath("status.css").read_text(encoding="utf-8")

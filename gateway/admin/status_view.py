@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from gateway.telemetry.status import HeldStatus, Notice, ProcessStatus, RouteStatus, Status
+from gateway.telemetry.process_status import HeldStatus, Notice, ProcessStatus, RouteStatus, Status
 
 NEAR: Final = 0.8
 """The fraction of a limit from which the page warns."""

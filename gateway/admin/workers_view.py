@@ -22,7 +22,7 @@ from gateway.auth.host_check import admin_names
 from gateway.config import Config, InForce
 from gateway.http.listener import UNIX
 from gateway.telemetry import Metrics
-from gateway.telemetry.status import Status, together
+from gateway.telemetry.process_status import Status, together
 
 _ANSWER_SECONDS: Final = 1.0
 

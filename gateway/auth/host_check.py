@@ -12,7 +12,7 @@ from multidict import MultiMapping
 from yarl import URL
 
 from gateway.config import Config, Security, split_address
-from gateway.http.forwarded_headers import joined
+from gateway.http.upstream_headers import joined
 from gateway.protocol.errors import Forbidden
 
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})

@@ -10,13 +10,13 @@ from typing import Final, assert_never
 from msgspec import Raw
 
 from gateway.bridge import rerun_rules
-from gateway.bridge.context import Context
+from gateway.bridge.exchange_context import Context
+from gateway.bridge.exchange_report import HELD, Report
+from gateway.bridge.exchange_timers import Timers
 from gateway.bridge.replies import Replies
-from gateway.bridge.report import HELD, Report
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.bridge.sealing import input_required
 from gateway.bridge.takeover import Takeover
-from gateway.bridge.timers import Timers
 from gateway.bridge.translation import modern_event
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import commands as do
@@ -26,14 +26,14 @@ from gateway.exchange.machine import Exchange, Policy, State
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.request import Request
+from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
-from gateway.routes.parking import Lot
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, digest_answers
 from gateway.sessions.call import PoolKey
 from gateway.sessions.list_cache import CacheKey
 from gateway.telemetry import NestedOutcome
-from gateway.telemetry.status import HeldStatus
+from gateway.telemetry.process_status import HeldStatus
 from gateway.upstream.channel import Headers
 
 _NEVER_ASKING: Final = Policy(may_ask=False)

@@ -1,7 +1,7 @@
 """Sends each leg of one exchange its notifications, then exactly one final message."""
 
-from gateway.bridge.context import Context
-from gateway.bridge.report import Report
+from gateway.bridge.exchange_context import Context
+from gateway.bridge.exchange_report import Report
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.exchange import commands as do
 from gateway.exchange.events import Leg

@@ -2,7 +2,7 @@
 
 import time
 
-from gateway.bridge.context import Context
+from gateway.bridge.exchange_context import Context
 from gateway.exchange import questions
 from gateway.exchange.commands import Ask
 from gateway.identity.principal import of_headers

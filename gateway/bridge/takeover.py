@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.bridge import rerun_rules
-from gateway.bridge.context import Context
-from gateway.bridge.report import Report
+from gateway.bridge.exchange_context import Context
+from gateway.bridge.exchange_report import Report
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
 from gateway.protocol.errors import CallLost, GatewayError, OwnerStalled, Refused, UpstreamError

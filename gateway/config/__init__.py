@@ -1,7 +1,6 @@
 """The configuration: one strict YAML file with overrides from the environment."""
 
 from gateway.config.advisories import cautions, notes
-from gateway.config.diff import changes, refused
 from gateway.config.files import contents
 from gateway.config.in_force import InForce
 from gateway.config.load import digest, for_command, for_upstream, load, parse, with_log_level
@@ -26,8 +25,9 @@ from gateway.config.model import (
     UpstreamTls,
 )
 from gateway.config.parsing.formats import HOP_BY_HOP, redacted_url, sendable_header, split_address
-from gateway.config.parsing.keys import decode_key
 from gateway.config.parsing.problems import ConfigError
+from gateway.config.parsing.state_keys import decode_key
+from gateway.config.reloadable import changes, refused
 from gateway.config.route_overrides import RouteSettings, on_route
 from gateway.config.schema import json_schema
 from gateway.config.tls import Contexts, contexts, jwks_context

@@ -13,8 +13,8 @@ from msgspec.structs import asdict, replace
 
 from gateway.config.model import Config, Principal, Route, State
 from gateway.config.parsing.formats import FORMS
-from gateway.config.parsing.keys import read_key_lines
 from gateway.config.parsing.problems import ConfigError, Problem, unreadable
+from gateway.config.parsing.state_keys import read_key_lines
 from gateway.config.tls import contexts, jwks_context
 from gateway.identity.bearer_token import read_keys
 

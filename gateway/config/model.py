@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta, Struct, structs
 
 from gateway.config.parsing.formats import redacted_url
-from gateway.config.parsing.keys import decode_key
+from gateway.config.parsing.state_keys import decode_key
 
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 SomeSeconds = Annotated[float, Meta(ge=0.001, le=86_400)]

@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 from gateway.config.model import Config, Credentials, Principal, Route, State, Upstream, UpstreamTls
 from gateway.config.parsing.formats import split_address
-from gateway.config.parsing.keys import decode_key
 from gateway.config.parsing.problems import Problem, nearest
+from gateway.config.parsing.state_keys import decode_key
 from gateway.config.route_overrides import on_route
 
 _KEYGEN = "make one with `mrtr-gateway keygen`"

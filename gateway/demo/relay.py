@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from gateway.demo.wire import HEAD_BYTES, Message, Side, watch
+from gateway.demo.message_reader import HEAD_BYTES, Message, Side, watch
 
 
 class Relay:

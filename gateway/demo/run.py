@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gateway.demo.children import Child, ChildError, started, stop
-from gateway.demo.parts import MODERN, OLD, PartsError, default_cache, interpreter
-from gateway.demo.picture import WIDEST, draw, rows
+from gateway.demo.environments import MODERN, OLD, PartsError, default_cache, interpreter
+from gateway.demo.message_reader import Message
 from gateway.demo.relay import Relay
+from gateway.demo.sequence_diagram import WIDEST, draw, rows
 from gateway.demo.verdict import complaint
-from gateway.demo.wire import Message
 
 HERE = Path(__file__).parent
 UNATTENDED_SECONDS = 60.0

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gateway.demo.wire import Message
+from gateway.demo.message_reader import Message
 
 
 def complaint(messages: Sequence[Message]) -> str | None:

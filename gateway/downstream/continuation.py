@@ -17,13 +17,13 @@ from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import no_route
 from gateway.downstream.round import Round
-from gateway.http.forwarded_headers import joined
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.http.upstream_headers import joined
 from gateway.identity import principal as principals
 from gateway.protocol.errors import DownstreamError, InvalidState
+from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
-from gateway.routes.parking import Lot
 from gateway.seal.request_state import Envelope, bind
 from gateway.telemetry import Step
 

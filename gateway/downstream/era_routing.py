@@ -6,9 +6,9 @@ from aiohttp import web
 
 from gateway.auth.authenticator import Authenticator
 from gateway.downstream.continuation import Continuation
-from gateway.http.forwarded_headers import asks_as_client
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import HttpReply
+from gateway.http.upstream_headers import asks_as_client
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import era as eras

@@ -20,9 +20,9 @@ from gateway.downstream.rejections import Rejections, no_route
 from gateway.downstream.round import begin_span, new_round, span_ended_on_error
 from gateway.http import request_id as ids
 from gateway.http.client import Client
-from gateway.http.forwarded_headers import asks_as_client
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
+from gateway.http.upstream_headers import asks_as_client
 from gateway.passthrough.forwarder import Passthrough
 from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake
 from gateway.routes.live_route import LiveRoute

@@ -11,9 +11,9 @@ import msgspec
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
 from gateway.cluster.reply_relay import Replied
 from gateway.exchange.events import Leg
-from gateway.http.forwarded_headers import for_call, joined, own_headers
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.http.upstream_headers import for_call, joined, own_headers
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError, NoHandshake
 from gateway.protocol.request import Request

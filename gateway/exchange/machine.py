@@ -40,7 +40,7 @@ from gateway.exchange import questions as inputs
 from gateway.exchange import results
 from gateway.exchange.commands import Command, Timer
 from gateway.exchange.questions import MAX_QUESTIONS, Question
-from gateway.exchange.replay import MAX_RECORD_BYTES, Answers, Recorded, ReplayLedger
+from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Answers, Recorded, ReplayLedger
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import (

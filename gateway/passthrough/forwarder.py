@@ -15,9 +15,9 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from gateway.config import Config, InForce
-from gateway.http.forwarded_headers import is_valid_value, passed_back
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
+from gateway.http.upstream_headers import is_valid_value, passed_back
 from gateway.passthrough.header_rules import HeaderRules, probe_headers
 from gateway.passthrough.passage import Passage
 from gateway.passthrough.rejections import not_allowed, not_passable

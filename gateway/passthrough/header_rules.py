@@ -9,8 +9,8 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.config import Config, InForce, Route
-from gateway.http.forwarded_headers import disguised, for_passing, joined
 from gateway.http.incoming import Incoming
+from gateway.http.upstream_headers import disguised, for_passing, joined
 from gateway.identity import principal as principals
 from gateway.passthrough.rejections import forwarding_loop
 from gateway.upstream.channel import Headers

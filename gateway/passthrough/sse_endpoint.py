@@ -12,8 +12,8 @@ from typing import Final
 from yarl import URL
 
 from gateway.config import InForce
-from gateway.http.endpoint import Endpoint
 from gateway.http.incoming import Incoming
+from gateway.http.upstream_url import Endpoint
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import InvalidRequest, InvalidState
 from gateway.seal.cipher import Keyring

@@ -8,7 +8,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.http.client import FOREIGN, REDIRECTS, mapped
-from gateway.http.endpoint import Endpoint
+from gateway.http.upstream_url import Endpoint
 from gateway.passthrough.passage import Passage
 from gateway.passthrough.sse_endpoint import FirstEventRewriter
 from gateway.protocol import mcp

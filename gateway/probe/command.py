@@ -31,7 +31,7 @@ from gateway.config import (
     on_route,
     sendable_header,
 )
-from gateway.http.forwarded_headers import for_call
+from gateway.http.upstream_headers import for_call
 from gateway.probe.report.findings import Check, Report, Upstream, report
 from gateway.probe.report.redaction import Redactor
 from gateway.probe.report.text import lines

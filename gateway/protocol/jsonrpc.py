@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from gateway.protocol import surrogates
+from gateway.protocol import unpaired_surrogates
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ def message(data: bytes) -> Message:
 
 def _hidden(raw: Raw | bytes, refused: msgspec.DecodeError) -> bytes:
     """JSON that msgspec refused, with its unpaired surrogates hidden; raises `refused` if they are not the cause."""
-    if isinstance(refused, msgspec.ValidationError) or (hidden := surrogates.hidden(bytes(raw))) is None:
+    if isinstance(refused, msgspec.ValidationError) or (hidden := unpaired_surrogates.hidden(bytes(raw))) is None:
         raise refused
     return hidden
 
@@ -120,10 +120,10 @@ def _odd_fields(hidden: bytes) -> Fields:
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
     except UnicodeDecodeError:
-        opened = _decode_fields(surrogates.escaped(hidden))
-        values = (Raw(surrogates.unescaped(bytes(value))) for value in opened.values())
-        return dict(zip(surrogates.strings(opened), values, strict=True))
-    return {key: Raw(surrogates.shown(bytes(value))) for key, value in opened.items()}
+        opened = _decode_fields(unpaired_surrogates.escaped(hidden))
+        values = (Raw(unpaired_surrogates.unescaped(bytes(value))) for value in opened.values())
+        return dict(zip(unpaired_surrogates.strings(opened), values, strict=True))
+    return {key: Raw(unpaired_surrogates.shown(bytes(value))) for key, value in opened.items()}
 
 
 def items(raw: Raw | bytes) -> list[Raw]:
@@ -134,7 +134,7 @@ def items(raw: Raw | bytes) -> list[Raw]:
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
     except msgspec.DecodeError as exc:
-        return [Raw(surrogates.shown(bytes(item))) for item in items(_hidden(raw, exc))]
+        return [Raw(unpaired_surrogates.shown(bytes(item))) for item in items(_hidden(raw, exc))]
 
 
 def inspect(decode: Callable[[Raw | bytes], T], raw: Raw | bytes) -> T:
@@ -145,7 +145,7 @@ def inspect(decode: Callable[[Raw | bytes], T], raw: Raw | bytes) -> T:
     try:
         return decode(raw)
     except msgspec.DecodeError as exc:
-        return decode(surrogates.replaced(_hidden(raw, exc)))
+        return decode(unpaired_surrogates.replaced(_hidden(raw, exc)))
 
 
 def value(raw: Raw | bytes) -> Any:
@@ -256,7 +256,7 @@ def _encode_odd(value: Any) -> bytes:
     """As `_encode`, for a value with an unpaired surrogate."""
     match value:
         case str():
-            return surrogates.written(value)
+            return unpaired_surrogates.written(value)
         case Mapping():
             return merge((key, _encode_odd(item)) for key, item in value.items())
         case list() | tuple():
@@ -450,7 +450,7 @@ def distinct(raw: Raw | bytes) -> Fields:
         opened = _decode_fields(written)
     else:
         written = msgspec.json.format(hidden, indent=-1)
-        opened, written = _odd_fields(written), surrogates.shown(written)
+        opened, written = _odd_fields(written), unpaired_surrogates.shown(written)
     values = b"".join(opened.values())
     if _units(written) != _compact_length(opened, _utf16_units("".join(opened))) + _units(values) - len(values):
         raise RepeatedKey("a key comes twice")

@@ -20,7 +20,7 @@ from gateway.seal.request_state import Sealer
 from gateway.sessions.pool import Pool
 from gateway.telemetry import Metrics, Traces
 from gateway.upstream.era_probe import EraProbe
-from gateway.upstream.stream_times import DEFAULT_TIMES, StreamTimes
+from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
 
 
 class Endable(Protocol):

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from gateway.config import Config, Contexts, InForce, Route, RouteSettings, on_route
 from gateway.exchange.machine import Policy
 from gateway.http.client import Bounds, Client
-from gateway.http.endpoint import Endpoint
-from gateway.http.forwarded_headers import asks_as_client
+from gateway.http.upstream_headers import asks_as_client
+from gateway.http.upstream_url import Endpoint
 from gateway.process.child import Child
 from gateway.process.launcher import ChildLauncher, end_children
 from gateway.protocol import mcp

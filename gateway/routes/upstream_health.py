@@ -4,8 +4,8 @@ import time
 from typing import Final
 
 from gateway.protocol.errors import GatewayError, Unreachable
+from gateway.telemetry.process_status import Failure
 from gateway.telemetry.recent_errors import RecentErrors, fix_for, presentable, sentence
-from gateway.telemetry.status import Failure
 
 _FAILURES: Final = frozenset({"upstream_unreachable", "session_lost", "call_lost"})
 """After these an upstream counts as failing; an upstream that refuses a caller is available."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from gateway.config import InForce
-from gateway.telemetry.status import BudgetStatus
+from gateway.telemetry.process_status import BudgetStatus
 
 
 class Share:

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from gateway.config import InForce
-from gateway.exchange.replay import Recorded
+from gateway.exchange.replay_ledger import Recorded
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidParams, InvalidState
 from gateway.protocol.request import Request

@@ -10,7 +10,7 @@ from gateway.config import Config, InForce
 from gateway.downstream.handler import RequestHandler
 from gateway.http.listener import Listener
 from gateway.protocol.errors import Stopping
-from gateway.routes.parking import Lot
+from gateway.routes.held_calls import Lot
 from gateway.routes.table import RouteTable
 from gateway.telemetry import Event, get_logger
 

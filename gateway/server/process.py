@@ -34,19 +34,19 @@ from gateway.http.traffic import Traffic
 from gateway.http_client.client import HttpClient
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
+from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
-from gateway.routes.parking import Lot
 from gateway.routes.table import RouteTable
 from gateway.runtime.tasks import Tasks
 from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import Sealer
 from gateway.server.drain import Drain
-from gateway.server.keys import Keyrings
+from gateway.server.keyrings import Keyrings
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.recent_errors import RecentErrors
-from gateway.upstream.stream_times import DEFAULT_TIMES, StreamTimes
+from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
 
 log = get_logger()
 

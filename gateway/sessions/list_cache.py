@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.exchange import results
-from gateway.http.forwarded_headers import AUTHORIZATION
+from gateway.http.upstream_headers import AUTHORIZATION
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.request import Request
 from gateway.sessions.call import PoolKey

@@ -13,7 +13,7 @@ from msgspec import Raw
 from gateway.config import InForce, RouteSettings
 from gateway.exchange import handshake as negotiate
 from gateway.exchange.handshake import Handshake
-from gateway.http.forwarded_headers import credentials_in
+from gateway.http.upstream_headers import credentials_in
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable
 from gateway.protocol.request import Request

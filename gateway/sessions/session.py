@@ -22,10 +22,10 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, Refused, SessionLost
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import inbound, pool_errors
+from gateway.sessions.affinity import SharedSession
 from gateway.sessions.call import Call, OwnListener, Watcher
 from gateway.sessions.group import Group  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.own_answers import OwnAnswers
-from gateway.sessions.session_sharing import SharedSession
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, bodies, get_logger
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideListener
 

@@ -1,6 +1,6 @@
 """Log events, metrics, traces: each event or metric is declared once."""
 
-from gateway.telemetry.bodies import Direction, bodies
+from gateway.telemetry.body_log import Direction, bodies
 from gateway.telemetry.labels import (
     COMPLETE,
     OTHER_ERROR,

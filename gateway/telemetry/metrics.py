@@ -39,7 +39,7 @@ from gateway.telemetry.labels import (
     UpstreamEra,
     UpstreamFailure,
 )
-from gateway.telemetry.status import BudgetStatus
+from gateway.telemetry.process_status import BudgetStatus
 
 OTHER = "other"
 _NESTED_METHODS = frozenset({mcp.ELICIT, mcp.SAMPLE, mcp.ROOTS})

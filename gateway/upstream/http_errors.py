@@ -14,8 +14,8 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http.endpoint import Endpoint
-from gateway.http.forwarded_headers import is_valid_value
+from gateway.http.upstream_headers import is_valid_value
+from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import NotConnected
 from gateway.protocol import jsonrpc, lost_session, mcp
 from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, Refused, SessionLost

@@ -17,7 +17,6 @@ from gateway.config import redacted_url
 from gateway.http.client import REDIRECTS
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError, clean
-from gateway.upstream.batches import unpacked
 from gateway.upstream.channel import Channel, Headers, Receive, SideListener
 from gateway.upstream.http_errors import (
     PING_PREFIX,
@@ -29,7 +28,8 @@ from gateway.upstream.http_errors import (
     read_refusal,
 )
 from gateway.upstream.http_upstream import HttpUpstream
-from gateway.upstream.stream_times import StreamTimes
+from gateway.upstream.jsonrpc_batches import unpacked
+from gateway.upstream.stream_timeouts import StreamTimes
 
 _ENDPOINT_BYTES: Final = 4096
 _EARLY_KEPT: Final = 16

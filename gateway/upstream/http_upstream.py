@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from gateway.http.client import Client
-from gateway.http.endpoint import Endpoint
+from gateway.http.upstream_url import Endpoint
 from gateway.runtime.tasks import Tasks
-from gateway.upstream.stream_times import DEFAULT_TIMES, StreamTimes
+from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
 
 
 class HttpUpstream(NamedTuple):

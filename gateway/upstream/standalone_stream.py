@@ -18,9 +18,9 @@ from gateway.http_client.pending_request import PendingRequest  # noqa: TC001  (
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import UpstreamError
-from gateway.upstream.batches import hand_over
 from gateway.upstream.channel import Headers, SideListener
 from gateway.upstream.http_upstream import HttpUpstream
+from gateway.upstream.jsonrpc_batches import hand_over
 
 _STABLE_SECONDS: Final = 1.0
 """A stream that lasted longer than this may be opened again at once; others would hammer the server."""

@@ -20,7 +20,6 @@ from gateway.http.client import FOREIGN, REDIRECTS, Exchange, mapped
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
-from gateway.upstream.batches import hand_over
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive, SideListener
 from gateway.upstream.http_errors import (
     InitializeAnswer,
@@ -34,6 +33,7 @@ from gateway.upstream.http_errors import (
     read_response,
 )
 from gateway.upstream.http_upstream import HttpUpstream
+from gateway.upstream.jsonrpc_batches import hand_over
 from gateway.upstream.resumption import Resumption, asked_seconds
 from gateway.upstream.silence_timeout import SilenceTimeout
 from gateway.upstream.standalone_stream import StandaloneStream

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gateway.admin import status_page
 from gateway.admin.status_page import every_seconds, page, prefers_json
-from gateway.telemetry.status import (
+from gateway.telemetry.process_status import (
     MOST_HELD,
     ErrorStatus,
     Failure,

@@ -21,7 +21,7 @@ from gateway.config import InForce, Limits, Timeouts, parse
 from gateway.http.listener import Listener
 from gateway.http.traffic import Traffic
 from gateway.telemetry import Metrics
-from gateway.telemetry.status import ProcessState, ProcessStatus, Status
+from gateway.telemetry.process_status import ProcessState, ProcessStatus, Status
 
 TASKS = "mcp_gateway_task_failures_total"
 LIMIT = "mcp_gateway_held_calls_limit"

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.bridge.context import Context
+from gateway.bridge.exchange_context import Context
 from gateway.bridge.sealing import input_required
 from gateway.exchange import commands as do
 from gateway.exchange.machine import Exchange, Policy

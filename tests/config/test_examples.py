@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 
 from gateway.auth.host_check import HostCheck
 from gateway.config import Config, Route, cautions, contexts, load, on_route
-from gateway.http.forwarded_headers import for_call
+from gateway.http.upstream_headers import for_call
 from gateway.identity.principal import is_trusted
 from gateway.protocol.errors import Forbidden
 from gateway.server.process import Gateway

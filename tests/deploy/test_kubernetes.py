@@ -18,7 +18,7 @@ import yaml
 from msgspec.structs import replace
 
 from gateway import __version__
-from gateway.config.parsing.keys import decode_key, read_key_lines
+from gateway.config.parsing.state_keys import decode_key, read_key_lines
 from tests.parts.launch import REPOSITORY
 from tests.support.kube import (
     CHART,

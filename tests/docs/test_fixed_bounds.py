@@ -3,20 +3,20 @@
 import pytest
 
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
-from gateway.bridge import outgoing, rerun_rules, response_queue, subscription
+from gateway.bridge import rerun_rules, response_queue, subscription, upstream_messages
 from gateway.cluster import discovery, membership, peer_connections, peer_listener
 from gateway.downstream import handler
-from gateway.exchange import machine, questions, replay
-from gateway.http import endpoint, listener
+from gateway.exchange import machine, questions, replay_ledger
+from gateway.http import listener, upstream_url
 from gateway.http_client import connection, idle_connections
 from gateway.identity import bearer_token
 from gateway.process import child, launcher, stderr_log
-from gateway.protocol import errors, jsonrpc, request, surrogates
+from gateway.protocol import errors, jsonrpc, request, unpaired_surrogates
 from gateway.seal import peer_messages
 from gateway.sessions import assignment, checkout, list_cache, own_answers, pool
 from gateway.telemetry import log
 from gateway.upstream import era_probe, http_errors, resumption, streamable_http
-from gateway.upstream.stream_times import DEFAULT_TIMES
+from gateway.upstream.stream_timeouts import DEFAULT_TIMES
 from tests.parts.launch import REPOSITORY
 
 ROWS = [
@@ -40,7 +40,7 @@ def count(value: int) -> str:
 
 FIXED = [
     ("values that the gateway takes out", [count(jsonrpc.MAX_MEMBERS)]),
-    ("unpaired surrogates", [count(surrogates.MAX_HALVES)]),
+    ("unpaired surrogates", [count(unpaired_surrogates.MAX_HALVES)]),
     ("client info, client capabilities", [size(request._MAX_DECLARATION_BYTES)]),
     ("notifications a client is behind", [count(response_queue._MAX_BEHIND)]),
     ("the body of a caller that is not verified", [size(handler._REFUSED_BYTES)]),
@@ -48,7 +48,7 @@ FIXED = [
         "answers of the gateway's own",
         [
             f"{own_answers._MAX_QUEUED} in",
-            f"{outgoing._MAX_REFUSALS} in",
+            f"{upstream_messages._MAX_REFUSALS} in",
             f"an id of {size(own_answers._MAX_ID_BYTES)}",
         ],
     ),
@@ -79,8 +79,8 @@ FIXED = [
     ("open questions of one call", [count(questions.MAX_QUESTIONS)]),
     ("requests of the server in one call", [count(machine.MAX_NESTED), size(machine.MAX_NESTED_ID_BYTES)]),
     ("a key of `inputRequests`", [f"{questions._MAX_KEY} characters"]),
-    ("recorded answers of one call", [size(replay.MAX_RECORD_BYTES)]),
-    ("reruns of a call that may run twice", [f"{replay.MAX_RUNS} beside the first"]),
+    ("recorded answers of one call", [size(replay_ledger.MAX_RECORD_BYTES)]),
+    ("reruns of a call that may run twice", [f"{replay_ledger.MAX_RUNS} beside the first"]),
     ("stderr", [f"{stderr_log._LINE_BYTES:,} bytes a line", f"{stderr_log._LINES_PER_SECOND} lines a second"]),
     (
         "the pause after a child that died at its start",
@@ -128,7 +128,7 @@ FIXED = [
     ("looking up whether a lost call's tool may run twice", [seconds(rerun_rules._LEARN_SECONDS)]),
     ("a session id", [count(streamable_http.MAX_SESSION_ID_CHARACTERS)]),
     ("the challenges of a refusal", [count(http_errors._CHALLENGE_CHARACTERS)]),
-    ("a text of the server in an error", [f"{endpoint._QUOTED_CHARACTERS} characters"]),
+    ("a text of the server in an error", [f"{upstream_url._QUOTED_CHARACTERS} characters"]),
     ("an error's message", [count(errors.MESSAGE_CHARACTERS)]),
     ("a value in the log", [count(log.MAX_CHARACTERS)]),
     ("the id of an event", [count(resumption.MAX_EVENT_ID_CHARACTERS)]),

@@ -14,7 +14,7 @@ from gateway.exchange import questions as inputs
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import Policy, Snapshot, State
 from gateway.exchange.questions import Question
-from gateway.exchange.replay import MAX_RECORD_BYTES, MAX_RUNS, Recorded
+from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, MAX_RUNS, Recorded
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, InvalidParams, InvalidState, LocalProtocolError, Refused, Stopping
 from tests.support.playbook import (

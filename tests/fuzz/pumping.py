@@ -24,7 +24,7 @@ from gateway.config import parse
 from gateway.exchange import questions, results
 from gateway.identity import oauth_metadata, principal
 from gateway.identity.bearer_token import verify
-from gateway.protocol import jsonrpc, mcp, param_headers, request, sse, stdio_framing, surrogates, tool_filter
+from gateway.protocol import jsonrpc, mcp, param_headers, request, sse, stdio_framing, tool_filter, unpaired_surrogates
 from tests.fuzz.content_targets import ALL, SERVER
 from tests.fuzz.mutator import TOKENS
 from tests.fuzz.protocol_targets import DEPTH
@@ -83,7 +83,7 @@ PASSES: Final = {
     "jsonrpc.text": Pass(lambda data: jsonrpc.text(Raw(b'"' + data + b'"')), "jsonrpc"),
     "jsonrpc.error": Pass(lambda data: jsonrpc.error(Raw(data)), "result"),
     "jsonrpc.is_id": Pass(lambda data: jsonrpc.is_id(Raw(data)), "jsonrpc"),
-    "surrogates.hidden": Pass(surrogates.hidden, "jsonrpc"),
+    "surrogates.hidden": Pass(unpaired_surrogates.hidden, "jsonrpc"),
     "sse.Parser": Pass(lambda data: sse.Parser(16 * MIB).feed(data), "sse"),
     "sse.Parser, in pieces": Pass(lambda data: _in_pieces(sse.Parser(16 * MIB).feed, data), "sse"),
     "sse.encode": Pass(sse.encode, "jsonrpc"),

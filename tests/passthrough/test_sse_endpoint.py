@@ -9,8 +9,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from gateway.config import InForce
-from gateway.http.endpoint import Endpoint
 from gateway.http.incoming import Incoming
+from gateway.http.upstream_url import Endpoint
 from gateway.passthrough.sse_endpoint import PURPOSE, EndpointRewriter, FirstEventRewriter
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest

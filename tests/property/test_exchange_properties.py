@@ -34,7 +34,7 @@ from gateway.exchange import questions as inputs
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import Exchange, Policy, Snapshot, State
 from gateway.exchange.questions import MAX_QUESTIONS, Question
-from gateway.exchange.replay import MAX_RECORD_BYTES, MAX_RUNS
+from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, MAX_RUNS
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, InvalidParams, Refused, Stopping

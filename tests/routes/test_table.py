@@ -8,7 +8,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.config import Credentials, Route, Upstream, parse
-from gateway.http.forwarded_headers import for_call, for_passing
+from gateway.http.upstream_headers import for_call, for_passing
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
 from gateway.sessions import group as groups

@@ -9,7 +9,7 @@ from gateway.exchange import events as on
 from gateway.exchange import questions
 from gateway.exchange.machine import State
 from gateway.exchange.questions import Question
-from gateway.exchange.replay import Recorded
+from gateway.exchange.replay_ledger import Recorded
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.seal import handoff

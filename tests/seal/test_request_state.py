@@ -14,7 +14,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.config import InForce
-from gateway.exchange.replay import MAX_RECORD_BYTES, Recorded
+from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Recorded
 from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import InvalidParams, InvalidState
 from gateway.protocol.request import Request

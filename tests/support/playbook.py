@@ -19,7 +19,7 @@ from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange.machine import Exchange, Policy, State
 from gateway.exchange.questions import Question
-from gateway.exchange.replay import ReplayLedger
+from gateway.exchange.replay_ledger import ReplayLedger
 from gateway.protocol import jsonrpc
 from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import CallLost, GatewayError

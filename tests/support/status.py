@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gateway.admin.snapshot import about
 from gateway.config import parse
 from gateway.exchange.events import Expired
-from gateway.telemetry.status import (
+from gateway.telemetry.process_status import (
     HeldStatus,
     ProcessStatus,
     RouteStatus,

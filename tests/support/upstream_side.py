@@ -10,7 +10,7 @@ from msgspec import Raw
 from gateway.config import InForce, RouteSettings, parse
 from gateway.exchange import events as on
 from gateway.http.client import Bounds, Client
-from gateway.http.endpoint import Endpoint
+from gateway.http.upstream_url import Endpoint
 from gateway.http_client.client import HttpClient
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
@@ -21,7 +21,7 @@ from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Headers
 from gateway.upstream.http_upstream import HttpUpstream
-from gateway.upstream.stream_times import StreamTimes
+from gateway.upstream.stream_timeouts import StreamTimes
 from gateway.upstream.streamable_http import StreamableChannel
 from tests.support.fake_upstream import DEADLINE
 from tests.support.workbench import ALL, BACKGROUND, SHORT_TIMES, configuration, eventually

@@ -13,10 +13,10 @@ from gateway.protocol.errors import (
     Unauthorized,
     Unreachable,
 )
-from gateway.telemetry.recent_errors import RecentErrors, presentable
-from gateway.telemetry.status import (
+from gateway.telemetry.process_status import (
     MOST_ERRORS,
 )
+from gateway.telemetry.recent_errors import RecentErrors, presentable
 
 
 def test_errors_that_differ_in_numbers_are_one_entry_and_the_number_of_entries_is_bounded() -> None:

@@ -10,14 +10,14 @@ from msgspec import structs
 
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.client import Bounds, Client
-from gateway.http.endpoint import Endpoint
+from gateway.http.upstream_url import Endpoint
 from gateway.http_client.client import HttpClient
 from gateway.protocol.errors import CallLost
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import SideListener
 from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.standalone_stream import StandaloneStream
-from gateway.upstream.stream_times import DEFAULT_TIMES
+from gateway.upstream.stream_timeouts import DEFAULT_TIMES
 from gateway.upstream.streamable_http import StreamableChannel
 from tests.support.fake_http import OK, FakeHttp, Script, Wire, says, stays
 from tests.support.workbench import eventually

@@ -6,11 +6,11 @@ from msgspec import Struct
 
 from gateway.config import Config, Route, Timeouts
 from gateway.http.client import Client
-from gateway.http.endpoint import Endpoint
+from gateway.http.upstream_url import Endpoint
 from gateway.probe.report.findings import Check, Server, State
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Headers
-from gateway.upstream.stream_times import DEFAULT_TIMES, StreamTimes
+from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
 
 
 class Subject(Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from yarl import URL
 
 from gateway.config import redacted_url
 from gateway.http.client import FOREIGN, REDIRECTS
-from gateway.http.endpoint import Endpoint
+from gateway.http.upstream_url import Endpoint
 from gateway.probe.steps.context import ProbeContext, Stopped
 from gateway.probe.steps.requests import Reply, Request, ask
 from gateway.protocol import era, jsonrpc, mcp

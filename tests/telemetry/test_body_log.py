@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gateway.config import Debug
 from gateway.protocol import mcp
-from gateway.telemetry.bodies import SHOWN_CHARACTERS, shown
+from gateway.telemetry.body_log import SHOWN_CHARACTERS, shown
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.stand import Start

@@ -3,7 +3,7 @@
 from gateway.admin.snapshot import about
 from gateway.admin.status_page import page
 from gateway.config import parse
-from gateway.telemetry.status import (
+from gateway.telemetry.process_status import (
     Failure,
     health,
     together,

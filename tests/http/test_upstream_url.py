@@ -3,7 +3,7 @@
 import pytest
 from yarl import URL
 
-from gateway.http.endpoint import Endpoint
+from gateway.http.upstream_url import Endpoint
 from gateway.protocol.errors import Unreachable
 
 

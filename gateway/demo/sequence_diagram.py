@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.demo.wire import Message, Side
+from gateway.demo.message_reader import Message, Side
 
 WIDEST = 100
 STACKED_BELOW = 80

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from gateway.protocol import surrogates
+from gateway.protocol import unpaired_surrogates
 
 _TOKENS = (
     r"\ud83d",
@@ -28,40 +28,40 @@ _decode = msgspec.json.Decoder(dict[str, Raw]).decode
 
 @pytest.mark.parametrize("whole", ["", "a", r"\ud83d\ude00", r"\\ud83d", r"\uDBFF\uDFFF", r"\\\\ude00", r"\u00e9"])
 def test_whole_characters_are_not_touched(whole: str) -> None:
-    assert surrogates.hidden(f'"{whole}"'.encode()) is None
+    assert unpaired_surrogates.hidden(f'"{whole}"'.encode()) is None
 
 
 @given(keys=st.lists(TEXTS, max_size=3), values=st.lists(TEXTS, max_size=3))
 def test_every_spelling_has_an_exact_way_back(keys: list[str], values: list[str]) -> None:
     members = {json.loads(f'"{key}"'): (key, value) for key, value in zip(keys, values, strict=False)}
     data = ("{" + ",".join(f'"{key}":"{value}"' for key, value in members.values()) + "}").encode()
-    hidden = surrogates.hidden(data)
+    hidden = unpaired_surrogates.hidden(data)
     if hidden is None:
         assert msgspec.json.decode(data) == {key: json.loads(f'"{value}"') for key, (_, value) in members.items()}
         return
-    assert surrogates.shown(hidden) == data
+    assert unpaired_surrogates.shown(hidden) == data
     assert len(hidden) == len(data)
-    escaped = surrogates.escaped(hidden)
-    assert surrogates.unescaped(escaped) == data
+    escaped = unpaired_surrogates.escaped(hidden)
+    assert unpaired_surrogates.unescaped(escaped) == data
     opened = _decode(escaped)
-    assert surrogates.strings(opened) == list(members)
-    assert [surrogates.unescaped(bytes(raw)) for raw in opened.values()] == [
+    assert unpaired_surrogates.strings(opened) == list(members)
+    assert [unpaired_surrogates.unescaped(bytes(raw)) for raw in opened.values()] == [
         f'"{value}"'.encode() for _, value in members.values()
     ]
-    assert "\ufffd" in str(msgspec.json.decode(surrogates.replaced(hidden)))
+    assert "\ufffd" in str(msgspec.json.decode(unpaired_surrogates.replaced(hidden)))
 
 
 def test_text_that_is_not_utf8_has_no_place_to_hide_in() -> None:
     with pytest.raises(UnicodeDecodeError):
-        surrogates.hidden(b'"\\ud83d\xff"')
+        unpaired_surrogates.hidden(b'"\\ud83d\xff"')
 
 
 def test_a_string_with_a_half_is_written_as_an_escape() -> None:
-    assert surrogates.written("\ud83dé") == rb'"\ud83d\u00e9"'
+    assert unpaired_surrogates.written("\ud83dé") == rb'"\ud83d\u00e9"'
 
 
 def test_text_with_more_halves_than_cuts_can_cause_is_refused() -> None:
-    most = rb"\ud83d" * surrogates.MAX_HALVES
-    assert surrogates.hidden(b'"%b"' % most) is not None
+    most = rb"\ud83d" * unpaired_surrogates.MAX_HALVES
+    assert unpaired_surrogates.hidden(b'"%b"' % most) is not None
     with pytest.raises(ValueError, match="unpaired surrogates"):
-        surrogates.hidden(rb"\"%b-\ud83d\"" % most)
+        unpaired_surrogates.hidden(rb"\"%b-\ud83d\"" % most)

@@ -8,8 +8,8 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.bridge.context import Context
-from gateway.bridge.report import Report
+from gateway.bridge.exchange_context import Context
+from gateway.bridge.exchange_report import Report
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import UpstreamError
 from gateway.sessions.call import Call

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.config import (
     decode_key,
 )
-from gateway.config.parsing.keys import read_key_lines
+from gateway.config.parsing.state_keys import read_key_lines
 from tests.support.configurations import (
     KEY,
     good,

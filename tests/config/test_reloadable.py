@@ -9,8 +9,8 @@ from msgspec import inspect
 from msgspec.structs import replace
 
 from gateway.config import Config, Route, State, Upstream, changes, digest, refused
-from gateway.config.diff import RELOADED
 from gateway.config.load import config_shape
+from gateway.config.reloadable import RELOADED
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reload.md"
 RESTART = {"listen", "admin", "workers", "replica.id", "replica.listen", "log.level", "log.format", "traces"}

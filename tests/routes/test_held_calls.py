@@ -4,7 +4,7 @@ import pytest
 
 from gateway.config import Hold, InForce
 from gateway.protocol.errors import Busy
-from gateway.routes.parking import Lot
+from gateway.routes.held_calls import Lot
 
 
 class Car:

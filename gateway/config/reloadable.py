@@ -1,7 +1,7 @@
 """Compares two configurations to tell which changes a running process can apply.
 
-A key that is not in `RELOADED` needs a restart, so a new key is safe by default. `tests/config/test_diff.py` fails
-until its author decides about it.
+A key that is not in `RELOADED` needs a restart, so a new key is safe by default. `tests/config/test_reloadable.py`
+fails until its author decides about it.
 """
 
 from collections.abc import Iterator

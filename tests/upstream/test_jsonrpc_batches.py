@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.upstream.batches import hand_over, unpacked
+from gateway.upstream.jsonrpc_batches import hand_over, unpacked
 
 UNPACKED: dict[str, tuple[bytes, list[bytes]]] = {
     "a message": (b'{"id":1}', [b'{"id":1}']),

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.demo.picture import draw, rows
+from gateway.demo.message_reader import Message, Side, watch
 from gateway.demo.relay import Relay
-from gateway.demo.wire import Message, Side, watch
+from gateway.demo.sequence_diagram import draw, rows
 
 SIDES: tuple[Side, ...] = ("old", "new")
 

@@ -3,7 +3,7 @@
 import json
 
 from gateway.config import Config, InForce, parse
-from gateway.server.keys import Keyrings
+from gateway.server.keyrings import Keyrings
 
 FIRST, SECOND = "11" * 32, "22" * 32
 WORKER_KEY = b"w" * 32

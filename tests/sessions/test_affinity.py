@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gateway.config.model import RouteSessions
 from gateway.protocol import mcp
-from gateway.sessions.session_sharing import SharedSession
+from gateway.sessions.affinity import SharedSession
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, text
 from tests.support.stand import Start
 from tests.support.workbench import Client, Reply, Stand, eventually, jwt

@@ -6,7 +6,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.config import Credentials, Route, Upstream
-from gateway.http.forwarded_headers import (
+from gateway.http.upstream_headers import (
     asks_as_client,
     check_once,
     credentials_in,

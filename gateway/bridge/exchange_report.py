@@ -3,7 +3,7 @@
 import time
 from typing import Final
 
-from gateway.bridge.context import Context
+from gateway.bridge.exchange_context import Context
 from gateway.exchange import events as on
 from gateway.exchange.machine import State
 from gateway.protocol import jsonrpc, mcp
@@ -11,8 +11,8 @@ from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
 from gateway.routes.deadlines import wait_seconds
 from gateway.seal.request_state import Envelope
 from gateway.telemetry import COMPLETE, TOOL_ERROR, Ending, Event, Operation, Outcome, Span, Step, get_logger
+from gateway.telemetry.process_status import HeldStatus
 from gateway.telemetry.recent_errors import presentable
-from gateway.telemetry.status import HeldStatus
 
 log = get_logger()
 
