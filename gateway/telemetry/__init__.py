@@ -21,8 +21,9 @@ from gateway.telemetry.labels import (
     UpstreamEra,
     UpstreamFailure,
 )
-from gateway.telemetry.log import Event, configure_logging, get_logger, secret_arguments
+from gateway.telemetry.log import Event, configure_logging, get_logger
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.redaction import secret_arguments
 from gateway.telemetry.tracing import ClientRequest, Operation, Span, Traces, TracesUnavailable
 from gateway.telemetry.tracing_setup import check_traces, open_traces
 

@@ -9,7 +9,8 @@ import re
 from enum import StrEnum
 from typing import Any, Final
 
-from gateway.telemetry.log import MASK, Event, get_logger, mask, names_secret
+from gateway.telemetry.log import Event, get_logger
+from gateway.telemetry.redaction import MASK, mask, names_secret
 
 log = get_logger()
 

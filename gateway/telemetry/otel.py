@@ -27,7 +27,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, S
 
 from gateway.protocol import mcp
 from gateway.telemetry.labels import Ending, Outcome
-from gateway.telemetry.log import mask
+from gateway.telemetry.redaction import mask
 from gateway.telemetry.tracing import TOKEN_BYTES, ClientRequest, Operation, Span, Traces, TracesUnavailable
 
 _NAME: Final = "mrtr-gateway"

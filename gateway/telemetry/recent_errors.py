@@ -11,8 +11,8 @@ from typing import Final
 from weakref import WeakSet
 
 from gateway.protocol.errors import Busy, GatewayError, InvalidState, NoKeys, OwnerStalled, UpstreamError
-from gateway.telemetry.log import mask
 from gateway.telemetry.process_status import MOST_ERRORS, ErrorStatus
+from gateway.telemetry.redaction import mask
 
 _TEXT_CHARACTERS: Final = 400
 _NUMBERS: Final = re.compile(r"\d+")

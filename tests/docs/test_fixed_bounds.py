@@ -14,7 +14,7 @@ from gateway.process import child, launcher, stderr_log
 from gateway.protocol import errors, jsonrpc, request, unpaired_surrogates
 from gateway.seal import peer_messages
 from gateway.sessions import assignment, checkout, list_cache, own_answers, pool
-from gateway.telemetry import log
+from gateway.telemetry import redaction
 from gateway.upstream import era_probe, http_errors, resumption, streamable_http
 from gateway.upstream.stream_timeouts import DEFAULT_TIMES
 from tests.parts.launch import REPOSITORY
@@ -130,7 +130,7 @@ FIXED = [
     ("the challenges of a refusal", [count(http_errors._CHALLENGE_CHARACTERS)]),
     ("a text of the server in an error", [f"{upstream_url._QUOTED_CHARACTERS} characters"]),
     ("an error's message", [count(errors.MESSAGE_CHARACTERS)]),
-    ("a value in the log", [count(log.MAX_CHARACTERS)]),
+    ("a value in the log", [count(redaction.MAX_CHARACTERS)]),
     ("the id of an event", [count(resumption.MAX_EVENT_ID_CHARACTERS)]),
     ("event ids that are remembered for one call", [count(resumption.MAX_EVENT_IDS)]),
     ("the end of an answered stream", [seconds(DEFAULT_TIMES.drain_seconds)]),

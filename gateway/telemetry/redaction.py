@@ -1,0 +1,136 @@
+"""Redacts what a log line, a span or the status page shows: secrets by key and by pattern, control characters, length.
+
+Anything that looks like a credential is masked, even where none is expected.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from structlog.typing import EventDict, WrappedLogger
+
+from gateway.protocol.errors import clean
+
+MASK = "[hidden]"
+_SECRET_KEY = re.compile(
+    r"(?:^|_)(?:authorization|cookies?|tokens?|keys?|secrets?|passwords?|credentials?|api_?keys?|request_?state)$"
+)
+_BODY_KEY = re.compile(r"^(?:body|payload|params|arguments|answers|content|input_?responses)$")
+_SECRET_TEXT = re.compile(
+    r"(?P<scheme>\b(?:bearer|dpop|basic)\s+)[\w.~+/=-]{6,}"  # RFC 6750, 9449, 7617
+    r"|(?P<seal>\bmrtr1\.)[\w.=-]+"
+    r"|(?P<jwt>\beyJ)[\w-]{8,}(?:\.[\w-]*)+"
+    r"|(?P<userinfo>://)[^/\s@]+(?=@)"
+    r"|\b[0-9a-f]{64,}\b"
+    r"|(?P<base64>(?<![\w+/-])[\w+/-]{43,}={0,2})",
+    re.IGNORECASE | re.ASCII,
+)
+_URL_QUERY = re.compile(r"(\bhttps?://[^\s?\"'<>]*\?)[^\s\"'<>]+", re.IGNORECASE)
+_NAMED_ARGUMENT = re.compile(r"([\w-]+)(?:=|: *)", re.ASCII)
+_MIXED = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[\w+-]{12,}")
+_SHORTEST_SECRET = 8
+MAX_CHARACTERS = 16_384
+"""The longest value of a line, such as a traceback."""
+_SEVERAL_LINES = ("exception", "stack")
+"""Keys whose values keep their line ends."""
+
+
+def mask(text: str) -> str:
+    """Return `text` without what looks like a token, a JWT, a sealed state or a key, and of URLs the secret parts."""
+    if len(text) < _SHORTEST_SECRET:
+        return text
+    masked = _SECRET_TEXT.sub(_masked, text)
+    return _URL_QUERY.sub(rf"\1{MASK}", masked) if "?" in masked else masked
+
+
+def _masked(match: re.Match[str]) -> str:
+    candidate = match["base64"]
+    # Tracebacks are full of long paths. Path segments are short or of one case; those of a random key are not.
+    if candidate is not None and not any(map(_MIXED.fullmatch, candidate.rstrip("=").split("/"))):
+        return candidate
+    return (match["scheme"] or match["seal"] or match["userinfo"] or "") + MASK
+
+
+def _snake(key: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower().replace("-", "_")
+
+
+@lru_cache(maxsize=1024)
+def names_secret(key: str) -> bool:
+    """Return whether a key names a secret, in any spelling."""
+    return bool(_SECRET_KEY.search(_snake(key)))
+
+
+def secret_arguments(command: Sequence[str]) -> dict[int, int]:
+    """Which arguments of a command look as if they hold a secret: by index, where in the text it begins.
+
+    `--api-key=x`, `--api-key x`, `API_KEY=x`, `--header "X-Api-Key: x"`, and the query of a URL.
+    """
+    found: dict[int, int] = {}
+    for index, text in enumerate(command[1:], start=1):
+        option = command[index - 1]
+        named = _NAMED_ARGUMENT.match(text)
+        queried = _URL_QUERY.match(text)
+        if named is not None and names_secret(named[1].lstrip("-")):
+            start = named.end()
+        elif option.startswith("-") and not text.startswith("-") and names_secret(option.lstrip("-")):
+            start = 0
+        elif queried is not None:
+            start = len(queried[1])
+        else:
+            continue
+        if text[start:] and not text[start:].isdecimal():  # --max-tokens=500
+            found[index] = start
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _is_secret(key: str) -> bool:
+    return names_secret(key) or bool(_BODY_KEY.match(_snake(key)))
+
+
+def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Mask secrets by key and by pattern, at every depth; the result is plain JSON."""
+    return {key: _plain(key, value) for key, value in event.items()}
+
+
+def _plain(key: str, value: object) -> Any:
+    """Return a JSON value. A number is never a secret, whatever its key: `keys=2` is a count."""
+    if value is None or (isinstance(value, bool | int | float) and math.isfinite(value)):
+        return value
+    return MASK if _is_secret(key) else _plain_text(key, value)
+
+
+def _plain_text(key: str, value: object) -> Any:
+    """Return a JSON value without secrets; bytes are a body, so only their length is logged."""
+    match value:
+        case bytes() | bytearray() | memoryview():
+            return f"<{len(value)} bytes>"
+        case Mapping():
+            return {_text(str(name)): _plain(str(name), item) for name, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(key, item) for item in value]
+        case _:
+            return _text(str(value), keeps_lines=key in _SEVERAL_LINES)
+
+
+def _text(text: str, *, keeps_lines: bool = False) -> str:
+    """Return text without secrets and control characters, in a bounded length."""
+    text = mask(text) if len(text) <= MAX_CHARACTERS else _shortened(text)
+    return "\n".join(map(_one_line, text.split("\n"))) if keeps_lines else _one_line(text)
+
+
+def _one_line(text: str) -> str:
+    return clean(text, MAX_CHARACTERS)
+
+
+def _shortened(text: str) -> str:
+    """Mask the beginning and the end of a long text, and cut out its middle: the end of a traceback says most.
+
+    The words beside the cut go too: half a token, or one that lost its `Bearer`, is not recognised as a secret.
+    """
+    half = MAX_CHARACTERS // 2
+    first, last = mask(text[:half]).rsplit(None, 1), mask(text[-half:]).split(None, 2)
+    return f"{first[0] if len(first) > 1 else ''} […] {last[2] if len(last) > 2 else ''}"
