@@ -33,6 +33,7 @@ CANCELLATION: Final = "basic/patterns/cancellation"
 
 EXCHANGE: Final = "tests/exchange/test_machine.py::"
 REQUEST: Final = "tests/protocol/test_request.py::"
+HEADER: Final = "tests/protocol/test_header_mismatch.py::"
 RESULTS: Final = "tests/exchange/test_results.py::"
 INPUTS: Final = "tests/exchange/test_questions.py::"
 JSONRPC: Final = "tests/protocol/test_jsonrpc.py::"
@@ -82,7 +83,7 @@ REQUIREMENTS: Final = (
             EXCHANGE + "test_a_client_that_cannot_answer_is_never_asked",
             EXCHANGE + "test_a_url_for_a_client_that_cannot_visit_it_is_refused",
             INPUTS + "test_each_question_needs_its_capability_and_no_other",
-            INPUTS + "test_an_error_without_proper_urls_is_malformed",
+            "tests/exchange/test_url_elicitation.py::test_an_error_without_proper_urls_is_malformed",
             PROPERTIES,
         ),
     ),
@@ -230,8 +231,8 @@ REQUIREMENTS: Final = (
         "Servers MUST decode an encoded Mcp-Name or Mcp-Param-{Name} value before comparing it to the corresponding "
         "request body value.",
         (
-            REQUEST + "test_a_name_is_compared_as_it_was_meant",
-            REQUEST + "test_every_name_can_be_sent_in_base64",
+            HEADER + "test_a_name_is_compared_as_it_was_meant",
+            HEADER + "test_every_name_can_be_sent_in_base64",
             TOOLPARAMS + "test_a_header_that_repeats_its_argument_is_accepted",
         ),
     ),
@@ -262,7 +263,7 @@ REQUIREMENTS: Final = (
         "Clients and servers MUST use case-insensitive comparisons for header names. Header values are "
         "case-sensitive.",
         (
-            REQUEST + "test_header_names_are_asked_for_as_the_specification_writes_them",
+            HEADER + "test_header_names_are_asked_for_as_the_specification_writes_them",
             REQUEST + "test_a_fault_is_refused",
         ),
     ),

@@ -37,12 +37,11 @@ from msgspec.structs import replace
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import questions as inputs
-from gateway.exchange import results
+from gateway.exchange import results, url_elicitation
 from gateway.exchange.commands import Command, Timer
 from gateway.exchange.questions import MAX_QUESTIONS, Question
 from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Answers, Recorded, ReplayLedger
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import (
     CallLost,
     GatewayError,
@@ -52,6 +51,7 @@ from gateway.protocol.errors import (
     MissingCapability,
     Stopping,
 )
+from gateway.protocol.request import Capabilities
 
 Commands = list[Command]
 Ending = do.Reply | do.Fail | do.FailWith
@@ -446,7 +446,7 @@ class Exchange:
         if not self._policy.may_ask:
             return self._cannot_refer("error -32042 to a request that cannot ask", error)
         try:
-            questions = inputs.url_questions(error.data, self._keys)
+            questions = url_elicitation.questions_of(error.data, self._keys)
         except inputs.Malformed as exc:
             return self._cannot_refer(str(exc), error)
         if not self._declared.url:

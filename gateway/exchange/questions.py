@@ -4,15 +4,15 @@ Sources: specification 2026-07-28 basic/patterns/mrtr, client/elicitation, clien
 """
 
 import hashlib
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import InvalidParams
+from gateway.protocol.request import Capabilities
 
 _REMOVED: Final = frozenset({"elicitationId", "task", "_meta"})
 """Params of 2025-11-25 that 2026-07-28 does not have; `_meta` is handled separately."""
@@ -220,27 +220,3 @@ def input_requests(questions: dict[str, Question]) -> bytes:
         (key, b'{"method":%b,"params":%b}' % (jsonrpc.encode(question.method), bytes(question.params or b"{}")))
         for key, question in questions.items()
     )
-
-
-def url_questions(data: Raw | UnsetType, used: Iterable[str]) -> dict[str, Question]:
-    """The url elicitations of an error -32042 (2025-11-25 URLElicitationRequiredError); raises Malformed."""
-    try:
-        listed = jsonrpc.items(jsonrpc.fields(data)["elicitations"]) if data is not UNSET else []
-        if len(listed) > MAX_QUESTIONS:
-            raise Malformed(f"error -32042: {len(listed)} elicitations, more than {MAX_QUESTIONS}")
-        questions: dict[str, Question] = {}
-        taken = set(used)
-        for raw in listed:
-            opened = jsonrpc.fields(raw)
-            opened.setdefault("mode", Raw(b'"url"'))
-            asked = read(mcp.ELICIT, Raw(jsonrpc.merge(opened.items())), Capabilities(url=True))
-            if not asked.allowed:
-                raise Malformed("an elicitation is not of mode url")
-            key = assign_key(mcp.ELICIT, asked.hint, taken)
-            taken.add(key)
-            questions[key] = Question(key, mcp.ELICIT, asked.params, None)
-    except (ValueError, RecursionError, KeyError) as exc:
-        raise Malformed(f"error -32042: {exc}") from exc
-    if not questions:
-        raise Malformed("error -32042 has no elicitations")
-    return questions

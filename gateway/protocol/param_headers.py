@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import HeaderMismatch, InvalidParams
-from gateway.protocol.request import HeaderValues, decode_value
+from gateway.protocol.header_mismatch import HeaderValues, decode_value
 
 _ANNOTATION: Final = "x-mcp-header"
 ANNOTATION: Final = _ANNOTATION.encode()

@@ -7,20 +7,16 @@ Sources: specification 2026-07-28 basic/index (`_meta`), basic/transports/stream
 Validation), server/utilities/logging.
 """
 
-import base64
 import re
-from collections.abc import Callable, Sequence
 from functools import _lru_cache_wrapper, lru_cache
 from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Raw
 
-from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.capabilities import Capabilities
+from gateway.protocol import header_mismatch, jsonrpc, mcp
 from gateway.protocol.errors import (
     DownstreamError,
-    HeaderMismatch,
     InvalidParams,
     InvalidRequest,
     InvalidState,
@@ -28,14 +24,10 @@ from gateway.protocol.errors import (
     ParseError,
     UnsupportedVersion,
 )
+from gateway.protocol.header_mismatch import HeaderValues
 
 T = TypeVar("T")
-HeaderValues = Callable[[str], Sequence[str]]
-"""All values of one header, by name; empty when it is absent."""
-
 _VERSION: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_BASE64_OPEN: Final = "=?base64?"
-_BASE64_CLOSE: Final = "?="
 _PROTOCOL_META: Final = frozenset(
     {
         mcp.META_VERSION,
@@ -51,6 +43,16 @@ _MAX_DECLARATION_BYTES: Final = 16_384
 _REMEMBERED_BYTES: Final = 1_024
 _UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
 """`clientInfo` is optional in 2026-07-28 and required by `initialize`."""
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """The kinds of questions that the client of one request declared it can answer."""
+
+    form: bool = False
+    url: bool = False
+    sampling: bool = False
+    sampling_tools: bool = False
+    roots: bool = False
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
@@ -178,7 +180,7 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
     log_level = _log_level(meta)
     progress_token = _progress_token(meta)
     client_info = _client_info(meta)
-    target = _check_headers(parsed, version, headers)
+    target = header_mismatch.check(parsed.method, parsed.params, version, headers)
     if version not in mcp.SUPPORTED_VERSIONS:
         raise UnsupportedVersion(version)
     if parsed.method not in mcp.METHODS:
@@ -346,46 +348,3 @@ def _request_state(params: jsonrpc.Fields) -> str | None:
     if state is None:
         raise InvalidState("malformed")
     return state
-
-
-def _check_headers(parsed: ParsedBody, version: str, headers: HeaderValues) -> str | None:
-    """Compare the mirrored headers with the body; returns the target of the request."""
-    _equal(mcp.PROTOCOL_VERSION, _one(headers, mcp.PROTOCOL_VERSION), version)
-    _equal(mcp.METHOD_HEADER, _one(headers, mcp.METHOD_HEADER), parsed.method)
-    field = mcp.TARGET_FIELD.get(parsed.method)
-    if field is None:
-        return None
-    target = jsonrpc.text(parsed.params.get(field))
-    name = _one(headers, mcp.NAME_HEADER)
-    if target is not None:
-        _equal(mcp.NAME_HEADER, decode_value(mcp.NAME_HEADER, name), target)
-    return target
-
-
-def _one(headers: HeaderValues, name: str) -> str:
-    values = headers(name)
-    if not values:
-        raise HeaderMismatch(f"Header mismatch: the header {name} is missing; it must repeat the body's value")
-    if len(values) > 1:
-        raise HeaderMismatch(f"Header mismatch: the header {name} came {len(values)} times; send it once")
-    return values[0].strip(" \t")
-
-
-def _equal(name: str, header: str, body: str) -> None:
-    if header != body:
-        raise HeaderMismatch(
-            f"Header mismatch: {name} header value {header[:80]!r} does not match body value {body[:80]!r}"
-        )
-
-
-def decode_value(name: str, value: str) -> str:
-    """Decode a header value that may be in Base64 form; raises HeaderMismatch when it is malformed."""
-    if not (value.startswith(_BASE64_OPEN) and value.endswith(_BASE64_CLOSE)):
-        if not value.isascii() or not value.replace("\t", " ").isprintable():
-            raise HeaderMismatch(f"Header mismatch: {name} has characters that need the {_BASE64_OPEN}…?= form")
-        return value
-    try:
-        encoded = value[len(_BASE64_OPEN) : -len(_BASE64_CLOSE)]
-        return base64.b64decode(encoded, validate=True).decode()
-    except ValueError as exc:  # bad Base64, characters beyond ASCII in it, bad UTF-8 below it
-        raise HeaderMismatch(f"Header mismatch: {name} has invalid Base64 in its {_BASE64_OPEN}…?= form") from exc

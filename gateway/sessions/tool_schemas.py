@@ -13,8 +13,9 @@ from msgspec import Raw
 
 from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
 from gateway.protocol.errors import HeaderMismatch, SessionLost
+from gateway.protocol.header_mismatch import HeaderValues
 from gateway.protocol.param_headers import Tool
-from gateway.protocol.request import HeaderValues, Request
+from gateway.protocol.request import Request
 from gateway.sessions.assignment import GATEWAY, Opener
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group

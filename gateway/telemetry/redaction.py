@@ -1,4 +1,4 @@
-"""Redacts what a log line, a span or the status page shows: secrets by key and by pattern, control characters, length.
+"""Redacts what the log, the traces or the status page show: no secrets, no control characters, no endless text.
 
 Anything that looks like a credential is masked, even where none is expected.
 """

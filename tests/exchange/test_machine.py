@@ -18,7 +18,6 @@ from gateway.exchange.commands import Timer
 from gateway.exchange.machine import MAX_NESTED, TRANSITIONS, Exchange, Policy, State
 from gateway.exchange.questions import MAX_QUESTIONS
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import (
     InvalidParams,
     InvalidState,
@@ -27,6 +26,7 @@ from gateway.protocol.errors import (
     Refused,
     Stopping,
 )
+from gateway.protocol.request import Capabilities
 from tests.support.playbook import (
     ACCEPT,
     ALL,

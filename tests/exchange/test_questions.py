@@ -7,10 +7,10 @@ import pytest
 from msgspec import UNSET, Raw
 
 from gateway.exchange import questions as inputs
-from gateway.exchange.questions import MAX_QUESTIONS, Malformed, Question
+from gateway.exchange.questions import Malformed, Question
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import InvalidParams
+from gateway.protocol.request import Capabilities
 from tests.support.playbook import ALL, FORM, SAMPLING, raw, url
 from tests.support.schema import assert_legacy_message, assert_modern_result
 
@@ -220,38 +220,6 @@ def test_a_question_without_an_answer_is_settled_with_a_valid_result_or_error(me
         assert_legacy_message(jsonrpc.failure(b"0", error))
 
 
-# -- urls of -32042 ---------------------------------------------------------------------------------------------------
-
-
-def test_the_urls_of_an_error_become_questions_without_an_upstream_id() -> None:
-    bare = {"message": "Visit", "url": "https://example.com/b", "elicitationId": "b"}
-    questions = inputs.url_questions(raw({"elicitations": [url(), bare]}), {"elicitation-1"})
-    assert list(questions) == ["elicitation-2", "elicitation-3"]
-    assert all(question.upstream_id is None for question in questions.values())
-    result = b'{"resultType":"input_required","inputRequests":%b}' % inputs.input_requests(questions)
-    found = assert_modern_result(mcp.TOOLS_CALL, result)["inputRequests"]
-    assert found["elicitation-3"]["params"] == {"mode": "url", "message": "Visit", "url": "https://example.com/b"}
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        UNSET,
-        raw(None),
-        raw({}),
-        raw({"elicitations": []}),
-        raw({"elicitations": [1]}),
-        raw({"elicitations": [{"mode": "url", "message": "x"}]}),
-        raw({"elicitations": [url(), FORM | {"mode": "form"}]}),
-        Raw(b'{"elicitations":' + b"[" * 100_000),
-    ],
-    ids=range(8),
-)
-def test_an_error_without_proper_urls_is_malformed(data: Any) -> None:
-    with pytest.raises(Malformed, match="-32042"):
-        inputs.url_questions(data, set())
-
-
 # -- what is the same question ----------------------------------------------------------------------------------------
 
 
@@ -322,13 +290,6 @@ def test_half_an_emoji_in_an_answer_goes_on_as_it_is_written(method: str, answer
         assert bytes(inputs.check_answer(question, Raw(listed))) == answer
 
 
-def test_half_an_emoji_in_the_urls_of_an_error_goes_on_as_it_is_written() -> None:
-    data = Raw(b'{"elicitations":[{"mode":"url","message":"\\ud83d","url":"https://a","elicitationId":"\\ud83d"}]}')
-    (question,) = inputs.url_questions(data, ()).values()
-    assert question.params is not None
-    assert bytes(question.params) == b'{"mode":"url","message":"\\ud83d","url":"https://a"}'
-
-
 def test_one_question_with_half_an_emoji_has_one_name_however_it_is_spelled() -> None:
     assert digest("m", b'{"a":"\\ud83d","b":1}') == digest("m", b'{ "b":1, "a":"\\uD83D" }')
     assert digest("m", b'{"a":"\\ud83d"}') != digest("m", b'{"a":"\\ufffd"}')
@@ -347,10 +308,3 @@ def test_an_answer_with_a_number_that_python_cannot_hold_is_refused(number: byte
     answer = Raw(b'{"action":"accept","content":{"a":%b}}' % number)
     with pytest.raises(InvalidParams, match="range"):
         inputs.check_answer(Question("k", mcp.ELICIT, Raw(b"{}"), raw(0)), answer)
-
-
-def test_an_error_with_more_urls_than_a_user_can_visit_is_refused() -> None:
-    data = raw({"elicitations": [url() for _ in range(MAX_QUESTIONS)]})
-    assert len(inputs.url_questions(data, ())) == MAX_QUESTIONS
-    with pytest.raises(Malformed, match="65 elicitations, more than 64"):
-        inputs.url_questions(raw({"elicitations": [url() for _ in range(MAX_QUESTIONS + 1)]}), ())

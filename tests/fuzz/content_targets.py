@@ -10,9 +10,10 @@ from gateway.config import ConfigError, parse
 from gateway.config.load import digest
 from gateway.exchange import questions, results
 from gateway.exchange.questions import Malformed, Question
+from gateway.exchange.url_elicitation import questions_of
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import InvalidParams
+from gateway.protocol.request import Capabilities
 from tests.fuzz.protocol_targets import read_again
 
 SERVER = Raw(b'{"name":"s","version":"1"}')
@@ -78,7 +79,7 @@ def question(data: bytes) -> None:
         assert questions.check_answer(ASKED[name], answer) == answer, "an answer changes twice"
         return
     try:
-        asked = questions.url_questions(raw, ())
+        asked = questions_of(raw, ())
     except Malformed:
         return
     assert set(read_again(questions.input_requests(asked))) == set(asked)

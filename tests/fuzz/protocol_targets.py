@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Raw
 
-from gateway.protocol import jsonrpc, mcp, param_headers, request, sse, stdio_framing, tool_filter
+from gateway.protocol import header_mismatch, jsonrpc, mcp, param_headers, request, sse, stdio_framing, tool_filter
 from gateway.protocol.errors import DownstreamError, HeaderMismatch, InvalidParams
 from gateway.seal.request_state import bind, digest_answers
 from tests.property.test_sse_split import outcome
@@ -18,7 +18,7 @@ EVENTS = 1 << 20
 OPENED = {"_meta", "inputResponses", "requestState", "task"}
 
 
-def headers_of(head: bytes) -> request.HeaderValues:
+def headers_of(head: bytes) -> header_mismatch.HeaderValues:
     """Header values of lines `Name: value`, decoded as aiohttp decodes them."""
     pairs = [line.partition(":")[::2] for line in head.decode(errors="surrogateescape").split("\n")]
 

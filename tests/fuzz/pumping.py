@@ -22,9 +22,20 @@ from msgspec import Raw
 
 from gateway.config import parse
 from gateway.exchange import questions, results
+from gateway.exchange.url_elicitation import questions_of
 from gateway.identity import oauth_metadata, principal
 from gateway.identity.bearer_token import verify
-from gateway.protocol import jsonrpc, mcp, param_headers, request, sse, stdio_framing, tool_filter, unpaired_surrogates
+from gateway.protocol import (
+    header_mismatch,
+    jsonrpc,
+    mcp,
+    param_headers,
+    request,
+    sse,
+    stdio_framing,
+    tool_filter,
+    unpaired_surrogates,
+)
 from tests.fuzz.content_targets import ALL, SERVER
 from tests.fuzz.mutator import TOKENS
 from tests.fuzz.protocol_targets import DEPTH
@@ -73,7 +84,9 @@ def _checked(data: bytes) -> Any:
 
 PASSES: Final = {
     "request.read": Pass(_checked, "request"),
-    "request.decode_value": Pass(lambda data: request.decode_value("n", f"=?base64?{_text(data)}?="), "host", 65_536),
+    "header_mismatch.decode_value": Pass(
+        lambda data: header_mismatch.decode_value("n", f"=?base64?{_text(data)}?="), "host", 65_536
+    ),
     "jsonrpc.message": Pass(jsonrpc.message, "jsonrpc"),
     "jsonrpc.fields": Pass(jsonrpc.fields, "jsonrpc"),
     "jsonrpc.distinct": Pass(jsonrpc.distinct, "jsonrpc"),
@@ -99,7 +112,7 @@ PASSES: Final = {
     "results.error_data": Pass(lambda data: results.error_data(Raw(data), {"uri": "a"}), "result"),
     "questions.read": Pass(lambda data: questions.read(mcp.ELICIT, Raw(data), ALL), "question"),
     "questions.read, sampling": Pass(lambda data: questions.read(mcp.SAMPLE, Raw(data), ALL), "question"),
-    "questions.url_questions": Pass(lambda data: questions.url_questions(Raw(data), ()), "question"),
+    "url_elicitation": Pass(lambda data: questions_of(Raw(data), ()), "question"),
     "tool_filter.usable": Pass(lambda data: tool_filter.usable(Raw(data)), "result"),
     "param_headers.of_tools": Pass(param_headers.of_tools, "result"),
     "request_state.open": Pass(lambda data: SEALER.open(_text(data), BINDING, NOW, lambda _: b""), "state", 65_536),

@@ -1,7 +1,5 @@
 """What a modern request must be, and which refusal it gets first."""
 
-import base64
-import contextlib
 import copy
 import json
 from collections.abc import Callable, Mapping
@@ -11,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol import jsonrpc, mcp, request
-from gateway.protocol.capabilities import Capabilities
+from gateway.protocol import header_mismatch, jsonrpc, mcp, request
 from gateway.protocol.errors import (
     DownstreamError,
     HeaderMismatch,
@@ -23,6 +20,7 @@ from gateway.protocol.errors import (
     ParseError,
     UnsupportedVersion,
 )
+from gateway.protocol.request import Capabilities
 from tests.support.schema import assert_modern_message
 
 DEPTH = 32
@@ -42,7 +40,7 @@ HEADERS = {mcp.PROTOCOL_VERSION: mcp.MODERN, mcp.METHOD_HEADER: "tools/call", mc
 Headers = Mapping[str, str | list[str]]
 
 
-def values(headers: Headers) -> request.HeaderValues:
+def values(headers: Headers) -> header_mismatch.HeaderValues:
     """Header values as an HTTP library gives them: names in any case."""
 
     def get(name: str) -> list[str]:
@@ -388,54 +386,6 @@ def test_an_unsupported_version_names_the_supported_ones() -> None:
     with pytest.raises(UnsupportedVersion) as caught:
         read(with_meta(protocolVersion="1900-01-01"), headers(version="1900-01-01"))
     assert caught.value.data == {"supported": ["2026-07-28"], "requested": "1900-01-01"}
-
-
-# -- header values ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "header"),
-    [
-        ("greet", "greet"),
-        ("greet", " \tgreet "),
-        ("a b", "a b"),
-        ("a\tb", "a\tb"),
-        ("", ""),
-        ("Hello, 世界", "=?base64?SGVsbG8sIOS4lueVjA==?="),
-        (" padded ", "=?base64?IHBhZGRlZCA=?="),
-        ("line1\nline2", "=?base64?bGluZTEKbGluZTI=?="),
-        ("=?base64?literal?=", "=?base64?PT9iYXNlNjQ/bGl0ZXJhbD89?="),
-        ("=?base64?", "=?base64?"),
-        ("=?BASE64?Z3JlZXQ=?=", "=?BASE64?Z3JlZXQ=?="),
-        ("", "=?base64??="),
-    ],
-)
-def test_a_name_is_compared_as_it_was_meant(name: str, header: str) -> None:
-    assert read(with_params(name=name), headers(name=header)).target == name
-
-
-@given(st.text())
-def test_every_name_can_be_sent_in_base64(name: str) -> None:
-    header = f"=?base64?{base64.b64encode(name.encode()).decode()}?="
-    assert request.decode_value("Mcp-Name", header) == name
-
-
-@given(st.text())
-def test_a_header_is_decoded_or_refused(value: str) -> None:
-    with contextlib.suppress(HeaderMismatch):
-        request.decode_value("Mcp-Name", value)
-
-
-def test_header_names_are_asked_for_as_the_specification_writes_them() -> None:
-    asked: list[str] = []
-
-    def spy(name: str) -> list[str]:
-        asked.append(name)
-        return list(values(HEADERS)(name))
-
-    request.check(request.read(body(), DEPTH), spy)
-    assert asked == ["MCP-Protocol-Version", "Mcp-Method", "Mcp-Name"]
-    assert read(body(), {key.upper(): value for key, value in HEADERS.items()}).target == "greet"
 
 
 # -- whatever comes ---------------------------------------------------------------------------------------------------

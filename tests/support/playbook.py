@@ -21,8 +21,8 @@ from gateway.exchange.machine import Exchange, Policy, State
 from gateway.exchange.questions import Question
 from gateway.exchange.replay_ledger import ReplayLedger
 from gateway.protocol import jsonrpc
-from gateway.protocol.capabilities import Capabilities
 from gateway.protocol.errors import CallLost, GatewayError
+from gateway.protocol.request import Capabilities
 
 ALL = Capabilities(form=True, url=True, sampling=True, sampling_tools=True, roots=True)
 FORM = {"message": "Name?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}

@@ -1,0 +1,60 @@
+"""Compares `MCP-Protocol-Version`, `Mcp-Method` or `Mcp-Name` with the body, which they repeat.
+
+Sources: specification 2026-07-28 basic/transports/streamable-http (Server Validation, Value Encoding).
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import HeaderMismatch
+
+HeaderValues = Callable[[str], Sequence[str]]
+"""All values of one header, by name; empty when it is absent."""
+
+_BASE64_OPEN: Final = "=?base64?"
+_BASE64_CLOSE: Final = "?="
+
+
+def check(method: str, params: jsonrpc.Fields, version: str, headers: HeaderValues) -> str | None:
+    """Compare the mirrored headers with the body; returns the target of the request."""
+    _equal(mcp.PROTOCOL_VERSION, _one(headers, mcp.PROTOCOL_VERSION), version)
+    _equal(mcp.METHOD_HEADER, _one(headers, mcp.METHOD_HEADER), method)
+    field = mcp.TARGET_FIELD.get(method)
+    if field is None:
+        return None
+    target = jsonrpc.text(params.get(field))
+    name = _one(headers, mcp.NAME_HEADER)
+    if target is not None:
+        _equal(mcp.NAME_HEADER, decode_value(mcp.NAME_HEADER, name), target)
+    return target
+
+
+def _one(headers: HeaderValues, name: str) -> str:
+    values = headers(name)
+    if not values:
+        raise HeaderMismatch(f"Header mismatch: the header {name} is missing; it must repeat the body's value")
+    if len(values) > 1:
+        raise HeaderMismatch(f"Header mismatch: the header {name} came {len(values)} times; send it once")
+    return values[0].strip(" \t")
+
+
+def _equal(name: str, header: str, body: str) -> None:
+    if header != body:
+        raise HeaderMismatch(
+            f"Header mismatch: {name} header value {header[:80]!r} does not match body value {body[:80]!r}"
+        )
+
+
+def decode_value(name: str, value: str) -> str:
+    """Decode a header value that may be in Base64 form; raises HeaderMismatch when it is malformed."""
+    if not (value.startswith(_BASE64_OPEN) and value.endswith(_BASE64_CLOSE)):
+        if not value.isascii() or not value.replace("\t", " ").isprintable():
+            raise HeaderMismatch(f"Header mismatch: {name} has characters that need the {_BASE64_OPEN}…?= form")
+        return value
+    try:
+        encoded = value[len(_BASE64_OPEN) : -len(_BASE64_CLOSE)]
+        return base64.b64decode(encoded, validate=True).decode()
+    except ValueError as exc:  # bad Base64, characters beyond ASCII in it, bad UTF-8 below it
+        raise HeaderMismatch(f"Header mismatch: {name} has invalid Base64 in its {_BASE64_OPEN}…?= form") from exc

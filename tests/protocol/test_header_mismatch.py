@@ -1,0 +1,101 @@
+"""The headers that repeat the body: MCP-Protocol-Version, Mcp-Method, Mcp-Name."""
+
+import base64
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.protocol import header_mismatch, jsonrpc, mcp
+from gateway.protocol.errors import HeaderMismatch
+from tests.support.playbook import raw
+
+HEADERS = {mcp.PROTOCOL_VERSION: mcp.MODERN, mcp.METHOD_HEADER: mcp.TOOLS_CALL, mcp.NAME_HEADER: "greet"}
+
+
+def check(headers: dict[str, Any], name: object = "greet", method: str = mcp.TOOLS_CALL) -> str | None:
+    """Check a call with these headers; a list is a header that came more than once."""
+    given = {key: value if isinstance(value, list) else [value] for key, value in headers.items() if value is not None}
+    params = jsonrpc.fields(raw({"name": name}))
+    return header_mismatch.check(method, params, mcp.MODERN, lambda key: given.get(key, ()))
+
+
+def test_the_target_of_a_request_is_the_name_that_body_and_header_share() -> None:
+    assert check(HEADERS) == "greet"
+
+
+def test_a_request_without_a_target_needs_no_name_header() -> None:
+    listed = {**HEADERS, mcp.METHOD_HEADER: mcp.TOOLS_LIST, mcp.NAME_HEADER: None}
+    assert check(listed, method=mcp.TOOLS_LIST) is None
+
+
+def test_a_body_without_a_name_is_for_the_next_check() -> None:
+    assert check(HEADERS, name=7) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({mcp.PROTOCOL_VERSION: None}, "MCP-Protocol-Version is missing"),
+        ({mcp.PROTOCOL_VERSION: "2025-11-25"}, "MCP-Protocol-Version"),
+        ({mcp.METHOD_HEADER: ["tools/call"] * 2}, "Mcp-Method came 2 times"),
+        ({mcp.METHOD_HEADER: "Tools/Call"}, "Mcp-Method"),
+        ({mcp.NAME_HEADER: None}, "Mcp-Name is missing"),
+        ({mcp.NAME_HEADER: "Greet"}, "Mcp-Name header value 'Greet' does not match body value 'greet'"),
+        ({mcp.NAME_HEADER: "a\x01"}, "need the"),
+        ({mcp.NAME_HEADER: "\xe9"}, "need the"),
+        ({mcp.NAME_HEADER: "=?base64?Z3JlZXQ?="}, "invalid Base64"),
+        ({mcp.NAME_HEADER: "=?base64?Z3J*ZXQ=?="}, "invalid Base64"),
+        ({mcp.NAME_HEADER: "=?base64?\xe9?="}, "invalid Base64"),
+        ({mcp.NAME_HEADER: "=?base64?/w==?="}, "invalid Base64"),
+    ],
+)
+def test_a_header_that_differs_from_the_body_is_refused(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(HeaderMismatch, match=says):
+        check({**HEADERS, **changed})
+
+
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [
+        ("greet", "greet"),
+        ("greet", " \tgreet "),
+        ("a b", "a b"),
+        ("a\tb", "a\tb"),
+        ("", ""),
+        ("Hello, 世界", "=?base64?SGVsbG8sIOS4lueVjA==?="),
+        (" padded ", "=?base64?IHBhZGRlZCA=?="),
+        ("line1\nline2", "=?base64?bGluZTEKbGluZTI=?="),
+        ("=?base64?literal?=", "=?base64?PT9iYXNlNjQ/bGl0ZXJhbD89?="),
+        ("=?base64?", "=?base64?"),
+        ("=?BASE64?Z3JlZXQ=?=", "=?BASE64?Z3JlZXQ=?="),
+        ("", "=?base64??="),
+    ],
+)
+def test_a_name_is_compared_as_it_was_meant(name: str, header: str) -> None:
+    assert check({**HEADERS, mcp.NAME_HEADER: header}, name=name) == name
+
+
+@given(st.text())
+def test_every_name_can_be_sent_in_base64(name: str) -> None:
+    header = f"=?base64?{base64.b64encode(name.encode()).decode()}?="
+    assert header_mismatch.decode_value("Mcp-Name", header) == name
+
+
+@given(st.text())
+def test_a_header_is_decoded_or_refused(value: str) -> None:
+    with contextlib.suppress(HeaderMismatch):
+        header_mismatch.decode_value("Mcp-Name", value)
+
+
+def test_header_names_are_asked_for_as_the_specification_writes_them() -> None:
+    asked: list[str] = []
+
+    def spy(name: str) -> list[str]:
+        asked.append(name)
+        return [HEADERS[name]]
+
+    header_mismatch.check(mcp.TOOLS_CALL, jsonrpc.fields(raw({"name": "greet"})), mcp.MODERN, spy)
+    assert asked == ["MCP-Protocol-Version", "Mcp-Method", "Mcp-Name"]
