@@ -87,7 +87,7 @@ async def _play(old: str, modern: str) -> int:
     seen: list[Message] = []
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mrtr-demo-")))
-        server_command = [old, "-I", str(HERE / "old_server.py")]
+        server_command = [old, "-I", str(HERE / "legacy_server.py")]
         server = await stack.enter_async_context(started("the legacy server", server_command, folder))
         server_port = await server.until(lambda: _announced_port(server))
         _say(f"legacy server http://127.0.0.1:{server_port}/mcp (mcp 1.x, protocol 2025-11-25)")
@@ -173,7 +173,7 @@ def _explain(told: Sequence[Message]) -> None:
     print(
         f"\n  The legacy server paused {times} during one call to ask a question. The modern client sent"
         f"\n  {requests} requests, each complete in itself. In between, the gateway held the call, and then"
-        "\n  delivered the answers. Neither side was changed or knows about the gateway: see old_server.py"
+        "\n  delivered the answers. Neither side was changed or knows about the gateway: see legacy_server.py"
         "\n  and modern_client.py in"
         f"\n  {HERE}"
         "\n\n  Next, with your own server:  mrtr-gateway serve --upstream http://your-server/mcp"
