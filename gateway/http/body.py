@@ -1,22 +1,19 @@
 """Reads the bodies of requests, within limits of size or time, out of a budget of the whole process."""
 
 import asyncio
-import ipaddress
 import zlib
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Final
 
 from aiohttp import HttpVersion11, hdrs, web
 
 from gateway.config import InForce, Limits
+from gateway.identity.principal import network_of
 from gateway.protocol.errors import Busy, InvalidRequest, TooLarge, UnsupportedEncoding
 from gateway.runtime.budget import Budget, Share
 
 _PIECE_BYTES: Final = 65_536
 """The most that is inflated before the limits are checked again."""
-_SITE_BITS: Final = 64
-"""The part of an IPv6 address that a provider assigns; a client chooses the rest as it likes."""
 _NO_LIMIT: Final = 1 << 62
 
 
@@ -193,18 +190,6 @@ def _whole(http: web.BaseRequest, inflation: _Inflation | None, limit: int) -> b
     if len(body) > limit:
         raise _too_large(limit)
     return body
-
-
-@lru_cache(maxsize=4096)
-def network_of(address: str) -> str:
-    """Return whom to count an address as: IPv4 by itself, IPv6 by its /64."""
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(ip, ipaddress.IPv4Address):
-        return str(ip)
-    return str(ip.ipv4_mapped or ipaddress.ip_network((ip.packed, _SITE_BITS), strict=False))
 
 
 def _damaged() -> InvalidRequest:

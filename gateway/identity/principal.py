@@ -12,11 +12,14 @@ import binascii
 import hashlib
 import ipaddress
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
 
 ANONYMOUS: Final = hashlib.sha256(b"anonymous").digest()
+_SITE_BITS: Final = 64
+"""The part of an IPv6 address that a provider assigns; a client chooses the rest as it likes."""
 
 
 class _Claims(msgspec.Struct):
@@ -103,7 +106,7 @@ def client_address(
         if not is_trusted(address, networks) or (parsed := _hop(hop)) is None:
             break
         address = parsed
-    return _countable(address)
+    return network_of(address)
 
 
 def _hop(text: str) -> str | None:
@@ -119,15 +122,16 @@ def _hop(text: str) -> str | None:
         return None
 
 
-def _countable(address: str) -> str:
+@lru_cache(maxsize=4096)
+def network_of(address: str) -> str:
+    """What an address counts as: IPv4 by itself, IPv6 by its /64; a text that is not an address as it is."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if isinstance(parsed, ipaddress.IPv6Address):
-        mapped = parsed.ipv4_mapped
-        return str(ipaddress.ip_network((int(parsed), 64), strict=False)) if mapped is None else str(mapped)
-    return str(parsed)
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed.packed, _SITE_BITS), strict=False))
 
 
 def _bytes(value: str) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http.body import _Inflation, network_of
+from gateway.http.body import _Inflation
 from gateway.protocol.errors import InvalidRequest
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
@@ -228,21 +228,6 @@ async def test_what_a_client_sends_before_its_reply_is_complete_counts(upstream:
         assert await raw.rest() == b""
     go.set()
     await eventually(lambda: not stand.gateway._traffic.bodies.budget.used, "nothing is counted any more")
-
-
-@pytest.mark.parametrize(
-    ("address", "network"),
-    [
-        ("192.0.2.1", "192.0.2.1"),
-        ("::ffff:192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::1", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("unknown", "unknown"),
-    ],
-)
-def test_an_ipv6_client_is_counted_by_its_network(address: str, network: str) -> None:
-    assert network_of(address) == network
 
 
 def packed(how: str, data: bytes) -> tuple[str, bytes]:

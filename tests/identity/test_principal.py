@@ -11,6 +11,7 @@ from gateway.identity.principal import (
     ANONYMOUS,
     client_address,
     is_trusted,
+    network_of,
     of_authorization,
     of_header,
     of_headers,
@@ -217,3 +218,18 @@ ADDRESSES = {
 def test_calls_are_counted_by_the_address_that_the_client_cannot_choose(case: str) -> None:
     peer, forwarded_for, expected = ADDRESSES[case]
     assert client_address(peer, forwarded_for, PROXIES) == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::1", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("unknown", "unknown"),
+    ],
+)
+def test_an_ipv6_client_is_counted_by_its_network(address: str, network: str) -> None:
+    assert network_of(address) == network
