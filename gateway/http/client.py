@@ -20,15 +20,13 @@ from gateway.config import InForce, Limits, Timeouts
 from gateway.http.awaited_reply import AwaitedReply
 from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import NoReply, RequestFailed
+from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.request_head import RequestHead
 from gateway.http_client.tls_errors import certificate_cause, handshake_cause
 from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
 
-_KEEP_ALIVE_SECONDS: Final = 4.0
-"""Node and uvicorn close idle connections after 5 s. An older connection may close during a request, and a
-`tools/call` must not be sent twice."""
 _READ_BYTES: Final = 65_536
 FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError, RequestFailed)
 """The exceptions of HTTP clients. Only files that speak to upstreams catch them; `mapped` translates them."""
@@ -133,7 +131,7 @@ class Client:
 
 def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         trust_env=False,
