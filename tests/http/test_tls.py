@@ -12,7 +12,7 @@ import pytest
 
 from gateway.config import ConfigError, parse
 from gateway.server import process
-from tests.support.authority import Authority
+from tests.support.authority import Authority, server_context
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, configuration, eventually
@@ -23,15 +23,6 @@ Serve = Callable[..., Any]
 @pytest.fixture
 def ca(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
-
-
-def server_context(path: Path, clients: Path | None = None) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(path)
-    if clients is not None:
-        context.load_verify_locations(clients)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from gateway.config.tls import upstream_context
 from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import ConnectTimedOut, NotConnected, ReplyCut, TlsRefused
 from gateway.http_client.origin import Origin
-from tests.support.authority import Authority
+from tests.support.authority import Authority, server_context
 from tests.support.black_hole import black_hole
 from tests.support.fake_http import OK, FakeHttp, Wire, answers, says, stays
 from tests.support.reply_recorder import Sender
@@ -29,16 +29,6 @@ def ca(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def served(path: Path, clients: Path | None = None) -> ssl.SSLContext:
-    """The server's side."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(path)
-    if clients is not None:
-        context.load_verify_locations(clients)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
 def sender(client: HttpClient, url: str, name: str | None = None, **tls: Any) -> Sender:
     """A sender with the context that the gateway makes of upstream.tls."""
     context = upstream_context(UpstreamTls(**{key: str(value) for key, value in tls.items()}))
@@ -46,7 +36,7 @@ def sender(client: HttpClient, url: str, name: str | None = None, **tls: Any) ->
 
 
 async def test_a_trusted_server_is_used_over_one_connection(client: HttpClient, ca: Authority) -> None:
-    async with FakeHttp(answers(OK), served(ca.sign("server"))) as server:
+    async with FakeHttp(answers(OK), server_context(ca.sign("server"))) as server:
         secure = sender(client, server.url, ca_file=ca.file)
         for _ in range(3):
             assert (await secure.send()).words == COMPLETE
@@ -56,7 +46,7 @@ async def test_a_trusted_server_is_used_over_one_connection(client: HttpClient, 
 async def test_a_certificate_of_another_name_is_accepted_if_the_configuration_names_it(
     client: HttpClient, ca: Authority
 ) -> None:
-    async with FakeHttp(answers(OK), served(ca.sign("server", "mcp.internal.example"))) as server:
+    async with FakeHttp(answers(OK), server_context(ca.sign("server", "mcp.internal.example"))) as server:
         named = sender(client, server.url, "mcp.internal.example", ca_file=ca.file)
         assert (await named.send()).words == COMPLETE
 
@@ -85,7 +75,7 @@ async def test_a_certificate_that_is_not_accepted_is_explained_and_nothing_is_se
     said: str,
 ) -> None:
     Authority(tmp_path, "other")
-    async with FakeHttp(answers(OK), served(ca.sign("server", **certificate))) as server:
+    async with FakeHttp(answers(OK), server_context(ca.sign("server", **certificate))) as server:
         tls = {} if trusted is None else {"ca_file": tmp_path / trusted}
         heard = await sender(client, server.url, name, **tls).send()
         assert heard.words == ["failed"]
@@ -99,7 +89,7 @@ async def test_a_self_signed_certificate_is_explained(client: HttpClient, ca: Au
     key_and_certificate = tmp_path / "self.pem"
     key = ca._key.private_bytes(*_pem())
     key_and_certificate.write_bytes(key + ca.file.read_bytes())
-    async with FakeHttp(answers(OK), served(key_and_certificate)) as server:
+    async with FakeHttp(answers(OK), server_context(key_and_certificate)) as server:
         heard = await Sender(client, server.url).send()
         assert isinstance(heard.failure, TlsRefused)
         assert "self-signed" in str(heard.failure)
@@ -125,7 +115,7 @@ async def test_a_port_without_tls_is_explained(client: HttpClient, ca: Authority
 
 
 async def test_a_client_certificate_is_shown(client: HttpClient, ca: Authority) -> None:
-    async with FakeHttp(answers(OK), served(ca.sign("server"), clients=ca.file)) as server:
+    async with FakeHttp(answers(OK), server_context(ca.sign("server"), clients=ca.file)) as server:
         shown = sender(client, server.url, ca_file=ca.file, cert_file=ca.sign("gateway"))
         assert (await shown.send()).words == COMPLETE
 
@@ -135,7 +125,7 @@ async def test_a_server_that_misses_the_client_certificate_is_explained(
     client: HttpClient, ca: Authority, version: ssl.TLSVersion
 ) -> None:
     """With TLS 1.3 the alert comes after the client's side of the handshake is complete, and the request is sent."""
-    context = served(ca.sign("server"), clients=ca.file)
+    context = server_context(ca.sign("server"), clients=ca.file)
     context.maximum_version = version
 
     def refuse(listener: socket.socket) -> None:
@@ -159,7 +149,7 @@ async def test_a_server_that_misses_the_client_certificate_is_explained(
 
 async def test_contexts_do_not_share_connections(client: HttpClient, ca: Authority, tmp_path: Path) -> None:
     Authority(tmp_path, "other")
-    async with FakeHttp(answers(OK), served(ca.sign("server"))) as server:
+    async with FakeHttp(answers(OK), server_context(ca.sign("server"))) as server:
         assert (await sender(client, server.url, ca_file=ca.file).send()).words == COMPLETE
         heard = await sender(client, server.url, ca_file=tmp_path / "other.pem").send()
         assert isinstance(heard.failure, TlsRefused)
@@ -217,7 +207,7 @@ async def test_a_body_that_ends_with_the_connection_needs_the_end_of_tls_too(
         if cut:
             await wire.head()  # until the test cuts the connection below TLS
 
-    async with FakeHttp(script, served(ca.sign("server"))) as server:
+    async with FakeHttp(script, server_context(ca.sign("server"))) as server:
         secure = sender(client, server.url, ca_file=ca.file)
         heard = await secure.send()
         assert heard.words == COMPLETE
@@ -250,7 +240,7 @@ async def test_large_bodies_pass_tls_in_both_directions(client: HttpClient, ca: 
             body = request.partition(b"\r\n\r\n")[2]
             await wire.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
 
-    async with FakeHttp(script, served(ca.sign("server"))) as server:
+    async with FakeHttp(script, server_context(ca.sign("server"))) as server:
         secure = sender(client, server.url, ca_file=ca.file)
         body = bytes(range(256)) * (size // 256)
         for _ in range(2):
@@ -264,7 +254,7 @@ async def test_large_bodies_pass_tls_in_both_directions(client: HttpClient, ca: 
 
 
 async def test_an_idle_tls_connection_that_the_upstream_ends_is_forgotten(client: HttpClient, ca: Authority) -> None:
-    async with FakeHttp(says(OK), served(ca.sign("server"))) as server:
+    async with FakeHttp(says(OK), server_context(ca.sign("server"))) as server:
         secure = sender(client, server.url, ca_file=ca.file)
         assert (await secure.send()).words == COMPLETE
         await eventually(lambda: not client.open_connections)

@@ -1,6 +1,7 @@
 """A certificate authority for one test, with its certificates."""
 
 import ipaddress
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -72,3 +73,13 @@ class Authority:
             + certificate.public_bytes(serialization.Encoding.PEM)
         )
         return path
+
+
+def server_context(path: Path, clients: Path | None = None) -> ssl.SSLContext:
+    """The server's side of TLS; with `clients`, only clients with a certificate of that authority are accepted."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    if clients is not None:
+        context.load_verify_locations(clients)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
