@@ -21,7 +21,7 @@ ENDED     the final message was given (and is kept for a repeated retry), or the
 Rule 1: only this file changes the state. Rule 2: a (state, event) pair that `TRANSITIONS` lacks raises
 LocalProtocolError and changes nothing; a late event that can legitimately happen is a row. Rule 3: a handler that
 raises a DownstreamError (a bad answer) changes nothing. Rule 4: a call is run again only if the event allows it
-(`replayable`) and the ledger has every answer (`exchange.replay`).
+(`replayable`) and the ledger has every answer (`replay_ledger`).
 
 Sources: specification 2026-07-28 basic/patterns/mrtr and cancellation; SEP-2322 (ephemeral workflow), SEP-2260.
 """

@@ -2,8 +2,8 @@
 
 Rule 1: `params`, `result` and `error` stay bytes (`msgspec.Raw`) until one of their fields is needed, so a 100 KB tool
 result is spliced, not rebuilt. Rule 2: ids keep their JSON type; an id is compared and sent as its own bytes (mcp 1.23
-ignores an answer whose integer id comes back as a string). Rule 3: text with unpaired surrogates (`surrogates`) is
-read, and forwarded unchanged.
+ignores an answer whose integer id comes back as a string). Rule 3: text with unpaired surrogates
+(`unpaired_surrogates`) is read, and forwarded unchanged.
 """
 
 import json
