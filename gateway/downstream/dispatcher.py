@@ -7,6 +7,7 @@ from aiohttp import web
 
 from gateway.bridge import subscription
 from gateway.bridge.driver import Driver
+from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ending_of
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
@@ -83,7 +84,11 @@ class Dispatcher:
             live.process.metrics.list_answered(live.route.path, from_memory=cached is not None)
             if cached is not None:
                 return await round_.answer(cached)
-        driver = Driver(live, self._lot, request, key, headers, round_.caller.address)
+        address = round_.caller.address
+        plain = PlainCall(live, self._lot, request, key, headers, address, round_.queue, ticket)
+        if round_.incoming.peer_request is None and plain.begin():
+            return await self._legs.write_plain(round_, plain)
+        driver = Driver(live, self._lot, request, key, headers, address)
         queue = round_.queue()
         driver.begin(queue, ticket)
         return await self._legs.write(round_, driver, queue)

@@ -11,6 +11,7 @@ from aiohttp import web
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.host_check import HostCheck
 from gateway.auth.oauth_proxy import OAuthProxy
+from gateway.bridge.driver import Driver
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.config import Config, InForce, Limits
 from gateway.downstream.continuation import Continuation
@@ -58,7 +59,7 @@ class RequestHandler:
         self._ids = ids.numbered(secrets.token_hex(6))
         self.in_flight = 0
         """Requests whose final message has not been written yet."""
-        self.running, self.relayed = continuation.legs.running, continuation.legs.relayed
+        self._legs = continuation.legs
 
     def _use(self, config: Config) -> None:
         self._config = config
@@ -67,6 +68,16 @@ class RequestHandler:
     def stop(self) -> None:
         """Accept no new calls and no new streams."""
         self._dispatcher.stopping = self._passthrough.stopping = True
+
+    @property
+    def running(self) -> set[Driver]:
+        """The exchanges with a leg of a client of this replica."""
+        return self._legs.running
+
+    @property
+    def relayed(self) -> set[Driver]:
+        """The exchanges with a leg of a request that another replica forwarded."""
+        return self._legs.relayed
 
     @property
     def stopping(self) -> bool:

@@ -83,7 +83,11 @@ class Round(msgspec.Struct, eq=False):
             item = await queue.take()
         if isinstance(item.cause, NoHandshake) and not self.reply.started:
             raise item.cause  # the upstream may be modern, and answer this very request
-        return await self.reply.whole(item.body, item.status, item.headers, item.ending), item.ending
+        return await self.finish(item)
+
+    async def finish(self, last: FinalMessage) -> Replied:
+        """Write the final message."""
+        return await self.reply.whole(last.body, last.status, last.headers, last.ending), last.ending
 
     def continued(self, step: Step) -> None:
         """Count how a retry found its call."""
