@@ -43,11 +43,11 @@ class PlainCall:
         "_session",
         "_started",
         "_ticket",
-        "_waiter",
         "driver",
         "final",
         "queue",
         "request_id",
+        "waiter",
     )
 
     def __init__(  # noqa: PLR0913  (everything that a first round knows)
@@ -73,7 +73,8 @@ class PlainCall:
         self._call: Call
         self._session: Session
         self._started = 0.0
-        self._waiter: asyncio.Future[None]
+        self.waiter: asyncio.Future[None]
+        """Done when `final` or `driver` is set."""
 
     def begin(self) -> bool:
         """Send the call; returns False if it takes an exchange from the beginning.
@@ -93,19 +94,15 @@ class PlainCall:
             pool.release(session, clean=True)
             return False
         self._session, self._started = session, call.sent
-        self._waiter = asyncio.get_running_loop().create_future()
+        self.waiter = asyncio.get_running_loop().create_future()
         live.deadlines.plain.arm(self, self._unusual)
         return True
 
-    async def settled(self) -> None:
-        """Wait until `final` or `driver` is set."""
-        try:
-            await self._waiter
-        except asyncio.CancelledError:
-            if self.final is None:
-                driver = self.promote()
-                driver.leave(self.queue.leg)
-            raise
+    def leave(self) -> None:
+        """The client has closed its connection."""
+        if self.final is None:
+            driver = self.promote()
+            driver.leave(self.queue.leg)
 
     def hear(self, event: on.Event) -> None:
         """Take the result; anything else is for an exchange."""
@@ -147,5 +144,5 @@ class PlainCall:
         _ = self.promote()
 
     def _wake(self) -> None:
-        if not self._waiter.done():
-            self._waiter.set_result(None)
+        if not self.waiter.done():
+            self.waiter.set_result(None)

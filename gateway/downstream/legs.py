@@ -1,5 +1,7 @@
 """The legs of exchanges that wait for messages, by where their client is."""
 
+import asyncio
+
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ResponseQueue
@@ -26,7 +28,10 @@ class Legs:
         """Write the result of a plain call, or what its exchange sends if it turns out not to be plain."""
         self._plain.add(plain)
         try:
-            await plain.settled()
+            await plain.waiter
+        except asyncio.CancelledError:
+            plain.leave()
+            raise
         finally:
             self._plain.discard(plain)
         if plain.final is not None:

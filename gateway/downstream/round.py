@@ -2,20 +2,19 @@
 
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
-from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
 from gateway.exchange.events import Leg
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.http.upstream_headers import for_call, joined, own_headers
 from gateway.protocol import jsonrpc, mcp, sse
-from gateway.protocol.errors import GatewayError, NoHandshake
+from gateway.protocol.errors import NoHandshake
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
 from gateway.sessions.assignment import Opener
@@ -151,17 +150,6 @@ def begin_span(incoming: Incoming, live: LiveRoute) -> Span | None:
     rpc_id = (jsonrpc.text(request.id) or bytes(request.id).decode()).encode("utf-8", "replace").decode()
     carried = _bounded(traces.carried(meta)), _bounded(traces.carried(headers))
     return traces.round(about, ClientRequest(rpc_id, incoming.request_id, incoming.remote, *carried))
-
-
-@contextmanager
-def span_ended_on_error(span: Span | None) -> Iterator[None]:
-    """End a span whose request is refused, or left, before its round begins."""
-    try:
-        yield
-    except BaseException as exc:
-        if span is not None:
-            span.end(ending_of(exc) if isinstance(exc, GatewayError) else LEFT)
-        raise
 
 
 def _bounded(values: Mapping[str, str]) -> dict[str, str]:
