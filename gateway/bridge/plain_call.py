@@ -89,9 +89,14 @@ class PlainCall:
         session = pool.take(self._key)
         if session is None:
             return False
-        call = self._call = legacy_call(request, session.next_id(), self)
-        if not session.begin(call, self._headers, self._unusual):
-            pool.release(session, clean=True)
+        is_begun = False
+        try:
+            call = self._call = legacy_call(request, session.next_id(), self)
+            is_begun = session.begin(call, self._headers, self._unusual)
+        finally:
+            if not is_begun:
+                pool.release(session, clean=True)
+        if not is_begun:
             return False
         self._session, self._started = session, call.sent
         self.waiter = asyncio.get_running_loop().create_future()

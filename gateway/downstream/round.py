@@ -122,6 +122,8 @@ def _upstream_headers(incoming: Incoming, live: LiveRoute, caller: Caller) -> He
     _ = sent.pop(caller.distrusted_header or "", None)
     meta = incoming.request().user_meta
     for name in mcp.TRACE_KEYS:
+        if name not in incoming.headers and name not in meta:
+            continue
         value = (jsonrpc.text(meta.get(name)) if meta else None) or joined(incoming.headers, name)
         if value is not None and _TRACE_VALUE.fullmatch(value):
             sent[name] = value
@@ -130,7 +132,8 @@ def _upstream_headers(incoming: Incoming, live: LiveRoute, caller: Caller) -> He
         for name in _TRACE_CONTEXT:
             _ = sent.pop(name, None)
         sent.update(incoming.span.headers())
-    sent.update(own_headers(live.route))
+    if own := own_headers(live.route):
+        sent.update(own)
     return sent
 
 

@@ -63,7 +63,8 @@ class Session:
         """The call that was sent and not answered yet."""
         self._owes = False
         """Whether the call of the process that opened the session may still run."""
-        self._settled = asyncio.Event()
+        self._settled: asyncio.Event | None = None
+        """Made for those that wait for the call's end."""
         self._log_level: str | None = None
         self._own_answers = OwnAnswers(route, tasks, self._answer_now)
         self._headers = NO_HEADERS
@@ -214,7 +215,6 @@ class Session:
         """The call is in flight from now on."""
         assert self.in_flight is None, "one call in flight per session"
         self.in_flight, call.headers = call, headers
-        self._settled.clear()
         self.turned_away = False
         call.sent = call.heard = time.monotonic()
 
@@ -280,7 +280,9 @@ class Session:
     def _settle(self) -> None:
         """The call is no longer in flight."""
         self.in_flight = None
-        self._settled.set()
+        if self._settled is not None:
+            self._settled.set()
+            self._settled = None
 
     def detach(self) -> None:
         """Leave the session and its call to another process: read and answer nothing more, and do not end it."""
@@ -296,9 +298,10 @@ class Session:
     async def settled(self, seconds: float) -> None:
         """Wait at most this long for the call in flight to end."""
         if self.pending:
+            settled = self._settled = self._settled or asyncio.Event()
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    _ = await self._settled.wait()
+                    _ = await settled.wait()
 
     async def answer(self, upstream_id: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Answer one nested request."""

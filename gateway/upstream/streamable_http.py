@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http.client import FOREIGN, REDIRECTS, Exchange, mapped
+from gateway.http.client import FOREIGN, REDIRECTS, Exchange, Prepared, mapped
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
@@ -72,6 +72,7 @@ class StreamableChannel(Channel):
         self._silence = SilenceTimeout(self._resumption)
         self._reply_began = False
         """Whether the response to the current request has begun."""
+        self._prepared: Prepared | None = None
         self._is_ready = False
         """Whether the server accepted `initialized`; some servers crash on a ping before it."""
 
@@ -181,13 +182,19 @@ class StreamableChannel(Channel):
             self._headers = headers
 
         return PlainReply(
-            partial(self._client.begin, "POST", self._endpoint.url, {**headers, **self._fixed}, message),
+            partial(self._client.begin_prepared, self._prepared_post(headers), message),
             accepted,
             self._resumption,
             max_bytes=self._client.limits.event_bytes,
             drain_seconds=self._times.drain_seconds,
             read=lambda reply, receive: self.request(message, headers, receive, reply),
         )
+
+    def _prepared_post(self, headers: Headers) -> Prepared:
+        """The head of a call; the calls of a session often have the same."""
+        whole = {**headers, **self._fixed}
+        prepared = self._prepared = self._client.prepared("POST", self._endpoint.url, whole, self._prepared)
+        return prepared
 
     async def request(
         self, message: bytes, headers: Headers, receive: Receive, begun: AwaitedReply | None = None
