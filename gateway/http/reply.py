@@ -6,6 +6,7 @@ A reply is one whole body, or an SSE stream that ends with the final message. Th
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import HttpVersion11, web
@@ -13,6 +14,7 @@ from multidict import CIMultiDict
 
 from gateway.http import request_id
 from gateway.http.connection import Connection
+from gateway.http.json_reply import JsonReply
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
 from gateway.telemetry import Direction, Ending, bodies
@@ -76,6 +78,9 @@ class HttpReply(ReplyWriter):
         if bodies.on:
             self._show(body)
         if len(body) <= _PIECE_BYTES:
+            http = self._http
+            if status == HTTPStatus.OK and not headers and http.version == HttpVersion11 and http.method == "POST":
+                return JsonReply(body, http[request_id.KEY])
             return web.Response(body=body, status=status, headers=headers, content_type=_JSON)
         return _LargeReply(self._http, body, self._send_seconds, status=status, headers=headers)
 
