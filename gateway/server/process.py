@@ -18,6 +18,7 @@ from gateway.admin.snapshot import SnapshotSource
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.membership import Membership
+from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.peer_listener import PeerListener
@@ -40,7 +41,7 @@ from gateway.routes.table import RouteTable
 from gateway.runtime.tasks import Tasks
 from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import Sealer
-from gateway.server.drain import Drain
+from gateway.server.drain import Drain, Listeners
 from gateway.server.keyrings import Keyrings
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
@@ -176,7 +177,8 @@ class Gateway:
     def _new_downstream(self) -> RequestHandler:
         process = self.routes.process
         retry_routing = RetryRouting(self.members, self._peers, self._witness)
-        continuation = Continuation(process, self.lot, self._authenticator, retry_routing)
+        new_calls = NewCalls(self.members, self._peers, self.metrics)
+        continuation = Continuation(process, self.lot, self._authenticator, retry_routing, new_calls)
         passthrough = Passthrough(self._in_force, EndpointRewriter(self._keyrings.endpoint), process)
         return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough)
 
@@ -250,7 +252,8 @@ class Gateway:
         self.ready = False
         self.reload.closed = True
         drain = Drain(self._in_force, self.downstream, self.routes, self.lot, self.members)
-        await drain.run(self._listeners, delay_seconds=delay_seconds, is_resumable=self._is_resumable)
+        listeners = Listeners(self._client_listener, self._listeners)
+        await drain.run(listeners, delay_seconds=delay_seconds, is_resumable=self._is_resumable)
 
     def _is_resumable(self) -> bool:
         """Return whether another process has the keys of this one's states."""

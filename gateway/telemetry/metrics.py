@@ -188,6 +188,9 @@ class Metrics:
         self._peer_requests = self._counter(
             "peer_requests_total", "Requests forwarded to another replica, by outcome.", "outcome"
         )
+        self._sent_on = self._counter(
+            "calls_sent_on_total", "New calls that this replica sent to another one while it drained."
+        )[()]
         self._peer_rejections = self._counter(
             "peer_rejected_total",
             "Requests on the peer listener that no replica sealed, or that arrived twice.",
@@ -337,6 +340,10 @@ class Metrics:
     def peer_asked(self, outcome: PeerOutcome) -> None:
         """Count a request to another replica."""
         self._peer_requests[outcome,].inc()
+
+    def sent_on(self) -> None:
+        """Count a new call that another replica served during the drain of this one."""
+        self._sent_on.inc()
 
     def peer_rejected(self, reason: str) -> None:
         """Count a request on the peer listener that was refused, by a `PeerReason`."""
