@@ -120,7 +120,7 @@ def _serve(options: argparse.Namespace) -> int:
         if config.traces:
             check_traces()
     except ConfigError as exc:
-        print(exc, file=sys.stderr)
+        print(*exc.located, sep="\n", file=sys.stderr)
         return 1
     except TracesUnavailable as exc:
         print(exc.message, file=sys.stderr)
@@ -153,7 +153,7 @@ def _check(options: argparse.Namespace) -> int:
     try:
         config = load(options.config)
     except ConfigError as exc:
-        print(exc, file=sys.stderr)
+        print(*exc.located, sep="\n", file=sys.stderr)
         return 1
     print("configuration is valid")
     remarks = [f"caution: {sentence}" for sentence in cautions(config)]

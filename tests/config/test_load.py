@@ -35,12 +35,12 @@ def test_every_error_is_reported_at_once() -> None:
         "line 4",
         "GATEWAY_ADMN",
         "rotes",
+        "routes",
         "listen",
         "workers",
         "hold.ttl_second",
         "hold.max_calls",
         "legs",
-        "routes",
         "principal.header",
         "principal.trusted_proxies",
     ]
