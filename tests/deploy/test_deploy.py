@@ -64,9 +64,9 @@ def test_haproxy_accepts_the_unchanged_file(name: BalancerName) -> None:
 def test_only_addresses_and_paths_are_replaced_for_the_tests(name: BalancerName, tmp_path: Path) -> None:
     """The tests must not run lines that the shipped file lacks."""
     shipped = FILES[name].read_text()
-    places = [Place(f"gw-{number}", f"10.0.0.1{number}:8080", "10.0.0.1:9090") for number in (1, 2, 3)]
+    places = [Place(f"gw-{number}", f"10.0.0.1{number}:8080", "10.0.0.1:9464") for number in (1, 2, 3)]
     used = CONFIGURATIONS[name](shipped, tmp_path, "127.0.0.1:80", places)
-    paths = re.compile(r"/\S*/|127\.0\.0\.1:|(?<=bind ):| port 9090$", re.MULTILINE)
+    paths = re.compile(r"/\S*/|127\.0\.0\.1:|(?<=bind ):| port 9464$", re.MULTILINE)
     ours = {paths.sub("", line) for line in used.splitlines()}
     theirs = {paths.sub("", line) for line in shipped.splitlines()}
     assert {line for line in ours - theirs if "_temp_path" not in line} == set()
