@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway import __version__
 from gateway.admin.probes import Admin
-from gateway.admin.snapshot import SnapshotSource
+from gateway.admin.snapshot import SnapshotSource, load_of
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.membership import Membership
@@ -25,7 +25,7 @@ from gateway.cluster.peer_listener import PeerListener
 from gateway.cluster.retry_routing import RetryRouting
 from gateway.cluster.witness import Witness
 from gateway.cluster.worker import Worker, member_id
-from gateway.config import Config, InForce, cautions, contexts, digest
+from gateway.config import Config, InForce, cautions, contexts, digest, expiries
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
 from gateway.http.client import Bounds, Client
@@ -47,6 +47,7 @@ from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.recent_errors import RecentErrors
+from gateway.telemetry.saturation import Load
 from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
 
 log = get_logger()
@@ -109,6 +110,7 @@ class Gateway:
         """The address that clients can reach; known after `start`."""
         self.admin = ""
         self.ready = False
+        self._saturation = self.metrics.watch_load(self._load)
         self._show_settings(config)
         in_force.after_replace(self._show_settings)
         self.reload = Reload(
@@ -243,7 +245,11 @@ class Gateway:
             self.tasks.spawn(self._client_listener.secure(tls.listener), "change the certificate")
         _log_cautions(config)
 
+    def _load(self) -> Load:
+        return load_of(self._snapshot_source())
+
     def _show_settings(self, config: Config) -> None:
+        self._saturation.show_certificates(expiries(config))
         self.metrics.set_held_limit(config.hold.max_calls)
         bodies.on = config.debug.bodies
 
