@@ -64,7 +64,7 @@ LIBRARIES: dict[str, set[str]] = {
     "runtime": set(),
     "seal": {"cryptography", "msgspec"},
     "telemetry": {"msgspec", "opentelemetry", "prometheus_client", "structlog"},
-    "config": {"msgspec"},
+    "config": {"cryptography", "msgspec"},
     "config/parsing": {"msgspec", "yaml"},
     "exchange": {"msgspec"},
     "protocol": {"msgspec"},
