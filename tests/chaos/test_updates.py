@@ -6,8 +6,6 @@ until it closes its listener; HAProxy notices /readyz before that.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Final, Literal
 
 import pytest
@@ -17,8 +15,8 @@ from tests.e2e.wire import Wire, wire
 from tests.parts.launch import OldServer, old_server
 from tests.support.cluster import BalancerName, Cluster, cluster, installed
 from tests.support.gateway_process import Gateway
+from tests.support.steady_load import Load
 
-CALLS_PER_SECOND: Final = 20
 ANSWERED_AFTER: Final = 1.0
 """How far into the drain people answer, in seconds: new calls reach a draining replica all that time."""
 HOLD: Final = {"drain_delay_seconds": 2, "drain_seconds": 10}
@@ -28,43 +26,6 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(not built("py130"), reason="scripts/parts has not been run"),
 ]
-
-
-class Load:
-    """New calls through the balancer at a steady rate; every second one asks a question that is answered at once."""
-
-    def __init__(self, server: OldServer, client: Wire) -> None:
-        self.calls: list[Call] = []
-        self.problems: list[str] = []
-        self.count = 0
-        self._server = server
-        self._client = client
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with asyncio.TaskGroup() as group:
-            driver = group.create_task(self._drive(group))
-            yield
-            driver.cancel()
-
-    async def _drive(self, group: asyncio.TaskGroup) -> None:
-        while True:
-            self.count += 1
-            group.create_task(self._one(self.count))
-            await asyncio.sleep(1 / CALLS_PER_SECOND)
-
-    async def _one(self, number: int) -> None:
-        try:
-            if number % 2:
-                answer = await self._client.call("echo", {"text": str(number)})
-                assert answer.text == str(number)
-            else:
-                call = Call(self._server, "ask_slow", f"call {number}")
-                self.calls.append(call)
-                answer = await call.retry(self._client, await call.begin(self._client))
-                assert call.outcome(answer) == "result"
-        except Exception as exc:  # noqa: BLE001 - every way to fail counts
-            self.problems.append(f"{number}: {exc!r}"[:600])
 
 
 async def drained(c: Cluster, replica: Gateway, server: OldServer, client: Wire, name: str) -> float:
@@ -113,8 +74,6 @@ async def test_an_update_refuses_no_new_call_and_loses_none(
                 if empty is None:
                     await replica.start()
                 empty = replica if order == "start-first" else None
-        assert not load.problems, f"{len(load.problems)} of {load.count} calls: {load.problems[:5]}"
-        assert load.count > 100
-        assert {(call.runs, call.answers) for call in load.calls} == {(1, 1)}
+        load.assert_nothing_was_refused_or_lost()
         assert sent_on > 0 or balancer == "haproxy", "nginx sends new calls to a replica that drains"
         await c.settled()
