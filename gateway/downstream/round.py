@@ -109,18 +109,20 @@ class Round(msgspec.Struct, eq=False):
 
 def new_round(incoming: Incoming, reply: ReplyWriter, live: LiveRoute, caller: Caller, started: float) -> Round:
     """Make a round of a checked request."""
-    request, headers = incoming.request(), _upstream_headers(incoming, live, caller)
+    request = incoming.request()
+    headers = _upstream_headers(incoming, request, live, caller)
     names = live.route.forward_headers
     forwarded = tuple([(name, headers[name]) for name in names if name in headers]) if names else ()
     key = PoolKey(caller.principal, bytes(request.client_info), bytes(request.capabilities), forwarded)
     return Round(incoming, reply, live, caller, request, key, headers, started)
 
 
-def _upstream_headers(incoming: Incoming, live: LiveRoute, caller: Caller) -> Headers:
+def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, caller: Caller) -> Headers:
     """Return the headers of this request that go upstream; all others stay here."""
     sent = for_call(live.route, incoming.headers)
-    _ = sent.pop(caller.distrusted_header or "", None)
-    meta = incoming.request().user_meta
+    if caller.distrusted_header is not None:
+        _ = sent.pop(caller.distrusted_header, None)
+    meta = request.user_meta
     for name in mcp.TRACE_KEYS:
         if name not in incoming.headers and name not in meta:
             continue

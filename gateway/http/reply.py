@@ -7,7 +7,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import HttpVersion11, web
@@ -21,6 +20,7 @@ from gateway.runtime.budget import Share
 from gateway.telemetry import Direction, Ending, bodies
 
 _JSON: Final = "application/json"
+_OK: Final = 200
 _PIECE_BYTES: Final = 65_536
 """The most that is written at once."""
 Challenge = Callable[[web.BaseRequest, str], str]
@@ -80,7 +80,7 @@ class HttpReply(ReplyWriter):
             self._show(body)
         if len(body) <= _PIECE_BYTES:
             http = self._http
-            if status == HTTPStatus.OK and not headers and http.version == HttpVersion11 and http.method == "POST":
+            if status == _OK and not headers and http.version == HttpVersion11 and http.method == "POST":
                 return JsonReply(body, http[request_id.KEY])
             return web.Response(body=body, status=status, headers=headers, content_type=_JSON)
         return _LargeReply(self._http, body, self._send_seconds, status=status, headers=headers)

@@ -40,6 +40,7 @@ _PROTOCOL_META: Final = frozenset(
 _OURS: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
 """Params that do not go upstream; `task` would start a 2025-11-25 task, which modern clients do not understand."""
 _PROGRESS_TOKEN: Final = mcp.META_PROGRESS_TOKEN.encode()
+_USUAL_DIGITS: Final = 20
 _MAX_DECLARATION_BYTES: Final = 16_384
 _REMEMBERED_BYTES: Final = 1_024
 _UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
@@ -124,7 +125,10 @@ def read(body: bytes, max_depth: int) -> ParsedBody:
 
 def _usable_id(opened: jsonrpc.Fields) -> bytes | None:
     id_ = opened.get("id")
-    return bytes(id_) if id_ is not None and jsonrpc.is_id(id_) else None
+    if id_ is None:
+        return None
+    data = bytes(id_)
+    return data if (data.isdigit() and len(data) < _USUAL_DIGITS) or jsonrpc.is_id(id_) else None
 
 
 def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> ParsedBody:
@@ -215,8 +219,8 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
         declared=declared,
         log_level=log_level,
         progress_token=progress_token,
-        input_responses=_input_responses(parsed.params) if asking else None,
-        request_state=_request_state(parsed.params) if asking else None,
+        input_responses=_input_responses(parsed.params) if asking and "inputResponses" in parsed.params else None,
+        request_state=_request_state(parsed.params) if asking and "requestState" in parsed.params else None,
     )
 
 
