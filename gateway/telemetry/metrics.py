@@ -20,6 +20,8 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from gateway.protocol import mcp
 from gateway.telemetry.labels import (
@@ -140,6 +142,18 @@ class _Times:
                 self._counts[number] = 0
 
 
+class _AllTimes(Collector):
+    """The durations of all series, which it moves to their histograms whenever the metrics are read."""
+
+    def __init__(self) -> None:
+        self.of: dict[tuple[str, ...], _Times] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        for times in self.of.values():
+            times.show()
+        return ()
+
+
 class Metrics:
     """The metrics of one process, in their own registry.
 
@@ -171,13 +185,15 @@ class Metrics:
         return _Children(Histogram(name, text, labels, registry=self._registry, buckets=tuple(buckets)))
 
     def _declare_traffic(self) -> None:
+        operation_times = _AllTimes()
+        self._operation_times = operation_times.of
+        self._registry.register(operation_times)  # before the histogram, as metrics are collected in this order
         self._operations = self._histogram(
             "mcp_server_operation_duration_seconds",
             "Time from a request to its final message, per round; for subscriptions/listen, to its acknowledgement.",
             ("route", "method", "protocol_version", "outcome", "error_type"),
             _DURATIONS,
         )
-        self._operation_times: dict[tuple[str, ...], _Times] = {}
         self._nested = self._counter(
             "nested_requests_total", "Nested requests that upstreams sent inside calls.", "route", "method", "outcome"
         )
@@ -454,8 +470,6 @@ class Metrics:
 
     def render(self) -> tuple[bytes, str]:
         """Return (body, content type) of /metrics."""
-        for times in self._operation_times.values():
-            times.show()
         for labels, count in self._session_counts.items():
             self._sessions[labels].set(count)
         for budget, status in self.budgets().items():
