@@ -6,7 +6,6 @@ A reply is one whole body, or an SSE stream that ends with the final message. Th
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
 from aiohttp import HttpVersion11, web
@@ -141,11 +140,11 @@ class _LargeReply(web.StreamResponse):
     def __init__(self, http: web.BaseRequest, body: bytes, send_seconds: float, **head: Any) -> None:
         super().__init__(**head)
         self.content_type, self.content_length = _JSON, len(body)
-        self._rest = partial(_send_pieces, http, self, body, send_seconds)
+        self._http, self._json, self._send_seconds = http, body, send_seconds
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Send the body."""
-        await self._rest()
+        await _send_pieces(self._http, self, self._json, self._send_seconds)
         await super().write_eof(data)
 
 

@@ -82,7 +82,10 @@ def message(data: bytes) -> Message:
 def _hidden(raw: Raw | bytes, refused: msgspec.DecodeError) -> bytes:
     """JSON that msgspec refused, with its unpaired surrogates hidden; raises `refused` if they are not the cause."""
     if isinstance(refused, msgspec.ValidationError) or (hidden := unpaired_surrogates.hidden(bytes(raw))) is None:
-        raise refused
+        try:
+            raise refused
+        finally:
+            del refused  # its traceback refers to this frame, and the cycle would keep the message
     return hidden
 
 

@@ -97,6 +97,12 @@ class _Declared(msgspec.Struct):
 _decode_declared = msgspec.json.Decoder(_Declared).decode
 
 
+def _repeated_key(body: bytes) -> InvalidRequest:
+    error = InvalidRequest("The request repeats a key; send each key once")
+    error.request_id = _usable_id(jsonrpc.fields(body))
+    return error
+
+
 def read(body: bytes, max_depth: int) -> ParsedBody:
     """Open a body; raises ParseError or InvalidRequest.
 
@@ -106,9 +112,7 @@ def read(body: bytes, max_depth: int) -> ParsedBody:
         jsonrpc.check_bounds(body, max_depth)
         opened = jsonrpc.distinct(body)
     except jsonrpc.RepeatedKey as exc:
-        refused = InvalidRequest("The request repeats a key; send each key once")
-        refused.request_id = _usable_id(jsonrpc.fields(body))
-        raise refused from exc
+        raise _repeated_key(body) from exc
     except msgspec.ValidationError as exc:
         raise InvalidRequest("The body must be one JSON-RPC object; batches were removed from MCP") from exc
     except jsonrpc.TooMany as exc:
