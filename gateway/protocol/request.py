@@ -150,9 +150,9 @@ def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> ParsedBody:
 
 
 def _read_meta(raw: Raw) -> jsonrpc.Fields:
-    """Open `_meta`; the result must not be changed, since the requests of one client share it."""
+    """Open `_meta`. The result must not be changed, since the requests of one client share it."""
     data = bytes(raw)
-    if len(data) > _REMEMBERED_BYTES or _PROGRESS_TOKEN in data:
+    if len(data) > _REMEMBERED_BYTES or data.find(_PROGRESS_TOKEN) >= 0:
         return _object(raw, '"params._meta"', InvalidParams)
     return _usual_meta(data)
 
@@ -197,7 +197,7 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
     assert parsed.id is not None, "the caller answers notifications"
     raw = parsed.params.get("_meta")
     data = b"" if raw is None else bytes(raw)
-    is_usual = 0 < len(data) <= _REMEMBERED_BYTES and _PROGRESS_TOKEN not in data  # else each differs
+    is_usual = 0 < len(data) <= _REMEMBERED_BYTES and data.find(_PROGRESS_TOKEN) < 0  # else each differs
     meta = _usual_declarations(data) if is_usual else _declarations(parsed.meta or {})
     version, declared_raw, declared, log_level, progress_token, client_info, user_meta = meta
     target = header_mismatch.check(parsed.method, parsed.params, version, headers)
