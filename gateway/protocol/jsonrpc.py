@@ -488,9 +488,15 @@ def _utf16_units(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
+_encode_canonical: Final = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+).encode
+"""Made once, because `json.dumps` makes an encoder for each value."""
+
+
 def canonical(value: Any) -> bytes:
     """JSON with sorted keys and without white space: values that `value` reads as equal give equal bytes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+    return _encode_canonical(value).encode()
 
 
 def canonical_members(members: Mapping[str, Raw]) -> bytes:
