@@ -1,4 +1,4 @@
-"""A JSON reply whose head and body are written at once: the reply to nearly every request."""
+"""A JSON reply that is written in one piece, as nearly every reply is."""
 
 import asyncio
 from typing import Final
