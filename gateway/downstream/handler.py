@@ -215,13 +215,13 @@ class RequestHandler:
             # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
             return web.Response(status=202)
         started = time.monotonic()
-        _ = incoming.request()  # it is refused before its caller is known, and without a span
+        request = incoming.request()  # it is refused before its caller is known, and without a span
         span = incoming.span = begin_span(incoming, live) if live.process.traces is not None else None
         try:
             caller = incoming.caller or self._authenticator.anonymous(incoming)
             if caller is None:
                 caller = await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route))
-            round_ = new_round(incoming, reply, live, caller, started)
+            round_ = new_round(incoming, request, reply, live, caller, started)
         except BaseException as exc:
             if span is not None:  # the request is refused, or left, before its round begins
                 span.end(ending_of(exc) if isinstance(exc, GatewayError) else LEFT)

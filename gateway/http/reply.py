@@ -5,7 +5,7 @@ A reply is one whole body, or an SSE stream that ends with the final message. Th
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from aiohttp import HttpVersion11, web
@@ -49,10 +49,13 @@ class ReplyWriter(ABC):
     async def end(self, ending: Ending) -> web.StreamResponse:
         """Complete the stream."""
 
-    async def whole(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
+    def whole(
+        self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending
+    ) -> Awaitable[web.StreamResponse]:
         """Send the final message; in a stream it is the last event, since the head has been sent."""
-        if not self.started:
-            return await self.only(body, status, headers, ending)
+        return self._last(body, ending) if self.started else self.only(body, status, headers, ending)
+
+    async def _last(self, body: bytes, ending: Ending) -> web.StreamResponse:
         await self.write(sse.encode(body))
         return await self.end(ending)
 
