@@ -128,7 +128,9 @@ class PlainCall:
                 self.final = FinalMessage(jsonrpc.result(self._request.id, body), ending=ending)
                 live.deadlines.plain.disarm(self)
                 self._wake()
-                live.upstream.pool.release(self._session, clean=True)
+                session = self._session
+                del self._session, self._call  # the call refers to this object
+                live.upstream.pool.release(session, clean=True)
                 return
         self.promote().hear(event)
 
