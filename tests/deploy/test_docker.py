@@ -120,10 +120,9 @@ def stack_file(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def swarm(docker: Docker) -> Iterator[Docker]:
+def swarm(docker: Docker) -> Docker:
     docker.run("swarm", "init", "--advertise-addr", "127.0.0.1")
-    yield docker
-    docker.run("swarm", "leave", "--force")
+    return docker
 
 
 async def test_an_update_of_the_swarm_stack_refuses_no_call_and_loses_none(swarm: Docker, tmp_path: Path) -> None:
