@@ -45,10 +45,10 @@ class _Request(web.BaseRequest):
 class _LastRequest(_Request):
     """A request that began during a drain: its connection ends with its reply."""
 
-    async def _prepare_hook(self, response: web.StreamResponse) -> None:
-        await super()._prepare_hook(response)
-        response.force_close()
-        response.headers[hdrs.CONNECTION] = "close"
+    @property
+    def keep_alive(self) -> bool:
+        """Have aiohttp close the connection, and say so in the head of the reply."""
+        return False
 
 
 class _BoundedServer(web.Server):
