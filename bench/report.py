@@ -5,7 +5,7 @@ import statistics
 from typing import Any
 
 from bench.hostile import MIB, HostileOutcome
-from bench.scenarios import FORWARDED, Interleaved, ParkedOutcome
+from bench.scenarios import FORWARDED, TWO_WORKERS, Interleaved, ParkedOutcome
 
 
 def columns(anchor: str) -> list[str]:
@@ -28,6 +28,18 @@ def forwarding(outcome: Interleaved) -> str:
     by_round = forwarding_us(outcome)
     middle, least, most = (f(by_round) / 1e3 for f in (statistics.median, min, max))
     return f"forwarding adds {middle:.2f} ms of CPU to a retry ({least:.2f} to {most:.2f})"
+
+
+def scaling(outcome: Interleaved) -> str:
+    """How many times the work two workers do in the CPU time of one, and what they did here."""
+    by_cpu = [2 / ratio for ratio in ratios(outcome, TWO_WORKERS)]
+    pairs = zip(outcome.slices[TWO_WORKERS], outcome.slices[outcome.anchor], strict=True)
+    by_throughput = [two.per_second / one.per_second for two, one in pairs]
+    middle, least, most = (f(by_cpu) for f in (statistics.median, min, max))
+    return (
+        f"two workers with a core each do {middle:.2f} times the work of one by CPU per request "
+        f"({least:.2f} to {most:.2f}); by throughput here {statistics.median(by_throughput):.2f}"
+    )
 
 
 def rows(outcome: Interleaved) -> list[list[str]]:
@@ -104,6 +116,8 @@ def text(outcome: Interleaved | ParkedOutcome | HostileOutcome, *, markdown: boo
         table = layout(columns(outcome.anchor), rows(outcome), markdown=markdown)
         if FORWARDED in outcome.slices:
             table += ("\n\n" if markdown else "\n") + forwarding(outcome)
+        if TWO_WORKERS in outcome.slices:
+            table += ("\n\n" if markdown else "\n") + scaling(outcome)
     heading = f"### {title}\n" if markdown else title
     return "\n".join([heading, table, *(f"wrong: {one}" for one in complaints(outcome)[:5]), ""])
 

@@ -13,6 +13,8 @@ from bench.processes import Pair, Process, ephemeral_ports, raise_file_limit
 FORWARDER = "aiohttp forwarder"
 LOCAL = "local retry"
 FORWARDED = "forwarded retry"
+ONE_WORKER = "one worker"
+TWO_WORKERS = "two workers"
 HELD_GAUGE = "mcp_gateway_held_calls"
 SERVED_BY_PEER = 'mcp_gateway_peer_requests_total{outcome="served"}'
 # A held call has two upstream connections, the call's stream and its session's GET stream.
