@@ -5,11 +5,12 @@ looks free and the machine is never busy with what we measure. So this one is ra
 hand-written HTTP/1.1, and speaks only as much of 2025-11-25 as the benchmarks use. The tests of the gateway
 use real servers.
 
-Tools: `echo` (JSON reply), `echo_sse` (the same as one SSE event), `large` and `large_sse`, whose results are as long as
-the marker says, `hostile` (hostile.py) and `ask`, which asks the user on its own stream and returns `<marker of the arguments>/<marker of the answer>`, so that an answer at the wrong
-call is visible. Ids of nested requests count from 0 in each session, as in real servers: alone they name nothing.
+Tools: `echo` (JSON reply), `echo_sse` (the same as one SSE event), `large` and `large_sse`, whose results are as long
+as the marker says, `hostile` (hostile.py) and `ask`, which asks the user on its own stream and returns `<marker of the
+arguments>/<marker of the answer>`, so that an answer at the wrong call is visible. Ids of nested requests count from 0
+in each session, as in real servers: alone they name nothing.
 
-`echo`, `large` and their SSE forms also answer without a session, which is what the plain forwarders are measured with.
+All but `ask` also answer without a session, which is what the plain forwarders are measured with.
 """
 
 import argparse

@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from multidict import CIMultiDict
 
-from gateway.http_client.errors import RequestFailed
+from gateway.http_client.errors import ReplyCut, RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
 
@@ -48,6 +48,11 @@ class AwaitedReply:
             raise self._failure
 
     @property
+    def head(self) -> ReplyHead:
+        """The head, which `begun` waits for."""
+        return self._head
+
+    @property
     def status(self) -> int:
         """The status code."""
         return self._head.status
@@ -78,11 +83,24 @@ class AwaitedReply:
             if self._is_over:
                 raise StopAsyncIteration
             await self._change()
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        """Hand over what waits."""
         parts, self._parts = self._parts, []
         self._buffered = 0
-        if self._pending.is_paused:
-            self._pending.resume_reading()
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def whole_at_most(self, limit: int) -> bytes | None:
+        """Return the body if all of it is here, and it is no larger than `limit` bytes."""
+        if not self._is_over or self._failure is not None or self._buffered > limit:
+            return None
+        return self._taken()
+
+    def hold(self) -> None:
+        """Read nothing more from the socket until the next part is awaited."""
+        if not self._pending.is_paused:
+            self._pending.pause_reading()
 
     async def read_at_most(self, limit: int) -> bytes | None:
         """Return the whole body, or None if it is larger than `limit` bytes. Raises RequestFailed."""
@@ -105,7 +123,15 @@ class AwaitedReply:
         self._pending.abort()
         self._parts.clear()
 
+    def cut(self) -> None:
+        """End the reply from elsewhere: the coroutine hears that the rest will not come."""
+        if not self._is_over:
+            self._pending.abort()
+            self.on_failed(ReplyCut())
+
     async def _change(self) -> None:
+        if self._pending.is_paused:
+            self._pending.resume_reading()
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter

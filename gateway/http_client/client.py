@@ -48,10 +48,14 @@ class HttpClient:
         listener: ReplyListener,
         *,
         connect_seconds: float,
+        is_lenient: bool = False,
     ) -> PendingRequest:
-        """Send a request, at once if a connection is idle. Raises ValueError for headers that cannot be sent."""
+        """Send a request, at once if a connection is idle. Raises ValueError for headers that cannot be sent.
+
+        `is_lenient`: the headers of the reply may have control characters in their values.
+        """
         encoded = head.encoded(headers, len(body))
-        pending = PendingRequest(listener)
+        pending = PendingRequest(listener, is_lenient=is_lenient)
         connection = None if self._is_closed else self._idle.take(origin)
         if connection is not None:
             connection.start(pending, encoded, body, is_head=head.is_head)

@@ -1,25 +1,28 @@
 """The upstream's reply to a request that passes through."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+from typing import Final
 
-import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.http.client import FOREIGN, REDIRECTS, mapped
+from gateway.http.awaited_reply import AwaitedReply
+from gateway.http.client import REDIRECTS
 from gateway.http.upstream_url import Endpoint
+from gateway.http_client.errors import ConnectTimedOut, RequestFailed
 from gateway.passthrough.passage import Passage
-from gateway.passthrough.sse_endpoint import FirstEventRewriter
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, Unreachable
+
+_UNSAFE: Final = re.compile(rb"[^\x21-\x7e]")
 
 
 class ReplyCut(ConnectionResetError):
     """The upstream broke off a reply that had begun."""
 
 
-async def open_reply(passage: Passage, target: URL | None, headers: CIMultiDict[str]) -> aiohttp.ClientResponse:
+async def open_reply(passage: Passage, target: URL | None, headers: CIMultiDict[str]) -> AwaitedReply:
     """Send a request to `target`, else to the endpoint, and follow one redirect within the endpoint's origin.
 
     Returns when the reply's head is here; raises Unreachable or CallLost.
@@ -30,54 +33,56 @@ async def open_reply(passage: Passage, target: URL | None, headers: CIMultiDict[
         async with asyncio.timeout(seconds):
             for _ in range(2):
                 url = target or _with_query(endpoint.url, incoming.url.raw_query_string)
-                response = await upstream.client.open(incoming.method, url, headers, incoming.body or None)
-                if response.status not in REDIRECTS:
+                reply = await upstream.client.send(incoming.method, url, headers, incoming.body, is_lenient=True)
+                if reply.status not in REDIRECTS:
                     upstream.health.ok()
-                    return response
-                response.close()
+                    return reply
+                reply.close()
+                location = reply.head.text(b"location")
                 if target is None:
-                    endpoint.follow(response.headers.get("Location"))
+                    endpoint.follow(location)
                 else:
-                    target = endpoint.within(response.headers.get("Location", ""), target)
+                    target = endpoint.within(location or "", target)
                     if target is None:
                         raise Unreachable(f"{endpoint.where} redirects messages to another origin")
     except TimeoutError as exc:
-        slow = f"{endpoint.where} did not begin its answer in {seconds:g} s; the request may have had effects"
-        error = mapped(exc, endpoint.where) if isinstance(exc, aiohttp.ConnectionTimeoutError) else CallLost(slow)
+        error = CallLost(
+            f"{endpoint.where} did not begin its answer in {seconds:g} s; the request may have had effects"
+        )
         error.status = 504
         raise error from exc
-    except FOREIGN as exc:
-        raise mapped(exc, endpoint.where) from exc
+    except RequestFailed as exc:
+        failure = exc.mapped(endpoint.where)
+        if isinstance(exc, ConnectTimedOut):
+            failure.status = 504
+        raise failure from exc
     raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
 
-async def read_reply(response: aiohttp.ClientResponse, endpoint: Endpoint, seconds: float) -> bytes:
+async def read_reply(reply: AwaitedReply, endpoint: Endpoint, seconds: float) -> bytes:
     """The whole body of a reply; raises UpstreamError."""
     try:
         async with asyncio.timeout(seconds):
-            return await response.read()
-    except FOREIGN as exc:
-        raise mapped(exc, endpoint.where) from exc
+            return b"".join([part async for part in reply])
+    except TimeoutError as exc:
+        raise CallLost(f"{endpoint.where} did not complete its reply in {seconds:g} s") from exc
+    except RequestFailed as exc:
+        raise exc.mapped(endpoint.where) from exc
 
 
-async def chunks(
-    response: aiohttp.ClientResponse, seconds: float | None, first_event: FirstEventRewriter | None
-) -> AsyncIterator[bytes]:
-    """The body of a reply as it arrives, with its first event rewritten; raises ReplyCut."""
-    while chunk := await _chunk(response, seconds):
-        part = chunk if first_event is None else first_event.feed(chunk)
-        if part:
-            yield part
-    if first_event is not None and (part := first_event.rest()):
-        yield part
+async def next_part(reply: AwaitedReply, seconds: float | None) -> bytes | None:
+    """What has come of the body since the last part, None at its end; raises ReplyCut.
 
-
-async def _chunk(response: aiohttp.ClientResponse, seconds: float | None) -> bytes:
+    Until the next call, nothing more is read from the upstream: what a slow client does not take stays there.
+    """
     try:
         async with asyncio.timeout(seconds):
-            return await response.content.readany()
-    except FOREIGN as exc:
+            part = await anext(reply, None)
+    except (TimeoutError, RequestFailed) as exc:
         raise ReplyCut("the upstream broke off its reply") from exc
+    if part is not None:
+        reply.hold()
+    return part
 
 
 def _head_seconds(passage: Passage) -> float:
@@ -92,8 +97,9 @@ def _head_seconds(passage: Passage) -> float:
 
 
 def _with_query(url: URL, query: str) -> URL:
-    """The upstream's URL with the client's query appended to its own."""
+    """The upstream's URL with the client's query appended to its own, bytes that no URL has percent-encoded."""
     if not query:
         return url
+    encoded = _UNSAFE.sub(lambda found: b"%%%02X" % found[0][0], query.encode("utf-8", "surrogateescape")).decode()
     own = url.raw_query_string
-    return URL(f"{url.with_query(None)}?{own}&{query}" if own else f"{url}?{query}", encoded=True)
+    return URL(f"{url.with_query(None)}?{own}&{encoded}" if own else f"{url}?{encoded}", encoded=True)
