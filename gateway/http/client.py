@@ -23,7 +23,7 @@ from gateway.http_client.errors import NoReply, RequestFailed
 from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
-from gateway.http_client.request_head import RequestHead
+from gateway.http_client.request_head import HeaderLines, RequestHead
 from gateway.http_client.tls_errors import certificate_cause, handshake_cause
 from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
 
@@ -81,7 +81,13 @@ class Client:
         return Exchange(self, (method, url, headers, body), where)
 
     async def send(
-        self, method: str, url: URL, headers: Mapping[str, str], body: bytes, *, is_lenient: bool = False
+        self,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str] | HeaderLines,
+        body: bytes,
+        *,
+        is_lenient: bool = False,
     ) -> AwaitedReply:
         """Send one MCP request; return its reply as soon as its head is here. The caller closes it.
 
@@ -103,7 +109,7 @@ class Client:
         self,
         method: str,
         url: URL,
-        headers: Mapping[str, str],
+        headers: Mapping[str, str] | HeaderLines,
         body: bytes,
         listener: ReplyListener,
         *,

@@ -14,7 +14,7 @@ from gateway.http_client.errors import ClientClosed, NotConnected, RequestFailed
 from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, IdleConnections
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
-from gateway.http_client.request_head import RequestHead
+from gateway.http_client.request_head import HeaderLines, RequestHead
 from gateway.runtime.tasks import Tasks
 
 
@@ -43,7 +43,7 @@ class HttpClient:
         self,
         origin: Origin,
         head: RequestHead,
-        headers: Mapping[str, str],
+        headers: Mapping[str, str] | HeaderLines,
         body: bytes,
         listener: ReplyListener,
         *,

@@ -6,8 +6,7 @@ Rule 3: headers are rebuilt, not copied (`header_rules.py`).
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any, Final
 
 from aiohttp import web
@@ -27,7 +26,9 @@ from gateway.protocol import era as eras
 from gateway.protocol import lost_session
 from gateway.protocol.errors import DownstreamError, Stopping, UpstreamError
 from gateway.routes.live_route import LiveRoute, ProcessScope
+from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.telemetry import Passed, TrafficEra
+from gateway.upstream.channel import Headers
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REFUTING_BYTES: Final = 65_536
@@ -46,7 +47,7 @@ class Passthrough:
         """Open streams that a drain does not wait for."""
         self._headers = HeaderRules(in_force, process.epoch)
         self._endpoints = endpoints
-        self._metrics = process.metrics
+        self.metrics = process.metrics
 
     async def legacy(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse:
         """Relay the upstream's reply to a legacy request; raises GatewayError if there is none."""
@@ -57,10 +58,8 @@ class Passthrough:
         if incoming.method not in _METHODS:
             raise not_allowed(incoming.method, ", ".join(sorted(_METHODS)))
         passage = Passage(incoming, reply, live, live.upstream.era, TrafficEra.LEGACY)
-        with self._counted(passage):
-            headers = self._headers.upstream(incoming, live.route)
-            with closing(await self._open(passage, headers)) as said:
-                return await self._relay(passage, said)
+        with _Counted(self, passage), closing(await self._open(passage)) as said:
+            return await self._relay(passage, said)
 
     async def modern(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, waits: bool = False
@@ -71,58 +70,33 @@ class Passthrough:
         """
         probe = live.upstream.era
         assert probe is not None, "a child process is never modern"
-        headers = self._headers.upstream(incoming, live.route)
-        if not (probe.known or await probe.is_modern(probe_headers(headers), waits=waits)):
+        if not (probe.known or await probe.is_modern(self._probe_headers(incoming, live), waits=waits)):
             return None
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         passage = Passage(incoming, reply, live, probe, TrafficEra.MODERN)
-        with self._counted(passage), closing(await self._open(passage, headers)) as said:
+        with _Counted(self, passage), closing(await self._open(passage)) as said:
             if _may_refute(said):
-                return await self._read(passage, said, headers)
+                return await self._read(passage, said)
             return await self._relay(passage, said)
 
-    @contextmanager
-    def _counted(self, passage: Passage) -> Iterator[None]:
-        """Count a request with its outcome; while it lasts, a drain can end the stream that it opened."""
-        streams, path, started = passage.live.upstream.streams, passage.live.route.path, time.monotonic()
-        if passage.is_long_lived:
-            streams.add(passage)
-            self.long_lived += 1
-        try:
-            yield
-        except DownstreamError:
-            passage.outcome = Passed.REFUSED
-            raise
-        except UpstreamError as exc:
-            passage.outcome = Passed.UNREACHABLE
-            self._metrics.upstream_failed(path, exc.reason)
-            if exc.status < 500:
-                exc.status = 502  # a legacy client would take a JSON-RPC error in HTTP 200 for its answer
-            raise
-        except ReplyCut:
-            passage.outcome = Passed.ENDED if passage.is_ended else Passed.CUT
-            raise
-        finally:
-            seconds = None if passage.is_long_lived else time.monotonic() - started
-            self._metrics.passed(path, passage.era, passage.outcome, seconds)
-            if passage.is_long_lived:
-                streams.discard(passage)
-                self.long_lived -= 1
+    async def _open(self, passage: Passage) -> AwaitedReply:
+        incoming = passage.incoming
+        target = self._endpoints.target(incoming, passage.probe.endpoint)
+        return await open_reply(passage, target, self._headers.lines(incoming, passage.live.route))
 
-    async def _open(self, passage: Passage, headers: CIMultiDict[str]) -> AwaitedReply:
-        target = self._endpoints.target(passage.incoming, passage.probe.endpoint)
-        return await open_reply(passage, target, headers)
+    def _probe_headers(self, incoming: Incoming, live: LiveRoute) -> Headers:
+        return probe_headers(self._headers.upstream(incoming, live.route))
 
-    async def _read(self, passage: Passage, said: AwaitedReply, headers: CIMultiDict[str]) -> web.Response | None:
+    async def _read(self, passage: Passage, said: AwaitedReply) -> web.Response | None:
         """Return a refusal, unless a new probe finds that the upstream is not modern any more."""
         probe = passage.probe
-        body = await read_reply(said, probe.endpoint, passage.live.config.timeouts.idle_seconds)
+        body = await read_reply(said, probe.endpoint, passage.live.deadlines.idle)
         if eras.refutes(said.status, body):
             probe.doubt()
             # If the upstream may have run this request, only the next one is bridged.
             is_answered = lost_session.is_answered(body, passage.incoming.body)
-            if not is_answered and not await probe.is_modern(probe_headers(headers)):
+            if not is_answered and not await probe.is_modern(self._probe_headers(passage.incoming, passage.live)):
                 passage.outcome = Passed.BRIDGED
                 return None
         passage.outcome = Passed.REFUSED
@@ -143,8 +117,8 @@ class Passthrough:
             response.force_close()
         if body is None:
             # An event stream may wait for people; any other body is complete when it begins.
-            seconds = None if is_sse else passage.live.config.timeouts.idle_seconds
-            await self._stream(passage, said, response, seconds, first_event)
+            deadline = None if is_sse else passage.live.deadlines.idle
+            await self._stream(passage, said, response, deadline, first_event)
         if passage.outcome is not Passed.ENDED:
             passage.outcome = _outcome(said.status)
         return response
@@ -154,14 +128,14 @@ class Passthrough:
         passage: Passage,
         said: AwaitedReply,
         stream: web.StreamResponse,
-        seconds: float | None,
+        deadline: CoarseTimer | None,
         first_event: FirstEventRewriter | None,
     ) -> None:
         """Write the reply as it arrives; a reply that the upstream cuts short has no end here either."""
         reply = passage.reply
         await reply.begin(stream)
         try:
-            while (part := await next_part(said, seconds)) is not None:
+            while (part := await next_part(said, deadline)) is not None:
                 if first_event is None or (part := first_event.feed(part)):
                     await reply.send(part)
             if first_event is not None and (rest := first_event.rest()):
@@ -179,6 +153,39 @@ class Passthrough:
             reply.cut_short()
             raise
         await stream.write_eof()
+
+
+class _Counted:
+    """Counts a request with its outcome; while it lasts, a drain can end the stream that it opened."""
+
+    __slots__ = ("_passage", "_passthrough", "_started")
+
+    def __init__(self, passthrough: Passthrough, passage: Passage) -> None:
+        self._passthrough, self._passage = passthrough, passage
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic()
+        if self._passage.is_long_lived:
+            self._passage.live.upstream.streams.add(self._passage)
+            self._passthrough.long_lived += 1
+
+    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
+        passage, metrics = self._passage, self._passthrough.metrics
+        path = passage.live.route.path
+        if isinstance(exc, DownstreamError):
+            passage.outcome = Passed.REFUSED
+        elif isinstance(exc, UpstreamError):
+            passage.outcome = Passed.UNREACHABLE
+            metrics.upstream_failed(path, exc.reason)
+            if exc.status < 500:
+                exc.status = 502  # a legacy client would take a JSON-RPC error in HTTP 200 for its answer
+        elif isinstance(exc, ReplyCut):
+            passage.outcome = Passed.ENDED if passage.is_ended else Passed.CUT
+        seconds = None if passage.is_long_lived else time.monotonic() - self._started
+        metrics.passed(path, passage.era, passage.outcome, seconds)
+        if passage.is_long_lived:
+            passage.live.upstream.streams.discard(passage)
+            self._passthrough.long_lived -= 1
 
 
 def _headers(passage: Passage, said: AwaitedReply) -> CIMultiDict[str]:

@@ -1,36 +1,35 @@
 """The upstream's reply to a request that passes through."""
 
-import asyncio
-import re
-from typing import Final
+from contextlib import nullcontext
 
-from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.client import REDIRECTS
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import ConnectTimedOut, RequestFailed
+from gateway.http_client.request_head import HeaderLines
 from gateway.passthrough.passage import Passage
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, Unreachable
-
-_UNSAFE: Final = re.compile(rb"[^\x21-\x7e]")
+from gateway.runtime.coarse_timeout import CoarseTimeout
+from gateway.runtime.coarse_timer import CoarseTimer
 
 
 class ReplyCut(ConnectionResetError):
     """The upstream broke off a reply that had begun."""
 
 
-async def open_reply(passage: Passage, target: URL | None, headers: CIMultiDict[str]) -> AwaitedReply:
+async def open_reply(passage: Passage, target: URL | None, headers: HeaderLines) -> AwaitedReply:
     """Send a request to `target`, else to the endpoint, and follow one redirect within the endpoint's origin.
 
     Returns when the reply's head is here; raises Unreachable or CallLost.
     """
     incoming, upstream, endpoint = passage.incoming, passage.live.upstream, passage.probe.endpoint
-    seconds = _head_seconds(passage)
+    waits = _waits(passage)
+    deadlines, timeouts = passage.live.deadlines, passage.live.config.timeouts
     try:
-        async with asyncio.timeout(seconds):
+        with CoarseTimeout(deadlines.idle if waits else deadlines.answer):
             for _ in range(2):
                 url = target or _with_query(endpoint.url, incoming.url.raw_query_string)
                 reply = await upstream.client.send(incoming.method, url, headers, incoming.body, is_lenient=True)
@@ -46,6 +45,7 @@ async def open_reply(passage: Passage, target: URL | None, headers: CIMultiDict[
                     if target is None:
                         raise Unreachable(f"{endpoint.where} redirects messages to another origin")
     except TimeoutError as exc:
+        seconds = timeouts.idle_seconds if waits else timeouts.answer_seconds
         error = CallLost(
             f"{endpoint.where} did not begin its answer in {seconds:g} s; the request may have had effects"
         )
@@ -59,24 +59,24 @@ async def open_reply(passage: Passage, target: URL | None, headers: CIMultiDict[
     raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
 
-async def read_reply(reply: AwaitedReply, endpoint: Endpoint, seconds: float) -> bytes:
+async def read_reply(reply: AwaitedReply, endpoint: Endpoint, deadline: CoarseTimer) -> bytes:
     """The whole body of a reply; raises UpstreamError."""
     try:
-        async with asyncio.timeout(seconds):
+        with CoarseTimeout(deadline):
             return b"".join([part async for part in reply])
     except TimeoutError as exc:
-        raise CallLost(f"{endpoint.where} did not complete its reply in {seconds:g} s") from exc
+        raise CallLost(f"{endpoint.where} did not complete its reply within timeouts.idle_seconds") from exc
     except RequestFailed as exc:
         raise exc.mapped(endpoint.where) from exc
 
 
-async def next_part(reply: AwaitedReply, seconds: float | None) -> bytes | None:
+async def next_part(reply: AwaitedReply, deadline: CoarseTimer | None) -> bytes | None:
     """What has come of the body since the last part, None at its end; raises ReplyCut.
 
     Until the next call, nothing more is read from the upstream: what a slow client does not take stays there.
     """
     try:
-        async with asyncio.timeout(seconds):
+        with nullcontext() if deadline is None else CoarseTimeout(deadline):
             part = await anext(reply, None)
     except (TimeoutError, RequestFailed) as exc:
         raise ReplyCut("the upstream broke off its reply") from exc
@@ -85,21 +85,19 @@ async def next_part(reply: AwaitedReply, seconds: float | None) -> bytes | None:
     return part
 
 
-def _head_seconds(passage: Passage) -> float:
-    """How long the upstream may take to send the head of its reply.
+def _waits(passage: Passage) -> bool:
+    """Whether the head of the reply may take timeouts.idle_seconds instead of timeouts.answer_seconds.
 
     Some servers send a JSON reply when the tool is done; a few send the head of a stream with its first event. A GET
     without a session never gets an event: a client that only tests for a stream must not wait for one.
     """
-    incoming, timeouts = passage.incoming, passage.live.config.timeouts
-    waits = incoming.method == "POST" or (incoming.method == "GET" and mcp.SESSION_ID in incoming.headers)
-    return timeouts.idle_seconds if waits else timeouts.answer_seconds
+    incoming = passage.incoming
+    return incoming.method == "POST" or (incoming.method == "GET" and mcp.SESSION_ID in incoming.headers)
 
 
 def _with_query(url: URL, query: str) -> URL:
-    """The upstream's URL with the client's query appended to its own, bytes that no URL has percent-encoded."""
+    """The upstream's URL with the client's query appended to its own."""
     if not query:
         return url
-    encoded = _UNSAFE.sub(lambda found: b"%%%02X" % found[0][0], query.encode("utf-8", "surrogateescape")).decode()
     own = url.raw_query_string
-    return URL(f"{url.with_query(None)}?{own}&{encoded}" if own else f"{url}?{encoded}", encoded=True)
+    return URL(f"{url.with_query(None)}?{own}&{query}" if own else f"{url}?{query}", encoded=True)

@@ -42,6 +42,15 @@ class FakeCarrier:
         self.pending.end().on_failed(ReplyCut())
 
 
+def taking(reply: AwaitedReply) -> asyncio.Task[bytes | None]:
+    """A task that takes the next part."""
+
+    async def take() -> bytes | None:
+        return await anext(reply, None)
+
+    return asyncio.get_running_loop().create_task(take())
+
+
 @pytest.fixture
 def carrier() -> FakeCarrier:
     return FakeCarrier()
@@ -109,7 +118,7 @@ async def test_a_failure_before_the_head_ends_the_wait_for_it(reply: AwaitedRepl
         await waiting
 
 
-async def test_reading_pauses_while_much_waits_and_goes_on_when_it_was_taken(
+async def test_reading_pauses_while_much_waits_and_goes_on_when_more_is_wanted(
     reply: AwaitedReply, carrier: FakeCarrier
 ) -> None:
     reply.on_head(HEAD)
@@ -119,11 +128,77 @@ async def test_reading_pauses_while_much_waits_and_goes_on_when_it_was_taken(
     reply.on_body(b"z")  # it was read before the pause
     assert carrier.asked == ["pause"]
     assert await anext(reply) == LARGE[1:] + b"yz"
+    assert carrier.asked == ["pause"]
+    more = taking(reply)
+    await asyncio.sleep(0)
     assert carrier.asked == ["pause", "resume"]
     reply.on_body(LARGE[1:])
+    assert await more == LARGE[1:]
     assert carrier.asked == ["pause", "resume"]
-    reply.on_body(b"y")
+    reply.on_body(LARGE)
     assert carrier.asked == ["pause", "resume", "pause"]
+
+
+async def test_nothing_is_read_while_the_coroutine_has_a_part_that_it_holds(
+    reply: AwaitedReply, carrier: FakeCarrier
+) -> None:
+    reply.on_head(HEAD)
+    reply.on_body(b"a")
+    assert await anext(reply) == b"a"
+    reply.hold()
+    reply.hold()
+    assert carrier.asked == ["pause"]
+    reply.on_body(b"b")  # it was read before the pause
+    assert await anext(reply) == b"b"
+    assert carrier.asked == ["pause"]
+    more = taking(reply)
+    await asyncio.sleep(0)
+    assert carrier.asked == ["pause", "resume"]
+    carrier.end()
+    assert await more is None
+    reply.hold()
+    assert carrier.asked == ["pause", "resume"]
+
+
+@pytest.mark.parametrize(("limit", "whole"), [(2, b"ab"), (1, None)])
+async def test_a_body_that_is_here_is_taken_whole_within_a_limit(
+    reply: AwaitedReply, carrier: FakeCarrier, limit: int, whole: bytes | None
+) -> None:
+    reply.on_head(HEAD)
+    reply.on_body(b"a")
+    reply.on_body(b"b")
+    assert reply.whole_at_most(limit) is None
+    carrier.end()
+    assert reply.whole_at_most(limit) == whole
+    assert await anext(reply, None) == (None if whole else b"ab")
+
+
+async def test_a_body_that_was_cut_is_never_whole(reply: AwaitedReply, carrier: FakeCarrier) -> None:
+    reply.on_head(HEAD)
+    reply.on_body(b"a")
+    carrier.cut()
+    assert reply.whole_at_most(9) is None
+
+
+async def test_a_reply_that_is_cut_from_elsewhere_closes_its_connection_and_wakes_the_coroutine(
+    reply: AwaitedReply, carrier: FakeCarrier
+) -> None:
+    reply.on_head(HEAD)
+    waiting = taking(reply)
+    await asyncio.sleep(0)
+    reply.cut()
+    with pytest.raises(ReplyCut):
+        await waiting
+    reply.cut()
+    assert carrier.asked == ["abort"]
+
+
+async def test_a_reply_that_has_ended_is_not_cut(reply: AwaitedReply, carrier: FakeCarrier) -> None:
+    reply.on_head(HEAD)
+    reply.on_body(b"a")
+    carrier.end()
+    reply.cut()
+    assert [part async for part in reply] == [b"a"]
 
 
 @pytest.mark.parametrize(("limit", "body"), [(3, b"abc"), (2, None)])
