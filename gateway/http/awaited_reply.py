@@ -1,6 +1,7 @@
 """A reply of an upstream for the one coroutine that awaits it.
 
-The head comes first, then the body part by part, from a bounded buffer.
+The head comes first, then the body part by part, from a bounded buffer. A stream that stays open for long goes to a
+listener instead, once its head is read: no coroutine has to wait then.
 """
 
 import asyncio
@@ -20,7 +21,17 @@ _BUFFERED_BYTES: Final = 131_072
 class AwaitedReply:
     """One reply. What came before a failure is handed over before the failure is raised."""
 
-    __slots__ = ("_buffered", "_failure", "_head", "_is_begun", "_is_over", "_parts", "_pending", "_waiter")
+    __slots__ = (
+        "_buffered",
+        "_failure",
+        "_head",
+        "_is_begun",
+        "_is_over",
+        "_listener",
+        "_parts",
+        "_pending",
+        "_waiter",
+    )
 
     def __init__(self, begin: Callable[[ReplyListener], PendingRequest]) -> None:
         """`begin` sends the request; its reply goes to the listener that it is given."""
@@ -32,6 +43,7 @@ class AwaitedReply:
         """Whether the reply has ended or failed."""
         self._failure: RequestFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._listener: ReplyListener | None = None
         self._pending = begin(self)
 
     # -- for the coroutine --------------------------------------------------------------------------------------
@@ -118,6 +130,18 @@ class AwaitedReply:
         async for _ in self:
             pass
 
+    def pass_on(self, listener: ReplyListener) -> None:
+        """Hand the rest of the reply to a listener as it comes, what is here already first."""
+        self._listener = listener
+        if self._parts:
+            listener.on_body(self._taken())
+        if self._failure is not None:
+            listener.on_failed(self._failure)
+        elif self._is_over:
+            listener.on_end()
+        elif self._pending.is_paused:
+            self._pending.resume_reading()
+
     def close(self) -> None:
         """Read nothing more. A connection with the rest of the body in it is closed."""
         self._pending.abort()
@@ -148,6 +172,9 @@ class AwaitedReply:
 
     def on_body(self, data: bytes, /) -> None:
         """A part of the body is here."""
+        if self._listener is not None:
+            self._listener.on_body(data)
+            return
         self._parts.append(data)
         self._buffered += len(data)
         if self._buffered >= _BUFFERED_BYTES and not self._pending.is_paused:
@@ -157,12 +184,16 @@ class AwaitedReply:
     def on_end(self) -> None:
         """The reply is complete."""
         self._is_over = True
+        if self._listener is not None:
+            self._listener.on_end()
         self._wake()
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The reply will not be completed."""
         self._failure = failure
         self._is_over = True
+        if self._listener is not None:
+            self._listener.on_failed(failure)
         self._wake()
 
     def _wake(self) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http_client.errors import NoReply, ReplyCut
+from gateway.http_client.errors import NoReply, ReplyCut, RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
 from tests.support.workbench import eventually
@@ -241,3 +241,43 @@ async def test_closing_gives_up_the_rest_of_a_reply_but_nothing_after_its_end(ca
     open_.on_head(HEAD)
     open_.close()
     assert other.asked == ["abort"]
+
+
+class Heard:
+    """A listener that notes what it hears."""
+
+    def __init__(self) -> None:
+        self.words: list[object] = []
+
+    def on_head(self, head: ReplyHead, /) -> None:
+        self.words.append(head)
+
+    def on_body(self, data: bytes, /) -> None:
+        self.words.append(data)
+
+    def on_end(self) -> None:
+        self.words.append("end")
+
+    def on_failed(self, failure: RequestFailed, /) -> None:
+        self.words.append(type(failure))
+
+
+@pytest.mark.parametrize("ending", ["end", "cut"])
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_listener_hears_the_rest_of_a_reply_once(
+    reply: AwaitedReply, carrier: FakeCarrier, ending: str, when: str
+) -> None:
+    heard, finish = Heard(), carrier.end if ending == "end" else carrier.cut
+    reply.on_head(HEAD)
+    reply.on_body(b"a")
+    reply.on_body(LARGE)
+    if when == "before":
+        finish()
+        reply.pass_on(heard)
+        assert heard.words == [b"a" + LARGE, "end" if ending == "end" else ReplyCut]
+        return
+    reply.pass_on(heard)
+    assert (heard.words, carrier.asked) == ([b"a" + LARGE], ["pause", "resume"])
+    reply.on_body(b"b")
+    finish()
+    assert heard.words == [b"a" + LARGE, b"b", "end" if ending == "end" else ReplyCut]
