@@ -15,13 +15,15 @@ import uvloop
 from bench import legacy, modern, report
 from bench.hostile import MIB, HostileOutcome, hostile
 from bench.load import Operation
-from bench.processes import PARKED_CONFIG, ROOT, Fleet, Process, ProcessError
+from bench.processes import ENDED_CONFIG, PARKED_CONFIG, ROOT, Fleet, Process, ProcessError
 from bench.scenarios import (
     ONE_WORKER,
     TWO_WORKERS,
+    EndedOutcome,
     Interleaved,
     ParkedOutcome,
     Target,
+    end_all,
     forward,
     interleave,
     most_calls,
@@ -39,6 +41,7 @@ SCENARIOS = ("echo", "sse", "passed", *LARGE, "ask", "forwarded", "workers", "pa
 # These start gateways of their own.
 APART = {"forwarded", "workers", "parked", "ended", "hostile"}
 ENDED_CALLS = 5000
+ENDED_CLIENTS = 256
 # A round of `ask` waits out the quiet window, so it takes fewer operations to fill a slice.
 ASKS_PER_REQUEST = 0.25
 # A slice of large results copies as much as this for each of `--requests`.
@@ -94,7 +97,7 @@ class Bench:
         if options.gateway != "none" and not APART.issuperset(options.only):
             self._gateway = fleet.gateway(options.gateway, self._upstream)
 
-    def run(self, name: str) -> Interleaved | ParkedOutcome | HostileOutcome | None:
+    def run(self, name: str) -> report.Outcome | None:
         """None when the scenario says nothing without a gateway."""
         match name:
             case "echo":
@@ -112,9 +115,9 @@ class Bench:
             case "workers":
                 return self._workers()
             case "parked":
-                return self._parked(self._options.calls)
+                return self._parked()
             case "ended":
-                return self._parked(min(ENDED_CALLS, self._options.calls))
+                return self._ended()
             case _:
                 return self._hostile()
 
@@ -172,14 +175,27 @@ class Bench:
         count, clients = self._options.requests, self._options.clients
         return uvloop.run(interleave(title, targets, self._options.rounds, count, clients, anchor=ONE_WORKER))
 
-    def _parked(self, wanted: int) -> ParkedOutcome | None:
+    def _ended(self) -> EndedOutcome | None:
+        """With Python's own allocator, and with that of the C library, as the image has it."""
+        if self._options.gateway == "none":
+            return None
+        calls, _ = most_calls(min(ENDED_CALLS, self._options.calls), ENDED_CLIENTS)
+        outcome = EndedOutcome(calls)
+        for allocator in ("pymalloc", "malloc"):
+            command = f"env PYTHONMALLOC={allocator} {self._options.gateway}"
+            gateway = self._fleet.gateway(command, self._fleet.upstream(), config=ENDED_CONFIG)
+            row = outcome.rows[f"PYTHONMALLOC={allocator}"] = end_all(gateway, calls, ENDED_CLIENTS)
+            outcome.wrong.extend(row.wrong)
+        return outcome
+
+    def _parked(self) -> ParkedOutcome | None:
         """On processes of its own, with fresh memory and with the limit of open files that it needs."""
         if self._options.gateway == "none":
             return None
-        calls, limit = most_calls(wanted, self._options.clients)
+        calls, limit = most_calls(self._options.calls, self._options.clients)
         upstream = self._fleet.upstream()
         gateway = self._fleet.gateway(self._options.gateway, upstream, config=PARKED_CONFIG)
-        outcome = ParkedOutcome(wanted, calls, limit)
+        outcome = ParkedOutcome(self._options.calls, calls, limit)
         park(gateway, outcome, self._options.clients)
         return outcome
 
@@ -199,7 +215,7 @@ def environment(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def run_all(options: argparse.Namespace, fleet: Fleet) -> dict[str, Interleaved | ParkedOutcome | HostileOutcome]:
+def run_all(options: argparse.Namespace, fleet: Fleet) -> dict[str, report.Outcome]:
     outcomes = {}
     try:
         bench = Bench(options, fleet)

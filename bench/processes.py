@@ -66,6 +66,10 @@ routes:
     upstream: {{url: "http://{upstream}/mcp"}}
 """
 
+ENDED_CONFIG = PARKED_CONFIG.replace("ttl_seconds: 600", "ttl_seconds: 600, linger_seconds: 2").replace(
+    "max_per_principal: 20000}}\nroutes", "max_per_principal: 20000, idle_seconds: 2}}\nroutes"
+)
+
 PEER_CONFIG = """\
 listen: {listen}
 admin: {admin}

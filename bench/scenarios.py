@@ -22,6 +22,8 @@ CONNECTIONS_PER_CALL = 2
 SPARE_FILES = 512
 # The last calls may be let go, and counted, just after their replies went out.
 SETTLE_SECONDS = 5
+# After this, the gateway has let go of idle sessions and kept results, and has noticed that it is quiet.
+QUIET_SECONDS = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,15 @@ def forward(pair: Pair, rounds: int, count: int, clients: int) -> Interleaved:
 
 
 @dataclass(slots=True)
+class EndedOutcome:
+    """What stays of the memory of held calls after their end, by the name of a gateway."""
+
+    calls: int
+    rows: dict[str, "ParkedOutcome"] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class ParkedOutcome:
     """What it costs to hold calls, and whether each got its own answer."""
 
@@ -121,6 +132,15 @@ def sample(gateway: Process, name: str) -> float:
 
 def held_calls(gateway: Process) -> float:
     return sample(gateway, HELD_GAUGE)
+
+
+def end_all(gateway: Process, calls: int, clients: int) -> ParkedOutcome:
+    """Hold calls, answer all of them, and look at the gateway again when sessions and results are gone too."""
+    outcome = ParkedOutcome(calls, calls, "")
+    park(gateway, outcome, clients)
+    time.sleep(QUIET_SECONDS)
+    outcome.rss_kib["quiet"] = gateway.rss_kib()
+    return outcome
 
 
 def park(gateway: Process, outcome: ParkedOutcome, clients: int) -> None:
