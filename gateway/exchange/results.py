@@ -41,11 +41,13 @@ def modern(method: str, result: Raw, server_info: Raw, cache: tuple[int, str], *
     `cache` has the `ttlMs` and `cacheScope` of a result that states none. `retried`: the result depends on the
     client's answers, so it must not be cached (server/utilities/caching, Cache Key).
     """
-    if method == mcp.TOOLS_CALL and (plain := _plain(result)) is not None:
-        return Modern(_plain_prefix(bytes(server_info)) + bytes(result)[1:], _is_true(plain.isError))
+    whole = bytes(result)  # a copy, and results can be large
+    nulls = b"null" in whole
+    if method == mcp.TOOLS_CALL and not nulls and (plain := _plain(result)) is not None:
+        body = b"".join((_plain_prefix(bytes(server_info)), memoryview(whole)[1:]))
+        return Modern(body, _is_true(plain.isError))
     opened = jsonrpc.fields(result)
     parts: dict[str, bytes | Raw] = {"resultType": b'"complete"'}
-    nulls = b"null" in bytes(result)
     for key, value in opened.items():
         if key == "_meta" or (nulls and jsonrpc.is_null(value)):
             continue
@@ -89,9 +91,7 @@ _decode_plain = msgspec.json.Decoder(_Plain).decode
 
 
 def _plain(result: Raw) -> _Plain | None:
-    """A tool result that needs no change apart from two new members in front; it is copied once, whatever its size."""
-    if b"null" in bytes(result):
-        return None
+    """A tool result without nulls that needs no change apart from two new members in front."""
     try:
         plain = _decode_plain(result)
     except (ValueError, RecursionError):

@@ -42,9 +42,13 @@ class JsonReply(web.StreamResponse):
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has closed its connection")
         date, close = rfc822_formatted_time().encode(), b"" if self._keep_alive else _CLOSE
-        whole = _HEAD % (len(self._whole), date, self._request_id.encode(), close, self._whole)
+        whole = self.encoded(date, close)
         request.writer.output_size += len(whole)
         transport.write(whole)
         self._eof_sent = True
         if request.protocol.writing_paused:
             await request.writer.drain()
+
+    def encoded(self, date: bytes, close: bytes) -> bytes:
+        """The bytes of the whole reply."""
+        return _HEAD % (len(self._whole), date, self._request_id.encode(), close, self._whole)

@@ -15,10 +15,12 @@ from multidict import CIMultiDict
 from gateway.http import request_id
 from gateway.http.connection import Connection
 from gateway.http.json_reply import JsonReply
+from gateway.http.whole_reply import WholeReply
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
 from gateway.telemetry import Direction, Ending, bodies
 
+_BODILESS: Final = (204, 304)
 _JSON: Final = "application/json"
 _PIECE_BYTES: Final = 65_536
 """The most that is written at once."""
@@ -92,6 +94,15 @@ class HttpReply(ReplyWriter):
         """Send the head of an SSE stream."""
         await self.begin(web.StreamResponse(headers=SSE_HEADERS))
         self.started = True
+
+    def takes_whole(self, status: int) -> bool:
+        """Whether this client can have the reply that `at_once` makes."""
+        http = self._http
+        return http.version == HttpVersion11 and http.method != "HEAD" and status not in _BODILESS
+
+    def at_once(self, body: bytes, status: int, reason: str | None, headers: CIMultiDict[str]) -> web.StreamResponse:
+        """Return a reply of any kind whose head and body are written at once."""
+        return WholeReply(body, self._http[request_id.KEY], status, reason, headers)
 
     async def begin(self, stream: web.StreamResponse) -> None:
         """Send the head of a reply whose body is sent in parts."""

@@ -7,7 +7,7 @@ Rule 3: headers are rebuilt, not copied (`header_rules.py`).
 
 import time
 from contextlib import closing
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -35,7 +35,6 @@ _REFUTING_BYTES: Final = 65_536
 """The largest reply that is read whole, to see whether it shows the upstream to be of the other era."""
 _WHOLE_BYTES: Final = 65_536
 """The largest body that goes to the client in one write, if it is here when the reply begins."""
-_BODILESS: Final = (204, 304)
 
 
 class Passthrough:
@@ -107,12 +106,16 @@ class Passthrough:
         passage.begin(said)
         is_sse = said.content_type == "text/event-stream"
         first_event = self._endpoints.first_event(passage.incoming, passage.probe.endpoint) if is_sse else None
-        head: dict[str, Any] = {"status": said.status, "reason": _reason(said), "headers": _headers(passage, said)}
+        headers = _headers(passage, said)
         if is_sse:
-            head["headers"].setdefault("X-Accel-Buffering", "no")
-        is_simple = first_event is None and passage.incoming.method != "HEAD" and said.status not in _BODILESS
-        body = said.whole_at_most(_WHOLE_BYTES) if is_simple else None
-        response = web.StreamResponse(**head) if body is None else web.Response(body=body, **head)
+            headers.setdefault("X-Accel-Buffering", "no")
+        reply, reason = passage.reply, _reason(said)
+        takes_whole = first_event is None and reply.takes_whole(said.status)
+        body = said.whole_at_most(_WHOLE_BYTES) if takes_whole else None
+        if body is None:
+            response = web.StreamResponse(status=said.status, reason=reason, headers=headers)
+        else:
+            response = reply.at_once(body, said.status, reason, headers)
         if self.stopping:
             response.force_close()
         if body is None:

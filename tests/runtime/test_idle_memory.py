@@ -21,9 +21,13 @@ class FakeMemory(ProcessMemory):
         self.mib = mib
         self.needed = mib
         self.given_back = 0
+        self.is_kept = False
 
     def resident(self) -> int:
         return int(self.mib * MIB)
+
+    def keep(self) -> None:
+        self.is_kept = True
 
     def give_back(self) -> None:
         self.given_back += 1
@@ -124,6 +128,7 @@ async def test_it_looks_again_and_again(memory: FakeMemory, monkeypatch: pytest.
     memory.give_back = give_back  # type: ignore[method-assign]
     it = idle(memory)
     it.begin()
+    assert memory.is_kept
     memory.mib = 200
     while memory.given_back < 1:
         await asyncio.sleep(0.01)
