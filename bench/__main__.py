@@ -170,8 +170,10 @@ class Bench:
         if self._options.gateway == "none":
             return None
         one, two = (self._fleet.gateway(self._options.gateway, self._upstream, workers=n) for n in (1, 2))
-        targets = [Target(one, modern.echo("echo"), ONE_WORKER), Target(two, modern.echo("echo"), TWO_WORKERS)]
-        title = "workers: echo at a gateway with one worker, and with two"
+        echo = modern.echo("echo")
+        # Twice the connections, so that each worker is as busy as the one.
+        targets = [Target(one, echo, ONE_WORKER), Target(two, echo, TWO_WORKERS, clients=2)]
+        title = "workers: echo at a gateway with one worker, and with two and twice the connections"
         count, clients = self._options.requests, self._options.clients
         return uvloop.run(interleave(title, targets, self._options.rounds, count, clients, anchor=ONE_WORKER))
 

@@ -33,6 +33,8 @@ class Target:
     process: Measured
     operation: Operation
     name: str
+    clients: int = 1
+    """How many times the connections of the other rows it has."""
 
 
 @dataclass(slots=True)
@@ -56,10 +58,10 @@ async def interleave(
     """A B C A B C ...: what else the machine does falls on all rows alike."""
     outcome = Interleaved(title, {target.name: [] for target in targets}, anchor)
     for target in targets:
-        await run(target.process.address, target.operation, warm_up(count, clients), clients)
+        await run(target.process.address, target.operation, warm_up(count, clients), clients * target.clients)
     for _ in range(rounds):
         for target in targets:
-            taken = await measure(target.process, target.operation, count, clients)
+            taken = await measure(target.process, target.operation, count, clients * target.clients)
             outcome.slices[target.name].append(taken)
     return outcome
 
