@@ -1,4 +1,4 @@
-"""Keeps freed memory while there is work, and gives it back to the operating system once a burst has ended.
+"""Gives memory back to the operating system once a burst of calls has ended, but not before.
 
 Python runs a full collection only after many new objects, which a process without work never makes, and the C library
 keeps freed pages. So the memory of thousands of calls that have ended would stay for as long as nothing happens.
