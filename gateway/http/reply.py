@@ -15,8 +15,7 @@ from multidict import CIMultiDict
 
 from gateway.http import request_id
 from gateway.http.connection import Connection
-from gateway.http.json_reply import JsonReply
-from gateway.http.whole_reply import WholeReply
+from gateway.http.json_reply import JsonReply, WholeReply
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
 from gateway.telemetry import Direction, Ending, bodies
