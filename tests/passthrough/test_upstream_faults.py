@@ -324,3 +324,39 @@ async def test_a_modern_request_passes_over_the_same_faults(begin: Start) -> Non
         reply = await stand.client().call()
         assert (reply.status, reply.final["id"]) == (502, "c1")
         assert stand.metric("mcp_gateway_passed_through_total", era="modern", outcome="unreachable") == 1
+
+
+@pytest.mark.parametrize("closes", [True, False])
+async def test_the_head_of_a_reply_at_once_is_that_of_the_server_without_what_is_the_gateways(
+    begin: Start, *, closes: bool
+) -> None:
+    said = (
+        b"HTTP/1.1 299 \r\nServer: theirs\r\nX-Request-Id: theirs\r\nDate: then\r\nSet-Cookie: a\r\nset-cookie: b\r\n"
+        b"Keep-Alive: timeout=9\r\nContent-Length: 2\r\n\r\nok"
+    )
+    async with FakeHttp(answers(said)) as server:
+        stand = await begin(url=server.url)
+        host, port = stand.url.split("/")[2].split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        connection = "close" if closes else "keep-alive"
+        writer.write(
+            f"GET /mcp HTTP/1.1\r\nHost: {host}\r\nX-Request-Id: mine\r\nConnection: {connection}\r\n\r\n".encode()
+        )
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(2) == b"ok"
+        if closes:
+            assert await reader.read() == b""
+        writer.close()
+    first, *lines = head.decode().rstrip().split("\r\n")
+    assert first.rstrip() == "HTTP/1.1 299"
+    assert sorted(lines) == sorted(
+        [
+            "Date: then",
+            "Set-Cookie: a",
+            "set-cookie: b",
+            "Content-Type: application/octet-stream",
+            "Content-Length: 2",
+            "X-Request-Id: mine",
+            *(["Connection: close"] if closes else []),
+        ]
+    )
