@@ -6,40 +6,12 @@ import pytest
 
 from gateway.http.awaited_reply import AwaitedReply
 from gateway.http_client.errors import NoReply, ReplyCut, RequestFailed
-from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
+from tests.support.fake_carrier import FakeCarrier
 from tests.support.workbench import eventually
 
 HEAD = ReplyHead(200, "1.1", [(b"Content-Type", b"Text/Event-Stream; x=y"), (b"A", b"1"), (b"a", b"2")])
 LARGE = b"x" * 131_072
-
-
-class FakeCarrier:
-    """A FAKE connection, which notes what the reply asks of it."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.pending: PendingRequest
-
-    def begin(self, listener: ReplyListener) -> PendingRequest:
-        self.pending = PendingRequest(listener)
-        self.pending.carried(self)
-        return self.pending
-
-    def abort(self) -> None:
-        self.asked.append("abort")
-
-    def pause_reading(self) -> None:
-        self.asked.append("pause")
-
-    def resume_reading(self) -> None:
-        self.asked.append("resume")
-
-    def end(self) -> None:
-        self.pending.end().on_end()
-
-    def cut(self) -> None:
-        self.pending.end().on_failed(ReplyCut())
 
 
 def taking(reply: AwaitedReply) -> asyncio.Task[bytes | None]:
