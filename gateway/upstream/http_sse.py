@@ -175,8 +175,6 @@ class HttpSseChannel(Channel):
         """A part of the stream is here."""
         try:
             for event in self._parser.feed(data):
-                if self._stream is None:
-                    return  # a message has led to the end of the session
                 if self._messages is None:
                     self._messages = self._named_endpoint(event)
                     self._named.set_result(self._messages)
