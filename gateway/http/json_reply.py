@@ -1,4 +1,4 @@
-"""Replies whose head and body are written at once, as nearly every reply is."""
+"""Replies that are written at once, from the status line to the end of the body."""
 
 import asyncio
 from http import HTTPStatus
