@@ -37,6 +37,7 @@ Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]  # no algorithm with a shared secret: an attacker could use a public key as the secret
 Level = Literal["debug", "info", "warning", "error"]
+Era = Literal["auto", "bridge"]
 TtlMs = Annotated[int, Meta(ge=0, le=86_400_000)]
 CacheScope = Literal["private", "public"]
 Cacheable = Literal[
@@ -313,6 +314,9 @@ class Upstream(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     env: dict[Variable, Annotated[str, Meta(extra={"secret": True})]] = {}
     """With `command`: the child's environment. Of the gateway's own variables it gets only PATH, HOME, USER, SHELL,
     TERM, TMPDIR, TZ and the locale."""
+    inherit_env: tuple[Variable, ...] = ()
+    """With `command`: names of further variables of the gateway's environment that the child gets, e.g.
+    `HTTPS_PROXY`."""
     cwd: Text | None = None
     """With `command`: the working directory. null: the gateway's own."""
     max_children: Annotated[int, Meta(ge=1, le=10_000)] = 32
@@ -446,7 +450,7 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Annotated[str, Meta(extra={"form": "path"})] = "/mcp"
     """The public path."""
     upstream: Upstream
-    era: Literal["auto", "bridge"] = "auto"
+    era: Era = "auto"
     """Which side of the server modern clients use. `auto`: its modern side if it has one, else its legacy side.
     `bridge`: always its legacy side. That is for a server that speaks both protocols but can ask only legacy clients:
     for modern clients its tools fail with -32600 "no back-channel" or "unavailable on 2026-07-28 connections"."""

@@ -20,6 +20,7 @@ from gateway.seal.request_state import Sealer
 from gateway.sessions.pool import Pool
 from gateway.telemetry import Metrics, Traces
 from gateway.upstream.era_probe import EraProbe
+from gateway.upstream.stdio_era import StdioEra
 from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
 
 
@@ -54,9 +55,11 @@ class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
     client: Client
     pool: Pool
     era: EraProbe | None
-    """None if the upstream is a child process, which has no passthrough."""
+    """None if the upstream is a child process."""
     health: UpstreamHealth
     subscriptions: set[Endable]
+    stdio: StdioEra | None
+    """Set if the upstream is a child process."""
     streams: set[Endable]
     """Streams of legacy clients, and subscriptions that are passed through to a modern upstream."""
 

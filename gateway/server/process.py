@@ -24,7 +24,7 @@ from gateway.cluster.peer_listener import PeerListener
 from gateway.cluster.retry_routing import RetryRouting
 from gateway.cluster.witness import Witness
 from gateway.cluster.worker import Worker, member_id
-from gateway.config import Config, InForce, cautions, contexts, digest
+from gateway.config import Config, Contexts, InForce, cautions, contexts, digest
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
 from gateway.http.client import Bounds, Client
@@ -65,9 +65,12 @@ class Gateway:
         read: Read | None = None,
         traces: Traces | None = None,
         stream_times: StreamTimes = DEFAULT_TIMES,
+        *,
+        serves_host: bool = False,
     ) -> None:
         """Give `worker` if this process is one of several that share `listen`; `read` reads the configuration again.
 
+        `serves_host`: the only client is the host that started this process (`wrap`), so one child serves everything.
         Raises TracesUnavailable, where `traces` are not given and the configuration wants them.
         """
         self._in_force = in_force = InForce(config)
@@ -93,6 +96,7 @@ class Gateway:
             traces = open_traces(__version__, self.members.own)
         self._traces = traces
         self._stream_times = stream_times
+        self._serves_host = serves_host
         self._peers = PeerClient(self._peer_connections, self.members, self.metrics)
         self._witness = Witness(self.members, self._peers, self.lot.find, self.tasks)
         self._epoch = secrets.token_hex(8)
@@ -129,14 +133,20 @@ class Gateway:
         """Ids of the state keys; the first one seals."""
         return self._keyrings.ids
 
+    def assemble(self, tls: Contexts) -> None:
+        """Make the routes, and what serves their requests."""
+        bounds = self._in_force.part(lambda config: Bounds(config.limits, config.timeouts))
+        self._client = Client(bounds, HttpClient(self.tasks))
+        shares = self._serves_host
+        scope, errors = self._scope(), self.recent_errors
+        self.routes = RouteTable(self.config, tls, self._client, scope, errors, shares_children=shares)
+        self._authenticator = Authenticator(self._in_force, self._client, self.tasks)
+        self.downstream = self._new_downstream()
+
     async def start(self) -> None:
         """Open the listeners; raises OSError when an address is taken."""
         config, tls = self.config, contexts(self.config)
-        bounds = self._in_force.part(lambda config: Bounds(config.limits, config.timeouts))
-        self._client = Client(bounds, HttpClient(self.tasks))
-        self.routes = RouteTable(config, tls, self._client, self._scope(), self.recent_errors)
-        self._authenticator = Authenticator(self._in_force, self._client, self.tasks)
-        self.downstream = self._new_downstream()
+        self.assemble(tls)
         await self._open_peer_listener()
         await self.members.discovery.begin()
         self.listen = await self._open(self.downstream.handle, config.listen, shared=True, tls=tls.listener)

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.process.child import Child  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.process.child import Child
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
@@ -62,7 +62,13 @@ class StdioChannel(Channel):
                 f"{child.where} {why} before it answered `initialize`; the gateway's log has its stderr"
             ) from exc
         self._launcher.initialized(child)
+        self._launcher.has_initialized = True
         return answers[0]
+
+    @property
+    def child(self) -> Child:
+        """The process of this session, after the handshake."""
+        return self._child
 
     @property
     def hears_side(self) -> bool:
@@ -103,7 +109,7 @@ class StdioChannel(Channel):
             self._call = None
 
     def _hear(self, line: bytes) -> None:
-        if not _is_message(line):
+        if not is_message(line):
             self._malformed()
             return
         if self._call is None:
@@ -139,7 +145,7 @@ class StdioChannel(Channel):
             await self._child.close()
 
 
-def _is_message(line: bytes) -> bool:
+def is_message(line: bytes) -> bool:
     """Whether a line is JSON-RPC. Many servers print log records in JSON."""
     if line.lstrip()[:1] != b"{":
         return False
