@@ -49,7 +49,7 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
-    """The place of a call: the number of its round, with the state of the upstream (JSON) that the round began with."""
+    """The place of a call: the number of its round, with the upstream's state (JSON) that the round began with."""
 
     round: int = 0
     state: bytes | None = None
@@ -122,7 +122,9 @@ class MirroredCall:
 
     def _input_required(self, result: jsonrpc.Fields) -> Step:
         if self.progress.round + 1 >= MAX_ROUNDS:
-            return self.failed(f"The server asked in {MAX_ROUNDS} rounds and gave no result; the gateway ended the call")
+            return self.failed(
+                f"The server asked in {MAX_ROUNDS} rounds and gave no result; the gateway ended the call"
+            )
         state = result.get("requestState")
         if state is not None and jsonrpc.text(state) is None:
             raise ValueError("`requestState` must be a string")

@@ -1,16 +1,18 @@
 """A modern server as the mirror uses it, with its implementation for streamable HTTP."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import msgspec
+from msgspec import Raw
 from yarl import URL
 
 from gateway.http.client import REDIRECTS, Client
 from gateway.http.upstream_headers import is_valid_value
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import ListenerFailed, RequestFailed
-from gateway.http_client.pending_request import PendingRequest
+from gateway.http_client.pending_request import PendingRequest  # noqa: TC001  (one import style)
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable
@@ -19,7 +21,6 @@ from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.upstream.channel import Headers
 
 _ACCEPT: Final = "application/json, text/event-stream"
-_CHALLENGE: Final = b"www-authenticate"
 
 
 class Outgoing(msgspec.Struct, frozen=True, eq=False):
@@ -58,6 +59,36 @@ class ModernServer(Protocol):
 
     def begin(self, request: Outgoing, listener: Listener) -> Pending:
         """Send a request. No method of the listener is called before this returns."""
+
+
+async def ask(server: ModernServer, request: Outgoing) -> Raw | jsonrpc.Error:
+    """Send a request and wait for its response; raises GatewayError if there is none."""
+    waiting = _Waiting()
+    pending = server.begin(request, waiting)
+    try:
+        return await waiting.response
+    finally:
+        pending.abort()
+
+
+class _Waiting:
+    """Hears one response, for a coroutine that awaits it."""
+
+    def __init__(self) -> None:
+        self.response: asyncio.Future[Raw | jsonrpc.Error] = asyncio.get_running_loop().create_future()
+
+    def on_message(self, data: bytes, /) -> None:
+        message = jsonrpc.message(data)
+        if self.response.done():
+            return
+        if isinstance(message.error, Raw):
+            self.response.set_result(jsonrpc.error(message.error))
+        elif isinstance(message.result, Raw):
+            self.response.set_result(message.result)
+
+    def on_failed(self, error: GatewayError, /) -> None:
+        if not self.response.done():
+            self.response.set_exception(error)
 
 
 class HttpServer:
@@ -132,7 +163,7 @@ class _Reply:
         self._silence.disarm(self)
 
     def _restart(self) -> None:
-        if not self._request.is_long and not self._is_over:
+        if not (self._request.is_long or self._is_over):
             self._silence.arm(self, self._silent)
 
     def _silent(self) -> None:
@@ -182,7 +213,9 @@ class _Reply:
         try:
             message = jsonrpc.message(data)
             if reply_messages.is_response(message):
-                self._end()
+                self._is_over = True
+                # A server may keep the stream open; if it ends now, its connection carries the next request.
+                self._silence.arm(self, self._pending.abort)
             self._listener.on_message(data)
         except (ValueError, RecursionError) as exc:
             self._is_over = False
@@ -193,6 +226,7 @@ class _Reply:
     def on_end(self) -> None:
         """See `ReplyListener`."""
         if self._is_over:
+            self._silence.disarm(self)
             return
         if self._parser is not None:
             where = self._endpoint.where
@@ -205,6 +239,7 @@ class _Reply:
             self._fail(self._refused(status))
         elif self._body.lstrip().startswith(b"{"):
             self._take(bytes(self._body))
+            self._silence.disarm(self)
             if not self._is_over:
                 self._fail(self._unusable(status))
         else:
@@ -229,13 +264,14 @@ class _Reply:
     def _refused(self, status: int) -> Refused:
         where, as_client = self._endpoint.where, self._endpoint.as_client
         whose = "the credentials" if as_client else "the credentials of routes[].credentials"
-        given = [value for name, value in self._head.texts() if name.lower().encode() == _CHALLENGE]
+        given = [value for name, value in self._head.texts() if name.lower() == "www-authenticate"]
         challenge = ", ".join(value for value in given if is_valid_value(value)) or None
         words = f"{where} refused {whose} (HTTP {status})"
         return Refused(words, status=status, challenge=challenge, is_clients=as_client)
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         """See `ReplyListener`."""
+        self._silence.disarm(self)
         if not isinstance(failure, ListenerFailed):
             self._fail(failure.mapped(self._endpoint.where))
         else:

@@ -35,7 +35,7 @@ UNSERVED: Final = frozenset({mcp.DISCOVER, mcp.LISTEN})
 """Modern methods: a legacy client that sends one would get what it cannot read."""
 
 
-def modern_request(
+def modern_request(  # noqa: PLR0913  (what one request consists of)
     id_: bytes,
     method: str,
     params: jsonrpc.Fields,
