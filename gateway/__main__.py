@@ -146,7 +146,7 @@ def _add_wrap(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         choices=get_args(Era),
         help="overrides the route's `era`: which side of a server is used that speaks both protocols",
     )
-    wrapping.add_argument("--log-level", choices=get_args(Level), default="warning", help="default: warning")
+    wrapping.add_argument("--log-level", choices=get_args(Level), help="overrides log.level of the configuration")
     wrapping.set_defaults(run=_wrap)
 
 

@@ -23,6 +23,7 @@ from gateway.sessions.pool import Pool
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.upstream.era_probe import EraProbe
 from gateway.upstream.http_upstream import HttpUpstream
+from gateway.upstream.modern_stdio import ModernStdio
 from gateway.upstream.shared_child import ChildHolder
 from gateway.upstream.stdio import StdioChannel
 from gateway.upstream.stdio_era import StdioEra
@@ -133,7 +134,8 @@ class RouteTable:
         def connect() -> StdioChannel:
             return StdioChannel(launcher, malformed)
 
-        era = StdioEra(launcher, tasks, metrics, route.path, malformed)
+        modern = ModernStdio(launcher, malformed, has_one_client=self._shares_children)
+        era = StdioEra(launcher, modern, tasks, metrics, route.path)
         shared = ChildHolder(launcher, malformed).connect if self._shares_children else None
         return Pool(settings, shared or connect, metrics, tasks, launcher.stop_prestarting), era
 

@@ -1,54 +1,42 @@
-"""A modern host: its requests go to the request handler of this process, as if they had come by HTTP.
-
-What an HTTP client repeats in headers is made from the body here. The caller is always the same: the host.
-"""
+"""The requests of a modern host, of which several are in flight at the same time."""
 
 import asyncio
-import base64
-import secrets
-from typing import Final
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import msgspec
 from msgspec import Raw
-from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.downstream.handler import RequestHandler
-from gateway.http import request_id as ids
-from gateway.http.incoming import Caller, Incoming
 from gateway.protocol import jsonrpc, mcp, request
-from gateway.protocol.errors import DownstreamError, InvalidRequest
+from gateway.protocol.errors import DownstreamError, GatewayError, InvalidRequest
 from gateway.protocol.request import ParsedBody
-from gateway.routes.live_route import LiveRoute
+from gateway.runtime.tasks import Tasks
 from gateway.stdio_front.host import Host
-from gateway.stdio_front.line_reply import LineReply
-from gateway.telemetry import Direction, bodies
 
-HOST: Final = Caller(b"host", None)
-"""The only caller there is."""
+Serve = Callable[[ParsedBody, bytes], Awaitable[None]]
+"""Serves one request, given as it was read and as it was sent; writes its messages to the host."""
 
 
 class ModernHost:
-    """The requests of one host that are in flight."""
+    """One modern host."""
 
-    def __init__(self, host: Host, handler: RequestHandler, live: LiveRoute) -> None:
+    def __init__(self, host: Host, serve: Serve, tasks: Tasks, json_depth: int) -> None:
         self._host = host
-        self._handler = handler
-        self._live = live
-        self._ids = ids.numbered(secrets.token_hex(6))
+        self._serve = serve
+        self._tasks = tasks
+        self._json_depth = json_depth
         self._running: dict[bytes, asyncio.Task[None]] = {}
         self._listening: set[bytes] = set()
 
     @property
-    def calls(self) -> list[asyncio.Task[None]]:
-        """The requests in flight, but for subscriptions, which end only with their host."""
-        return [task for id_, task in self._running.items() if id_ not in self._listening]
+    def is_busy(self) -> bool:
+        """Whether a request is worked on; a subscription ends only with its host."""
+        return len(self._running) > len(self._listening)
 
     def receive(self, line: bytes) -> None:
         """Take one message of the host."""
-        if bodies.on:
-            bodies.show(Direction.FROM_CLIENT, line, route=self._live.route.path, request_id=None)
         try:
-            parsed = request.read(line, self._live.config.limits.json_depth)
+            parsed = request.read(line, self._json_depth)
             if parsed.id is None:
                 if parsed.method == mcp.CANCELLED:
                     self._cancel(parsed.params.get("requestId"))
@@ -59,36 +47,22 @@ class ModernHost:
             if not _is_response(line):
                 self._host.send(jsonrpc.failure(exc.request_id, jsonrpc.Error(exc.code, exc.message)))
             return
-        self._begin(parsed, line)
-
-    def _begin(self, parsed: ParsedBody, line: bytes) -> None:
-        assert parsed.id is not None
         id_ = bytes(parsed.id)
-        incoming = Incoming(
-            self._live.route.path,
-            _headers(parsed),
-            None,
-            body=line,
-            has_headers=False,
-            request_id=next(self._ids),
-            caller=HOST,
-            opened=parsed,
-        )
         if parsed.method == mcp.LISTEN:
             self._listening.add(id_)
-        task = self._running[id_] = self._live.process.tasks.start(self._serve(incoming), "request of the host")
+        task = self._running[id_] = self._tasks.start(self._run(parsed, line), "request of the host")
         task.add_done_callback(lambda _: self._ended(id_))
+
+    async def _run(self, parsed: ParsedBody, line: bytes) -> None:
+        with suppress(ConnectionError):  # the host is gone
+            try:
+                await self._serve(parsed, line)
+            except GatewayError as exc:
+                self._host.send(jsonrpc.failure(parsed.id, jsonrpc.Error(exc.code, exc.message)))
 
     def _ended(self, id_: bytes) -> None:
         del self._running[id_]
         self._listening.discard(id_)
-
-    async def _serve(self, incoming: Incoming) -> None:
-        reply = LineReply(self._host, self._live.config.limits.event_bytes, incoming.request_id)
-        try:
-            _ = await self._handler.handle_hop(incoming, reply)
-        except ConnectionError:
-            pass  # the host is gone
 
     def _cancel(self, id_: Raw | None) -> None:
         """Stop a request; the host gets nothing more of it. An unknown one has been answered."""
@@ -100,18 +74,6 @@ class ModernHost:
         """Cancel everything."""
         for task in self._running.values():
             _ = task.cancel()
-
-
-def _headers(parsed: ParsedBody) -> CIMultiDictProxy[str]:
-    """Return the headers with which a client sends this request by HTTP, but for those of tool parameters."""
-    headers = CIMultiDict({mcp.METHOD_HEADER: parsed.method})
-    version = jsonrpc.text((parsed.meta or {}).get(mcp.META_VERSION))
-    if version is not None:
-        headers[mcp.PROTOCOL_VERSION] = version
-    target = jsonrpc.text(parsed.params.get(mcp.TARGET_FIELD.get(parsed.method, "")))
-    if target is not None:
-        headers[mcp.NAME_HEADER] = f"=?base64?{base64.b64encode(target.encode('utf-8', 'replace')).decode()}?="
-    return CIMultiDictProxy(headers)
 
 
 def _is_response(line: bytes) -> bool:

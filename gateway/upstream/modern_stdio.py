@@ -2,8 +2,8 @@
 
 Source: specification 2026-07-28 basic/transports/stdio. A modern server keeps nothing between requests, so one child
 serves everybody. Clients choose their ids and progress tokens without regard to each other: the child gets ids of the
-gateway's own, and each message goes back with the client's. A log message names no request: it reaches a client only
-if no other request in flight wants logs.
+gateway's own, and each message goes back with the client's. A log message names no request: among several clients, it
+reaches one only if no other request in flight wants logs.
 """
 
 import asyncio
@@ -40,9 +40,12 @@ class _ModernRequest(msgspec.Struct, eq=False):
 class ModernStdio:
     """One modern server as a child; it is started when a request needs it, and again after it has ended."""
 
-    def __init__(self, launcher: ChildLauncher, malformed: Callable[[], None]) -> None:
+    def __init__(
+        self, launcher: ChildLauncher, malformed: Callable[[], None], *, has_one_client: bool = False
+    ) -> None:
         """`malformed` is called for every line on stdout that is not JSON-RPC."""
         self._launcher = launcher
+        self._has_one_client = has_one_client
         self._malformed = malformed
         self.child: Child | None = None
         """The process that serves requests now, if there is one."""
@@ -69,6 +72,7 @@ class ModernStdio:
             _ = await asyncio.wait((request.answered, child.over), return_when=asyncio.FIRST_COMPLETED)
             if not request.answered.done():
                 raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")
+            request.answered.result()
         except asyncio.CancelledError:
             self._cancel(child, number)
             raise
@@ -108,16 +112,12 @@ class ModernStdio:
         request = self._requests.get(bytes(message.id)) if isinstance(message.id, Raw) else None
         if request is None or request.answered.done():
             return  # it was cancelled
-        if isinstance(message.result, Raw):
-            result = message.result
-            if request.method == mcp.LISTEN:
-                result = Raw(jsonrpc.encode(_named(jsonrpc.fields(result), request.id)))
-            request.take(jsonrpc.result(request.id, result))
-        elif isinstance(message.error, Raw):
-            request.take(b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (bytes(request.id), bytes(message.error)))
+        try:
+            request.take(_response(message, request))
+        except ValueError as exc:
+            request.answered.set_exception(exc)
         else:
-            raise ValueError("a response needs a result or an error")
-        request.answered.set_result(None)
+            request.answered.set_result(None)
 
     def _notify(self, method: str, raw: Raw | msgspec.UnsetType) -> None:
         params = jsonrpc.fields(raw) if isinstance(raw, Raw) else {}
@@ -139,7 +139,7 @@ class ModernStdio:
             return self._requests.get(bytes(params.get("progressToken", b"")))
         if method == mcp.LOG:
             wanting = [request for request in self._requests.values() if request.wants_logs]
-            return wanting[0] if len(wanting) == 1 else None
+            return wanting[0] if len(wanting) == 1 or (wanting and self._has_one_client) else None
         meta = jsonrpc.fields(params["_meta"]) if "_meta" in params else {}
         return self._requests.get(bytes(meta.get(mcp.META_SUBSCRIPTION, b"")))
 
@@ -165,6 +165,17 @@ def _translated(message: bytes, number: bytes, take: Take) -> tuple[bytes, _Mode
     wants_logs = mcp.META_LOG_LEVEL in meta
     request = _ModernRequest(opened.id, opened.method, token, wants_logs, take, answered)
     return jsonrpc.request(number, opened.method, params), request
+
+
+def _response(message: jsonrpc.Message, request: _ModernRequest) -> bytes:
+    """Return the response with the client's ids; raises ValueError if it is malformed."""
+    if isinstance(message.error, Raw):
+        return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (bytes(request.id), bytes(message.error))
+    if not isinstance(message.result, Raw):
+        raise ValueError("a response needs a result or an error")  # noqa: TRY004  (it is the message that is wrong)
+    if request.method == mcp.LISTEN:
+        return jsonrpc.result(request.id, jsonrpc.encode(_named(jsonrpc.fields(message.result), request.id)))
+    return jsonrpc.result(request.id, message.result)
 
 
 def _named(fields: dict[str, Raw] | dict[str, str], subscription: Raw) -> dict[str, object]:

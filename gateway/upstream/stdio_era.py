@@ -7,7 +7,6 @@ that has answered is used, whatever its era: nothing of a client has reached it.
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -35,9 +34,9 @@ class StdioEra:
     """The era of one command, with the means to speak to it if it is modern."""
 
     def __init__(
-        self, launcher: ChildLauncher, tasks: Tasks, metrics: Metrics, route: str, malformed: Callable[[], None]
+        self, launcher: ChildLauncher, modern: ModernStdio, tasks: Tasks, metrics: Metrics, route: str
     ) -> None:
-        self.modern = ModernStdio(launcher, malformed)
+        self.modern = modern
         self.known: bool | None = None
         """Whether the server is modern; None if a probe has to find out."""
         self.launcher = launcher
@@ -56,6 +55,11 @@ class StdioEra:
                 self._probe = self._tasks.start(self._ask(), "era probe")
             _ = await asyncio.wait((self._probe,))
         return bool(self.known)
+
+    def found_modern(self, child: Child) -> None:
+        """A child has shown in another way that the server is modern; it serves the requests from now on."""
+        self.known = True
+        self.modern.use(child)
 
     async def _ask(self) -> None:
         found: bool | None = None
