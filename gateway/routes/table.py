@@ -24,7 +24,7 @@ from gateway.telemetry.recent_errors import RecentErrors
 from gateway.upstream.era_probe import EraProbe
 from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.stdio import StdioChannel
-from gateway.upstream.transport_detection import connector
+from gateway.upstream.transport_detection import TransportDetection, connector
 
 
 class RouteTable:
@@ -94,9 +94,10 @@ class RouteTable:
         era = EraProbe(upstream, metrics, health.ok)
         if route.upstream.transport == "sse":
             era.transport_found(speaks_sse=True)
-        connect = connector(route.upstream.transport, upstream, _transport_found(era, health))
-        pool = Pool(settings, connect, metrics, tasks)
-        return LiveUpstream(settings, bounds, client, pool, era, health, set(), set())
+        detection = TransportDetection(_transport_found(era, health))
+        pool = Pool(settings, connector(route.upstream.transport, upstream, detection), metrics, tasks)
+        found = detection if route.upstream.transport == "auto" else None
+        return LiveUpstream(settings, bounds, client, pool, era, health, set(), set(), found)
 
     def _pool_of_children(self, settings: InForce[RouteSettings], client: Client, health: UpstreamHealth) -> Pool:
         metrics, tasks, route = self.process.metrics, self.process.tasks, settings.value.route
