@@ -164,6 +164,10 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     results_bytes: Bytes = 16_777_216
     """Maximum size of all delivered results together that are kept for `hold.linger_seconds`, with their requests.
     Beyond it, the gateway forgets the oldest."""
+    replay_bytes: Bytes = 33_554_432
+    """Maximum size of all messages together that wait for legacy clients whose transport the gateway changes, or that
+    such a client may ask for again. Beyond it, the oldest stream forgets what it delivered; if its client has not read
+    it, the session ends. A value below `event_bytes` counts as `event_bytes`."""
     json_depth: Depth = 64
     """Maximum nesting of objects and arrays in a message."""
     state_bytes: Annotated[int, Meta(ge=1024, le=65_536)] = 8_192
@@ -220,6 +224,9 @@ class Sessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """After this idle time, the gateway closes a session with DELETE."""
     quarantine_seconds: Seconds = 60.0
     """How long an abandoned call may take to end before its session is dropped."""
+    client_idle_seconds: SomeSeconds = 1800.0
+    """After this time without a request or an open stream of a legacy client whose transport the gateway changes, its
+    session ends. Legacy clients do not begin a new one by themselves."""
 
 
 class Legs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -433,6 +440,7 @@ class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     new_per_second: PerSecond | None = None
     idle_seconds: Seconds | None = None
     quarantine_seconds: Seconds | None = None
+    client_idle_seconds: SomeSeconds | None = None
 
 
 class RouteLegs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

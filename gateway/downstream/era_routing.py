@@ -6,9 +6,12 @@ from aiohttp import web
 
 from gateway.auth.authenticator import Authenticator
 from gateway.downstream.continuation import Continuation
+from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.http.incoming import Caller, Incoming
-from gateway.http.reply import HttpReply
+from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.upstream_headers import asks_as_client
+from gateway.legacy_front.front import LegacyFront
+from gateway.legacy_front.session import session_gone
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import era as eras
@@ -23,20 +26,34 @@ _OUR_STATE: Final = f'"{PREFIX}.'.encode()
 class EraRouting:
     """Passes through the requests of one listener that are not bridged."""
 
-    def __init__(self, authenticator: Authenticator, continuation: Continuation, passthrough: Passthrough) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        continuation: Continuation,
+        passthrough: Passthrough,
+        front: LegacyFront,
+    ) -> None:
         self._authenticator = authenticator
         self._continuation = continuation
         self._passthrough = passthrough
+        self._front = front
+        self._legacy = LegacyRouting(passthrough, front)
 
     async def passed(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
         """Return the upstream's own reply; None if the request must be bridged."""
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
         if not eras.is_modern(incoming.method, version, incoming.parsed):
-            _ = await self._caller(incoming, live)
-            return await self._passthrough.legacy(incoming, reply, live)
+            return await self._legacy.serve(incoming, reply, live, await self._caller(incoming, live))
         if incoming.method != "POST":
             raise not_allowed(incoming.method, "POST")
         return await self._passed_modern(incoming, reply, live)
+
+    async def serve_session(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
+        """Serve a request of a legacy client's session that another replica received."""
+        served = await self._front.continued(incoming, reply, live, await self._caller(incoming, live))
+        if served is None:
+            raise session_gone()
+        return served
 
     async def passed_after_all(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute

@@ -6,7 +6,7 @@ Rule 3: headers are rebuilt, not copied (`header_rules.py`).
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from typing import Final
 
@@ -45,8 +45,13 @@ class Passthrough:
         self._endpoints = endpoints
         self._metrics = process.metrics
 
-    async def legacy(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse:
-        """Relay the upstream's reply to a legacy request; raises GatewayError if there is none."""
+    async def legacy(
+        self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, withheld: Collection[int] = ()
+    ) -> web.StreamResponse:
+        """Relay the upstream's reply to a legacy request; raises GatewayError if there is none.
+
+        A short reply with one of the `withheld` statuses is returned unsent.
+        """
         if live.upstream.era is None:
             raise not_passable(incoming)
         if self.stopping and incoming.method == "GET":
@@ -57,6 +62,9 @@ class Passthrough:
         with self._counted(passage):
             headers = self._headers.upstream(incoming, live.route)
             with closing(await self._open(passage, headers)) as response:
+                if response.status in withheld and _is_short(response):
+                    passage.outcome = Passed.REFUSED
+                    return await self._whole(passage, response)
                 return await self._relay(passage, response)
 
     async def modern(
@@ -127,6 +135,10 @@ class Passthrough:
         passage.outcome = Passed.REFUSED
         return web.Response(body=said, status=response.status, headers=_headers(passage, response))
 
+    async def _whole(self, passage: Passage, response: aiohttp.ClientResponse) -> web.Response:
+        said = await read_reply(response, passage.probe.endpoint, passage.live.config.timeouts.idle_seconds)
+        return web.Response(body=said, status=response.status, headers=_headers(passage, response))
+
     async def _relay(self, passage: Passage, response: aiohttp.ClientResponse) -> web.StreamResponse:
         """Write the reply as it arrives; a reply that the upstream cuts short has no end here either."""
         passage.begin(response)
@@ -170,8 +182,12 @@ def _headers(passage: Passage, response: aiohttp.ClientResponse) -> CIMultiDict[
 
 
 def _may_refute(response: aiohttp.ClientResponse) -> bool:
+    return response.status in eras.REFUTING and _is_short(response)
+
+
+def _is_short(response: aiohttp.ClientResponse) -> bool:
     size = response.content_length
-    return response.status in eras.REFUTING and size is not None and size <= _REFUTING_BYTES
+    return size is not None and size <= _REFUTING_BYTES
 
 
 def _outcome(status: int) -> Passed:

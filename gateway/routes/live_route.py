@@ -22,6 +22,7 @@ from gateway.telemetry import Metrics, Traces
 from gateway.upstream.era_probe import EraProbe
 from gateway.upstream.stdio_era import StdioEra
 from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
+from gateway.upstream.transport_detection import TransportDetection
 
 
 class Endable(Protocol):
@@ -62,6 +63,19 @@ class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
     """Set if the upstream is a child process."""
     streams: set[Endable]
     """Streams of legacy clients, and subscriptions that are passed through to a modern upstream."""
+    detection: TransportDetection | None = None
+    """The transport as it was found out, if the configuration does not name it."""
+
+    @property
+    def transport(self) -> str | None:
+        """The transport that the upstream speaks: `stdio`, `sse` or `streamable-http`; None if it is not known yet."""
+        if self.era is None:
+            return "stdio"
+        if self.detection is None:
+            return self.settings.value.route.upstream.transport
+        if not self.detection.is_known:
+            return None
+        return "sse" if self.detection.speaks_sse else "streamable-http"
 
     def end_streams(self) -> None:
         """End every stream that would otherwise stay open until its client leaves."""

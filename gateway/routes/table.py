@@ -27,7 +27,7 @@ from gateway.upstream.modern_stdio import ModernStdio
 from gateway.upstream.shared_child import ChildHolder
 from gateway.upstream.stdio import StdioChannel
 from gateway.upstream.stdio_era import StdioEra
-from gateway.upstream.transport_detection import connector
+from gateway.upstream.transport_detection import TransportDetection, connector
 
 
 class RouteTable:
@@ -106,9 +106,10 @@ class RouteTable:
         era = EraProbe(upstream, metrics, health.ok)
         if route.upstream.transport == "sse":
             era.transport_found(speaks_sse=True)
-        connect = connector(route.upstream.transport, upstream, _transport_found(era, health))
-        pool = Pool(settings, connect, metrics, tasks)
-        return LiveUpstream(settings, bounds, client, pool, era, health, set(), None, set())
+        detection = TransportDetection(_transport_found(era, health))
+        pool = Pool(settings, connector(route.upstream.transport, upstream, detection), metrics, tasks)
+        found = detection if route.upstream.transport == "auto" else None
+        return LiveUpstream(settings, bounds, client, pool, era, health, set(), None, set(), found)
 
     def _pool_of_children(
         self, settings: InForce[RouteSettings], client: Client, health: UpstreamHealth

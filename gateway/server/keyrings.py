@@ -8,6 +8,7 @@ import secrets
 from typing import Final
 
 from gateway.config import Config, InForce
+from gateway.legacy_front import session_ids
 from gateway.passthrough import sse_endpoint
 from gateway.seal.cipher import Keyring
 from gateway.telemetry import Event, get_logger
@@ -27,6 +28,7 @@ class Keyrings:
         self.state = InForce(Keyring(self._keys, "state"))
         self.peer = InForce(Keyring(self._keys, "peer"))
         self.endpoint = InForce(Keyring(self._keys, sse_endpoint.PURPOSE))
+        self.session = InForce(Keyring(self._keys, session_ids.PURPOSE))
         in_force.after_replace(self._use)
 
     def _use(self, config: Config) -> None:
@@ -38,6 +40,7 @@ class Keyrings:
         self.state.replace(Keyring(keys, "state"))
         self.peer.replace(Keyring(keys, "peer"))
         self.endpoint.replace(Keyring(keys, sse_endpoint.PURPOSE))
+        self.session.replace(Keyring(keys, session_ids.PURPOSE))
 
     def _all_keys(self, config: Config) -> tuple[bytes, ...]:
         """Return the configured keys, then the own one if there is any; the first one seals."""

@@ -27,13 +27,19 @@ from gateway.cluster.worker import Worker, member_id
 from gateway.config import Config, Contexts, InForce, cautions, contexts, digest
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
+from gateway.downstream.rejections import no_route
 from gateway.http.client import Bounds, Client
 from gateway.http.listener import Handler, Listener
 from gateway.http.parser import parser_caution
 from gateway.http.traffic import Traffic
 from gateway.http_client.client import HttpClient
+from gateway.legacy_front.forwarding import Forwarding
+from gateway.legacy_front.front import LegacyFront
+from gateway.legacy_front.session_ids import SessionIds
+from gateway.legacy_front.session_table import SessionTable
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
+from gateway.protocol.errors import Stopping
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
 from gateway.routes.table import RouteTable
@@ -188,7 +194,10 @@ class Gateway:
         retry_routing = RetryRouting(self.members, self._peers, self._witness)
         continuation = Continuation(process, self.lot, self._authenticator, retry_routing)
         passthrough = Passthrough(self._in_force, EndpointRewriter(self._keyrings.endpoint), process)
-        return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough)
+        table = SessionTable(self._in_force, self.metrics, self.tasks)
+        forwarding = Forwarding(self.members, self._peers)
+        front = LegacyFront(process, SessionIds(self._keyrings.session), table, forwarding)
+        return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough, front)
 
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""
@@ -247,6 +256,7 @@ class Gateway:
         tls = contexts(config)
         self._in_force.replace(config)
         self.routes.rebuild(config, tls)
+        self.downstream.front.sessions.keep_only(self.routes.live, no_route("that the configuration had before"))
         if tls.listener is not None or self._client_listener.is_secure:
             self.tasks.spawn(self._client_listener.secure(tls.listener), "change the certificate")
         _log_cautions(config)
@@ -271,6 +281,7 @@ class Gateway:
         self.reload.closed = True
         for live in self.routes.live.values():
             live.upstream.pool.retire()
+        self.downstream.front.sessions.end_all(Stopping("The gateway has shut down, and the session with it"))
         await self.tasks.settle(self.config.timeouts.cancel_seconds)
         for listener in self._listeners:
             await listener.close()

@@ -72,7 +72,7 @@ class StdioFront:
         if self._legacy is None and (is_greeting or (self._modern is None and not _is_modern(opened))):
             # A host whose probe took too long goes on with the handshake of legacy servers.
             self._legacy = await self._new_legacy()
-        elif self._legacy is None and self._modern is None:
+        elif self._modern is None and self._legacy is None:
             self._modern = await self._new_modern()
         if self._legacy is not None:
             self._legacy.receive(line, opened)

@@ -36,6 +36,7 @@ class Event(StrEnum):
     EXCHANGE_FINISHED = "exchange.finished"
     STATE_REJECTED = "state.rejected"
     SESSION_LOST = "session.lost"
+    RELAY_LOST = "relay.lost"
     SUBSCRIPTION_LOST = "subscription.lost"
     TOOL_LEFT_OUT = "tool.left_out"
     UPSTREAM_FAILED = "upstream.failed"
