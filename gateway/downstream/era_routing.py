@@ -7,6 +7,7 @@ from aiohttp import web
 from gateway.auth.authenticator import Authenticator
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.legacy_routing import LegacyRouting
+from gateway.downstream.stdio_forwarding import StdioForwarding
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.upstream_headers import asks_as_client
@@ -37,6 +38,7 @@ class EraRouting:
         self._continuation = continuation
         self._passthrough = passthrough
         self._front = front
+        self.stdio = StdioForwarding()
         self._legacy = LegacyRouting(passthrough, front)
 
     async def passed(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
@@ -69,8 +71,11 @@ class EraRouting:
     ) -> web.StreamResponse | None:
         """Return a modern upstream's reply to a modern request; None if the request must be bridged."""
         era = live.upstream.era
-        if era is None or live.route.era == "bridge":
+        if live.route.era == "bridge":
             return None
+        if era is None:
+            _ = await self._caller(incoming, live)
+            return None if await self._is_ours(incoming, live) else await self.stdio.serve(incoming, reply, live)
         if era.known is False or await self._is_ours(incoming, live):
             return None
         _ = await self._caller(incoming, live)  # before the probe, which carries this request's headers upstream

@@ -70,6 +70,7 @@ class RequestHandler:
     def stop(self) -> None:
         """Accept no new calls and no new streams."""
         self._dispatcher.stopping = self._passthrough.stopping = self.front.stopping = True
+        self._era_routing.stdio.stopping = True
 
     @property
     def stopping(self) -> bool:
@@ -79,7 +80,8 @@ class RequestHandler:
     @property
     def busy(self) -> int:
         """Requests that a drain waits for."""
-        return self.in_flight - self._passthrough.long_lived + self.front.busy
+        long_lived = self._passthrough.long_lived + self._era_routing.stdio.long_lived
+        return self.in_flight - long_lived + self.front.busy
 
     def _client_of(self, path: str) -> Client:
         """Return the HTTP client of the route at a path; raises MethodNotFound if a reload removed the route."""

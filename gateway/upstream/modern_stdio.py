@@ -74,7 +74,9 @@ class ModernStdio:
                 raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")
             request.answered.result()
         except asyncio.CancelledError:
-            self._cancel(child, number)
+            # TypeScript SDK 2.4: a notification before the first call makes the connection a legacy one.
+            if not request.answered.done() and request.method != mcp.DISCOVER:
+                child.write(jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(number)}))
             raise
         finally:
             del self._requests[number]
@@ -88,10 +90,6 @@ class ModernStdio:
                 self.use(child)
             assert self.child is not None
             return self.child
-
-    def _cancel(self, child: Child, number: bytes) -> None:
-        if not child.over.done():
-            child.write(jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(number)}))
 
     # -- what the server says ---------------------------------------------------------------------------------------
 
