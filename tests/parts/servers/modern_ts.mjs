@@ -29,6 +29,15 @@ function record(event, tool) {
 const text = value => ({ content: [{ type: 'text', text: value }] });
 const takes = properties => fromJsonSchema({ type: 'object', properties, required: Object.keys(properties) });
 
+function form(message) {
+    const properties = { name: { type: 'string', title: 'Name' } };
+    return inputRequired.elicit({ message, requestedSchema: { type: 'object', properties, required: ['name'] } });
+}
+
+function prompt(words) {
+    return inputRequired.createMessage({ messages: [{ role: 'user', content: { type: 'text', text: words } }], maxTokens: 100 });
+}
+
 function build() {
     const server = new McpServer({ name: 'modern-ts', version: '2.4.0' });
     server.registerTool('echo', { inputSchema: takes({ text: { type: 'string' } }) }, async given => {
@@ -39,9 +48,42 @@ function build() {
         record('run', 'ask');
         const answer = context.mcpReq.inputResponses?.name;
         if (answer !== undefined) return text(answer.action === 'accept' ? `accept:${JSON.stringify(answer.content)}` : answer.action);
-        const requestedSchema = { type: 'object', properties: { name: { type: 'string', title: 'Name' } }, required: ['name'] };
-        const question = inputRequired.elicit({ message: given.question, requestedSchema });
-        return inputRequired({ inputRequests: { name: question }, requestState: 'asked once' });
+        return inputRequired({ inputRequests: { name: form(given.question) }, requestState: 'asked once' });
+    });
+    server.registerTool('ask_many', { inputSchema: takes({}) }, async (_given, context) => {
+        record('run', 'ask_many');
+        const { elicit, sample, roots } = context.mcpReq.inputResponses ?? {};
+        if (elicit && sample && roots) {
+            const answer = `${elicit.action}:${JSON.stringify(elicit.content)}`;
+            return text(JSON.stringify({ elicit: answer, sample: sample.content.text, roots: roots.roots.map(root => root.uri) }));
+        }
+        const inputRequests = { elicit: form('question of many'), sample: prompt('prompt of many'), roots: inputRequired.listRoots() };
+        return inputRequired({ inputRequests, requestState: 'asked many' });
+    });
+    server.registerTool('sample', { inputSchema: takes({ prompt: { type: 'string' } }) }, async (given, context) => {
+        record('run', 'sample');
+        const answer = context.mcpReq.inputResponses?.sample;
+        if (answer !== undefined) return text(answer.content.text);
+        return inputRequired({ inputRequests: { sample: prompt(given.prompt) }, requestState: 'sampled once' });
+    });
+    server.registerTool('progress', { inputSchema: takes({ steps: { type: 'integer' } }) }, async (given, context) => {
+        record('run', 'progress');
+        const progressToken = context.mcpReq._meta?.progressToken;
+        for (let step = 1; step <= given.steps && progressToken !== undefined; step++) {
+            const params = { progressToken, progress: step, total: given.steps, message: `step ${step}` };
+            await context.mcpReq.notify({ method: 'notifications/progress', params });
+        }
+        return text('done');
+    });
+    server.registerTool('fail', { inputSchema: takes({ message: { type: 'string' } }) }, async given => {
+        record('run', 'fail');
+        return { ...text(given.message), isError: true };
+    });
+    server.registerTool('hang', { inputSchema: takes({}) }, async (_given, context) => {
+        record('run', 'hang');
+        await new Promise(resolve => context.mcpReq.signal.addEventListener('abort', resolve, { once: true }));
+        record('cancelled', 'hang');
+        return text('cancelled');
     });
     return server;
 }
