@@ -33,7 +33,7 @@ from gateway.upstream.transport_detection import TransportDetection, connector
 class RouteTable:
     """The live routes by path."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what a process has one of)
         self,
         config: Config,
         tls: Contexts,

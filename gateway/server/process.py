@@ -64,7 +64,7 @@ _SALT_BYTES: Final = 16
 class Gateway:
     """One process."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what a start may vary)
         self,
         config: Config,
         worker: Worker | None = None,

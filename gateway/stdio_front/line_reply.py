@@ -16,7 +16,7 @@ _NO_RESPONSE: Final = web.Response()
 
 
 class LineReply(ReplyWriter):
-    """Takes the events of a stream apart into lines. A cancelled request gets none any more, so it is not written to."""
+    """Takes the events of a stream apart into lines."""
 
     def __init__(self, host: Host, event_bytes: int, request_id: str) -> None:
         self._host = host

@@ -1,6 +1,6 @@
 """The requests of a modern host, of which several are in flight at the same time."""
 
-import asyncio
+import asyncio  # noqa: TC003  (one import style; it costs nothing here)
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 

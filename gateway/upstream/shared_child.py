@@ -16,8 +16,7 @@ from msgspec import Raw
 from gateway.process.child import Child
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallGone, CallLost, SessionLost
-from gateway.upstream.channel import Channel, Headers, Receive, SideListener
+from gateway.upstream.channel import Headers, Receive
 from gateway.upstream.stdio import StdioChannel, is_message
 
 _INITIALIZED: Final = jsonrpc.notification(mcp.INITIALIZED)
@@ -28,8 +27,8 @@ class ChildHolder:
     """The child that the sessions of one route share; another client's handshake replaces it."""
 
     def __init__(self, launcher: ChildLauncher, malformed: Callable[[], None]) -> None:
-        self._launcher = launcher
-        self._malformed = malformed
+        self.launcher = launcher
+        self.malformed = malformed
         self._shared: SharedChild | None = None
         self._opening = asyncio.Lock()
 
@@ -46,10 +45,10 @@ class ChildHolder:
             if shared is not None:
                 self._shared = None
                 await shared.replaced()
-            channel = StdioChannel(self._launcher, self._malformed)
+            channel = StdioChannel(self.launcher, self.malformed)
             result = await channel.initialize(message, headers)
-            seconds = self._launcher.client.timeouts.answer_seconds
-            self._shared = SharedChild(channel.child, message, result, seconds, self._malformed)
+            seconds = self.launcher.client.timeouts.answer_seconds
+            self._shared = SharedChild(channel.child, message, result, seconds, self.malformed)
             return self._shared
 
     async def close(self) -> None:
@@ -121,110 +120,49 @@ class SharedChild:
             await self.child.close()
 
 
-class SharedChannel(Channel):
+class SharedChannel(StdioChannel):
     """One session in a shared child."""
 
-    taken = True
-    """A child receives no credential, so it cannot refuse one."""
-
     def __init__(self, holder: ChildHolder) -> None:
+        super().__init__(holder.launcher, holder.malformed)
         self._holder = holder
         self._shared: SharedChild | None = None
-        self._call: tuple[bytes, Receive, asyncio.Future[None]] | None = None
+        self._id = b""
         self.may_ask = False
         """Whether the call in flight may ask the user."""
-        self._side: Receive = lambda _: False
-        self._is_listening = False
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Join the child, which may have had this handshake."""
-        self._shared = await self._holder.child(message, headers)
-        self._shared.channels.append(self)
-        return self._shared.result
-
-    @property
-    def hears_side(self) -> bool:
-        """Whether the child runs and its messages outside of requests are heard."""
-        return self._is_listening and self._shared is not None and not self._shared.child.over.done()
-
-    async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
-        """Hand over messages outside of requests; the side stream is lost when the child ends by itself."""
-        assert self._shared is not None, "the handshake came first"
-        child, self._side, self._is_listening = self._shared.child, listener.receive, True
-
-        def ended(_: object) -> None:
-            if self._is_listening and not child.asked:
-                listener.lost()
-
-        child.over.add_done_callback(ended)
+        shared = self._shared = await self._holder.child(message, headers)
+        self._child = shared.child
+        shared.channels.append(self)
+        return shared.result
 
     def awaits(self, id_: bytes) -> bool:
         """Whether the request in flight has this id."""
-        return self._call is not None and self._call[0] == id_
-
-    def hear(self, line: bytes) -> None:
-        """Take a message of the child that is for this session."""
-        call = self._call
-        if call is None:
-            _ = self._side(line)
-            return
-        _, receive, answered = call
-        try:
-            if receive(line):
-                self._forget(call)
-                answered.set_result(None)
-        except Exception as exc:  # noqa: BLE001  (the task of the request handles it, not the pipe)
-            self._forget(call)
-            answered.set_exception(exc)
-
-    def _forget(self, call: object) -> None:
-        if self._call is call:
-            self._call, self.may_ask = None, False
+        return self._call is not None and self._id == id_
 
     async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | Raw | None:
         """Write a request and wait until it is answered, or the child ends."""
-        shared = self._shared
-        assert shared is not None, "the handshake came first"
-        child = shared.child
-        if child.over.done():
-            raise SessionLost(f"{child.where} {child.over.result()}")
+        assert self._shared is not None, "the handshake came first"
         opened = jsonrpc.message(message)
-        if not shared.counts(opened.method, _uri(opened)):
+        if not self._shared.counts(opened.method, _uri(opened)):
             return Raw(_EMPTY_RESULT)
-        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        id_ = bytes(opened.id) if isinstance(opened.id, Raw) else b""
-        call = self._call = id_, receive, answered
+        self._id = bytes(opened.id) if isinstance(opened.id, Raw) else b""
         self.may_ask = opened.method in mcp.ASKING
         try:
-            await shared.send(message)
-            _ = await asyncio.wait((answered, child.over), return_when=asyncio.FIRST_COMPLETED)
-            if not answered.done():
-                raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")
-            answered.result()
+            return await super().request(message, headers, receive)
         finally:
-            self._forget(call)
-            answered.cancel()
-        return None
+            if self._call is None:
+                self.may_ask = False
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """Write an answer or a notification."""
         assert self._shared is not None, "the handshake came first"
         await self._shared.send(message)
 
-    async def ping(self, headers: Headers) -> None:
-        """Do nothing: a child receives no credential that it could refuse."""
-
-    def adopt(self, session_id: str, version: str) -> None:
-        """Raise CallGone, because only the process that started a child can speak to it."""
-        raise CallGone("A child is a process of this gateway alone; the call may have had effects")
-
-    async def resume(self, *_: object, **__: object) -> None:
-        """Raise CallGone, as `adopt` does."""
-        self.adopt("", "")
-
     async def close(self, *, end_session: bool) -> None:
         """Leave the child, which serves the next session too."""
-        self._is_listening = False
         if self._shared is not None:
             await self._shared.left(self)
 

@@ -85,7 +85,7 @@ class StdioChannel(Channel):
 
         self._child.over.add_done_callback(ended)
 
-    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | None:
+    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | Raw | None:
         """Write a request and wait until it is answered, or the child ends."""
         child = self._child
         if child.over.done():
@@ -109,9 +109,13 @@ class StdioChannel(Channel):
             self._call = None
 
     def _hear(self, line: bytes) -> None:
-        if not is_message(line):
+        if is_message(line):
+            self.hear(line)
+        else:
             self._malformed()
-            return
+
+    def hear(self, line: bytes) -> None:
+        """Take a message of the child."""
         if self._call is None:
             self._side(line)
             return

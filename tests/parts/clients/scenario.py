@@ -117,10 +117,10 @@ async def happened(event: str) -> None:
 
 async def cancel(client: Any) -> str:
     """Cancel a call that runs; the server has to hear of it."""
-    call = asyncio.create_task(client.call_tool("hang", {}))
+    call = asyncio.get_running_loop().create_task(client.call_tool("hang", {}))
     await happened("run")
     if OLD:  # this SDK does not tell the server when its caller gives up
-        params = types.CancelledNotificationParams(requestId=client._request_id - 1, reason="enough")  # noqa: SLF001
+        params = types.CancelledNotificationParams(requestId=client._request_id - 1, reason="enough")
         notice = types.CancelledNotification(method="notifications/cancelled", params=params)
         await client.send_notification(types.ClientNotification(notice))
     else:
@@ -168,7 +168,7 @@ async def main() -> None:
             try:
                 async with asyncio.timeout(STEP_SECONDS):
                     outcomes[name] = await step(client)
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001  (it is the outcome)
                 outcomes[name] = f"{type(exc).__name__}: {exc}"
             print(json.dumps(outcomes), flush=True)
 
