@@ -55,8 +55,9 @@ class LegacyHost:
         id_ = message.request_id
         if id_ is not None:
             if id_ in self._open:
+                # An answer with this id would end the other request.
                 error = jsonrpc.Error(mcp.INVALID_REQUEST, "A request with this id is in flight; use another id")
-                self._host.send(jsonrpc.failure(id_, error))
+                self._host.send(jsonrpc.failure(None, error))
                 return
             self._open.add(id_)
             if opened.method == mcp.INITIALIZE:
