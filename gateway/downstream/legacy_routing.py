@@ -10,6 +10,7 @@ from gateway.legacy_front.front import LegacyFront, beginning
 from gateway.legacy_front.session import session_gone
 from gateway.legacy_front.session_ids import Front, given_id
 from gateway.passthrough.forwarder import Passthrough
+from gateway.passthrough.sse_endpoint import PARAMETER
 from gateway.protocol import lost_session
 from gateway.protocol.errors import NoHandshake
 from gateway.routes.live_route import LiveRoute
@@ -32,7 +33,8 @@ class LegacyRouting:
         served = await self._front.continued(incoming, reply, live, caller)
         if served is not None:
             return served
-        spoken, front = live.upstream.transport, beginning(incoming)
+        is_addressed = PARAMETER in incoming.url.query  # the server's own address for messages
+        spoken, front = live.upstream.transport, None if is_addressed else beginning(incoming)
         if given_id(incoming) is not None and spoken not in (None, "streamable-http"):
             raise session_gone()
         if front is None or spoken == _TRANSPORTS[front]:

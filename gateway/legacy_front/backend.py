@@ -1,4 +1,4 @@
-"""The interface between a legacy client and what serves it.
+"""The interface that joins a legacy client to what serves it.
 
 A front decodes what the client sends, and hands it to a backend. The backend sends messages back by the link of its
 client. There is one of each per client session, and the first message of every session is `initialize`.
