@@ -10,8 +10,9 @@ from gateway.legacy_front.front import LegacyFront, beginning
 from gateway.legacy_front.session import session_gone
 from gateway.legacy_front.session_ids import Front, given_id
 from gateway.passthrough.forwarder import Passthrough
+from gateway.passthrough.sse_endpoint import PARAMETER
+from gateway.protocol import lost_session
 from gateway.protocol.errors import NoHandshake
-from gateway.protocol.reply_messages import is_response, messages
 from gateway.routes.live_route import LiveRoute
 from gateway.session_relay.relay import connect
 
@@ -32,7 +33,8 @@ class LegacyRouting:
         served = await self._front.continued(incoming, reply, live, caller)
         if served is not None:
             return served
-        spoken, front = live.upstream.transport, beginning(incoming)
+        is_addressed = PARAMETER in incoming.url.query  # the server's own address for messages
+        spoken, front = live.upstream.transport, None if is_addressed else beginning(incoming)
         if given_id(incoming) is not None and spoken not in (None, "streamable-http"):
             raise session_gone()
         if front is None or spoken == _TRANSPORTS[front]:
@@ -48,8 +50,8 @@ class LegacyRouting:
         passed = await self._passthrough.legacy(incoming, reply, live, withheld=_OTHER_TRANSPORT)
         if not isinstance(passed, web.Response) or passed.status not in _OTHER_TRANSPORT:
             return passed
-        if front == "http" and any(map(is_response, messages(passed.content_type, _body(passed)))):
-            return passed  # a server of streamable HTTP refuses with a JSON-RPC error
+        if front == "http" and lost_session.is_answered(_body(passed), incoming.body):
+            return passed  # a server of streamable HTTP has read the request
         try:
             return await self._front.begin(front, incoming, reply, live, caller, connect(live))
         except NoHandshake:

@@ -39,31 +39,31 @@ class Forwarding:
         self, session: SessionId, given: str, incoming: Incoming, reply: ReplyWriter
     ) -> web.StreamResponse:
         """Have the owner serve a request; raises GatewayError, or PeerFailed for a request of another replica."""
-        peer_request, own = incoming.peer_request, self._membership.own
-        if peer_request is not None:
-            to = peer_request.to
-            if to == own or incoming.is_local or not self._membership.is_own_host(to):
-                raise PeerReplaced(to)
-        elif session.owner == own:
-            raise session_gone()  # a former process of this name had it
+        self._check_hop(session, incoming)
         watched = _WatchedReply(reply, incoming.rpc_id)
+        is_hop = incoming.peer_request is not None
         try:
             response, _ = await self._peers.forward_once("session", session.owner, _named(incoming, given), watched)
-        except PeerDead as exc:
-            if peer_request is not None:
-                raise PeerReplaced(session.owner) from exc
-            raise session_gone() from exc
-        except PeerReplaced as exc:
-            if peer_request is not None:
-                raise
-            raise session_gone() from exc
+        except (PeerDead, PeerReplaced) as exc:
+            raise PeerReplaced(session.owner) if is_hop else session_gone() from exc
         except ReplyBroken as exc:
-            if peer_request is not None:
+            if is_hop:
                 raise
             return await self._broken(watched, reply, incoming, exc)
         except OwnerStalled as exc:
             raise _stalled(session.owner) from exc
         return response
+
+    def _check_hop(self, session: SessionId, incoming: Incoming) -> None:
+        """Raise PeerReplaced or `session_gone` if no other process can have the session: its own one has ended."""
+        own, peer_request = self._membership.own, incoming.peer_request
+        if peer_request is None:
+            if session.owner == own:
+                raise session_gone()
+            return
+        to = peer_request.to
+        if to == own or incoming.is_local or not self._membership.is_own_host(to):
+            raise PeerReplaced(to)  # one hop always suffices, but for that to another worker of this host
 
     async def _broken(
         self, watched: "_WatchedReply", reply: ReplyWriter, incoming: Incoming, cause: ReplyBroken

@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import UNSET, Raw
 
 from gateway.exchange.commands import Timer
-from gateway.legacy_front.backend import ClientMessage, Connect, RequestId
+from gateway.legacy_front.backend import ClientMessage, Connect, RequestId, request_id
 from gateway.legacy_front.outbox import Outbox
 from gateway.legacy_front.session_ids import Front
 from gateway.protocol import jsonrpc, mcp
@@ -170,7 +170,7 @@ class FrontSession:
         opened = jsonrpc.message(message)
         if opened.method is None:
             if isinstance(opened.id, Raw):
-                self._answer(bytes(opened.id), opened, message)
+                self._answer(request_id(opened.id), opened, message)
             return
         self._stream_for(related_to).put(message, is_droppable=not isinstance(opened.id, Raw))
 

@@ -1,11 +1,11 @@
-"""The client sessions that one process has, with their caps and their idle time."""
+"""The client sessions of one process, with their caps, with their idle time."""
 
 import asyncio
 import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 from gateway.config import Config, InForce
 from gateway.http.incoming import Caller
@@ -20,6 +20,7 @@ from gateway.sessions import pool_errors
 from gateway.telemetry import Metrics
 
 _SWEEP_SECONDS: Final = 1.0
+K = TypeVar("K")
 
 
 class SessionTable:
@@ -75,14 +76,9 @@ class SessionTable:
 
     def _count(self, session: FrontSession, change: int) -> None:
         path = session.live.route.path
-        for counter, key in (
-            (self._of_route, path),
-            (self._of_principal, (path, session.principal)),
-            (self._of_address, (path, session.address)),
-        ):
-            counter[key] += change  # type: ignore[index]
-            if not counter[key]:  # type: ignore[index]
-                del counter[key]  # type: ignore[index]
+        _add(self._of_route, path, change)
+        _add(self._of_principal, (path, session.principal), change)
+        _add(self._of_address, (path, session.address), change)
         self._metrics.relayed(path, change)
 
     def _ended(self, session: FrontSession) -> None:
@@ -112,6 +108,13 @@ class SessionTable:
         if self._sweeper is not None:
             _ = self._sweeper.cancel()
             self._sweeper = None
+
+
+def _add(counts: Counter[K], key: K, change: int) -> None:
+    """Count up or down, and keep no zero."""
+    counts[key] += change
+    if not counts[key]:
+        del counts[key]
 
 
 def _replay_bytes(config: Config) -> int:

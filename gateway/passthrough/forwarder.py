@@ -50,7 +50,7 @@ class Passthrough:
     ) -> web.StreamResponse:
         """Relay the upstream's reply to a legacy request; raises GatewayError if there is none.
 
-        A short reply with one of the `withheld` statuses is returned unsent.
+        A reply with one of the `withheld` statuses is returned unsent, without its body if that is long.
         """
         if live.upstream.era is None:
             raise not_passable(incoming)
@@ -62,9 +62,8 @@ class Passthrough:
         with self._counted(passage):
             headers = self._headers.upstream(incoming, live.route)
             with closing(await self._open(passage, headers)) as response:
-                if response.status in withheld and _is_short(response):
-                    passage.outcome = Passed.REFUSED
-                    return await self._whole(passage, response)
+                if response.status in withheld:
+                    return await self._withheld(passage, response)
                 return await self._relay(passage, response)
 
     async def modern(
@@ -135,9 +134,14 @@ class Passthrough:
         passage.outcome = Passed.REFUSED
         return web.Response(body=said, status=response.status, headers=_headers(passage, response))
 
-    async def _whole(self, passage: Passage, response: aiohttp.ClientResponse) -> web.Response:
-        said = await read_reply(response, passage.probe.endpoint, passage.live.config.timeouts.idle_seconds)
-        return web.Response(body=said, status=response.status, headers=_headers(passage, response))
+    async def _withheld(self, passage: Passage, response: aiohttp.ClientResponse) -> web.Response:
+        """Return a refusal, which the caller sends or not."""
+        seconds = passage.live.config.timeouts.idle_seconds
+        said = await read_reply(response, passage.probe.endpoint, seconds, _REFUTING_BYTES)
+        headers = _headers(passage, response)
+        _ = headers.popall("Content-Length", None)
+        passage.outcome = Passed.REFUSED
+        return web.Response(body=said, status=response.status, headers=headers)
 
     async def _relay(self, passage: Passage, response: aiohttp.ClientResponse) -> web.StreamResponse:
         """Write the reply as it arrives; a reply that the upstream cuts short has no end here either."""
@@ -182,12 +186,8 @@ def _headers(passage: Passage, response: aiohttp.ClientResponse) -> CIMultiDict[
 
 
 def _may_refute(response: aiohttp.ClientResponse) -> bool:
-    return response.status in eras.REFUTING and _is_short(response)
-
-
-def _is_short(response: aiohttp.ClientResponse) -> bool:
     size = response.content_length
-    return size is not None and size <= _REFUTING_BYTES
+    return response.status in eras.REFUTING and size is not None and size <= _REFUTING_BYTES
 
 
 def _outcome(status: int) -> Passed:

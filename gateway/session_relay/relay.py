@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from msgspec import Raw
 
-from gateway.legacy_front.backend import ClientLink, ClientMessage, RequestId
+from gateway.legacy_front.backend import ClientLink, ClientMessage, RequestId, request_id
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, SessionLost, UpstreamError
 from gateway.routes.live_route import LiveRoute
@@ -35,7 +35,7 @@ class SessionRelay:
         self._waiting: deque[ClientMessage] = deque()
         self._waiting_bytes = 0
         self._sender: asyncio.Task[None] | None = None
-        self._open: dict[RequestId, Raw | None] = {}
+        self._open: dict[RequestId, RequestId | None] = {}
         """The requests that the server has not answered, with their progress tokens."""
         self._calls: dict[RequestId, asyncio.Task[None]] = {}
         """The tasks of those requests, if each has a reply of its own."""
@@ -146,7 +146,7 @@ class SessionRelay:
         if message.opened.method != mcp.CANCELLED or not isinstance(message.opened.params, Raw):
             return
         with suppress(ValueError):
-            request = bytes(jsonrpc.fields(message.opened.params).get("requestId", Raw(b"")))
+            request = request_id(jsonrpc.fields(message.opened.params).get("requestId", Raw(b"null")))
             if request in self._open and request not in self._give_ups:
                 seconds = self._live.config.timeouts.cancel_seconds
                 give_up = self._tasks.guard(lambda: self._give_up(request), "cancelled request")
@@ -186,7 +186,7 @@ class SessionRelay:
     def _answered(self, response: jsonrpc.Message) -> None:
         """Forget a request that is answered, wherever its answer came."""
         if isinstance(response.id, Raw):
-            self._forget(bytes(response.id))
+            self._forget(request_id(response.id))
 
     def _forget(self, request: RequestId) -> None:
         self._open.pop(request, None)
@@ -202,7 +202,8 @@ class SessionRelay:
         """The request to which a message belongs that came on a stream for everything."""
         if opened.method == mcp.PROGRESS and isinstance(opened.params, Raw):
             token = jsonrpc.fields(opened.params).get(mcp.META_PROGRESS_TOKEN)
-            return next((request for request, own in self._open.items() if own is not None and own == token), None)
+            wanted = None if token is None else request_id(token)
+            return next((request for request, own in self._open.items() if own == wanted and own is not None), None)
         return next(iter(self._open)) if len(self._open) == 1 else None
 
     def _fail(self, request: RequestId, error: GatewayError) -> None:
@@ -261,10 +262,11 @@ def _version(result: Raw) -> str:
         return mcp.LEGACY
 
 
-def _progress_token(request: jsonrpc.Message) -> Raw | None:
+def _progress_token(request: jsonrpc.Message) -> RequestId | None:
     """The progress token of a request, if it has one."""
     with suppress(ValueError):
         if isinstance(request.params, Raw):
             meta = jsonrpc.fields(request.params).get("_meta")
-            return None if meta is None else jsonrpc.fields(meta).get(mcp.META_PROGRESS_TOKEN)
+            token = None if meta is None else jsonrpc.fields(meta).get(mcp.META_PROGRESS_TOKEN)
+            return None if token is None else request_id(token)
     return None
