@@ -188,6 +188,7 @@ def _peer_request(kind: messages.Kind, member: str, incoming: Incoming) -> PeerR
         to=member,
         issued=time.time(),
         nonce=messages.nonce(),
+        method=incoming.method,
         path=incoming.path,
         headers=tuple((_bytes(name), _bytes(value)) for name, value in incoming.headers.items()),
         remote=incoming.remote,

@@ -7,8 +7,9 @@ from aiohttp import web
 from gateway.auth.authenticator import Authenticator
 from gateway.downstream.continuation import Continuation
 from gateway.http.incoming import Caller, Incoming
-from gateway.http.reply import HttpReply
+from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.upstream_headers import asks_as_client
+from gateway.mirror.streamable.front import Mirror
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import era as eras
@@ -18,25 +19,46 @@ from gateway.routes.live_route import LiveRoute
 from gateway.seal.cipher import PREFIX
 
 _OUR_STATE: Final = f'"{PREFIX}.'.encode()
+_INITIALIZE: Final = mcp.INITIALIZE.encode()
 
 
 class EraRouting:
     """Passes through the requests of one listener that are not bridged."""
 
-    def __init__(self, authenticator: Authenticator, continuation: Continuation, passthrough: Passthrough) -> None:
+    def __init__(
+        self, authenticator: Authenticator, continuation: Continuation, passthrough: Passthrough, mirror: Mirror
+    ) -> None:
         self._authenticator = authenticator
         self._continuation = continuation
         self._passthrough = passthrough
+        self._mirror = mirror
 
     async def passed(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
         """Return the upstream's own reply; None if the request must be bridged."""
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
         if not eras.is_modern(incoming.method, version, incoming.parsed):
-            _ = await self._caller(incoming, live)
-            return await self._passthrough.legacy(incoming, reply, live)
+            return await self._legacy(incoming, reply, live)
         if incoming.method != "POST":
             raise not_allowed(incoming.method, "POST")
         return await self._passed_modern(incoming, reply, live)
+
+    async def mirrored(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse | None:
+        """Return the reply to a request that another replica forwarded, if it is one of a mirrored session."""
+        version = incoming.headers.get(mcp.PROTOCOL_VERSION)
+        if not self._mirror.owns(incoming) or eras.is_modern(incoming.method, version, incoming.parsed):
+            return None
+        _ = await self._caller(incoming, live)
+        return await self._mirror.serve(incoming, reply, live)
+
+    async def _legacy(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse:
+        """Return the reply to a legacy client: its server's own, or that of the mirror before a modern server."""
+        _ = await self._caller(incoming, live)
+        if live.route.era == "mirror" or self._mirror.owns(incoming):
+            return await self._mirror.serve(incoming, reply, live)
+        if live.route.era == "bridge" or not _begins(incoming):
+            return await self._passthrough.legacy(incoming, reply, live)
+        passed = await self._passthrough.handshake(incoming, reply, live)
+        return passed if passed is not None else await self._mirror.serve(incoming, reply, live)
 
     async def passed_after_all(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute
@@ -75,3 +97,13 @@ class EraRouting:
         except DownstreamError:
             return False
         return True
+
+
+def _begins(incoming: Incoming) -> bool:
+    """Whether a request is the handshake of a legacy client."""
+    if incoming.method != "POST" or _INITIALIZE not in incoming.body:
+        return False
+    try:
+        return incoming.parsed().method == mcp.INITIALIZE
+    except DownstreamError:
+        return False

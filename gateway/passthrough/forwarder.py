@@ -59,6 +59,24 @@ class Passthrough:
             with closing(await self._open(passage, headers)) as response:
                 return await self._relay(passage, response)
 
+    async def handshake(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
+        """Relay the upstream's reply to `initialize`; None if it refuses that because it is modern only."""
+        probe = live.upstream.era
+        if probe is None:
+            raise not_passable(incoming)
+        passage = Passage(incoming, reply, live, probe, TrafficEra.LEGACY)
+        with self._counted(passage):
+            headers = self._headers.upstream(incoming, live.route)
+            with closing(await self._open(passage, headers)) as response:
+                if not _may_refute(response):
+                    return await self._relay(passage, response)
+                said = await read_reply(response, probe.endpoint, live.config.timeouts.idle_seconds)
+                if await probe.is_modern(probe_headers(headers), waits=True):
+                    passage.outcome = Passed.MIRRORED
+                    return None
+                passage.outcome = Passed.REFUSED
+                return web.Response(body=said, status=response.status, headers=_headers(passage, response))
+
     async def modern(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, waits: bool = False
     ) -> web.StreamResponse | None:

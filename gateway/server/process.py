@@ -32,6 +32,9 @@ from gateway.http.listener import Handler, Listener
 from gateway.http.parser import parser_caution
 from gateway.http.traffic import Traffic
 from gateway.http_client.client import HttpClient
+from gateway.mirror.streamable.front import Mirror
+from gateway.mirror.streamable.replicas import Replicas
+from gateway.mirror.streamable.tokens import Tokens
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
 from gateway.routes.held_calls import Lot
@@ -178,7 +181,9 @@ class Gateway:
         retry_routing = RetryRouting(self.members, self._peers, self._witness)
         continuation = Continuation(process, self.lot, self._authenticator, retry_routing)
         passthrough = Passthrough(self._in_force, EndpointRewriter(self._keyrings.endpoint), process)
-        return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough)
+        replicas = Replicas(self.members, self._peers, retry_routing, self.tasks)
+        mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process)
+        return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough, mirror)
 
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""

@@ -163,6 +163,7 @@ class Passed(StrEnum):
     ENDED = "ended"
     LEFT = "left"
     BRIDGED = "bridged"
+    MIRRORED = "mirrored"
 
 
 class Malformation(StrEnum):
