@@ -10,6 +10,7 @@ Source: specification 2025-11-25 basic/transports (Streamable HTTP).
 import secrets
 import time
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -20,6 +21,8 @@ from gateway.cluster.retry_routing import TakeOver
 from gateway.config import Config, InForce
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.legacy_front.backend import Connect
+from gateway.mirror.backend import MirrorBackend
 from gateway.mirror.call import Progress, Question, Request
 from gateway.mirror.catalog import ToolCatalog
 from gateway.mirror.modern_server import HttpServer
@@ -271,37 +274,41 @@ class Mirror:
             raise InvalidRequest("This Last-Event-ID belongs to no stream of this session") from exc
         if mark.is_final:
             raise not_allowed("GET", "POST, DELETE")  # some clients ask for more after an error
-        held = self.lot.find(mark.place.exchange)
-        if held is None and not self._is_own(mark.place):
+        is_own, is_proven = self._is_own(mark.place), True
+        if self.lot.find(mark.place.exchange) is None and not is_own:
             found = await self._replicas.route(mark.place, at.incoming, at.reply)
             if not isinstance(found, TakeOver):
                 return found[0]
-            held = self.lot.find(mark.place.exchange) or await self._continued(at, session, mark, found)
-        if held is None:
-            return await self._lost(at, mark)
-        if not self._is_own(mark.place):
-            held.continued(mark)
+            is_proven = found.proven
         # What follows goes to whoever holds this credential, so the upstream sees it first.
         _ = await initialize(self._server(at.live), session.profile, at.headers)
-        after = mark.number if self._is_own(mark.place) else 0
-        replied, _ = await held.write(at.reply, at.incoming.request_id, after)
+        may_run = not is_own and mark.request is not None and await self._may_run_twice(at, session, mark.request)
+        held = self.lot.find(mark.place.exchange)
+        if held is None and not is_own:
+            held = self._continued(at, session, mark, may_run=may_run)
+            if held is None and not is_proven:
+                raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
+        if held is None:
+            return await self._lost(at, mark)
+        if not is_own:
+            held.continued(mark)
+        replied, _ = await held.write(at.reply, at.incoming.request_id, mark.number if is_own else 0)
         return replied
 
-    async def _continued(self, at: Arrival, session: Session, mark: Mark, take_over: TakeOver) -> HeldCall | None:
-        """The call of a replica that has died; None if it is lost. Raises OwnerStalled if it may be alive."""
+    def _continued(self, at: Arrival, session: Session, mark: Mark, *, may_run: bool) -> HeldCall | None:
+        """The call of a replica that has died; None if it is lost. `may_run`: it may run from its beginning."""
         request = mark.request
-        if request is not None and not self._is_old(mark.place, at.live):
-            if mark.asking:
-                held = self._held(at, session, mark.place.exchange, request, mark.progress)
-                held.call.open.update({question.key: question for question in mark.asking})
-                return held
-            if await self._may_run_twice(at, session, request):
-                held = self._held(at, session, mark.place.exchange, request)
-                held.runner.run(at.headers)
-                return held
-        if not take_over.proven:
-            raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
-        return None
+        if request is None or self._is_old(mark.place, at.live):
+            return None
+        if mark.asking:
+            held = self._held(at, session, mark.place.exchange, request, mark.progress)
+            held.call.open.update({question.key: question for question in mark.asking})
+            return held
+        if not may_run:
+            return None
+        held = self._held(at, session, mark.place.exchange, request)
+        held.runner.run(at.headers)
+        return held
 
     async def _may_run_twice(self, at: Arrival, session: Session, request: Request) -> bool:
         route, upstream = at.live.route, self._upstream(at, session)
@@ -332,6 +339,11 @@ class Mirror:
         return await at.reply.only(b"", 200, NO_HEADERS, COMPLETE)
 
     # -- the upstream -------------------------------------------------------------------------------------------
+
+    def connect(self, live: LiveRoute, path: str, principal: bytes) -> Connect:
+        """Make backends for links that hold their own state."""
+        upstream = Upstream(self._server(live), self._catalog, (path, principal), self._process.tasks)
+        return partial(MirrorBackend, upstream)
 
     def _upstream(self, at: Arrival, session: Session) -> Upstream:
         caller = at.incoming.path, session.principal

@@ -199,6 +199,8 @@ class HeldCall:
 
     def _nested_id(self, question: Question) -> bytes:
         call = self.call
+        if not self._resumes:  # nobody could continue the call
+            return self._shared.tokens.nested_id(Nested(self._placed(), call.progress.round, question.key))
         keys = tuple(call.open)
         nested = Nested(self._placed(), call.progress.round, question.key, call.request, call.progress, keys)
         return self._shared.tokens.nested_id(nested)

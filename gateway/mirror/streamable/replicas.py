@@ -56,7 +56,10 @@ class Replicas:
             epoch=place.epoch,
             state="",
         )
-        return await self._routing.route(envelope, incoming, OneStream(reply))
+        found = await self._routing.route(envelope, incoming, OneStream(reply))
+        if isinstance(found, TakeOver):
+            _check_unstarted(reply)
+        return found
 
     async def at_home(self, key: str, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
         """Have the home of a session serve a request; None if that is this replica."""
@@ -67,6 +70,7 @@ class Replicas:
                 raise
             except (PeerFailed, OwnerStalled):
                 continue
+        _check_unstarted(reply)
         return None
 
     async def _before_own(self, key: str, incoming: Incoming) -> list[str]:
@@ -97,6 +101,15 @@ class Replicas:
             return  # it is dead, or will not learn of this; what it serves of the session has a bound of its own
 
 
+def _check_unstarted(reply: ReplyWriter) -> None:
+    """Cut a reply short that has become a stream already; raises ConnectionResetError."""
+    if not reply.started:
+        return
+    if isinstance(reply, HttpReply):
+        reply.cut_short()
+    raise ConnectionResetError("the replica that wrote this stream has ended")
+
+
 class OneStream(ReplyWriter):
     """A reply that becomes a stream only once.
 
@@ -110,11 +123,8 @@ class OneStream(ReplyWriter):
     @property
     def started(self) -> bool:  # type: ignore[override]
         """Whether the reply has become a stream; raises ConnectionResetError if it is asked again after that."""
-        if not self._reply.started:
-            return False
-        if isinstance(self._reply, HttpReply):
-            self._reply.cut_short()
-        raise ConnectionResetError("the replica that wrote this stream has ended")
+        _check_unstarted(self._reply)
+        return False
 
     def share_unread(self) -> Share:
         """See `ReplyWriter`."""

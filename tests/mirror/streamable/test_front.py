@@ -3,11 +3,13 @@
 import asyncio
 import json
 
+import pytest
+
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
 from tests.support.fake_modern import FORM, PAGE, SAMPLE, Call, FakeModern, Json
 from tests.support.legacy_client import LegacyClient
-from tests.support.workbench import eventually
+from tests.support.workbench import eventually, jwt
 
 ACCEPT: Json = {"action": "accept", "content": {"name": "Ann"}}
 
@@ -261,3 +263,138 @@ async def test_a_client_comes_back_for_its_question_and_its_result(client: Legac
     async with client.get(place) as stream:
         assert stream.response.status == 405, "everything has arrived"
     assert len(server.of("tools/call")) == 2
+
+
+async def test_a_session_of_another_caller_does_not_exist(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    client = LegacyClient(stand.http, stand.url, headers={"Authorization": "Bearer ada"})
+    _ = await client.initialize()
+    server.tools["echo"] = lambda call: call.text("x")
+    for headers in ({"Authorization": "Bearer eve"}, {}):
+        client.headers = headers
+        async with client.call("echo") as stream:
+            assert stream.response.status == 404
+            assert (await stream.message())["error"]["data"]["reason"] == "no_session"
+        async with client.get() as stream:
+            assert stream.response.status == 404
+    assert not server.of("tools/call")
+
+
+async def test_an_expired_session_does_not_exist(begin: Begin, server: FakeModern) -> None:
+    stand = await begin(state={"session_ttl_seconds": 60})
+    client = LegacyClient(stand.http, stand.url)
+    _ = await client.initialize()
+    mirror = stand.gateway.downstream._mirror
+    session = mirror._tokens._session(client.session or "")
+    client.session = mirror._tokens.new_session("/mcp", session.principal, session.profile, session.issued - 61)
+    async with client.request("ping") as stream:
+        assert stream.response.status == 404
+    client.session = mirror._tokens.new_session("/mcp", session.principal, session.profile, session.issued - 50)
+    assert (await client.ask("ping"))["result"] == {}
+
+
+async def test_a_request_without_a_session_is_told_to_begin_one(client: LegacyClient) -> None:
+    client.session = None
+    async with client.request("ping") as stream:
+        assert stream.response.status == 400
+        assert "initialize" in (await stream.message())["error"]["message"]
+    client.session = "made-up"
+    async with client.request("ping") as stream:
+        assert stream.response.status == 404
+
+
+@pytest.mark.parametrize("forged", [7, "7", "mrtr1.00000000.AAAA", "x" * 5_000, "\ud83d"])
+async def test_a_forged_answer_reaches_no_call(client: LegacyClient, server: FakeModern, forged: object) -> None:
+    server.tools["ask"] = ask
+    async with client.call("ask") as stream:
+        question = await stream.message()
+        assert await client.answer({"id": forged}, {"action": "decline"}) == 400
+        assert await client.answer(question, ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+
+
+async def test_an_answer_from_another_session_reaches_no_call(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    mine, other = LegacyClient(stand.http, stand.url), LegacyClient(stand.http, stand.url)
+    _ = await mine.initialize(), await other.initialize()
+    server.tools["ask"] = ask
+    async with mine.call("ask") as stream:
+        question = await stream.message()
+        place = str(stream.last_id)
+        assert await other.answer(question, {"action": "decline"}) == 400
+        async with other.get(place) as stolen:
+            assert stolen.response.status == 400
+        assert await mine.answer(question, ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+
+
+@pytest.mark.parametrize("forged", ["7", "mrtr1.00000000.AAAA", "x" * 5_000])
+async def test_a_forged_event_id_opens_no_stream(client: LegacyClient, forged: str) -> None:
+    async with client.get(forged) as stream:
+        assert stream.response.status == 400
+
+
+async def test_a_kept_result_goes_only_to_a_credential_that_the_server_accepts(
+    begin: Begin, server: FakeModern
+) -> None:
+    stand = await begin()
+    client = LegacyClient(stand.http, stand.url, headers={"Authorization": jwt(iss="i", sub="ada")})
+    _ = await client.initialize()
+    server.tools["ask"] = ask
+    async with client.call("ask") as stream:
+        _ = await stream.message()
+        place = str(stream.last_id)
+    server.credential = "another"
+    client.headers = {"Authorization": jwt(iss="i", sub="ada", iat=1)}
+    async with client.get(place) as stream:
+        assert stream.response.status == 401
+    async with client.post({"jsonrpc": "2.0", "method": mcp.CANCELLED, "params": {"requestId": 2}}) as stream:
+        assert stream.response.status == 202
+
+
+@pytest.mark.parametrize(
+    "body", ["[]", "7", "{", '{"jsonrpc":"2.0"}', '{"jsonrpc":"2.0","id":null,"method":"ping"}', "[" * 1_000]
+)
+async def test_a_body_that_is_no_message_is_refused(client: LegacyClient, body: str) -> None:
+    async with client.http.post(client.url, data=body, headers=client._sent()) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["code"] in (-32700, -32600)
+
+
+async def test_params_of_modern_rounds_are_not_a_clients_to_give(client: LegacyClient, server: FakeModern) -> None:
+    server.tools["echo"] = lambda call: call.text([call.answers, call.state])
+    params = {"name": "echo", "arguments": {}, "inputResponses": {"name": ACCEPT}, "requestState": "mine"}
+    async with client.request("tools/call", params) as stream:
+        assert text(await stream.message()) == [{}, None]
+
+
+async def test_a_server_that_asks_for_ever_is_stopped(client: LegacyClient, server: FakeModern) -> None:
+    server.tools["again"] = lambda call: call.ask()
+    async with client.call("again") as stream:
+        result = (await stream.message())["result"]
+        while "isError" not in result:
+            result = (await stream.message())["result"]
+    assert result["isError"] is True
+    assert len(server.of("tools/call")) == 32
+
+
+async def test_ending_a_session_ends_its_calls(client: LegacyClient, server: FakeModern) -> None:
+    server.tools["ask"] = ask
+    async with client.call("ask") as stream:
+        _ = await stream.message()
+        async with client.http.delete(client.url, headers=client._sent()) as response:
+            assert response.status == 200
+        with pytest.raises(EOFError):
+            _ = await stream.event()
+
+
+async def test_a_server_that_breaks_off_ends_the_call_with_an_error(client: LegacyClient, server: FakeModern) -> None:
+    async def breaks(call: Call) -> Json:
+        await call.notify(mcp.LOG, {"level": "info", "data": 1})
+        await server.close()
+        return call.text("never")
+
+    server.tools["breaks"] = breaks
+    async with client.call("breaks") as stream:
+        assert (await stream.message())["method"] == mcp.LOG
+        assert (await stream.message())["error"]["data"]["reason"] == "call_lost"

@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 
 from gateway.protocol import mcp
@@ -239,7 +240,7 @@ async def test_a_stream_by_way_of_another_replica_is_cut_when_its_owner_dies(
     async with client.get(place, url=two.url) as stream:
         place = await stream.place()
         await cluster.crash(one)
-        with pytest.raises((EOFError, Exception)):
+        with pytest.raises((EOFError, aiohttp.ClientError)):
             _ = await stream.event()
     async with client.get(place, url=two.url) as stream:
         _ = await stream.place()
