@@ -159,7 +159,8 @@ def test_messages_that_are_no_step() -> None:
     assert it.received(note) == Notify(note)
     assert it.received(encoded(method="roots/list")) is None, "a modern server sends no requests"
     assert it.received(encoded()) is None
-    for odd in (b"{", required(7, a=FORM), encoded(result=7), encoded(result={"resultType": "input_required", "inputRequests": 7})):  # fmt: skip
+    unmapped = {"resultType": "input_required", "inputRequests": 7}
+    for odd in (b"{", required(7, a=FORM), encoded(result=7), encoded(result=unmapped)):
         with pytest.raises(ValueError):  # noqa: PT011
             _ = it.received(odd)
 
