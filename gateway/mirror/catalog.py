@@ -1,4 +1,6 @@
-"""What the mirror knows of the tools of modern servers: the arguments that headers repeat, and what may run twice.
+"""What the mirror knows of the tools of modern servers.
+
+These are the arguments that headers repeat, and whether a tool may run twice.
 
 A modern server refuses a call whose `Mcp-Param-*` headers do not repeat its annotated arguments, and only the tool's
 schema tells which these are. So the first call of a tool that no list has named lists the tools.

@@ -130,10 +130,10 @@ class Changes:
                 continue
             except GatewayError:
                 return
-            self._tell_all(honoured)
+            self.tell_all(honoured)
             return
 
-    def _tell_all(self, honoured: Honoured) -> None:
+    def tell_all(self, honoured: Honoured) -> None:
         """Tell the client of everything that may have changed in the meantime."""
         for flag, method in _LISTS.items():
             if getattr(honoured, flag):

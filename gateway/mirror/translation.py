@@ -1,4 +1,4 @@
-"""Translates legacy requests to modern ones, and modern results or errors back; pure.
+"""Translates legacy requests to modern ones, with modern results or errors back; pure.
 
 Sources: specification 2026-07-28 basic/index, basic/versioning, server/discover; 2025-11-25 basic/lifecycle,
 server/resources (Error Handling), server/tools (Output Schema).

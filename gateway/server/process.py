@@ -27,6 +27,7 @@ from gateway.cluster.worker import Worker, member_id
 from gateway.config import Config, Contexts, InForce, cautions, contexts, digest
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
+from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
 from gateway.http.client import Bounds, Client
 from gateway.http.listener import Handler, Listener
@@ -37,6 +38,9 @@ from gateway.legacy_front.forwarding import Forwarding
 from gateway.legacy_front.front import LegacyFront
 from gateway.legacy_front.session_ids import SessionIds
 from gateway.legacy_front.session_table import SessionTable
+from gateway.mirror.streamable.front import Mirror
+from gateway.mirror.streamable.replicas import Replicas
+from gateway.mirror.streamable.tokens import Tokens
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
 from gateway.protocol.errors import Stopping
@@ -197,7 +201,10 @@ class Gateway:
         table = SessionTable(self._in_force, self.metrics, self.tasks)
         forwarding = Forwarding(self.members, self._peers)
         front = LegacyFront(process, SessionIds(self._keyrings.session), table, forwarding)
-        return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough, front)
+        replicas = Replicas(self.members, self._peers, retry_routing, self.tasks)
+        mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process)
+        legacy = LegacyRouting(passthrough, front, mirror)
+        return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough, legacy)
 
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""

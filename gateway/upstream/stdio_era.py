@@ -39,6 +39,8 @@ class StdioEra:
         self.modern = modern
         self.known: bool | None = None
         """Whether the server is modern; None if a probe has to find out."""
+        self.refuses_legacy = False
+        """Whether the server was found to be modern only."""
         self.launcher = launcher
         self._tasks = tasks
         self._metrics = metrics

@@ -66,7 +66,11 @@ class LegacyClient:
     """One session over streamable HTTP."""
 
     def __init__(
-        self, stand: Stand | Gateway, version: str = mcp.LEGACY, authorization: str | None = None, url: str | None = None
+        self,
+        stand: Stand | Gateway,
+        version: str = mcp.LEGACY,
+        authorization: str | None = None,
+        url: str | None = None,
     ) -> None:
         self.http = stand.http
         self.url = url or stand.url
@@ -140,7 +144,9 @@ class SseClient(LegacyClient):
     async def connect(self) -> "SseClient":
         """Open the stream, and learn the address for messages."""
         async with asyncio.timeout(DEADLINE):
-            self.stream = Stream(await self.http.get(self.url, headers={**self.headers, "Accept": "text/event-stream"}))
+            self.stream = Stream(
+                await self.http.get(self.url, headers={**self.headers, "Accept": "text/event-stream"})
+            )
         assert self.stream.status == 200
         event = await self.stream.event()
         assert event is not None
