@@ -19,7 +19,7 @@ from gateway.protocol.request import ParsedBody
 from gateway.routes.live_route import LiveRoute
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
 from gateway.upstream.channel import NO_HEADERS
-from gateway.upstream.modern_stdio import ModernStdio
+from gateway.upstream.children.modern_stdio import ModernStdio
 
 _STATUSES: Final = {
     mcp.METHOD_NOT_FOUND: 404,

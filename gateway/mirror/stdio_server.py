@@ -5,7 +5,7 @@ import asyncio
 from gateway.mirror.modern_server import Listener, Outgoing
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.runtime.tasks import Tasks
-from gateway.upstream.modern_stdio import ModernStdio
+from gateway.upstream.children.modern_stdio import ModernStdio
 
 
 class StdioServer:

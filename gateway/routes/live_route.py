@@ -19,8 +19,8 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Sealer
 from gateway.sessions.pool import Pool
 from gateway.telemetry import Metrics, Traces
+from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.era_probe import EraProbe
-from gateway.upstream.stdio_era import StdioEra
 from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
 from gateway.upstream.transport_detection import TransportDetection
 

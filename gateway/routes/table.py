@@ -21,12 +21,12 @@ from gateway.routes.live_route import LiveRoute, LiveUpstream, ProcessScope
 from gateway.routes.upstream_health import UpstreamHealth
 from gateway.sessions.pool import Pool
 from gateway.telemetry.recent_errors import RecentErrors
+from gateway.upstream.children.modern_stdio import ModernStdio
+from gateway.upstream.children.shared_child import ChildHolder
+from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.era_probe import EraProbe
 from gateway.upstream.http_upstream import HttpUpstream
-from gateway.upstream.modern_stdio import ModernStdio
-from gateway.upstream.shared_child import ChildHolder
 from gateway.upstream.stdio import StdioChannel
-from gateway.upstream.stdio_era import StdioEra
 from gateway.upstream.transport_detection import TransportDetection, connector
 
 

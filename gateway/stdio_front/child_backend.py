@@ -10,8 +10,8 @@ from gateway.protocol import jsonrpc
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger
+from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.stdio import is_message
-from gateway.upstream.stdio_era import StdioEra
 
 log = get_logger()
 

@@ -18,7 +18,7 @@ from gateway.protocol import era, jsonrpc
 from gateway.protocol.errors import CallLost, Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
-from gateway.upstream.modern_stdio import ModernStdio
+from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.stdio import is_message
 
 log = get_logger()
