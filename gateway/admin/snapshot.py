@@ -142,6 +142,7 @@ def _route(live: LiveRoute, held: int, sessions: dict[str, int], children: int) 
         children=children if by_command else None,
         children_limit=route.upstream.max_children if by_command else None,
         subscriptions=len(live.upstream.subscriptions),
+        mirrored=live.process.metrics.mirrored(route.path),
         streams=len(live.upstream.streams),
     )
 

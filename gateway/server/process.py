@@ -181,7 +181,7 @@ class Gateway:
         retry_routing = RetryRouting(self.members, self._peers, self._witness)
         continuation = Continuation(process, self.lot, self._authenticator, retry_routing)
         passthrough = Passthrough(self._in_force, EndpointRewriter(self._keyrings.endpoint), process)
-        replicas = Replicas(self.members, self._peers, retry_routing, self.tasks)
+        replicas = Replicas(self.members, self._peers, retry_routing)
         mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process)
         return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough, mirror)
 

@@ -386,6 +386,8 @@ async def test_ending_a_session_ends_its_calls(client: LegacyClient, server: Fak
             assert response.status == 200
         with pytest.raises(EOFError):
             _ = await stream.event()
+    async with client.request("ping") as stream:
+        assert stream.response.status == 404
 
 
 async def test_a_server_that_breaks_off_ends_the_call_with_an_error(client: LegacyClient, server: FakeModern) -> None:
