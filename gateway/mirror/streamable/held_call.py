@@ -10,6 +10,7 @@ Source: specification 2025-11-25 basic/transports (Resumability and Redelivery).
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -75,8 +76,8 @@ class HeldCall:
         self.call = call
         self.runner = Runner(call, upstream, self, lambda: level)
         self._number = 0
-        self._mark_now = self._mark()
-        """The place after everything that was put on the stream."""
+        self._mark_now = self._mark_running = self._mark()
+        """The place after everything that was put on the stream, and the one at which the round went upstream."""
         self._queue: ResponseQueue | None = None
         self._asked: list[tuple[int, bytes]] = []
         """The events of the round's questions, with the number of the last one in each."""
@@ -124,6 +125,7 @@ class HeldCall:
         """See `Hears`."""
         self._asked.clear()
         self._move(self._mark)
+        self._mark_running = self._mark_now
 
     def end(self, message: bytes) -> None:
         """See `Hears`."""
@@ -189,11 +191,11 @@ class HeldCall:
         self._number += 1
         self._mark_now = mark()
         if self._queue is not None and self._reply is not None and self._reply.started and self._resumes:
-            self._queue.send(self._prime())
+            self._queue.send(self._prime(self._mark_now))
 
-    def _prime(self) -> bytes:
-        """An event that only marks the place."""
-        return b"id: %b\ndata: \n\n" % self._shared.tokens.event_id(self._mark_now).encode()
+    def _prime(self, mark: Mark) -> bytes:
+        """An event that only marks a place."""
+        return b"id: %b\ndata: \n\n" % self._shared.tokens.event_id(mark).encode()
 
     def _with_id(self, event: bytes, mark: Mark) -> bytes:
         if not self._resumes:
@@ -283,7 +285,7 @@ class HeldCall:
             if after is not None:
                 await reply.start()
                 if not missed and self._final is None:
-                    await reply.write(self._prime())
+                    await reply.write(self._prime(self._mark_now))
             return await self._write(queue, reply, is_primed=after is not None or bool(missed))
         finally:
             queue.end_writing()
@@ -323,13 +325,14 @@ class HeldCall:
         """The first item, after a priming event if the client may have to come back for the others."""
         if is_primed or not self._resumes:
             return await queue.take()
-        try:
+        item = None
+        with suppress(TimeoutError):
             async with asyncio.timeout(_PRIME_SECONDS):
-                return await queue.take()
-        except TimeoutError:
+                item = await queue.take()
+        if not isinstance(item, FinalMessage):
             await reply.start()
-            await reply.write(self._prime())
-            return await queue.take()
+            await reply.write(self._prime(self._mark_running))
+        return item or await queue.take()
 
 
 def owner_lost(owner: str) -> CallLost:

@@ -400,3 +400,15 @@ async def test_a_server_that_breaks_off_ends_the_call_with_an_error(client: Lega
     async with client.call("breaks") as stream:
         assert (await stream.message())["method"] == mcp.LOG
         assert (await stream.message())["error"]["data"]["reason"] == "call_lost"
+
+
+async def test_a_stream_that_begins_with_progress_is_primed(client: LegacyClient, server: FakeModern) -> None:
+    async def work(call: Call) -> Json:
+        await call.notify(mcp.PROGRESS, {"progressToken": 1, "progress": 1})
+        return call.text("done")
+
+    server.tools["work"] = work
+    async with client.call("work") as stream:
+        first = await stream.event()
+        assert (first.data, first.id is not None) == (b"", True)
+        assert (await stream.message())["method"] == mcp.PROGRESS
