@@ -71,7 +71,9 @@ async def test_the_process_ends_when_the_session_was_idle() -> None:
 
 
 @pytest.mark.parametrize("kind", [LegacyClient, SseClient])
-async def test_a_process_that_dies_ends_each_open_call_with_one_error_and_the_session(kind: type[LegacyClient]) -> None:
+async def test_a_process_that_dies_ends_each_open_call_with_one_error_and_the_session(
+    kind: type[LegacyClient],
+) -> None:
     async with gateway(upstream()) as gw:
         client = await kind(gw).initialize()
         if isinstance(client, SseClient):

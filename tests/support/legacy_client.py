@@ -4,7 +4,8 @@ import asyncio
 import itertools
 import json
 from collections import deque
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -14,7 +15,13 @@ from tests.support.gateway_process import Gateway
 from tests.support.workbench import Stand
 
 Json = dict[str, Any]
+T = TypeVar("T")
 ANSWER = {"action": "accept", "content": {"name": "Ada"}}
+
+
+def later(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """Do something beside the test, which awaits it afterwards."""
+    return asyncio.get_running_loop().create_task(work)
 
 
 class Stream:
@@ -66,7 +73,11 @@ class LegacyClient:
     """One session over streamable HTTP."""
 
     def __init__(
-        self, stand: Stand | Gateway, version: str = mcp.LEGACY, authorization: str | None = None, url: str | None = None
+        self,
+        stand: Stand | Gateway,
+        version: str = mcp.LEGACY,
+        authorization: str | None = None,
+        url: str | None = None,
     ) -> None:
         self.http = stand.http
         self.url = url or stand.url
@@ -140,7 +151,9 @@ class SseClient(LegacyClient):
     async def connect(self) -> "SseClient":
         """Open the stream, and learn the address for messages."""
         async with asyncio.timeout(DEADLINE):
-            self.stream = Stream(await self.http.get(self.url, headers={**self.headers, "Accept": "text/event-stream"}))
+            self.stream = Stream(
+                await self.http.get(self.url, headers={**self.headers, "Accept": "text/event-stream"})
+            )
         assert self.stream.status == 200
         event = await self.stream.event()
         assert event is not None
