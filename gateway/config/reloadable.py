@@ -16,7 +16,7 @@ from gateway.config.route_overrides import OWN_SECTIONS
 _APPLIED: Final[dict[str, tuple[str, ...]]] = {
     "": ("public_url",),
     "tls": ("cert_file", "key_file", "client_ca_file"),
-    "state": ("keys", "keys_file", "ttl_seconds"),
+    "state": ("keys", "keys_file", "ttl_seconds", "session_ttl_seconds", "session_keys"),
     "replica": ("peers", "peers_dns"),
     "hold": (
         "ttl_seconds",

@@ -7,11 +7,10 @@ from aiohttp import web
 from gateway.auth.authenticator import Authenticator
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.legacy_routing import LegacyRouting
+from gateway.downstream.stdio_forwarding import StdioForwarding
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.upstream_headers import asks_as_client
-from gateway.legacy_front.front import LegacyFront
-from gateway.legacy_front.session import session_gone
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import era as eras
@@ -21,6 +20,7 @@ from gateway.routes.live_route import LiveRoute
 from gateway.seal.cipher import PREFIX
 
 _OUR_STATE: Final = f'"{PREFIX}.'.encode()
+_INITIALIZE: Final = mcp.INITIALIZE.encode()
 
 
 class EraRouting:
@@ -31,13 +31,13 @@ class EraRouting:
         authenticator: Authenticator,
         continuation: Continuation,
         passthrough: Passthrough,
-        front: LegacyFront,
+        legacy: LegacyRouting,
     ) -> None:
         self._authenticator = authenticator
         self._continuation = continuation
         self._passthrough = passthrough
-        self._front = front
-        self._legacy = LegacyRouting(passthrough, front)
+        self.stdio = StdioForwarding()
+        self._legacy = legacy
 
     async def passed(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
         """Return the upstream's own reply; None if the request must be bridged."""
@@ -48,12 +48,13 @@ class EraRouting:
             raise not_allowed(incoming.method, "POST")
         return await self._passed_modern(incoming, reply, live)
 
-    async def serve_session(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
-        """Serve a request of a legacy client's session that another replica received."""
-        served = await self._front.continued(incoming, reply, live, await self._caller(incoming, live))
-        if served is None:
-            raise session_gone()
-        return served
+    async def hop(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse | None:
+        """Return the reply to a request that another replica forwarded, if it is one of a legacy session."""
+        version = incoming.headers.get(mcp.PROTOCOL_VERSION)
+        is_relayed = incoming.peer_request is not None and incoming.peer_request.kind == "session"
+        if not is_relayed and eras.is_modern(incoming.method, version, incoming.parsed):
+            return None
+        return await self._legacy.hop(incoming, reply, live, await self._caller(incoming, live), is_relayed=is_relayed)
 
     async def passed_after_all(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute
@@ -69,8 +70,11 @@ class EraRouting:
     ) -> web.StreamResponse | None:
         """Return a modern upstream's reply to a modern request; None if the request must be bridged."""
         era = live.upstream.era
-        if era is None or live.route.era == "bridge":
+        if live.route.era == "bridge":
             return None
+        if era is None:
+            _ = await self._caller(incoming, live)
+            return None if await self._is_ours(incoming, live) else await self.stdio.serve(incoming, reply, live)
         if era.known is False or await self._is_ours(incoming, live):
             return None
         _ = await self._caller(incoming, live)  # before the probe, which carries this request's headers upstream
@@ -92,3 +96,13 @@ class EraRouting:
         except DownstreamError:
             return False
         return True
+
+
+def _begins(incoming: Incoming) -> bool:
+    """Whether a request is the handshake of a legacy client."""
+    if incoming.method != "POST" or _INITIALIZE not in incoming.body:
+        return False
+    try:
+        return incoming.parsed().method == mcp.INITIALIZE
+    except DownstreamError:
+        return False

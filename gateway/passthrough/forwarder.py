@@ -66,6 +66,12 @@ class Passthrough:
                     return await self._withheld(passage, response)
                 return await self._relay(passage, response)
 
+    async def finds_modern(self, incoming: Incoming, live: LiveRoute) -> bool:
+        """Return whether a server that refused a legacy request is modern."""
+        probe = live.upstream.era
+        headers = self._headers.upstream(incoming, live.route)
+        return probe is not None and await probe.is_modern(probe_headers(headers), waits=True)
+
     async def modern(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, waits: bool = False
     ) -> web.StreamResponse | None:

@@ -19,6 +19,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Sealer
 from gateway.sessions.pool import Pool
 from gateway.telemetry import Metrics, Traces
+from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.era_probe import EraProbe
 from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
 from gateway.upstream.transport_detection import TransportDetection
@@ -55,9 +56,11 @@ class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
     client: Client
     pool: Pool
     era: EraProbe | None
-    """None if the upstream is a child process, which has no passthrough."""
+    """None if the upstream is a child process."""
     health: UpstreamHealth
     subscriptions: set[Endable]
+    stdio: StdioEra | None
+    """Set if the upstream is a child process."""
     streams: set[Endable]
     """Streams of legacy clients, and subscriptions that are passed through to a modern upstream."""
     detection: TransportDetection | None = None

@@ -9,6 +9,8 @@ from typing import Final
 
 from gateway.config import Config, InForce
 from gateway.legacy_front import session_ids
+from gateway.mirror.streamable import tokens
+from gateway.mirror.streamable.tokens import MirrorRings
 from gateway.passthrough import sse_endpoint
 from gateway.seal.cipher import Keyring
 from gateway.telemetry import Event, get_logger
@@ -29,18 +31,29 @@ class Keyrings:
         self.peer = InForce(Keyring(self._keys, "peer"))
         self.endpoint = InForce(Keyring(self._keys, sse_endpoint.PURPOSE))
         self.session = InForce(Keyring(self._keys, session_ids.PURPOSE))
+        self._session_keys = in_force.value.state.raw_session_keys()
+        self.mirror = InForce(self._mirror_rings())
         in_force.after_replace(self._use)
 
     def _use(self, config: Config) -> None:
-        keys = self._all_keys(config)
-        if keys == self._keys:
+        keys, session_keys = self._all_keys(config), config.state.raw_session_keys()
+        if (keys, session_keys) == (self._keys, self._session_keys):
             return  # a new ring would have to derive its subkeys again
-        self._keys = keys
+        self._keys, self._session_keys = keys, session_keys
+        self.mirror.replace(self._mirror_rings())
         # A reply in transit between replicas keeps the ring that it began with.
         self.state.replace(Keyring(keys, "state"))
         self.peer.replace(Keyring(keys, "peer"))
         self.endpoint.replace(Keyring(keys, sse_endpoint.PURPOSE))
         self.session.replace(Keyring(keys, session_ids.PURPOSE))
+
+    def _mirror_rings(self) -> MirrorRings:
+        former = tuple(key for key in self._session_keys if key not in self._keys)
+        return MirrorRings(
+            Keyring((*self._keys, *former), tokens.SESSION),
+            Keyring(self._keys, tokens.NESTED),
+            Keyring(self._keys, tokens.EVENT),
+        )
 
     def _all_keys(self, config: Config) -> tuple[bytes, ...]:
         """Return the configured keys, then the own one if there is any; the first one seals."""

@@ -164,6 +164,7 @@ class Passed(StrEnum):
     LEFT = "left"
     BRIDGED = "bridged"
     RELAYED = "relayed"
+    MIRRORED = "mirrored"
 
 
 class Malformation(StrEnum):

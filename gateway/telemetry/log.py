@@ -29,6 +29,7 @@ class Event(StrEnum):
     SERVER_PARTED = "server.parted"
     SERVER_STOPPED = "server.stopped"
     SERVER_FAILED = "server.failed"
+    HOST_JOINED = "host.joined"
     SUPERVISOR_STARTED = "supervisor.started"
     WORKER_STARTED = "worker.started"
     WORKER_ENDED = "worker.ended"
