@@ -38,6 +38,7 @@ Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]  # no algorithm with a shared secret: an attacker could use a public key as the secret
 Level = Literal["debug", "info", "warning", "error"]
+Era = Literal["auto", "bridge", "mirror"]
 TtlMs = Annotated[int, Meta(ge=0, le=86_400_000)]
 CacheScope = Literal["private", "public"]
 Cacheable = Literal[
@@ -174,6 +175,10 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     results_bytes: Bytes = 16_777_216
     """Maximum size of all delivered results together that are kept for `hold.linger_seconds`, with their requests.
     Beyond it, the gateway forgets the oldest."""
+    replay_bytes: Bytes = 33_554_432
+    """Maximum size of all messages together that wait for legacy clients whose transport the gateway changes, or that
+    such a client may ask for again. Beyond it, the oldest stream forgets what it delivered; if its client has not read
+    it, the session ends. A value below `event_bytes` counts as `event_bytes`."""
     json_depth: Depth = 64
     """Maximum nesting of objects and arrays in a message."""
     state_bytes: Annotated[int, Meta(ge=1024, le=65_536)] = 8_192
@@ -230,6 +235,9 @@ class Sessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """After this idle time, the gateway closes a session with DELETE."""
     quarantine_seconds: Seconds = 60.0
     """How long an abandoned call may take to end before its session is dropped."""
+    client_idle_seconds: SomeSeconds = 1800.0
+    """After this time without a request or an open stream of a legacy client whose transport the gateway changes, its
+    session ends. Legacy clients do not begin a new one by themselves."""
 
 
 class Legs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -324,6 +332,9 @@ class Upstream(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     env: dict[Variable, Annotated[str, Meta(extra={"secret": True})]] = {}
     """With `command`: the child's environment. Of the gateway's own variables it gets only PATH, HOME, USER, SHELL,
     TERM, TMPDIR, TZ and the locale."""
+    inherit_env: tuple[Variable, ...] = ()
+    """With `command`: names of further variables of the gateway's environment that the child gets, e.g.
+    `HTTPS_PROXY`."""
     cwd: Text | None = None
     """With `command`: the working directory. null: the gateway's own."""
     max_children: Annotated[int, Meta(ge=1, le=10_000)] = 32
@@ -440,6 +451,7 @@ class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     new_per_second: PerSecond | None = None
     idle_seconds: Seconds | None = None
     quarantine_seconds: Seconds | None = None
+    client_idle_seconds: SomeSeconds | None = None
 
 
 class RouteLegs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -457,7 +469,7 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Annotated[str, Meta(extra={"form": "path"})] = "/mcp"
     """The public path."""
     upstream: Upstream
-    era: Literal["auto", "bridge", "mirror"] = "auto"
+    era: Era = "auto"
     """Which side of the server clients use. `auto`: the side of their own era; the other one if there is no such side.
     `bridge`: always its legacy side. That is for a server that speaks both protocols but can ask only legacy clients:
     for modern clients its tools fail with -32600 "no back-channel" or "unavailable on 2026-07-28 connections".

@@ -37,6 +37,7 @@ _APPLIED: Final[dict[str, tuple[str, ...]]] = {
         "receiving_bytes_per_address",
         "sending_bytes",
         "results_bytes",
+        "replay_bytes",
         "json_depth",
         "state_bytes",
         "receive_seconds",
@@ -63,6 +64,7 @@ _APPLIED: Final[dict[str, tuple[str, ...]]] = {
         "new_per_second",
         "idle_seconds",
         "quarantine_seconds",
+        "client_idle_seconds",
     ),
     "legs": ("limit_seconds", "rounds"),
     "principal": (

@@ -75,7 +75,8 @@ class Dispatcher:
         pool = live.upstream.pool
         if request.method in mcp.ASKING:
             self._lot.check(key.principal, round_.caller.address)
-        if request.method == mcp.TOOLS_CALL and not tool_schemas.mirrors_nothing(pool, key, request, headers):
+        repeats = request.method == mcp.TOOLS_CALL and round_.incoming.has_headers
+        if repeats and not tool_schemas.mirrors_nothing(pool, key, request, headers):
             await tool_schemas.check(pool, key, request, round_.incoming.values, headers, round_.opener)
         ticket = pool.ticket(key, request, headers)
         if ticket is not None:

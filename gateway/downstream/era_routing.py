@@ -6,10 +6,11 @@ from aiohttp import web
 
 from gateway.auth.authenticator import Authenticator
 from gateway.downstream.continuation import Continuation
+from gateway.downstream.legacy_routing import LegacyRouting
+from gateway.downstream.stdio_forwarding import StdioForwarding
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.upstream_headers import asks_as_client
-from gateway.mirror.streamable.front import Mirror
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import era as eras
@@ -19,46 +20,40 @@ from gateway.routes.live_route import LiveRoute
 from gateway.seal.cipher import PREFIX
 
 _OUR_STATE: Final = f'"{PREFIX}.'.encode()
-_INITIALIZE: Final = mcp.INITIALIZE.encode()
 
 
 class EraRouting:
     """Passes through the requests of one listener that are not bridged."""
 
     def __init__(
-        self, authenticator: Authenticator, continuation: Continuation, passthrough: Passthrough, mirror: Mirror
+        self,
+        authenticator: Authenticator,
+        continuation: Continuation,
+        passthrough: Passthrough,
+        legacy: LegacyRouting,
     ) -> None:
         self._authenticator = authenticator
         self._continuation = continuation
         self._passthrough = passthrough
-        self._mirror = mirror
+        self.stdio = StdioForwarding()
+        self._legacy = legacy
 
     async def passed(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
         """Return the upstream's own reply; None if the request must be bridged."""
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
         if not eras.is_modern(incoming.method, version, incoming.parsed):
-            return await self._legacy(incoming, reply, live)
+            return await self._legacy.serve(incoming, reply, live, await self._caller(incoming, live))
         if incoming.method != "POST":
             raise not_allowed(incoming.method, "POST")
         return await self._passed_modern(incoming, reply, live)
 
-    async def mirrored(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse | None:
-        """Return the reply to a request that another replica forwarded, if it is one of a mirrored session."""
+    async def hop(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse | None:
+        """Return the reply to a request that another replica forwarded, if it is one of a legacy session."""
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
-        if not self._mirror.owns(incoming) or eras.is_modern(incoming.method, version, incoming.parsed):
+        is_relayed = incoming.peer_request is not None and incoming.peer_request.kind == "session"
+        if not is_relayed and eras.is_modern(incoming.method, version, incoming.parsed):
             return None
-        _ = await self._caller(incoming, live)
-        return await self._mirror.serve(incoming, reply, live)
-
-    async def _legacy(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse:
-        """Return the reply to a legacy client: its server's own, or that of the mirror before a modern server."""
-        _ = await self._caller(incoming, live)
-        if live.route.era == "mirror" or self._mirror.owns(incoming):
-            return await self._mirror.serve(incoming, reply, live)
-        if live.route.era == "bridge" or not _begins(incoming):
-            return await self._passthrough.legacy(incoming, reply, live)
-        passed = await self._passthrough.handshake(incoming, reply, live)
-        return passed if passed is not None else await self._mirror.serve(incoming, reply, live)
+        return await self._legacy.hop(incoming, reply, live, await self._caller(incoming, live), is_relayed=is_relayed)
 
     async def passed_after_all(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute
@@ -74,8 +69,11 @@ class EraRouting:
     ) -> web.StreamResponse | None:
         """Return a modern upstream's reply to a modern request; None if the request must be bridged."""
         era = live.upstream.era
-        if era is None or live.route.era == "bridge":
+        if live.route.era == "bridge":
             return None
+        if era is None:
+            _ = await self._caller(incoming, live)
+            return None if await self._is_ours(incoming, live) else await self.stdio.serve(incoming, reply, live)
         if era.known is False or await self._is_ours(incoming, live):
             return None
         _ = await self._caller(incoming, live)  # before the probe, which carries this request's headers upstream
@@ -97,13 +95,3 @@ class EraRouting:
         except DownstreamError:
             return False
         return True
-
-
-def _begins(incoming: Incoming) -> bool:
-    """Whether a request is the handshake of a legacy client."""
-    if incoming.method != "POST" or _INITIALIZE not in incoming.body:
-        return False
-    try:
-        return incoming.parsed().method == mcp.INITIALIZE
-    except DownstreamError:
-        return False

@@ -16,6 +16,7 @@ from gateway.config import Config, InForce, Limits
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
+from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import Rejections, no_route
 from gateway.downstream.round import begin_span, new_round, span_ended_on_error
 from gateway.http import request_id as ids
@@ -23,7 +24,6 @@ from gateway.http.client import Client
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.upstream_headers import asks_as_client
-from gateway.mirror.streamable.front import Mirror
 from gateway.passthrough.forwarder import Passthrough
 from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake
 from gateway.routes.live_route import LiveRoute
@@ -37,14 +37,14 @@ _REFUSED_BYTES: Final = 65_536
 class RequestHandler:
     """Serves the routes of one listener."""
 
-    def __init__(  # noqa: PLR0913  (its collaborators)
+    def __init__(  # noqa: PLR0913  (everything that a request may need)
         self,
         in_force: InForce[Config],
         routes: RouteTable,
         authenticator: Authenticator,
         continuation: Continuation,
         passthrough: Passthrough,
-        mirror: Mirror,
+        legacy: LegacyRouting,
     ) -> None:
         self._use(in_force.value)
         in_force.after_replace(self._use)
@@ -52,11 +52,12 @@ class RequestHandler:
         self._authenticator = authenticator
         self._continuation = continuation
         self._passthrough = passthrough
-        self._mirror = mirror
+        self._legacy = legacy
+        self.front = legacy.front
         self._bodies = routes.process.traffic.bodies
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
         self._dispatcher = Dispatcher(continuation)
-        self._era_routing = EraRouting(authenticator, continuation, passthrough, mirror)
+        self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy)
         self._rejections = Rejections(routes)
         self._ids = ids.numbered(secrets.token_hex(6))
         self.in_flight = 0
@@ -69,7 +70,8 @@ class RequestHandler:
 
     def stop(self) -> None:
         """Accept no new calls and no new streams."""
-        self._dispatcher.stopping = self._passthrough.stopping = self._mirror.stopping = True
+        self._dispatcher.stopping = self._passthrough.stopping = self._era_routing.stdio.stopping = True
+        self._legacy.stop()
 
     @property
     def stopping(self) -> bool:
@@ -79,7 +81,8 @@ class RequestHandler:
     @property
     def busy(self) -> int:
         """Requests that a drain waits for."""
-        return self.in_flight - self._passthrough.long_lived - self._mirror.long_lived
+        long_lived = self._passthrough.long_lived + self._era_routing.stdio.long_lived + self._legacy.mirror.long_lived
+        return self.in_flight - long_lived + self.front.busy
 
     def _client_of(self, path: str) -> Client:
         """Return the HTTP client of the route at a path; raises MethodNotFound if a reload removed the route."""
@@ -159,8 +162,8 @@ class RequestHandler:
         live = self._routes.live.get(incoming.path)
         if live is None:
             return await self._serve_without_route(incoming, reply)
-        mirrored = await self._era_routing.mirrored(incoming, reply, live)
-        return mirrored if mirrored is not None else await self._bridge(incoming, reply, live)
+        served = await self._era_routing.hop(incoming, reply, live)
+        return served if served is not None else await self._bridge(incoming, reply, live)
 
     async def _verify(self, http: web.BaseRequest, incoming: Incoming, limits: Limits) -> None:
         """Verify a caller by its headers, before its body takes time and memory; raises Unauthorized or NoKeys."""

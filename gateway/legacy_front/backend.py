@@ -1,4 +1,4 @@
-"""The interface between a legacy client and what serves it.
+"""The interface that joins a legacy client to what serves it.
 
 A front decodes what the client sends, and hands it to a backend. The backend sends messages back by the link of its
 client. There is one of each per client session, and the first message of every session is `initialize`.
@@ -11,13 +11,21 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
+from msgspec import Raw
 
+from gateway.protocol import jsonrpc
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.jsonrpc import Message
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 RequestId = bytes
-"""JSON of a request's id: `1` and `"1"` are different ids."""
+"""JSON of a request's id, as `request_id` writes it: `1` and `"1"` are different ids."""
+
+
+def request_id(id_: Raw) -> RequestId:
+    """An id for comparison: servers and clients may escape the characters of a string in another way."""
+    text = jsonrpc.text(id_)
+    return bytes(id_) if text is None else jsonrpc.encode(text)
 
 
 class ClientMessage(msgspec.Struct, frozen=True, eq=False):
@@ -33,7 +41,7 @@ class ClientMessage(msgspec.Struct, frozen=True, eq=False):
     def request_id(self) -> RequestId | None:
         """The id, if this is a request."""
         id_ = self.opened.id
-        return bytes(id_) if self.opened.method is not None and isinstance(id_, msgspec.Raw) else None
+        return request_id(id_) if self.opened.method is not None and isinstance(id_, Raw) else None
 
 
 class ClientLink(Protocol):

@@ -6,7 +6,7 @@ Rule 3: headers are rebuilt, not copied (`header_rules.py`).
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from typing import Final
 
@@ -45,8 +45,13 @@ class Passthrough:
         self._endpoints = endpoints
         self._metrics = process.metrics
 
-    async def legacy(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse:
-        """Relay the upstream's reply to a legacy request; raises GatewayError if there is none."""
+    async def legacy(
+        self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, withheld: Collection[int] = ()
+    ) -> web.StreamResponse:
+        """Relay the upstream's reply to a legacy request; raises GatewayError if there is none.
+
+        A reply with one of the `withheld` statuses is returned unsent, without its body if that is long.
+        """
         if live.upstream.era is None:
             raise not_passable(incoming)
         if self.stopping and incoming.method == "GET":
@@ -57,26 +62,15 @@ class Passthrough:
         with self._counted(passage):
             headers = self._headers.upstream(incoming, live.route)
             with closing(await self._open(passage, headers)) as response:
+                if response.status in withheld:
+                    return await self._withheld(passage, response)
                 return await self._relay(passage, response)
 
-    async def handshake(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
-        """Relay the upstream's reply to `initialize`; None if it refuses that because it is modern only."""
+    async def finds_modern(self, incoming: Incoming, live: LiveRoute) -> bool:
+        """Return whether a server that refused a legacy request is modern."""
         probe = live.upstream.era
-        if probe is None:
-            raise not_passable(incoming)
-        passage = Passage(incoming, reply, live, probe, TrafficEra.LEGACY)
-        with self._counted(passage):
-            headers = self._headers.upstream(incoming, live.route)
-            with closing(await self._open(passage, headers)) as response:
-                # Modern-only servers of the TypeScript SDK refuse in a body of unknown length.
-                if response.status not in eras.REFUTING or (response.content_length or 0) > _REFUTING_BYTES:
-                    return await self._relay(passage, response)
-                said = await read_reply(response, probe.endpoint, live.config.timeouts.idle_seconds)
-                if await probe.is_modern(probe_headers(headers), waits=True):
-                    passage.outcome = Passed.MIRRORED
-                    return None
-                passage.outcome = Passed.REFUSED
-                return web.Response(body=said, status=response.status, headers=_headers(passage, response))
+        headers = self._headers.upstream(incoming, live.route)
+        return probe is not None and await probe.is_modern(probe_headers(headers), waits=True)
 
     async def modern(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, waits: bool = False
@@ -145,6 +139,15 @@ class Passthrough:
                 return None
         passage.outcome = Passed.REFUSED
         return web.Response(body=said, status=response.status, headers=_headers(passage, response))
+
+    async def _withheld(self, passage: Passage, response: aiohttp.ClientResponse) -> web.Response:
+        """Return a refusal, which the caller sends or not."""
+        seconds = passage.live.config.timeouts.idle_seconds
+        said = await read_reply(response, passage.probe.endpoint, seconds, _REFUTING_BYTES)
+        headers = _headers(passage, response)
+        _ = headers.popall("Content-Length", None)
+        passage.outcome = Passed.REFUSED
+        return web.Response(body=said, status=response.status, headers=headers)
 
     async def _relay(self, passage: Passage, response: aiohttp.ClientResponse) -> web.StreamResponse:
         """Write the reply as it arrives; a reply that the upstream cuts short has no end here either."""

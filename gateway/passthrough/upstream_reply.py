@@ -7,7 +7,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.http.client import FOREIGN, REDIRECTS, mapped
+from gateway.http.client import FOREIGN, REDIRECTS, mapped, read_at_most
 from gateway.http.upstream_url import Endpoint
 from gateway.passthrough.passage import Passage
 from gateway.passthrough.sse_endpoint import FirstEventRewriter
@@ -51,11 +51,13 @@ async def open_reply(passage: Passage, target: URL | None, headers: CIMultiDict[
     raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
 
-async def read_reply(response: aiohttp.ClientResponse, endpoint: Endpoint, seconds: float) -> bytes:
-    """The whole body of a reply; raises UpstreamError."""
+async def read_reply(
+    response: aiohttp.ClientResponse, endpoint: Endpoint, seconds: float, limit: int | None = None
+) -> bytes:
+    """The whole body of a reply, or nothing if it is larger than `limit` bytes; raises UpstreamError."""
     try:
         async with asyncio.timeout(seconds):
-            return await response.read()
+            return await response.read() if limit is None else await read_at_most(response, limit) or b""
     except FOREIGN as exc:
         raise mapped(exc, endpoint.where) from exc
 

@@ -27,7 +27,7 @@ from gateway.telemetry import Metrics
 from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.stdio import StdioChannel
 from gateway.upstream.streamable_http import StreamableChannel
-from gateway.upstream.transport_detection import connector
+from gateway.upstream.transport_detection import TransportDetection, connector
 
 _STEPS: Final = 12
 """The whole probe may take at most this many times the longest step."""
@@ -129,7 +129,7 @@ async def _examine_url(exam: ProbeContext) -> None:
 
 
 def _connector(exam: ProbeContext, transport: str) -> Connect:
-    return connector(transport, _upstream(exam), lambda _: None)
+    return connector(transport, _upstream(exam), TransportDetection())
 
 
 def _upstream(exam: ProbeContext) -> HttpUpstream:

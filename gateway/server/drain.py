@@ -78,6 +78,7 @@ class Drain:
         left = self._downstream.running | self._downstream.relayed | set(self._lot)
         # The lot also has finished calls, whose results are kept for a repeated retry.
         unfinished = {driver for driver in left if not driver.is_finished}
+        self._downstream.front.sessions.end_all(error)
         kept = {driver for driver in left if is_resumable and driver.let_go()}
         for driver in left - kept:
             driver.stop(error)

@@ -8,6 +8,7 @@ import secrets
 from typing import Final
 
 from gateway.config import Config, InForce
+from gateway.legacy_front import session_ids
 from gateway.mirror.streamable import tokens
 from gateway.mirror.streamable.tokens import MirrorRings
 from gateway.passthrough import sse_endpoint
@@ -29,6 +30,7 @@ class Keyrings:
         self.state = InForce(Keyring(self._keys, "state"))
         self.peer = InForce(Keyring(self._keys, "peer"))
         self.endpoint = InForce(Keyring(self._keys, sse_endpoint.PURPOSE))
+        self.session = InForce(Keyring(self._keys, session_ids.PURPOSE))
         self._session_keys = in_force.value.state.raw_session_keys()
         self.mirror = InForce(self._mirror_rings())
         in_force.after_replace(self._use)
@@ -43,6 +45,7 @@ class Keyrings:
         self.state.replace(Keyring(keys, "state"))
         self.peer.replace(Keyring(keys, "peer"))
         self.endpoint.replace(Keyring(keys, sse_endpoint.PURPOSE))
+        self.session.replace(Keyring(keys, session_ids.PURPOSE))
 
     def _mirror_rings(self) -> MirrorRings:
         former = tuple(key for key in self._session_keys if key not in self._keys)

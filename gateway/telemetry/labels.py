@@ -163,6 +163,7 @@ class Passed(StrEnum):
     ENDED = "ended"
     LEFT = "left"
     BRIDGED = "bridged"
+    RELAYED = "relayed"
     MIRRORED = "mirrored"
 
 

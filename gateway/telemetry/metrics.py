@@ -206,6 +206,11 @@ class Metrics:
         self._newcomers_limit = self._gauge(
             "newcomer_sessions_limit", "Maximum of `mcp_gateway_newcomer_sessions`.", "route"
         )
+        self._relayed = self._gauge(
+            "client_sessions",
+            "Sessions of legacy clients that end at the gateway, because it changes the transport.",
+            "route",
+        )
         self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route")
         self._lost = self._counter("sessions_lost_total", "Upstream sessions that the upstream forgot.", "route")
         self._lists = self._counter(
@@ -256,6 +261,7 @@ class Metrics:
     def show_zeroes(self, route: str) -> None:
         """Create the series at zero: otherwise an alert misses a counter's first step."""
         _ = self._held[route,], self._opened[route,], self._lost[route,], self._left_out[route,]
+        _ = self._relayed[route,]
         _ = [self._continuations[route, step] for step in Step]
         _ = [self._children_ended[route, why] for why in ("asked", "unasked")]
         _ = [self._failures[route, kind] for kind in UpstreamFailure]
@@ -300,6 +306,10 @@ class Metrics:
     def notifications_dropped(self, route: str, number: int) -> None:
         """Count notifications that were dropped because the client read too slowly."""
         self._notifications[route, OTHER, "dropped"].inc(number)
+
+    def relayed(self, route: str, change: int) -> None:
+        """Add (1) or remove (-1) a session of a legacy client that ends at the gateway."""
+        self._relayed[route,].inc(change)
 
     def call_parked(self, route: str) -> None:
         """Add a parked call; `call_released` must follow."""

@@ -156,6 +156,17 @@ class StreamableChannel(Channel):
         self._fixed[mcp.SESSION_ID] = session_id
         self._fixed[mcp.PROTOCOL_VERSION] = version
 
+    def beside(self) -> "StreamableChannel":
+        """Return a channel that shares the session, but not the request in flight."""
+        other = StreamableChannel(self._upstream)
+        other.session_id, other.can_ask, other._fixed, other._is_ready = (
+            self.session_id,
+            self.can_ask,
+            self._fixed,
+            True,
+        )
+        return other
+
     async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
         """Open the standalone GET stream and keep it open until `close`."""
         self._fixed[mcp.PROTOCOL_VERSION] = version

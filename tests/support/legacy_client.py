@@ -1,131 +1,170 @@
-"""A legacy client of streamable HTTP whose every step the test takes."""
+"""Plain legacy clients over streamable HTTP and HTTP+SSE, message by message."""
 
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, Final
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import aiohttp
 
 from gateway.protocol import mcp, sse
+from tests.support.fake_upstream import DEADLINE
+from tests.support.gateway_process import Gateway
+from tests.support.workbench import Stand
 
 Json = dict[str, Any]
-DEADLINE: Final = 10.0
-CAPABILITIES: Final[Json] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {"listChanged": True}}
+T = TypeVar("T")
+ANSWER = {"action": "accept", "content": {"name": "Ada"}}
+
+
+def later(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """Do something beside the test, which awaits it afterwards."""
+    return asyncio.get_running_loop().create_task(work)
 
 
 class Stream:
-    """One reply, read event by event."""
+    """One event stream, read event by event."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
-        self.last_id: str | None = None
-        self._parser = sse.Parser(1 << 24)
-        self._events: list[sse.Event] = []
+        self.status = response.status
+        self._parser = sse.Parser(1 << 26)
+        self._events: deque[sse.Event] = deque()
+        self.last = ""
+        """The last event id."""
 
-    async def event(self) -> sse.Event:
-        """The next event, priming ones too."""
+    async def event(self) -> sse.Event | None:
+        """The next event, priming ones included; None at the end."""
         async with asyncio.timeout(DEADLINE):
             while not self._events:
                 chunk = await self.response.content.readany()
                 if not chunk:
-                    raise EOFError
-                self._events += self._parser.feed(chunk)
-        event = self._events.pop(0)
-        self.last_id = event.id if event.id is not None else self.last_id
+                    return None
+                self._events.extend(self._parser.feed(chunk))
+        event = self._events.popleft()
+        self.last = event.id or self.last
         return event
 
     async def message(self) -> Json:
         """The next message."""
-        if self.response.content_type == "application/json":
-            found: Json = await self.response.json()
-            return found
-        while not (event := await self.event()).data:
-            pass
-        message: Json = json.loads(event.data)
-        return message
-
-    async def place(self, count: int = 1) -> str:
-        """The last event id after `count` events without a message have come."""
-        for _ in range(count):
+        while True:
             event = await self.event()
-            assert not event.data, event
-        assert self.last_id is not None
-        return self.last_id
+            assert event is not None, "the stream has ended"
+            if event.data:
+                message: Json = json.loads(event.data)
+                return message
+
+    async def rest(self) -> list[Json]:
+        """All messages until the end."""
+        messages: list[Json] = []
+        while (event := await self.event()) is not None:
+            if event.data:
+                messages.append(json.loads(event.data))
+        return messages
+
+    def close(self) -> None:
+        """Break the connection."""
+        self.response.close()
 
 
 class LegacyClient:
-    """One client; `url` may change from request to request."""
+    """One session over streamable HTTP."""
 
     def __init__(
         self,
-        http: aiohttp.ClientSession,
-        url: str,
-        *,
+        stand: Stand | Gateway,
         version: str = mcp.LEGACY,
-        capabilities: Json = CAPABILITIES,
-        headers: Mapping[str, str] | None = None,
+        authorization: str | None = None,
+        url: str | None = None,
     ) -> None:
-        self.http, self.url = http, url
-        self.version, self.capabilities = version, capabilities
-        self.headers = dict(headers or {})
-        self.session: str | None = None
-        self._ids = itertools.count(1)
+        self.http = stand.http
+        self.url = url or stand.url
+        self.version = version
+        self.headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+        if authorization is not None:
+            self.headers["Authorization"] = authorization
+        self.ids = itertools.count(1)
 
-    async def initialize(self) -> Json:
-        info = {"name": "legacy", "version": "1"}
-        params = {"protocolVersion": self.version, "capabilities": self.capabilities, "clientInfo": info}
-        async with self.request("initialize", params) as stream:
-            message = await stream.message()
-            self.session = stream.response.headers.get(mcp.SESSION_ID)
-        return message
+    async def initialize(self) -> "LegacyClient":
+        """Begin the session."""
+        status, headers, (answer,) = await self.post(self.begin_message())
+        assert status == 200, answer
+        assert answer["result"]["protocolVersion"], answer
+        self.headers[mcp.SESSION_ID] = headers[mcp.SESSION_ID]
+        self.headers[mcp.PROTOCOL_VERSION] = self.version
+        assert (await self.post({"method": mcp.INITIALIZED}))[0] == 202
+        return self
 
-    def _sent(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        sent = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json", **self.headers}
-        if self.session is not None:
-            sent |= {mcp.SESSION_ID: self.session, mcp.PROTOCOL_VERSION: self.version}
-        return {**sent, **(extra or {})}
+    def begin_message(self) -> Json:
+        info = {"name": "old", "version": "1"}
+        params = {"protocolVersion": self.version, "capabilities": {"elicitation": {}}, "clientInfo": info}
+        return {"id": 0, "method": mcp.INITIALIZE, "params": params}
 
-    @asynccontextmanager
-    async def post(self, message: Any, url: str | None = None, **headers: str) -> AsyncIterator[Stream]:
-        sent = self._sent(headers)
-        async with self.http.post(url or self.url, headers=sent, data=json.dumps(message)) as response:
-            yield Stream(response)
+    async def open(self, message: Json | bytes, url: str = "") -> Stream:
+        """POST a message; the reply is read by the test."""
+        body = message if isinstance(message, bytes) else json.dumps({"jsonrpc": "2.0", **message}).encode()
+        async with asyncio.timeout(DEADLINE):
+            return Stream(await self.http.post(url or self.url, data=body, headers=self.headers))
 
-    @asynccontextmanager
-    async def request(
-        self, method: str, params: Json | None = None, url: str | None = None, id_: Any = None
-    ) -> AsyncIterator[Stream]:
-        id_ = next(self._ids) if id_ is None else id_
-        message = {"jsonrpc": "2.0", "id": id_, "method": method, "params": params or {}}
-        async with self.post(message, url) as stream:
-            yield stream
+    async def post(self, message: Json | bytes, url: str = "") -> tuple[int, Any, list[Json]]:
+        """POST a message and read the whole reply: its status, headers and messages."""
+        stream = await self.open(message, url)
+        response = stream.response
+        if response.content_type == "text/event-stream":
+            return response.status, response.headers, await stream.rest()
+        body = await response.read()
+        return response.status, response.headers, [json.loads(body)] if body else []
 
-    @asynccontextmanager
-    async def get(self, last_id: str | None = None, url: str | None = None) -> AsyncIterator[Stream]:
-        extra = {} if last_id is None else {mcp.LAST_EVENT_ID: last_id}
-        sent = self._sent(extra)
-        del sent["Content-Type"]
-        async with self.http.get(url or self.url, headers=sent) as response:
-            yield Stream(response)
+    async def call(self, name: str = "tool", **arguments: Any) -> Stream:
+        """Call a tool; the reply is read by the test."""
+        return await self.open(self.call_message(name, arguments))
 
-    @asynccontextmanager
-    async def call(self, name: str, arguments: Json | None = None, url: str | None = None) -> AsyncIterator[Stream]:
-        async with self.request("tools/call", {"name": name, "arguments": arguments or {}}, url) as stream:
-            yield stream
+    def call_message(self, name: str = "tool", arguments: Any = None, **meta: Any) -> Json:
+        params: Json = {"name": name, "arguments": arguments or {}}
+        if meta:
+            params["_meta"] = meta
+        return {"id": next(self.ids), "method": mcp.TOOLS_CALL, "params": params}
 
-    async def ask(self, method: str, params: Json | None = None) -> Json:
-        """One request with one message in reply."""
-        async with self.request(method, params) as stream:
-            return await stream.message()
+    async def answer(self, asked: Json, result: Any = None) -> int:
+        """Answer a nested request; return the status."""
+        return (await self.post({"id": asked["id"], "result": ANSWER if result is None else result}))[0]
 
-    async def answer(self, question: Json, result: Any, url: str | None = None) -> int:
-        """Answer a nested request; return the HTTP status."""
-        async with self.post({"jsonrpc": "2.0", "id": question["id"], "result": result}, url) as stream:
-            return stream.response.status
+    async def listen(self, last: str | None = None) -> Stream:
+        """GET a stream: the standalone one, or the one that an event id names."""
+        headers = self.headers | ({} if last is None else {mcp.LAST_EVENT_ID: last})
+        async with asyncio.timeout(DEADLINE):
+            return Stream(await self.http.get(self.url, headers=headers))
 
-    async def notify(self, method: str, params: Json | None = None, url: str | None = None) -> int:
-        async with self.post({"jsonrpc": "2.0", "method": method, "params": params or {}}, url) as stream:
-            return stream.response.status
+    async def end(self) -> int:
+        """DELETE the session."""
+        async with asyncio.timeout(DEADLINE), self.http.delete(self.url, headers=self.headers) as response:
+            return response.status
+
+
+class SseClient(LegacyClient):
+    """One session over HTTP+SSE."""
+
+    stream: Stream
+
+    async def connect(self) -> "SseClient":
+        """Open the stream, and learn the address for messages."""
+        async with asyncio.timeout(DEADLINE):
+            self.stream = Stream(
+                await self.http.get(self.url, headers={**self.headers, "Accept": "text/event-stream"})
+            )
+        assert self.stream.status == 200
+        event = await self.stream.event()
+        assert event is not None
+        assert event.event == "endpoint"
+        self.url = f"http://{self.url.split('/')[2]}{event.data.decode()}"
+        return self
+
+    async def initialize(self) -> "SseClient":
+        """Begin the session."""
+        await self.connect()
+        assert (await self.post(self.begin_message()))[0] == 202
+        assert (await self.stream.message())["id"] == 0
+        assert (await self.post({"method": mcp.INITIALIZED}))[0] == 202
+        return self

@@ -25,7 +25,7 @@ from gateway.legacy_front.backend import Connect
 from gateway.mirror.backend import MirrorBackend
 from gateway.mirror.call import Progress, Question, Request
 from gateway.mirror.catalog import ToolCatalog
-from gateway.mirror.modern_server import HttpServer
+from gateway.mirror.modern_server import HttpServer, ModernServer
 from gateway.mirror.profile import of_initialize
 from gateway.mirror.requests import (
     DEFAULT_LEVEL,
@@ -37,12 +37,13 @@ from gateway.mirror.requests import (
     uri_of,
 )
 from gateway.mirror.runner import Upstream
+from gateway.mirror.stdio_server import StdioServer
 from gateway.mirror.streamable.held_call import HeldCall, Shared, owner_lost
 from gateway.mirror.streamable.homes import Homes
 from gateway.mirror.streamable.replicas import Replicas
 from gateway.mirror.streamable.tokens import Mark, Nested, NoSession, Place, Session, Tokens
 from gateway.passthrough.header_rules import HeaderRules, probe_headers
-from gateway.passthrough.rejections import not_allowed, not_passable
+from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     DownstreamError,
@@ -98,8 +99,6 @@ class Mirror:
     async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
         """Serve one request of a legacy client, whose caller is known; raises GatewayError."""
         assert incoming.caller is not None, "the caller is told before"
-        if live.upstream.era is None:
-            raise not_passable(incoming)
         headers = probe_headers(self._headers.upstream(incoming, live.route))
         at = Arrival(incoming, reply, live, incoming.caller, headers)
         match incoming.method:
@@ -369,8 +368,10 @@ class Mirror:
         caller = at.incoming.path, session.principal
         return Upstream(self._server(at.live), self._catalog, caller, self._process.tasks)
 
-    def _server(self, live: LiveRoute) -> HttpServer:
-        assert live.upstream.era is not None, "a route without a URL is refused before"
+    def _server(self, live: LiveRoute) -> ModernServer:
+        if live.upstream.stdio is not None:
+            return StdioServer(live.upstream.stdio.modern, self._process.tasks)
+        assert live.upstream.era is not None, "an upstream without a command has a URL"
 
         def failed(error: GatewayError) -> None:
             if isinstance(error, UpstreamError):

@@ -8,7 +8,7 @@ import pytest
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
 from tests.support.fake_modern import FORM, PAGE, SAMPLE, Call, FakeModern, Json
-from tests.support.legacy_client import LegacyClient
+from tests.support.mirrored_client import LegacyClient
 from tests.support.workbench import eventually, jwt
 
 ACCEPT: Json = {"action": "accept", "content": {"name": "Ann"}}
@@ -284,7 +284,7 @@ async def test_an_expired_session_does_not_exist(begin: Begin, server: FakeModer
     stand = await begin(state={"session_ttl_seconds": 60})
     client = LegacyClient(stand.http, stand.url)
     _ = await client.initialize()
-    mirror = stand.gateway.downstream._mirror
+    mirror = stand.gateway.downstream._legacy.mirror
     session = mirror._tokens._session(client.session or "")
     client.session = mirror._tokens.new_session("/mcp", session.principal, session.profile, session.issued - 61)
     async with client.request("ping") as stream:
