@@ -1,4 +1,4 @@
-"""The front of one host, which finds out the era of the host by its messages, and that of its server by asking it.
+"""The front of one host, which tells the host's era by its messages.
 
 A modern host of a modern server is forwarded, and of a legacy one bridged. A legacy host is served by a backend: the
 relay to a legacy server, or the mirror of a modern one, if that refuses `initialize`.
