@@ -206,6 +206,7 @@ class Metrics:
         self._newcomers_limit = self._gauge(
             "newcomer_sessions_limit", "Maximum of `mcp_gateway_newcomer_sessions`.", "route"
         )
+        self._client_sessions: Counts[str] = Counts()
         self._relayed = self._gauge(
             "client_sessions",
             "Sessions of legacy clients that end at the gateway, because it changes the transport.",
@@ -308,7 +309,12 @@ class Metrics:
 
     def relayed(self, route: str, change: int) -> None:
         """Add (1) or remove (-1) a session of a legacy client that ends at the gateway."""
-        self._relayed[route,].inc(change)
+        self._client_sessions[route] += change
+        self._relayed[route,].set(self._client_sessions[route])
+
+    def client_sessions(self, route: str) -> int:
+        """Return how many such sessions a route has."""
+        return self._client_sessions[route]
 
     def call_parked(self, route: str) -> None:
         """Add a parked call; `call_released` must follow."""
