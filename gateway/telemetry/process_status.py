@@ -55,6 +55,8 @@ class RouteStatus(Struct, frozen=True, kw_only=True):
     """None unless the upstream is a command."""
     children_limit: int | None
     subscriptions: int
+    client_sessions: int = 0
+    """Sessions of legacy clients that end at the gateway, because it changes the transport."""
     newcomers: int = 0
     """Sessions of callers whose calls the upstream has never answered, without idle ones."""
     newcomers_limit: int = 0
@@ -294,6 +296,7 @@ def _route(one: RouteStatus, other: RouteStatus) -> RouteStatus:
         children_limit=_sum(one.children_limit, other.children_limit),
         subscriptions=one.subscriptions + other.subscriptions,
         mirrored=one.mirrored + other.mirrored,
+        client_sessions=one.client_sessions + other.client_sessions,
         streams=one.streams + other.streams,
     )
 

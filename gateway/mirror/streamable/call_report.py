@@ -22,6 +22,9 @@ class CallReport:
         self._version = session.profile.version
         self._request = request
         self._started = time.monotonic()
+        self._asked_at: float | None = None
+        self._thought = 0.0
+        """Seconds in which the client was asked, and nothing was upstream."""
         self._is_over = False
         self.request_id = ""
         """The id of the HTTP request that waits."""
@@ -29,9 +32,16 @@ class CallReport:
 
     def asked(self, questions: tuple[Question, ...]) -> None:
         """The client is asked."""
+        self._asked_at = time.monotonic()
         metrics, path = self._live.process.metrics, self._live.route.path
         for question in questions:
             metrics.nested_request(path, question.method, NestedOutcome.ASKED)
+
+    def sending(self) -> None:
+        """A round goes upstream."""
+        if self._asked_at is not None:
+            self._thought += time.monotonic() - self._asked_at
+            self._asked_at = None
 
     def answered(self, question: Question) -> None:
         """The client has answered."""
@@ -68,10 +78,11 @@ class CallReport:
     def _finish(self, ending: Ending, rounds: int, error: GatewayError | None = None) -> None:
         if self._is_over:
             return
+        self.sending()
         self._is_over = True
         metrics, path, seconds = self._live.process.metrics, self._live.route.path, time.monotonic() - self._started
         metrics.mirroring(path, -1)
-        metrics.operation_finished(path, self._request.method, self._version, ending, seconds)
+        metrics.operation_finished(path, self._request.method, self._version, ending, seconds - self._thought)
         if rounds == 1 and ending is COMPLETE:
             return
         metrics.exchange_finished(path, rounds)

@@ -123,6 +123,7 @@ class HeldCall:
 
     def sending(self) -> None:
         """See `Hears`."""
+        self.report.sending()
         self._asked.clear()
         self._move(self._mark)
         self._mark_running = self._mark_now
