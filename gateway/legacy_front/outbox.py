@@ -140,7 +140,13 @@ class Outbox:
 
     def _give_way(self) -> None:
         self._share = None
-        is_behind = self.delivered < self.last
-        self._forget_to(self.last)
-        if is_behind:
+        count = len(self._entries)
+        self._forget_to(self.delivered)
+        if not self._entries:
+            return
+        if len(self._entries) < count:  # what waits may fit now
+            self._share = self._budget.share(self._give_way)
+            self._share.grow(sum(len(entry.data) + _EVENT_BYTES for entry in self._entries))
+        else:
+            self._forget_to(self.last)
             self._overflowed()

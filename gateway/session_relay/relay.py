@@ -219,8 +219,11 @@ class SessionRelay:
         if self._is_closed:
             return
         log.warning(Event.RELAY_LOST, route=self._live.route.path, cause=error.message, fix=error.fix)
-        for request in tuple(self._open):
-            self._fail(request, error)
+        unsent = [message.request_id for message in self._waiting]
+        self._waiting.clear()
+        for request in (*self._open, *unsent):
+            if request is not None:
+                self._fail(request, error)
         self._link.close()
 
     # -- the end ------------------------------------------------------------------------------------------------

@@ -206,6 +206,7 @@ class Metrics:
         self._newcomers_limit = self._gauge(
             "newcomer_sessions_limit", "Maximum of `mcp_gateway_newcomer_sessions`.", "route"
         )
+        self._client_sessions: Counts[str] = Counts()
         self._relayed = self._gauge(
             "client_sessions",
             "Sessions of legacy clients that end at the gateway, because it changes the transport.",
@@ -220,6 +221,8 @@ class Metrics:
             "tools_left_out_total", "Tools left out of a list because clients would refuse the whole list.", "route"
         )
         self._subscriptions = self._gauge("subscriptions", "Open subscriptions/listen streams.", "route")
+        self._mirrored_counts: Counts[str] = Counts()
+        self._mirrored = self._gauge("mirrored_calls", "Calls of legacy clients at a modern server.", "route")
         self._subscriptions_lost = self._counter(
             "subscriptions_lost_total", "Subscriptions that lost their session, by outcome.", "route", "outcome"
         )
@@ -308,7 +311,12 @@ class Metrics:
 
     def relayed(self, route: str, change: int) -> None:
         """Add (1) or remove (-1) a session of a legacy client that ends at the gateway."""
-        self._relayed[route,].inc(change)
+        self._client_sessions[route] += change
+        self._relayed[route,].set(self._client_sessions[route])
+
+    def client_sessions(self, route: str) -> int:
+        """Return how many such sessions a route has."""
+        return self._client_sessions[route]
 
     def call_parked(self, route: str) -> None:
         """Add a parked call; `call_released` must follow."""
@@ -384,6 +392,15 @@ class Metrics:
     def subscribed(self, route: str, change: int) -> None:
         """Add (1) or remove (-1) a subscription."""
         self._subscriptions[route,].inc(change)
+
+    def mirroring(self, route: str, change: int) -> None:
+        """Add (1) or remove (-1) a call of a legacy client at a modern server."""
+        self._mirrored_counts[route] += change
+        self._mirrored[route,].set(self._mirrored_counts[route])
+
+    def mirrored(self, route: str) -> int:
+        """Return a route's calls of legacy clients at its modern server."""
+        return self._mirrored_counts[route]
 
     def subscription_lost(self, route: str, *, opened_again: bool) -> None:
         """Count a subscription that lost its session, and was opened again or ended."""

@@ -1,10 +1,13 @@
-"""Fixtures: fake servers of each transport."""
+"""Fixtures: a fake server of HTTP+SSE, replicas."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.cluster.conftest import cluster
 from tests.support.fake_sse import FakeSse
+
+__all__ = ["cluster", "sse_server"]
 
 
 @pytest.fixture

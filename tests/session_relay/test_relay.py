@@ -8,7 +8,7 @@ from gateway.protocol import mcp
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_sse import Stream as Upstream
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.legacy_client import ANSWER, LegacyClient, SseClient
+from tests.support.legacy_client import ANSWER, LegacyClient, SseClient, later
 from tests.support.stand import Start
 from tests.support.workbench import Stand, eventually
 
@@ -75,7 +75,7 @@ async def test_progress_reaches_the_call_whose_token_it_has(begin: Start, sse_se
     client = await LegacyClient(stand).initialize()
     calls = []
     for token in ("1", 1):
-        posting = asyncio.create_task(client.open(client.call_message(progressToken=token)))
+        posting = later(client.open(client.call_message(progressToken=token)))
         await sse_server.heard(mcp.TOOLS_CALL, len(calls) + 1)
         calls.append(posting)
     for token in ("1", 1):
@@ -184,6 +184,7 @@ async def test_an_error_status_of_one_call_ends_that_call_only(begin: Start, ups
 async def test_a_session_that_the_server_forgot_ends(begin: Start, upstream: FakeUpstream) -> None:
     stand = await before_http(begin, upstream)
     client = await SseClient(stand).initialize()
+    await upstream.saw(mcp.INITIALIZED)
     upstream.forget()
     assert (await client.post({"id": 9, "method": mcp.TOOLS_LIST}))[0] == 202
     messages = await client.stream.rest()
@@ -217,7 +218,7 @@ async def test_a_cancelled_call_that_the_server_never_answers_ends_with_one_erro
     sse_server.tool = silent
     stand = await before_sse(begin, sse_server, timeouts={"cancel_seconds": 0.05})
     client = await LegacyClient(stand).initialize()
-    call = asyncio.create_task(client.post(client.call_message()))
+    call = later(client.post(client.call_message()))
     await sse_server.heard(mcp.TOOLS_CALL)
     assert (await client.post({"method": mcp.CANCELLED, "params": {"requestId": 1}}))[0] == 202
     assert (await sse_server.heard(mcp.CANCELLED))[0]["params"] == {"requestId": 1}

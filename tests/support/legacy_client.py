@@ -4,17 +4,38 @@ import asyncio
 import itertools
 import json
 from collections import deque
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import aiohttp
 
 from gateway.protocol import mcp, sse
 from tests.support.fake_upstream import DEADLINE
-from tests.support.gateway_process import Gateway
-from tests.support.workbench import Stand
 
 Json = dict[str, Any]
+T = TypeVar("T")
 ANSWER = {"action": "accept", "content": {"name": "Ada"}}
+
+
+class Served(Protocol):
+    """What a client calls: a gateway in this process or another, or whatever stands before several."""
+
+    @property
+    def http(self) -> aiohttp.ClientSession: ...
+    @property
+    def url(self) -> str: ...
+
+
+class Address(NamedTuple):
+    """An address, with the connections of its client."""
+
+    http: aiohttp.ClientSession
+    url: str
+
+
+def later(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """Do something beside the test, which awaits it afterwards."""
+    return asyncio.get_running_loop().create_task(work)
 
 
 class Stream:
@@ -67,7 +88,7 @@ class LegacyClient:
 
     def __init__(
         self,
-        stand: Stand | Gateway,
+        stand: Served,
         version: str = mcp.LEGACY,
         authorization: str | None = None,
         url: str | None = None,
