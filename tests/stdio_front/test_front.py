@@ -1,7 +1,6 @@
 """`mrtr-gateway wrap` as its host sees it: both eras on both sides, what is refused, and how it ends."""
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -263,7 +262,7 @@ async def test_a_secret_of_the_configuration_does_not_pass_under_any_name() -> N
 def internet_sockets(pid: int) -> set[str]:
     """The inodes of a process's sockets that are not local ones."""
     found = set()
-    targets = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    targets = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
     for table in ("tcp", "tcp6", "udp", "udp6"):
         lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
         found |= {inode for line in lines if f"socket:[{(inode := line.split()[9])}]" in targets}
