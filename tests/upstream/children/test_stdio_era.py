@@ -149,13 +149,13 @@ async def test_a_command_that_cannot_start_says_nothing_of_its_era(tasks: Tasks)
     assert bench.era.known is None
 
 
-@pytest.mark.parametrize(("answer", "is_only"), [(UNSUPPORTED, True), (GREETED, False)])
-async def test_only_a_refused_handshake_shows_a_modern_only_server(answer: Any, is_only: bool, tasks: Tasks) -> None:
-    bench = Bench(tasks, discover=DISCOVERED, initialize=answer)
-    assert await bench.era.is_modern_only() is is_only
-    assert await bench.era.is_modern_only() is is_only
-    serving, asked = bench.launcher.children
-    assert (serving.methods, asked.methods) == (["server/discover"], ["initialize"])
+async def test_only_a_refused_handshake_shows_a_modern_only_server(tasks: Tasks) -> None:
+    for answer, is_only in ((UNSUPPORTED, True), (GREETED, False)):
+        bench = Bench(tasks, discover=DISCOVERED, initialize=answer)
+        assert await bench.era.is_modern_only() is is_only
+        assert await bench.era.is_modern_only() is is_only
+        serving, asked = bench.launcher.children
+        assert (serving.methods, asked.methods) == (["server/discover"], ["initialize"])
 
 
 async def test_a_legacy_server_is_not_asked_whether_it_is_modern_only(tasks: Tasks) -> None:
