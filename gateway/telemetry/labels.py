@@ -194,3 +194,4 @@ class Rejection(StrEnum):
     TOO_LARGE = "too_large"
     ENCODING = "unsupported_encoding"
     BUSY = "busy"
+    SESSION = "no_session"
