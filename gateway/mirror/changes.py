@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.mirror.modern_server import ModernServer, Outgoing, Pending
+from gateway.mirror.modern_server import ModernServer, Outgoing, Pending, in_time
 from gateway.mirror.profile import Profile
 from gateway.mirror.translation import legacy_notification, modern_request
 from gateway.protocol import jsonrpc, mcp
@@ -96,7 +96,7 @@ class Changes:
         body = modern_request(id_, mcp.LISTEN, params, self._profile)
         stream.pending = self._server.begin(Outgoing(body, mcp.LISTEN, "", headers, is_long=True), stream)
         try:
-            honoured = await asyncio.shield(stream.acknowledged)
+            honoured = await in_time(stream.acknowledged, mcp.LISTEN)
         except BaseException:
             stream.close()
             raise
