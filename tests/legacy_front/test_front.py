@@ -175,6 +175,14 @@ async def test_a_session_over_http_sse_begins_with_initialize(begin: Start, upst
     await eventually(lambda: stand.metric(SESSIONS) == 0)
 
 
+async def test_a_stream_on_which_no_session_begins_ends(begin: Start, upstream: FakeUpstream) -> None:
+    http = {"route": {"upstream": {"url": upstream.url, "transport": "streamable-http"}}}
+    stand = await begin(**http, limits={"receive_seconds": 0.01})
+    client = await SseClient(stand).connect()
+    assert await client.stream.rest() == []
+    assert stand.metric(SESSIONS) == 0
+
+
 # -- streams ----------------------------------------------------------------------------------------------------------
 
 

@@ -107,6 +107,19 @@ async def test_the_caps_of_the_route_hold_for_the_sessions_of_clients() -> None:
         assert await (await second.initialize()).end() == 200
 
 
+async def test_any_worker_serves_any_request_of_a_session() -> None:
+    async with gateway(upstream(), workers=3) as gw:
+        client = await LegacyClient(gw).initialize()
+        pids = set()
+        for _ in range(12):
+            client.headers["Connection"] = "close"  # the kernel distributes connections
+            _, _, (answer,) = await client.post(client.call_message("pid"))
+            pids.add(answer["result"]["content"][0]["text"])
+        assert len(pids) == 1
+        assert await gw.metric("mcp_gateway_peer_requests_total", outcome="served") > 0
+        assert await client.end() == 200
+
+
 async def test_lines_that_are_no_messages_reach_no_client() -> None:
     async with gateway(upstream()) as gw:
         client = await LegacyClient(gw).initialize()
