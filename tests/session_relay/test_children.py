@@ -60,11 +60,11 @@ async def test_the_process_ends_when_a_client_of_http_sse_leaves() -> None:
 
 async def test_the_process_ends_when_the_session_was_idle() -> None:
     async with gateway(upstream(), sessions={"client_idle_seconds": 0.05}) as gw:
-        client = await LegacyClient(gw).initialize()
-        await becomes(0, lambda: gw.metric(CHILDREN))
-        assert (await client.post(client.call_message("pid")))[0] == 404
         listening = await LegacyClient(gw).initialize()
         stream = await listening.listen()
+        client = await LegacyClient(gw).initialize()
+        await becomes(1, lambda: gw.metric(CHILDREN))
+        assert (await client.post(client.call_message("pid")))[0] == 404
         assert (await listening.post(listening.call_message("pid")))[0] == 200
         stream.close()
         await becomes(0, lambda: gw.metric(CHILDREN))
