@@ -142,6 +142,7 @@ def _route(live: LiveRoute, held: int, metrics: Metrics, children: int) -> Route
         children=children if by_command else None,
         children_limit=route.upstream.max_children if by_command else None,
         subscriptions=len(live.upstream.subscriptions),
+        mirrored=metrics.mirrored(route.path),
         client_sessions=metrics.client_sessions(route.path),
         streams=len(live.upstream.streams),
     )

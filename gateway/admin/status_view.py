@@ -155,7 +155,7 @@ def _route(route: RouteStatus) -> RouteRow:
         notes.append(f"{counted(route.children, 'child process', 'child processes')} of {route.children_limit:,}")
     if route.client_sessions:
         notes.append(f"{route.client_sessions:,} of legacy clients")
-    streams = ((route.subscriptions, "bridged"), (route.streams, "passed through"))
+    streams = ((route.subscriptions, "bridged"), (route.streams, "passed through"), (route.mirrored, "mirrored"))
     replays = "" if route.continuation == "hold" else f", continuation: {route.continuation}"
     return RouteRow(
         route,

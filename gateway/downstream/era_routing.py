@@ -20,7 +20,6 @@ from gateway.routes.live_route import LiveRoute
 from gateway.seal.cipher import PREFIX
 
 _OUR_STATE: Final = f'"{PREFIX}.'.encode()
-_INITIALIZE: Final = mcp.INITIALIZE.encode()
 
 
 class EraRouting:
@@ -96,13 +95,3 @@ class EraRouting:
         except DownstreamError:
             return False
         return True
-
-
-def _begins(incoming: Incoming) -> bool:
-    """Whether a request is the handshake of a legacy client."""
-    if incoming.method != "POST" or _INITIALIZE not in incoming.body:
-        return False
-    try:
-        return incoming.parsed().method == mcp.INITIALIZE
-    except DownstreamError:
-        return False

@@ -54,6 +54,7 @@ class RequestHandler:
         self._passthrough = passthrough
         self._legacy = legacy
         self.front = legacy.front
+        self._mirror = legacy.mirror
         self._bodies = routes.process.traffic.bodies
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
         self._dispatcher = Dispatcher(continuation)
@@ -81,7 +82,7 @@ class RequestHandler:
     @property
     def busy(self) -> int:
         """Requests that a drain waits for."""
-        long_lived = self._passthrough.long_lived + self._era_routing.stdio.long_lived + self._legacy.mirror.long_lived
+        long_lived = self._passthrough.long_lived + self._era_routing.stdio.long_lived + self._mirror.long_lived
         return self.in_flight - long_lived + self.front.busy
 
     def _client_of(self, path: str) -> Client:

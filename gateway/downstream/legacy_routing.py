@@ -50,7 +50,7 @@ class LegacyRouting:
             return served
         is_addressed = PARAMETER in incoming.url.query  # the server's own address for messages
         spoken, front = live.upstream.transport, None if is_addressed else beginning(incoming)
-        if _is_mirrored(live):
+        if await _is_mirrored(live):
             return await self._mirrored(front, incoming, reply, live, caller)
         if given_id(incoming) is not None and spoken not in (None, "streamable-http"):
             raise session_gone()
@@ -100,7 +100,7 @@ class LegacyRouting:
     def _connect(self, live: LiveRoute, caller: Caller) -> Connect:
         """Return what serves a relayed session, or mirrors it where the server is modern."""
         relay = connect(live)
-        if live.route.era == "bridge":
+        if live.route.era == "bridge" or live.upstream.stdio is not None:
             return relay
         choose = partial(self._mirror_if_modern, live, caller)
 
@@ -113,22 +113,19 @@ class LegacyRouting:
         self, live: LiveRoute, caller: Caller, refusing: Backend, greeting: ClientMessage, _response: bytes
     ) -> Connect | None:
         await refusing.close()
-        stdio, era = live.upstream.stdio, live.upstream.era
-        if stdio is not None:
-            stdio.refuses_legacy = is_modern = await stdio.is_modern()
-        else:
-            assert era is not None
-            is_modern = await era.is_modern(greeting.headers, waits=True)
-        return self.mirror.connect(live, live.route.path, caller.principal) if is_modern else None
+        era = live.upstream.era
+        if era is None or not await era.is_modern(greeting.headers, waits=True):
+            return None
+        return self.mirror.connect(live, live.route.path, caller.principal)
 
     async def _is_modern(self, incoming: Incoming, live: LiveRoute) -> bool:
         return live.route.era != "bridge" and await self._passthrough.finds_modern(incoming, live)
 
 
-def _is_mirrored(live: LiveRoute) -> bool:
+async def _is_mirrored(live: LiveRoute) -> bool:
     """Whether the mirror serves every legacy client of a route."""
-    stdio = live.upstream.stdio
-    return live.route.era == "mirror" or (live.route.era == "auto" and stdio is not None and stdio.refuses_legacy)
+    stdio, era = live.upstream.stdio, live.route.era
+    return era == "mirror" or (era == "auto" and stdio is not None and await stdio.is_modern_only())
 
 
 def _body(response: web.Response) -> bytes:

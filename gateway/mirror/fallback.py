@@ -1,4 +1,4 @@
-"""A session that begins at a legacy server's backend, and goes on at the mirror if the server refuses `initialize`.
+"""A session that passes from a legacy server's backend to the mirror if the server refuses `initialize`.
 
 Nothing else tells a modern-only server from one that speaks both protocols.
 """
@@ -13,9 +13,9 @@ from gateway.protocol.errors import GatewayError, Refused
 from gateway.runtime.tasks import Tasks
 
 MirrorIfModern = Callable[[Backend, ClientMessage, bytes], Awaitable[Connect | None]]
-"""Given what refused `initialize`, that message, and the response (empty without one), returns a modern server's mirror.
+"""Given what refused `initialize`, that message and the response (empty without one), returns the mirror.
 
-It closes the backend that refused.
+That is None if the server is not modern. It closes the backend that refused.
 """
 
 

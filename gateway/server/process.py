@@ -201,7 +201,7 @@ class Gateway:
         table = SessionTable(self._in_force, self.metrics, self.tasks)
         forwarding = Forwarding(self.members, self._peers)
         front = LegacyFront(process, SessionIds(self._keyrings.session), table, forwarding)
-        replicas = Replicas(self.members, self._peers, retry_routing, self.tasks)
+        replicas = Replicas(self.members, self._peers, retry_routing)
         mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process)
         legacy = LegacyRouting(passthrough, front, mirror)
         return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough, legacy)

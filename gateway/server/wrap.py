@@ -1,4 +1,4 @@
-"""Runs `mrtr-gateway wrap`: one process between a host and its server, without a port."""
+"""Runs `mrtr-gateway wrap`: one process without a port, which a host starts instead of its server."""
 
 import asyncio
 import signal

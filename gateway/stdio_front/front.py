@@ -1,4 +1,4 @@
-"""The front of one host, which finds out the era of the host by its messages, and that of its server by asking it.
+"""The front of one host, which tells the host's era by its messages.
 
 A modern host of a modern server is forwarded, and of a legacy one bridged. A legacy host is served by a backend: the
 relay to a legacy server, or the mirror of a modern one, if that refuses `initialize`.
@@ -13,9 +13,10 @@ from msgspec import Raw
 
 from gateway.downstream.handler import RequestHandler
 from gateway.http.upstream_headers import own_headers
-from gateway.legacy_front.backend import Backend, ClientLink, Connect
+from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
 from gateway.mirror.backend import MirrorBackend
 from gateway.mirror.catalog import ToolCatalog
+from gateway.mirror.fallback import FallbackBackend
 from gateway.mirror.modern_server import HttpServer, ModernServer
 from gateway.mirror.runner import Upstream
 from gateway.mirror.stdio_server import StdioServer
@@ -37,7 +38,7 @@ _POLL_SECONDS: Final = 0.05
 class StdioFront:
     """Serves one host until it closes its end."""
 
-    def __init__(self, host: Host, handler: RequestHandler, live: LiveRoute, relay: Connect | None = None) -> None:
+    def __init__(self, host: Host, handler: RequestHandler, live: LiveRoute, relay: Connect) -> None:
         """`relay` serves a legacy host of a legacy server that is not a child."""
         self._host = host
         self._handler = handler
@@ -46,6 +47,8 @@ class StdioFront:
         self._tasks = live.process.tasks
         self._modern: ModernHost | None = None
         self._legacy: LegacyHost | None = None
+        self._child: ChildBackend | None = None
+        """The child of a legacy host."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the server has ended the session."""
 
@@ -71,7 +74,7 @@ class StdioFront:
         is_greeting = opened.method == mcp.INITIALIZE and isinstance(opened.id, Raw)
         if self._legacy is None and (is_greeting or (self._modern is None and not _is_modern(opened))):
             # A host whose probe took too long goes on with the handshake of legacy servers.
-            self._legacy = await self._new_legacy()
+            self._legacy = self._new_legacy()
         elif self._modern is None and self._legacy is None:
             self._modern = await self._new_modern()
         if self._legacy is not None:
@@ -107,36 +110,33 @@ class StdioFront:
 
     # -- legacy hosts -----------------------------------------------------------------------------------------------
 
-    async def _new_legacy(self) -> LegacyHost:
-        live, may_mirror = self._live, self._may_mirror
-        era: str = live.route.era
-        if era == "mirror":
-            return LegacyHost(self._host, self._mirror, self._tasks, self._end, None)
-        connect = self._relay
-        return LegacyHost(self._host, connect, self._tasks, self._end, None if era == "bridge" else may_mirror)
+    def _new_legacy(self) -> LegacyHost:
+        era = self._live.route.era
+        connect = {"mirror": self._mirror, "bridge": self._relay, "auto": self._relay_or_mirror}[era]
+        return LegacyHost(self._host, connect, self._end)
 
     def _relay(self, link: ClientLink) -> Backend:
         stdio = self._live.upstream.stdio
-        if stdio is not None:
-            return ChildBackend(stdio, link, self._tasks)
-        assert self._http_relay is not None
-        return self._http_relay(link)
+        if stdio is None:
+            return self._http_relay(link)
+        self._child = ChildBackend(stdio, link, self._tasks)
+        return self._child
 
     def _mirror(self, link: ClientLink) -> Backend:
         caller = (self._live.route.path, b"host")
         return MirrorBackend(Upstream(self._server(), ToolCatalog(), caller, self._tasks), link)
 
-    async def _may_mirror(self, refusal: bytes, backend: Backend) -> Connect | None:
-        """Return the mirror if a server that refused `initialize` is modern."""
-        stdio, found = self._live.upstream.stdio, eras.verdict(200, "application/json", refusal)
-        if isinstance(backend, ChildBackend) and stdio is not None:
-            child = backend.give_up_child()
-            if found and child is not None and not child.over.done():
+    def _relay_or_mirror(self, link: ClientLink) -> Backend:
+        return FallbackBackend(link, self._relay, self._mirror_if_modern, self._tasks)
+
+    async def _mirror_if_modern(self, refusing: Backend, _: ClientMessage, response: bytes) -> Connect | None:
+        stdio, self._child = self._live.upstream.stdio, None
+        found = bool(response) and eras.verdict(200, "application/json", response)
+        if found and stdio is not None and isinstance(refusing, ChildBackend):
+            child = refusing.give_up_child()
+            if child is not None and not child.over.done():
                 stdio.found_modern(child)
-            elif child is not None:
-                self._tasks.spawn(child.close(), "close session")
-        else:
-            await backend.close()
+        await refusing.close()
         return self._mirror if found or await self._is_modern() else None
 
     def _end(self) -> None:
@@ -147,8 +147,8 @@ class StdioFront:
 
     async def finish(self, seconds: float, cancel_questions: Callable[[], None]) -> None:
         """The host sends nothing more: running calls may finish, but questions to the host are cancelled."""
-        if self._legacy is not None and isinstance(self._legacy.backend, ChildBackend):
-            await self._legacy.backend.finish(seconds)
+        if self._child is not None:
+            await self._child.finish(seconds)
             return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds

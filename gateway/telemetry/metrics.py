@@ -221,6 +221,8 @@ class Metrics:
             "tools_left_out_total", "Tools left out of a list because clients would refuse the whole list.", "route"
         )
         self._subscriptions = self._gauge("subscriptions", "Open subscriptions/listen streams.", "route")
+        self._mirrored_counts: Counts[str] = Counts()
+        self._mirrored = self._gauge("mirrored_calls", "Calls of legacy clients at a modern server.", "route")
         self._subscriptions_lost = self._counter(
             "subscriptions_lost_total", "Subscriptions that lost their session, by outcome.", "route", "outcome"
         )
@@ -390,6 +392,15 @@ class Metrics:
     def subscribed(self, route: str, change: int) -> None:
         """Add (1) or remove (-1) a subscription."""
         self._subscriptions[route,].inc(change)
+
+    def mirroring(self, route: str, change: int) -> None:
+        """Add (1) or remove (-1) a call of a legacy client at a modern server."""
+        self._mirrored_counts[route] += change
+        self._mirrored[route,].set(self._mirrored_counts[route])
+
+    def mirrored(self, route: str) -> int:
+        """Return a route's calls of legacy clients at its modern server."""
+        return self._mirrored_counts[route]
 
     def subscription_lost(self, route: str, *, opened_again: bool) -> None:
         """Count a subscription that lost its session, and was opened again or ended."""

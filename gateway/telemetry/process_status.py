@@ -64,6 +64,8 @@ class RouteStatus(Struct, frozen=True, kw_only=True):
     """Sessions of the address that has the most."""
     of_one_address_limit: int = 0
     """0: no limit."""
+    mirrored: int = 0
+    """Calls of legacy clients at a modern server."""
     streams: int
     """Streams that are passed through: GET streams of legacy clients, subscriptions at a modern upstream."""
 
@@ -293,6 +295,7 @@ def _route(one: RouteStatus, other: RouteStatus) -> RouteStatus:
         children=_sum(one.children, other.children),
         children_limit=_sum(one.children_limit, other.children_limit),
         subscriptions=one.subscriptions + other.subscriptions,
+        mirrored=one.mirrored + other.mirrored,
         client_sessions=one.client_sessions + other.client_sessions,
         streams=one.streams + other.streams,
     )

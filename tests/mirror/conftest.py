@@ -69,7 +69,7 @@ async def begin(server: FakeModern) -> AsyncIterator[Begin]:
 
 
 async def _at_rest(stand: Stand) -> None:
-    mirror = stand.gateway.downstream._mirror
+    mirror = stand.gateway.downstream._legacy.mirror
     await eventually(lambda: stand.gateway.downstream.in_flight == 0, "no request is in flight")
     assert not mirror._shared.running
     assert len(mirror.lot) == 0

@@ -1,7 +1,6 @@
 """`mrtr-gateway wrap` as its host sees it: both eras on both sides, what is refused, and how it ends."""
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -260,17 +259,19 @@ async def test_a_secret_of_the_configuration_does_not_pass_under_any_name() -> N
     assert "seen" in given
 
 
+def internet_sockets(pid: int) -> set[str]:
+    """The inodes of a process's sockets that are not local ones."""
+    found = set()
+    targets = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+        found |= {inode for line in lines if f"socket:[{(inode := line.split()[9])}]" in targets}
+    return found
+
+
 async def test_no_port_is_opened(old: Host) -> None:
     _ = await old.text(call("echo"))
-    process = old.process.pid
-    inodes = set()
-    for file in Path(f"/proc/{process}/fd").iterdir():
-        target = os.readlink(file)
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
-    for table in ("tcp", "tcp6", "udp", "udp6"):
-        lines = Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]
-        assert not inodes & {line.split()[9] for line in lines}
+    assert internet_sockets(old.process.pid) == set()
 
 
 # --- the end ---
@@ -315,7 +316,7 @@ async def test_a_signal_ends_the_gateway_with_its_child(number: signal.Signals) 
 async def test_the_gateway_ends_when_nobody_reads_its_output() -> None:
     async with host(OLD) as running:
         pid = int(await running.text(call("pid")))
-        running.stdout._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
+        running.stdout._transport.close()  # type: ignore[attr-defined]
         running.write(call("echo", 2))
         assert await running.ended() == 0
         await gone(pid)

@@ -57,7 +57,7 @@ from gateway.protocol.errors import (
 )
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
-from gateway.telemetry import COMPLETE
+from gateway.telemetry import COMPLETE, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 _METHODS: Final = "POST, GET, DELETE"
@@ -140,10 +140,12 @@ class Mirror:
             raise InvalidRequest(f"MCP-Protocol-Version {version[:40]!r} is not one that this session can have")
         seconds = self._config.value.state.session_ttl_seconds
         try:
-            return self._tokens.session(token, at.incoming.path, at.caller.principal, time.time(), seconds)
+            session = self._tokens.session(token, at.incoming.path, at.caller.principal, time.time(), seconds)
+            self._homes.check(session)
         except NoSession as exc:
             self._process.metrics.state_rejected(exc.reason)
             raise
+        return session
 
     async def _initialize(self, at: Arrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
         if self.stopping:
@@ -159,7 +161,7 @@ class Mirror:
             if held is not None:
                 held.abandon()
             else:
-                self._replicas.tell_all(at.incoming)
+                self._process.tasks.spawn(self._replicas.tell_all(at.incoming), "tell replicas")
         return await _accepted(at.reply)
 
     async def _request(
@@ -170,7 +172,7 @@ class Mirror:
                 pass
             case mcp.SET_LEVEL:
                 self._homes.set_level(session, level_of(params_of(message)))
-                self._replicas.tell_all(at.incoming)
+                await self._replicas.tell_all(at.incoming)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
                 found = await self._replicas.at_home(session.key, at.incoming, at.reply)
                 if found is not None:
@@ -225,18 +227,30 @@ class Mirror:
                 return await _accepted(at.reply)  # the call is over
             found = await self._replicas.route(nested.place, at.incoming, at.reply)
             if not isinstance(found, TakeOver):
+                self._continued_by(at, Step.FORWARDED)
                 return found[0]
-            held = self.lot.find(nested.place.exchange) or self._restored(at, session, nested)
+            held = self.lot.find(nested.place.exchange)
+            if held is None:
+                held = self._restored(at, session, nested, is_proven=found.proven)
+                self._continued_by(at, Step.LOST if held is None else Step.RESUMED)
+        else:
+            self._continued_by(at, Step.HELD)
         if held is not None:
             held.answer(nested, message, at.headers)
         return await _accepted(at.reply)
 
-    def _restored(self, at: Arrival, session: Session, nested: Nested) -> HeldCall | None:
+    def _continued_by(self, at: Arrival, step: Step) -> None:
+        """Count how an answer, or a client that came back, found its call; only where the client spoke to."""
+        if step is not Step.FORWARDED or at.incoming.peer_request is None:
+            self._process.metrics.continued(at.live.route.path, step)
+
+    def _restored(self, at: Arrival, session: Session, nested: Nested, *, is_proven: bool) -> HeldCall | None:
         """The call of a replica that has died, as far as a nested request's id tells; None if it cannot go on."""
         if nested.request is None or not session.profile.resumes or self._is_old(nested.place, at.live):
             return None
         held = self._held(at, session, nested.place.exchange, nested.request, nested.progress)
         held.call.open.update({key: Question(key, "", b"{}") for key in nested.keys})
+        held.report.taken_over(nested.place.owner, nested.round, owner_is_dead=is_proven)
         held.wait()
         return held
 
@@ -277,16 +291,22 @@ class Mirror:
         if self.lot.find(mark.place.exchange) is None and not is_own:
             found = await self._replicas.route(mark.place, at.incoming, at.reply)
             if not isinstance(found, TakeOver):
+                self._continued_by(at, Step.FORWARDED)
                 return found[0]
             is_proven = found.proven
         # What follows goes to whoever holds this credential, so the upstream sees it first.
         _ = await initialize(self._server(at.live), session.profile, at.headers)
         may_run = not is_own and mark.request is not None and await self._may_run_twice(at, session, mark.request)
         held = self.lot.find(mark.place.exchange)
+        step = Step.HELD
         if held is None and not is_own:
             held = self._continued(at, session, mark, may_run=may_run)
             if held is None and not is_proven:
                 raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
+            if held is not None:
+                held.report.taken_over(mark.place.owner, mark.progress.round, owner_is_dead=is_proven)
+                step = Step.RESUMED if mark.asking else Step.REPLAYED
+        self._continued_by(at, Step.LOST if held is None else step)
         if held is None:
             return await self._lost(at, mark)
         if not is_own:
@@ -329,12 +349,12 @@ class Mirror:
     # -- DELETE -------------------------------------------------------------------------------------------------
 
     async def _delete(self, at: Arrival) -> web.StreamResponse:
-        """End a session's calls and its standalone stream. Its id stays valid: no replica could tell the others."""
+        """End a session with its calls. A replica that starts later, or cannot be reached now, still takes its id."""
         session = self._session(at)
         for held in [held for (key, _), held in self._shared.running.items() if key == session.key]:
             held.abandon()
-        self._homes.forget(session)
-        self._replicas.tell_all(at.incoming)
+        self._homes.end(session)
+        await self._replicas.tell_all(at.incoming)
         return await at.reply.only(b"", 200, NO_HEADERS, COMPLETE)
 
     # -- the upstream -------------------------------------------------------------------------------------------

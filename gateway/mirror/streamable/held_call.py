@@ -10,6 +10,7 @@ Source: specification 2025-11-25 basic/transports (Resumability and Redelivery).
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -23,6 +24,7 @@ from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.call import MirroredCall, Progress, Question, Request
 from gateway.mirror.runner import Runner, Upstream
+from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session, Tokens
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, GatewayError
@@ -67,8 +69,6 @@ class HeldCall:
         self.principal = session.principal
         self.address = address
         self.session = session
-        self.request_id = ""
-        """The id of the HTTP request that waits."""
         self._shared = shared
         self._live = live
         self._place = place
@@ -76,17 +76,18 @@ class HeldCall:
         self.call = call
         self.runner = Runner(call, upstream, self, lambda: level)
         self._number = 0
-        self._mark_now = self._mark()
-        """The place after everything that was put on the stream."""
+        self._mark_now = self._mark_running = self._mark()
+        """The place after everything that was put on the stream, and the one at which the round went upstream."""
         self._queue: ResponseQueue | None = None
         self._asked: list[tuple[int, bytes]] = []
         """The events of the round's questions, with the number of the last one in each."""
+        if request.method in mcp.ASKING:
+            shared.lot.park(self, is_continued=bool(progress.round))
+        self.report = CallReport(live, session, request)
         self._final: FinalMessage | None = None
         self._final_event = b""
         self._reply: ReplyWriter | None = None
         """The reply that the client reads, while it does."""
-        if self._may_ask:
-            shared.lot.park(self, is_continued=bool(progress.round))
         shared.running[session.key, request.id] = self
 
     @property
@@ -110,6 +111,7 @@ class HeldCall:
         if self._queue is None and not self._resumes:
             self.abandon()  # its client has left, and nobody else could answer
             return
+        self.report.asked(questions)
         self._number += 1
         self._mark_now = self._mark_asking()
         events = [sse.encode(question.asked(self._nested_id(question))) for question in questions]
@@ -121,16 +123,20 @@ class HeldCall:
 
     def sending(self) -> None:
         """See `Hears`."""
+        self.report.sending()
         self._asked.clear()
         self._move(self._mark)
+        self._mark_running = self._mark_now
 
     def end(self, message: bytes) -> None:
         """See `Hears`."""
+        self.report.finished(self.call.progress.round + 1)
         self._finish(FinalMessage(message))
 
     def fail(self, error: GatewayError) -> None:
         """See `Hears`."""
-        self._finish(FinalMessage.of_error(error, self.call.request.id, self.request_id))
+        self.report.failed(self.call.progress.round + 1, error)
+        self._finish(FinalMessage.of_error(error, self.call.request.id, self.report.request_id))
 
     def _finish(self, final: FinalMessage) -> None:
         self._number += 1
@@ -186,11 +192,11 @@ class HeldCall:
         self._number += 1
         self._mark_now = mark()
         if self._queue is not None and self._reply is not None and self._reply.started and self._resumes:
-            self._queue.send(self._prime())
+            self._queue.send(self._prime(self._mark_now))
 
-    def _prime(self) -> bytes:
-        """An event that only marks the place."""
-        return b"id: %b\ndata: \n\n" % self._shared.tokens.event_id(self._mark_now).encode()
+    def _prime(self, mark: Mark) -> bytes:
+        """An event that only marks a place."""
+        return b"id: %b\ndata: \n\n" % self._shared.tokens.event_id(mark).encode()
 
     def _with_id(self, event: bytes, mark: Mark) -> bytes:
         if not self._resumes:
@@ -212,6 +218,7 @@ class HeldCall:
         if nested.round != self.call.progress.round or nested.key not in self.call.open:
             return
         was_open = len(self.call.open)
+        self.report.answered(self.call.open[nested.key])
         self.runner.answer(nested.key, message, headers)
         if not self.runner.is_over and 0 < len(self.call.open) < was_open:
             self._move(self._mark_asking)
@@ -234,6 +241,7 @@ class HeldCall:
     def abandon(self) -> None:
         """Give the call up: nobody waits for it any more."""
         self.runner.cancel()
+        self.report.abandoned(self.call.progress.round + 1)
         self._unregister()
         deadlines = self._live.deadlines.shared
         deadlines[Timer.TTL].disarm(self)
@@ -264,7 +272,7 @@ class HeldCall:
         """
         self._detach_queue()
         self._reply = reply
-        live, self.request_id = self._live, request_id
+        live, self.report.request_id = self._live, request_id
         leg, behind_bytes = Leg(Raw(self.call.request.id)), live.config.limits.behind_bytes
         queue = self._queue = ResponseQueue(leg, live.deadlines.silence, behind_bytes, request_id)
         live.deadlines.shared[Timer.TTL].disarm(self)
@@ -278,7 +286,7 @@ class HeldCall:
             if after is not None:
                 await reply.start()
                 if not missed and self._final is None:
-                    await reply.write(self._prime())
+                    await reply.write(self._prime(self._mark_now))
             return await self._write(queue, reply, is_primed=after is not None or bool(missed))
         finally:
             queue.end_writing()
@@ -318,13 +326,14 @@ class HeldCall:
         """The first item, after a priming event if the client may have to come back for the others."""
         if is_primed or not self._resumes:
             return await queue.take()
-        try:
+        item = None
+        with suppress(TimeoutError):
             async with asyncio.timeout(_PRIME_SECONDS):
-                return await queue.take()
-        except TimeoutError:
+                item = await queue.take()
+        if not isinstance(item, FinalMessage):
             await reply.start()
-            await reply.write(self._prime())
-            return await queue.take()
+            await reply.write(self._prime(self._mark_running))
+        return item or await queue.take()
 
 
 def owner_lost(owner: str) -> CallLost:

@@ -15,7 +15,7 @@ from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.changes import Changes
 from gateway.mirror.modern_server import ModernServer
-from gateway.mirror.streamable.tokens import Session
+from gateway.mirror.streamable.tokens import NoSession, Session
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import GatewayError, InvalidParams, InvalidRequest
 from gateway.routes.live_route import LiveRoute
@@ -24,6 +24,7 @@ from gateway.upstream.channel import Headers
 
 _MAX_HOMES: Final = 10_000
 _MAX_LEVELS: Final = 100_000
+_MAX_ENDED: Final = 100_000
 _ENDED: Final = FinalMessage(b"")
 
 
@@ -33,6 +34,12 @@ class Homes:
     def __init__(self) -> None:
         self._homes: OrderedDict[str, Home] = OrderedDict()
         self._levels: OrderedDict[str, str] = OrderedDict()
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    def check(self, session: Session) -> None:
+        """Raise NoSession if the client has ended the session, as far as this replica heard."""
+        if session.key in self._ended:
+            raise NoSession("ended")
 
     def of(self, session: Session, live: LiveRoute, server: ModernServer) -> "Home":
         """The home of a session; the one that was used longest ago makes room for a new one."""
@@ -48,8 +55,11 @@ class Homes:
         self._homes.move_to_end(session.key)
         return home
 
-    def forget(self, session: Session) -> None:
+    def end(self, session: Session) -> None:
         """The client has ended the session."""
+        self._ended[session.key] = None
+        if len(self._ended) > _MAX_ENDED:
+            _ = self._ended.popitem(last=False)
         self._levels.pop(session.key, None)
         home = self._homes.pop(session.key, None)
         if home is not None:
@@ -104,6 +114,7 @@ class Home:
             self._changes.tell_all(honoured)
         self._had_stream = True
         live.upstream.streams.add(self)
+        live.process.metrics.subscribed(live.route.path, 1)
         queue.begin_writing(reply.share_unread)
         try:
             await reply.start()
@@ -113,6 +124,7 @@ class Home:
             return await reply.end(COMPLETE), COMPLETE
         finally:
             queue.end_writing()
+            live.process.metrics.subscribed(live.route.path, -1)
             if self._queue is queue:
                 self._queue = None
                 self._changes.close()

@@ -2,9 +2,10 @@
 
 A call is served by the replica that holds its stream; if that has died, by the first living candidate. What a session
 has besides calls (its standalone stream, its subscriptions) is at its home, which every replica knows without asking:
-the first living candidate of the session's key. The log level and cancellations go to all replicas.
+the first living candidate of the session's key. The log level, cancellations, the end of a session go to all replicas.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Final
 
@@ -20,7 +21,6 @@ from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.mirror.streamable.tokens import Place
 from gateway.protocol.errors import OwnerStalled
 from gateway.runtime.budget import Share
-from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Binding, Envelope
 from gateway.telemetry import Ending
 
@@ -30,11 +30,10 @@ _UNBOUND: Final = Binding("", "", b"", b"", b"")
 class Replicas:
     """The other replicas, as the mirror uses them."""
 
-    def __init__(self, membership: Membership, peers: PeerClient, routing: RetryRouting, tasks: Tasks) -> None:
+    def __init__(self, membership: Membership, peers: PeerClient, routing: RetryRouting) -> None:
         self._membership = membership
         self._peers = peers
         self._routing = routing
-        self._tasks = tasks
 
     @property
     def own(self) -> str:
@@ -83,16 +82,15 @@ class Replicas:
             candidates = self._membership.local_candidates(key)
         return candidates[: candidates.index(self.own)]
 
-    def tell_all(self, incoming: Incoming) -> None:
-        """Have every other replica serve a request too, without waiting for that."""
+    async def tell_all(self, incoming: Incoming) -> None:
+        """Have every other replica that can be reached serve a request too."""
         if incoming.peer_request is None:
             members = list(self._membership.others())
         elif incoming.is_local or incoming.peer_request.to == self.own:
             return
         else:
             members = [member for member in self._membership.local_candidates("") if member != self.own]
-        for member in members:
-            self._tasks.spawn(self._tell(member, incoming), "tell replicas")
+        _ = await asyncio.gather(*(self._tell(member, incoming) for member in members))
 
     async def _tell(self, member: str, incoming: Incoming) -> None:
         try:

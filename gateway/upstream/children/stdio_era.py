@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from gateway.process.child import Child
 from gateway.process.launcher import ChildLauncher
-from gateway.protocol import era, jsonrpc
+from gateway.protocol import era, jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
@@ -28,6 +28,11 @@ _PROBE_SECONDS: Final = 5.0
 _UNSURE_SECONDS: Final = 60.0
 """How long a server that did not answer counts as legacy, unless it answers a handshake."""
 _PROBE_ID: Final = b'"probe"'
+_INITIALIZE: Final = jsonrpc.request(
+    _PROBE_ID,
+    mcp.INITIALIZE,
+    {"protocolVersion": mcp.LEGACY, "capabilities": {}, "clientInfo": {"name": "mrtr-gateway", "version": "1"}},
+)
 
 
 class StdioEra:
@@ -39,8 +44,7 @@ class StdioEra:
         self.modern = modern
         self.known: bool | None = None
         """Whether the server is modern; None if a probe has to find out."""
-        self.refuses_legacy = False
-        """Whether the server was found to be modern only."""
+        self._refuses_legacy: bool | None = None
         self.launcher = launcher
         self._tasks = tasks
         self._metrics = metrics
@@ -57,6 +61,20 @@ class StdioEra:
                 self._probe = self._tasks.start(self._ask(), "era probe")
             _ = await asyncio.wait((self._probe,))
         return bool(self.known)
+
+    async def is_modern_only(self) -> bool:
+        """Return whether the server is modern, and refuses `initialize`."""
+        if not await self.is_modern():
+            return False
+        if self._refuses_legacy is None:
+            try:
+                child = await self.launcher.take()
+                answer = await self._answer_of(child, _INITIALIZE)
+                self._tasks.spawn(child.close(), "close session")
+            except (Unreachable, CallLost):
+                return False
+            self._refuses_legacy = answer is not None and isinstance(jsonrpc.message(answer).error, Raw)
+        return self._refuses_legacy
 
     def found_modern(self, child: Child) -> None:
         """A child has shown in another way that the server is modern; it serves the requests from now on."""
@@ -81,7 +99,7 @@ class StdioEra:
 
     async def _answer(self) -> bool | None:
         child = await self.launcher.take()
-        line = await self._answer_of(child)
+        line = await self._answer_of(child, era.discover())
         if line is None:
             await child.close()
             return None
@@ -95,8 +113,8 @@ class StdioEra:
             self.launcher.give_back(child)
         return bool(found)
 
-    async def _answer_of(self, child: Child) -> bytes | None:
-        """Return the response of a child to the probe; None if it ends, or does not answer in time."""
+    async def _answer_of(self, child: Child, request: bytes) -> bytes | None:
+        """Return the response of a child to a probe; None if it ends, or does not answer in time."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def receive(line: bytes) -> None:
@@ -105,7 +123,7 @@ class StdioEra:
 
         child.receive_with(receive)
         child.asked = True  # a server that ends because of the probe is not a failure
-        await child.send(era.discover(), self.launcher.client.timeouts.answer_seconds)
+        await child.send(request, self.launcher.client.timeouts.answer_seconds)
         _ = await asyncio.wait((answer, child.over), timeout=_PROBE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         return answer.result() if answer.done() else None
 

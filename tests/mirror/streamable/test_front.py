@@ -284,7 +284,7 @@ async def test_an_expired_session_does_not_exist(begin: Begin, server: FakeModer
     stand = await begin(state={"session_ttl_seconds": 60})
     client = LegacyClient(stand.http, stand.url)
     _ = await client.initialize()
-    mirror = stand.gateway.downstream._mirror
+    mirror = stand.gateway.downstream._legacy.mirror
     session = mirror._tokens._session(client.session or "")
     client.session = mirror._tokens.new_session("/mcp", session.principal, session.profile, session.issued - 61)
     async with client.request("ping") as stream:
@@ -386,6 +386,8 @@ async def test_ending_a_session_ends_its_calls(client: LegacyClient, server: Fak
             assert response.status == 200
         with pytest.raises(EOFError):
             _ = await stream.event()
+    async with client.request("ping") as stream:
+        assert stream.response.status == 404
 
 
 async def test_a_server_that_breaks_off_ends_the_call_with_an_error(client: LegacyClient, server: FakeModern) -> None:
@@ -398,3 +400,15 @@ async def test_a_server_that_breaks_off_ends_the_call_with_an_error(client: Lega
     async with client.call("breaks") as stream:
         assert (await stream.message())["method"] == mcp.LOG
         assert (await stream.message())["error"]["data"]["reason"] == "call_lost"
+
+
+async def test_a_stream_that_begins_with_progress_is_primed(client: LegacyClient, server: FakeModern) -> None:
+    async def work(call: Call) -> Json:
+        await call.notify(mcp.PROGRESS, {"progressToken": 1, "progress": 1})
+        return call.text("done")
+
+    server.tools["work"] = work
+    async with client.call("work") as stream:
+        first = await stream.event()
+        assert (first.data, first.id is not None) == (b"", True)
+        assert (await stream.message())["method"] == mcp.PROGRESS
