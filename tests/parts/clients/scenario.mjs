@@ -79,8 +79,9 @@ const STEPS = {
         return names;
     },
     progress: async () => {
+        // This SDK drops the progress that arrives in one read with the response, so the server takes its time.
         const seen = [];
-        const result = await tool('progress', { steps: 3 }, { onprogress: each => seen.push(each.progress) });
+        const result = await tool('progress', { steps: 3, delay_seconds: 0.05 }, { onprogress: each => seen.push(each.progress) });
         return [text(result), seen.sort()];
     },
     form: async () => text(await tool('ask', { question: 'Who?' })),
