@@ -36,6 +36,8 @@ class StdioForwarding:
 
     def __init__(self) -> None:
         self.stopping = False
+        self.refuses_calls = False
+        """Whether a drain refuses calls, because no other replica serves them."""
         self.long_lived = 0
         """Open subscriptions, which a drain does not wait for."""
 
@@ -47,7 +49,7 @@ class StdioForwarding:
         parsed = incoming.parsed()
         if parsed.id is None:
             return web.Response(status=202)  # closing the response is what cancels
-        if self.stopping:
+        if self.stopping and (self.refuses_calls or parsed.method == mcp.LISTEN):
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         _check(parsed, incoming)
         return await self._counted(_Passage(incoming, reply, live, parsed), stdio.modern)
