@@ -41,7 +41,7 @@ class EraRouting:
 
     def is_bridged(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether it is clear at once that a request is bridged, as it is for most."""
-        era = live.upstream.era
+        era = live.upstream.era or live.upstream.stdio
         if incoming.method != "POST" or not (era is None or live.route.era == "bridge" or era.known is False):
             return False
         return names_modern(incoming.headers.get(mcp.PROTOCOL_VERSION))
