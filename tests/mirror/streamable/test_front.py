@@ -452,3 +452,16 @@ async def test_an_answer_of_an_earlier_round_counts_for_no_later_one(client: Leg
         assert await client.answer(second, ACCEPT) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
     assert len(server.of("tools/call")) == 3
+
+
+async def test_the_credential_of_an_answer_goes_upstream_with_it(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    old, new = (jwt(iss="i", sub="ada", iat=number) for number in (1, 2))
+    client = LegacyClient(stand.http, stand.url, headers={"Authorization": old})
+    _ = await client.initialize()
+    server.tools["ask"] = ask
+    async with client.call("ask") as stream:
+        client.headers = {"Authorization": new}
+        _ = await client.answer(await stream.message(), ACCEPT)
+        assert text(await stream.message()) == {"name": ACCEPT}
+    assert [headers["Authorization"] for headers in server.headers[-2:]] == [old, new]
