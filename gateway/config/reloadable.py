@@ -97,6 +97,7 @@ _APPLIED: Final[dict[str, tuple[str, ...]]] = {
         "command",
         "env",
         "cwd",
+        "inherit_env",
         "max_children",
         "new_children_per_second",
         "warm",

@@ -68,15 +68,18 @@ class LegacyFront:
                 "The gateway is shutting down; initialize again, another replica or a new process will answer"
             )
         session = self.sessions.open(live, front, caller, connect)
+        goes_on = False
         self.in_flight += 1
         try:
             with session.in_use():
                 if front == "sse":
                     return await self._open_stream(session, incoming, reply, caller)
-                return await self._initialize(session, incoming, reply, caller)
+                response = await self._initialize(session, incoming, reply, caller)
+                goes_on = session.is_initialized
+                return response
         finally:
             self._count(live, -1)
-            if front == "sse" or not session.is_initialized:
+            if not goes_on:
                 session.end(InvalidRequest("The client has ended the session by closing its stream"))
 
     async def continued(
@@ -164,7 +167,11 @@ class LegacyFront:
             case "GET" if session.front == "http":
                 return await self._get(session, incoming, reply)
             case "DELETE" if session.front == "http":
-                session.end(InvalidRequest("The client has ended the session"))
+                ended = InvalidRequest("The client has ended the session")
+                ended.status = (
+                    200  # clients take an HTTP error for one of the whole connection, even for a cancelled call
+                )
+                session.end(ended)
                 return await reply.only(b"", 200, NO_HEADERS, COMPLETE)
         error = InvalidRequest(f"HTTP {incoming.method[:20]} is not served in a session")
         error.status = 405

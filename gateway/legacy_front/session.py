@@ -60,7 +60,7 @@ class FrontSession:
         self.is_over = False
         self._is_ending = False
         self.is_initialized = False
-        self.used = time.monotonic()
+        self.used = self.began = time.monotonic()
         """When a request of the client last began or ended."""
         self.readers = 0
         """HTTP requests whose replies are being written."""
@@ -82,6 +82,11 @@ class FrontSession:
     def open_requests(self) -> int:
         """How many requests of the client are not answered yet."""
         return len(self._open)
+
+    @property
+    def awaits_initialize(self) -> bool:
+        """Whether the client has sent nothing yet. One whose credential was refused may need time to sign in."""
+        return self._initialize is None and self.refusal is None
 
     # -- from the client ----------------------------------------------------------------------------------------
 

@@ -91,9 +91,11 @@ class SessionTable:
             await asyncio.sleep(_SWEEP_SECONDS)
             now = time.monotonic()
             for session in tuple(self._sessions.values()):
-                seconds = session.live.config.sessions.client_idle_seconds
-                if not session.readers and now - session.used > seconds:
+                config = session.live.config
+                if not session.readers and now - session.used > config.sessions.client_idle_seconds:
                     session.end(InvalidRequest("The session was idle for sessions.client_idle_seconds"))
+                elif session.awaits_initialize and now - session.began > config.limits.receive_seconds:
+                    session.end(InvalidRequest("`initialize` did not arrive within limits.receive_seconds"))
 
     def keep_only(self, paths: Iterable[str], error: GatewayError) -> None:
         """End the sessions of all other paths, which a reload has removed."""

@@ -1,4 +1,4 @@
-"""A legacy host that a backend serves: each of its messages goes there, and each message of the backend is a line."""
+"""A legacy host that a backend serves, line by line."""
 
 from collections.abc import Callable
 

@@ -118,11 +118,11 @@ async def inspector(_: Drivers, url: str, calls: Calls) -> list[str]:
     return texts
 
 
-async def mcp_remote(_: Drivers, url: str, calls: Calls) -> list[str]:
+async def mcp_remote(_: Drivers, url: str, calls: Calls, *flags: str) -> list[str]:
     """A proxy from stdio: this is the stdio side."""
     with tempfile.TemporaryDirectory(prefix="mrtr-remote-") as home:
         process = await asyncio.create_subprocess_exec(
-            *(NODE, NODE_MODULES / ".bin" / "mcp-remote", url, "--allow-http"),
+            *(NODE, NODE_MODULES / ".bin" / "mcp-remote", url, "--allow-http", *flags),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.cases import Drivers
 from tests.e2e.matrix import KINDS
-from tests.e2e.test_eras import ANN, ASK, ASK_GET, ECHO, OLD_CLIENTS, SILENT
+from tests.e2e.test_eras import ANN, ASK, ASK_GET, ECHO, OLD_CLIENTS, SILENT, Calls, mcp_remote
 from tests.parts.clients.drive import available
 from tests.parts.launch import old_server, stdio_server
 from tests.support.gateway_process import Gateway, gateway
@@ -19,7 +19,15 @@ pytestmark = [
     pytest.mark.skipif(not all(map(available, KINDS)), reason="scripts/parts has not been run"),
 ]
 
+
+async def mcp_remote_sse(drivers: Drivers, url: str, calls: Calls) -> list[str]:
+    """The TypeScript SDK's client of HTTP+SSE."""
+    return await mcp_remote(drivers, url, calls, "--transport", "sse-only")
+
+
 SSE: Final = "mcp 1.30, HTTP+SSE"
+TS_SSE: Final = "mcp-remote 0.15, HTTP+SSE"
+CLIENTS: Final = {**OLD_CLIENTS, TS_SSE: mcp_remote_sse}
 HTTP_CLIENTS: Final = tuple(name for name in OLD_CLIENTS if name != SSE)
 CLIENT_SESSIONS: Final = "mcp_gateway_client_sessions"
 
@@ -39,12 +47,12 @@ async def gateway_before(server: str, **settings: Any) -> AsyncIterator[Gateway]
 @pytest.mark.parametrize(
     ("server", "clients"),
     [
-        ("py130-stdio", (*HTTP_CLIENTS, SSE)),
+        ("py130-stdio", (*HTTP_CLIENTS, SSE, TS_SSE)),
         ("ts132-stdio", (*HTTP_CLIENTS, SSE)),
         ("py130-sse", HTTP_CLIENTS),
         ("ts132-sse", HTTP_CLIENTS),
-        ("py130", (SSE,)),
-        ("ts132", (SSE,)),
+        ("py130", (SSE, TS_SSE)),
+        ("ts132", (SSE, TS_SSE)),
     ],
 )
 async def test_a_legacy_client_plays_with_a_server_of_another_transport(
@@ -53,6 +61,6 @@ async def test_a_legacy_client_plays_with_a_server_of_another_transport(
     async with gateway_before(server) as gw:
         for client in clients:  # one after another, because each starts a program, and perhaps a child
             asks = client != SILENT
-            texts = await OLD_CLIENTS[client](drivers, gw.url, [ECHO, ASK, ASK_GET] if asks else [ECHO])
+            texts = await CLIENTS[client](drivers, gw.url, [ECHO, ASK, ASK_GET] if asks else [ECHO])
             assert texts == (["hi", ANN, ANN] if asks else ["hi"]), client
         assert await gw.metric("mcp_gateway_sessions_opened_total") == 0, "nothing of it was bridged"

@@ -175,6 +175,14 @@ async def test_a_session_over_http_sse_begins_with_initialize(begin: Start, upst
     await eventually(lambda: stand.metric(SESSIONS) == 0)
 
 
+async def test_a_stream_on_which_no_session_begins_ends(begin: Start, upstream: FakeUpstream) -> None:
+    http = {"route": {"upstream": {"url": upstream.url, "transport": "streamable-http"}}}
+    stand = await begin(**http, limits={"receive_seconds": 0.01})
+    client = await SseClient(stand).connect()
+    assert await client.stream.rest() == []
+    assert stand.metric(SESSIONS) == 0
+
+
 # -- streams ----------------------------------------------------------------------------------------------------------
 
 
@@ -196,7 +204,9 @@ async def test_a_client_of_2025_11_25_comes_back_for_what_it_missed(stand: Stand
     again.close()
     assert await client.answer(asked) == 202
     await sse_server.heard("answer")
+    await eventually(lambda: stand.gateway.downstream.front.in_flight == 0, "the gateway has noticed")
     finish(sse_server)
+    await eventually(lambda: stand.gateway.downstream.front.sessions.open_requests == 0)
     for _ in range(2):  # the end of the stream may be lost too
         assert await (await client.listen(again.last)).rest() == [answer()]
     assert [each["id"] for each in await (await client.listen(priming.id)).rest() if "id" in each] == ["q", 1]
@@ -327,12 +337,12 @@ async def test_a_client_that_leaves_while_it_initializes_leaves_nothing(begin: S
             await asyncio.get_running_loop().create_future()
 
     sse_server.post = never
-    stand = await begin(**before(sse_server))
+    stand = await begin(**before(sse_server, timeouts={"handshake_seconds": 60}))
     client = LegacyClient(stand)
     posting = later(client.post(client.begin_message()))
     await eventually(lambda: sse_server.posts)
     posting.cancel()
-    await sse_server.streams[0].closed.wait()
+    await eventually(lambda: sse_server.streams[0].closed.is_set())
     await eventually(lambda: stand.metric(SESSIONS) == 0)
 
 
@@ -346,6 +356,28 @@ async def test_the_end_of_the_servers_stream_ends_the_session(stand: Stand, sse_
     assert [each["error"]["data"]["reason"] for each in (await call)[2]] == ["call_lost"]
     assert await stream.rest() == []
     assert (await client.post({"id": 2, "method": "ping"}))[0] == 404
+    assert stand.metric(SESSIONS) == 0
+
+
+async def test_a_drain_begins_no_session_serves_those_that_live_and_ends_them(
+    stand: Stand, sse_server: FakeSse
+) -> None:
+    sse_server.tool = silent
+    client = await LegacyClient(stand).initialize()
+    call = later(client.post(client.call_message()))
+    await sse_server.heard(mcp.TOOLS_CALL)
+    stream = await client.listen()
+    draining = later(stand.gateway.drain(delay_seconds=0))
+    await eventually(lambda: stand.gateway.downstream.stopping)
+    other = LegacyClient(stand)
+    status, _, (refused,) = await other.post(other.begin_message())
+    assert (status, refused["error"]["data"]["reason"]) == (503, "stopping")
+    assert (await client.post({"id": 2, "method": "ping"}))[0] == 200
+    assert not draining.done()
+    finish(sse_server)
+    assert (await call)[2] == [answer()]
+    await draining
+    assert await stream.rest() == []
     assert stand.metric(SESSIONS) == 0
 
 

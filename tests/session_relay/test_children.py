@@ -60,11 +60,11 @@ async def test_the_process_ends_when_a_client_of_http_sse_leaves() -> None:
 
 async def test_the_process_ends_when_the_session_was_idle() -> None:
     async with gateway(upstream(), sessions={"client_idle_seconds": 0.05}) as gw:
-        client = await LegacyClient(gw).initialize()
-        await becomes(0, lambda: gw.metric(CHILDREN))
-        assert (await client.post(client.call_message("pid")))[0] == 404
         listening = await LegacyClient(gw).initialize()
         stream = await listening.listen()
+        client = await LegacyClient(gw).initialize()
+        await becomes(1, lambda: gw.metric(CHILDREN))
+        assert (await client.post(client.call_message("pid")))[0] == 404
         assert (await listening.post(listening.call_message("pid")))[0] == 200
         stream.close()
         await becomes(0, lambda: gw.metric(CHILDREN))
@@ -105,6 +105,19 @@ async def test_the_caps_of_the_route_hold_for_the_sessions_of_clients() -> None:
         other = await LegacyClient(gw, authorization="Bearer other").initialize()
         assert await first.end() == await other.end() == 200
         assert await (await second.initialize()).end() == 200
+
+
+async def test_any_worker_serves_any_request_of_a_session() -> None:
+    async with gateway(upstream(), workers=3) as gw:
+        client = await LegacyClient(gw).initialize()
+        pids = set()
+        for _ in range(12):
+            client.headers["Connection"] = "close"  # the kernel distributes connections
+            _, _, (answer,) = await client.post(client.call_message("pid"))
+            pids.add(answer["result"]["content"][0]["text"])
+        assert len(pids) == 1
+        assert await gw.metric("mcp_gateway_peer_requests_total", outcome="served") > 0
+        assert await client.end() == 200
 
 
 async def test_lines_that_are_no_messages_reach_no_client() -> None:

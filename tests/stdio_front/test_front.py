@@ -1,8 +1,9 @@
 """`mrtr-gateway wrap` as its host sees it: both eras on both sides, what is refused, and how it ends."""
 
 import asyncio
-import os
+import json
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -263,7 +264,7 @@ async def test_a_secret_of_the_configuration_does_not_pass_under_any_name() -> N
 def internet_sockets(pid: int) -> set[str]:
     """The inodes of a process's sockets that are not local ones."""
     found = set()
-    targets = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    targets = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
     for table in ("tcp", "tcp6", "udp", "udp6"):
         lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
         found |= {inode for line in lines if f"socket:[{(inode := line.split()[9])}]" in targets}
@@ -329,3 +330,16 @@ async def test_a_killed_gateway_leaves_no_child() -> None:
         running.process.kill()
         _ = await running.ended()
         await gone(pid)
+
+
+async def test_the_gateway_serves_files_in_place_of_pipes(tmp_path: Path) -> None:
+    """As in `wrap ... < in > out`: libuv aborts a process that gives it a file as a pipe."""
+    given, taken = tmp_path / "in", tmp_path / "out"
+    given.write_text(json.dumps(call("echo", x=1)) + "\n")
+    with given.open("rb") as stdin, taken.open("wb") as stdout:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gateway", "wrap", "--log-level", "error", "--", *OLD), stdin=stdin, stdout=stdout
+        )
+        async with asyncio.timeout(20):
+            assert await process.wait() == 0
+    assert json.loads(taken.read_text())["result"]["content"][0]["text"] == '{"x": 1}'

@@ -85,8 +85,10 @@ def main() -> None:
                     for each in listening:
                         say({"method": "notifications/cancelled", "params": {"requestId": each}})
                     text(id_, "done")
+                case "waiting":
+                    text(id_, str(len(waiting)))
                 case "cancelled":
-                    text(id_, len(cancelled))
+                    text(id_, str(len(cancelled)))
                 case "die":
                     os._exit(7)
                 case name:

@@ -76,6 +76,11 @@ class Host:
                 lines.append({"event": "(no JSON)", "text": line})
         return lines
 
+    @property
+    def unread(self) -> list[JSON]:
+        """What was heard while something else was waited for."""
+        return list(self._heard)
+
     def events(self, name: str) -> list[JSON]:
         return [line for line in self.log if line.get("event") == name]
 

@@ -53,7 +53,11 @@ class Stream:
         """The next event, priming ones included; None at the end."""
         async with asyncio.timeout(DEADLINE):
             while not self._events:
-                chunk = await self.response.content.readany()
+                try:
+                    chunk = await self.response.content.readany()
+                except aiohttp.ClientError:
+                    self.response.close()
+                    raise
                 if not chunk:
                     return None
                 self._events.extend(self._parser.feed(chunk))
