@@ -78,7 +78,9 @@ class RequestHandler:
         other replica, and new calls are refused.
         """
         self._dispatcher.stopping = self._passthrough.stopping = self._era_routing.stdio.stopping = True
-        self._passthrough.refuses_calls = self._era_routing.stdio.refuses_calls = ends_at is None
+        refuses = ends_at is None
+        self._passthrough.refuses_calls = self._legacy.mirror.refuses_calls = refuses
+        self._era_routing.stdio.refuses_calls = refuses
         self._legacy.stop()
         self._continuation.new_calls.end_legs(ends_at)
 

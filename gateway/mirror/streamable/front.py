@@ -79,6 +79,8 @@ class Mirror:
 
     def __init__(self, in_force: InForce[Config], tokens: Tokens, replicas: Replicas, process: ProcessScope) -> None:
         self.stopping = False
+        self.refuses_calls = False
+        """Whether new calls are refused, because no other replica could go on with them."""
         self._config = in_force
         self._tokens = tokens
         self._replicas = replicas
@@ -148,7 +150,7 @@ class Mirror:
         return session
 
     async def _initialize(self, at: Arrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
-        if self.stopping:
+        if self.refuses_calls:
             raise Stopping("The gateway is shutting down; try again, another replica or a new process will answer")
         profile = of_initialize(params_of(message))
         result = await initialize(self._server(at.live), profile, at.headers)
@@ -184,7 +186,7 @@ class Mirror:
         return await at.reply.whole(jsonrpc.result(id_, b"{}"), 200, NO_HEADERS, COMPLETE)
 
     async def _call(self, at: Arrival, session: Session, request: Request) -> web.StreamResponse:
-        if self.stopping:
+        if self.refuses_calls:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         held = self._held(at, session, secrets.token_urlsafe(9), request)
         held.runner.run(at.headers)
@@ -246,7 +248,7 @@ class Mirror:
 
     def _restored(self, at: Arrival, session: Session, nested: Nested, *, is_proven: bool) -> HeldCall | None:
         """The call of a replica that has died, as far as a nested request's id tells; None if it cannot go on."""
-        if nested.request is None or not session.profile.resumes or self._is_old(nested.place, at.live):
+        if nested.request is None or self._is_old(nested.place, at.live):
             return None
         held = self._held(at, session, nested.place.exchange, nested.request, nested.progress)
         held.call.open.update({key: Question(key, "", b"{}") for key in nested.keys})
