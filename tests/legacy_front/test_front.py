@@ -342,7 +342,7 @@ async def test_a_client_that_leaves_while_it_initializes_leaves_nothing(begin: S
     posting = later(client.post(client.begin_message()))
     await eventually(lambda: sse_server.posts)
     posting.cancel()
-    await eventually(lambda: sse_server.streams[0].closed.is_set())
+    await eventually(sse_server.streams[0].closed.is_set)
     await eventually(lambda: stand.metric(SESSIONS) == 0)
 
 
