@@ -162,8 +162,13 @@ def _wrap(options: argparse.Namespace) -> int:
         else:
             given = for_command(options.command)
         config = with_log_level(for_host(given, options.route, os.environ, options.era), options.log_level)
+        if config.traces:
+            check_traces()
     except ConfigError as exc:
         print(exc, file=sys.stderr)
+        return 1
+    except TracesUnavailable as exc:
+        print(exc.message, file=sys.stderr)
         return 1
     configure_logging(config.log.level, config.log.format)
     uvloop.run(wrap(config))

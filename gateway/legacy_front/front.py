@@ -167,7 +167,11 @@ class LegacyFront:
             case "GET" if session.front == "http":
                 return await self._get(session, incoming, reply)
             case "DELETE" if session.front == "http":
-                session.end(InvalidRequest("The client has ended the session"))
+                ended = InvalidRequest("The client has ended the session")
+                ended.status = (
+                    200  # clients take an HTTP error for one of the whole connection, even for a cancelled call
+                )
+                session.end(ended)
                 return await reply.only(b"", 200, NO_HEADERS, COMPLETE)
         error = InvalidRequest(f"HTTP {incoming.method[:20]} is not served in a session")
         error.status = 405

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.mirror.modern_server import ModernServer, Outgoing, Pending
+from gateway.mirror.modern_server import ModernServer, Outgoing, Pending, in_time
 from gateway.mirror.profile import Profile
 from gateway.mirror.translation import legacy_notification, modern_request
 from gateway.protocol import jsonrpc, mcp
@@ -61,6 +61,8 @@ class Changes:
         self.uris: set[str] = set()
         """The resources to which the client subscribed."""
         self._stream: _Stream | None = None
+        self._opening: set[_Stream] = set()
+        """Streams that the server has not acknowledged yet."""
         self._headers: Headers = {}
         self._reopening: asyncio.Task[None] | None = None
 
@@ -95,11 +97,14 @@ class Changes:
         params = {"notifications": Raw(jsonrpc.encode(wanted))}
         body = modern_request(id_, mcp.LISTEN, params, self._profile)
         stream.pending = self._server.begin(Outgoing(body, mcp.LISTEN, "", headers, is_long=True), stream)
+        self._opening.add(stream)
         try:
-            honoured = await asyncio.shield(stream.acknowledged)
+            honoured = await in_time(stream.acknowledged, mcp.LISTEN)
         except BaseException:
             stream.close()
             raise
+        finally:
+            self._opening.discard(stream)
         before, self._stream = self._stream, stream
         if before is not None:
             before.close()
@@ -109,6 +114,8 @@ class Changes:
         """Listen no more."""
         if self._reopening is not None:
             _ = self._reopening.cancel()
+        for opening in self._opening:
+            opening.on_failed(CallLost("The subscription ended before the server acknowledged it"))
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
@@ -152,9 +159,8 @@ class _Stream:
         self._lost = lost
 
     def close(self) -> None:
+        """Tell of nothing more."""
         self.pending.abort()
-        if not self.acknowledged.done():
-            self.acknowledged.cancel()
 
     def on_message(self, data: bytes, /) -> None:
         """See `Listener`."""

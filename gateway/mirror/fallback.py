@@ -30,6 +30,7 @@ class FallbackBackend:
         """`initialize`, until it is answered."""
         self._waiting: list[ClientMessage] | None = None
         """What comes while the mirror is chosen; None at other times."""
+        self._is_closed = False
         self.backend = first(_Link(self))
 
     # -- the backend ------------------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ class FallbackBackend:
 
     async def close(self) -> None:
         """See `Backend`."""
-        self._greeting = self._mirror_if_modern = None
+        self._greeting, self._is_closed = None, True
         await self.backend.close()
 
     # -- from the first backend -------------------------------------------------------------------------------------
@@ -90,10 +91,10 @@ class FallbackBackend:
             connect = await mirror(self.backend, greeting, response)
         finally:
             waiting, self._waiting = self._waiting or [], None
-            if connect is None:
+            if connect is None and not self._is_closed:
                 give_up()
                 self._link.close()
-        if connect is not None:
+        if connect is not None and not self._is_closed:
             self.backend = connect(self._link)
             for message in (greeting, *waiting):
                 try:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -20,6 +20,10 @@ from gateway.protocol.header_mismatch import encode_value
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.upstream.channel import Headers
 
+T = TypeVar("T")
+
+ANSWER_SECONDS: Final = 30.0
+"""How long a server may take for a list, its introduction or an acknowledgement; a child may have to start first."""
 _ACCEPT: Final = "application/json, text/event-stream"
 
 
@@ -66,9 +70,18 @@ async def ask(server: ModernServer, request: Outgoing) -> Raw | jsonrpc.Error:
     waiting = _Waiting()
     pending = server.begin(request, waiting)
     try:
-        return await waiting.response
+        return await in_time(waiting.response, request.method)
     finally:
         pending.abort()
+
+
+async def in_time(answer: asyncio.Future[T], method: str) -> T:
+    """Wait for what a server must not take long for; raises CallLost."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await answer
+    except TimeoutError as exc:
+        raise CallLost(f"The server did not answer {method} in {ANSWER_SECONDS:g} s") from exc
 
 
 class _Waiting:

@@ -31,15 +31,17 @@ class Host:
         self._reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
         self._output = _Output(self)
         self._transports: list[asyncio.BaseTransport] = []
+        self._pumps: list[threading.Thread] = []
         self._out: asyncio.WriteTransport
 
     async def open(self, stdin: int, stdout: int) -> None:
         """Take these file descriptors over."""
         loop = asyncio.get_running_loop()
-        self._out, _ = await loop.connect_write_pipe(lambda: self._output, os.fdopen(stdout, "wb", buffering=0))
+        sink = os.fdopen(self._awaitable(stdout, is_input=False), "wb", buffering=0)
+        self._out, _ = await loop.connect_write_pipe(lambda: self._output, sink)
         self._out.set_write_buffer_limits(high=0)
         self._transports.append(self._out)
-        source = os.fdopen(_readable(stdin), "rb", buffering=0)
+        source = os.fdopen(self._awaitable(stdin, is_input=True), "rb", buffering=0)
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._reader), source)
         self._transports.append(transport)
 
@@ -96,6 +98,24 @@ class Host:
                 transport.close()
         if self._behind is not None:
             self._behind.release()
+        for pump in self._pumps:
+            await asyncio.to_thread(pump.join, seconds)
+
+    def _awaitable(self, file: int, *, is_input: bool) -> int:
+        """Return a descriptor that the event loop can wait for: files and terminals are pumped by a thread.
+
+        libuv aborts the process if it is given such a file as a pipe.
+        """
+        mode = os.fstat(file).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            return file
+        reading, writing = os.pipe()
+        ours, ends = (reading, (file, writing)) if is_input else (writing, (reading, file))
+        pump = threading.Thread(target=_pump, args=ends, name="pump", daemon=True)
+        pump.start()
+        if not is_input:  # what is read may never end
+            self._pumps.append(pump)
+        return ours
 
 
 class _Output(asyncio.Protocol):
@@ -132,17 +152,10 @@ def take_standard_streams() -> tuple[int, int]:
     return stdin, stdout
 
 
-def _readable(file: int) -> int:
-    """Return a descriptor that the event loop can wait for: a regular file is read by a thread."""
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        return file
-    ours, theirs = os.pipe()
-
-    def pump() -> None:
-        with suppress(OSError):
-            while data := os.read(file, _CHUNK_BYTES):
-                _ = os.write(theirs, data)
-        os.close(theirs)
-
-    threading.Thread(target=pump, name="stdin", daemon=True).start()
-    return ours
+def _pump(source: int, sink: int) -> None:
+    with suppress(OSError):
+        while data := os.read(source, _CHUNK_BYTES):
+            view = memoryview(data)
+            while view:
+                view = view[os.write(sink, view) :]
+    os.close(sink)

@@ -19,7 +19,7 @@ import pytest
 
 from tests.e2e.matrix import KINDS
 from tests.parts.clients.drive import HERE, available
-from tests.parts.launch import NODE_MODULES, PARTS, REPOSITORY, OldServer, old_server, stdio_server
+from tests.parts.launch import NODE, NODE_MODULES, PARTS, REPOSITORY, OldServer, old_server, stdio_server
 from tests.support import tables
 from tests.support.gateway_process import gateway
 
@@ -33,7 +33,12 @@ Row = Literal["modern HTTP", "modern stdio", "old HTTP", "old HTTP+SSE", "old st
 Column = Literal["old HTTP", "old HTTP+SSE", "old stdio", "modern HTTP", "modern stdio"]
 DEADLINE_SECONDS: Final = 45.0
 FORM: Final = 'accept:{"name":"Ann"}'
+MISSING: Final = {"ask_many", "fail"}
 TOOLS: Final = {"ask", "ask_many", "echo", "fail", "hang", "progress", "sample"}
+
+
+DUAL: Final = {"two at once": "refused", "error": "refused"}
+"""These servers have no such tools; what they say of that is up to them."""
 
 
 class Client(NamedTuple):
@@ -42,6 +47,8 @@ class Client(NamedTuple):
     row: Row
     command: Sequence[str | Path]
     """Up to the transport."""
+    proxy: Sequence[str | Path] = ()
+    """A published program between its stdio and the URL of the gateway."""
 
 
 class Server(NamedTuple):
@@ -60,6 +67,10 @@ def python(environment: str, *flags: str) -> Sequence[str | Path]:
     return PARTS / environment / "bin" / "python", HERE / "scenario.py", *flags
 
 
+def typescript(*flags: str) -> Sequence[str | Path]:
+    return NODE, HERE / "scenario.mjs", *flags
+
+
 CLIENTS: Final[dict[str, Client]] = {
     "mcp 2.3, HTTP": Client("modern HTTP", python("modern")),
     "mcp 2.3, stdio": Client("modern stdio", python("modern")),
@@ -67,6 +78,22 @@ CLIENTS: Final[dict[str, Client]] = {
     "mcp 1.30, HTTP+SSE": Client("old HTTP+SSE", python("py130")),
     "mcp 1.30, stdio": Client("old stdio", python("py130")),
 }
+"""One for each row; these play with every server."""
+MORE_CLIENTS: Final[dict[str, Client]] = {
+    "client 2.4, HTTP": Client("modern HTTP", typescript("--sdk", "2")),
+    "client 2.4, stdio": Client("modern stdio", typescript("--sdk", "2")),
+    "mcp 1.10, HTTP": Client("old HTTP", python("py110")),
+    "mcp 2.3 legacy, HTTP": Client("old HTTP", python("modern", "--era", "legacy")),
+    "sdk 1.32, HTTP": Client("old HTTP", typescript()),
+    "client 2.4 legacy, HTTP": Client("old HTTP", typescript("--sdk", "2", "--era", "legacy")),
+    "mcp-remote 0.15": Client("old HTTP", python("py130"), (NODE, NODE_MODULES / ".bin" / "mcp-remote")),
+    "sdk 1.32, HTTP+SSE": Client("old HTTP+SSE", typescript()),
+    "mcp 1.10, stdio": Client("old stdio", python("py110")),
+    "mcp 2.3 legacy, stdio": Client("old stdio", python("modern", "--era", "legacy")),
+    "sdk 1.32, stdio": Client("old stdio", typescript()),
+    "client 2.4 legacy, stdio": Client("old stdio", typescript("--sdk", "2", "--era", "legacy")),
+}
+"""These play with a legacy and with a modern server."""
 SERVERS: Final[dict[str, Server]] = {
     "mcp 1.30, HTTP": Server("old HTTP", "py130"),
     "mcp 1.30, HTTP+SSE": Server("old HTTP+SSE", "py130-sse"),
@@ -74,6 +101,21 @@ SERVERS: Final[dict[str, Server]] = {
     "server 2.4, HTTP": Server("modern HTTP", "modern-ts"),
     "server 2.4, stdio": Server("modern stdio", "modern-ts"),
 }
+"""One for each column; these play with every client of a row."""
+MORE_SERVERS: Final[dict[str, Server]] = {
+    "sdk 1.32, HTTP": Server("old HTTP", "ts132"),
+    "fastmcp 3, HTTP": Server("old HTTP", "fm3"),
+    "sdk 1.32, HTTP+SSE": Server("old HTTP+SSE", "ts132-sse"),
+    "sdk 1.32, stdio": Server("old stdio", "ts132"),
+    "fastmcp 3, stdio": Server("old stdio", "fm3"),
+    "mcp 2.3, HTTP": Server("modern HTTP", "modern-py", era="mirror"),
+    "mcp 2.3, stdio": Server("modern stdio", "modern-py", era="mirror"),
+    "mcp 2.3 dual, HTTP": Server("old HTTP", "dual-py", era="bridge", differs=DUAL),
+    "mcp 2.3 dual, stdio": Server("old stdio", "dual-py", era="bridge", differs=DUAL),
+    "fastmcp 4 dual, HTTP": Server("old HTTP", "dual-fm4", era="bridge", differs=DUAL),
+    "server 2.4 dual, stdio": Server("modern stdio", "modern-ts", ("--legacy",), era="mirror"),
+}
+"""These play with a modern and with a legacy client, over stdio and over HTTP."""
 TRANSPORTS: Final[dict[Row, str]] = {
     "modern HTTP": "http",
     "modern stdio": "stdio",
@@ -81,29 +123,38 @@ TRANSPORTS: Final[dict[Row, str]] = {
     "old HTTP+SSE": "sse",
     "old stdio": "stdio",
 }
-UNFINISHED: Final[dict[tuple[Row, Column], str]] = {}
-"""Cells that do not work yet, with the reason."""
+ALL_CLIENTS: Final = CLIENTS | MORE_CLIENTS
+ALL_SERVERS: Final = SERVERS | MORE_SERVERS
+UNFINISHED: Final[dict[tuple[str, str], str]] = {}
+"""What does not work, with the reason, by client and server."""
 
 
 def cell(client: str, server: str) -> Any:
     """One parameter of the test."""
-    reason = UNFINISHED.get((CLIENTS[client].row, SERVERS[server].column))
+    reason = UNFINISHED.get((client, server))
     marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
     return pytest.param(client, server, marks=marks, id=f"{client} - {server}")
 
 
-@pytest.mark.parametrize(("client", "server"), [cell(client, server) for client in CLIENTS for server in SERVERS])
+CELLS: Final = [
+    *((client, server) for client in CLIENTS for server in SERVERS),
+    *((client, server) for client in MORE_CLIENTS for server in ("mcp 1.30, HTTP", "server 2.4, stdio")),
+    *((client, server) for client in ("mcp 2.3, stdio", "mcp 1.30, HTTP") for server in MORE_SERVERS),
+]
+
+
+@pytest.mark.parametrize(("client", "server"), [cell(*names) for names in CELLS])
 async def test_any_client_plays_the_scenario_with_any_server(
     client: str, server: str, request: pytest.FixtureRequest
 ) -> None:
-    who, what = CLIENTS[client], SERVERS[server]
+    who, what = ALL_CLIENTS[client], ALL_SERVERS[server]
     said = tables.words(request.config, tables.TABLE, who.row, what.column)
     said[f"{client} - {server}"] = "FAILED"
     async with serving(what) as (running, upstream):
         outcomes = await played(who, what, running, upstream)
     wanted = {**expected(outcomes), **what.differs}
-    assert {step: outcomes.get(step) for step in wanted} == wanted
-    assert TOOLS.issubset(outcomes["list"])
+    assert {step: outcomes.get(step) for step in wanted} | what.differs == wanted
+    assert (TOOLS - MISSING if what.differs else TOOLS).issubset(outcomes["list"])
     assert len(running.ledger("cancelled", "hang")) <= 1
     assert len(running.ledger("run", "hang")) <= 1
     said[f"{client} - {server}"] = "ok"
@@ -142,6 +193,11 @@ async def played(client: Client, server: Server, running: OldServer, upstream: d
     route = {"era": server.era} if server.era else {}
     if transport != "stdio":
         async with gateway(upstream, route=route) as gw:
+            if client.proxy:
+                with tempfile.TemporaryDirectory(prefix="mrtr-remote-") as home:
+                    kept = {"MCP_REMOTE_CONFIG_DIR": home}
+                    program = (*client.proxy, gw.url, "--allow-http")
+                    return await outcomes_of(*client.command, *ledger, "stdio", *program, environment=kept)
             return await outcomes_of(*client.command, *ledger, transport, gw.url)
     with tempfile.TemporaryDirectory(prefix="mrtr-wrap-") as directory:
         config = Path(directory) / "wrap.yaml"
@@ -150,7 +206,7 @@ async def played(client: Client, server: Server, running: OldServer, upstream: d
         return await outcomes_of(*client.command, *ledger, transport, *wrap)
 
 
-async def outcomes_of(*command: str | Path) -> dict[str, Any]:
+async def outcomes_of(*command: str | Path, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run a client; it must end by itself, and the gateway's log, if it is in its stderr, must have no error."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command),
@@ -158,7 +214,7 @@ async def outcomes_of(*command: str | Path) -> dict[str, Any]:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"MRTR_NODE_MODULES": str(NODE_MODULES), "PYTHONUNBUFFERED": "1"},
+        env=os.environ | {"MRTR_NODE_MODULES": str(NODE_MODULES), "PYTHONUNBUFFERED": "1"} | dict(environment or {}),
         start_new_session=True,
     )
     try:

@@ -1,7 +1,9 @@
 """`mrtr-gateway wrap` as its host sees it: both eras on both sides, what is refused, and how it ends."""
 
 import asyncio
+import json
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -328,3 +330,16 @@ async def test_a_killed_gateway_leaves_no_child() -> None:
         running.process.kill()
         _ = await running.ended()
         await gone(pid)
+
+
+async def test_the_gateway_serves_files_in_place_of_pipes(tmp_path: Path) -> None:
+    """As in `wrap ... < in > out`: libuv aborts a process that gives it a file as a pipe."""
+    given, taken = tmp_path / "in", tmp_path / "out"
+    given.write_text(json.dumps(call("echo", x=1)) + "\n")
+    with given.open("rb") as stdin, taken.open("wb") as stdout:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gateway", "wrap", "--log-level", "error", "--", *OLD), stdin=stdin, stdout=stdout
+        )
+        async with asyncio.timeout(20):
+            assert await process.wait() == 0
+    assert json.loads(taken.read_text())["result"]["content"][0]["text"] == '{"x": 1}'

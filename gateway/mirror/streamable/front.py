@@ -246,7 +246,7 @@ class Mirror:
 
     def _restored(self, at: Arrival, session: Session, nested: Nested, *, is_proven: bool) -> HeldCall | None:
         """The call of a replica that has died, as far as a nested request's id tells; None if it cannot go on."""
-        if nested.request is None or not session.profile.resumes or self._is_old(nested.place, at.live):
+        if nested.request is None or self._is_old(nested.place, at.live):
             return None
         held = self._held(at, session, nested.place.exchange, nested.request, nested.progress)
         held.call.open.update({key: Question(key, "", b"{}") for key in nested.keys})

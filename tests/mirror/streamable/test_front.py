@@ -412,3 +412,56 @@ async def test_a_stream_that_begins_with_progress_is_primed(client: LegacyClient
         first = await stream.event()
         assert (first.data, first.id is not None) == (b"", True)
         assert (await stream.message())["method"] == mcp.PROGRESS
+
+
+async def test_a_question_that_was_answered_is_not_asked_again(client: LegacyClient, server: FakeModern) -> None:
+    answered, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(call: Call) -> Json:
+        if not call.answers:
+            await call.notify(mcp.LOG, {"level": "info", "data": 1})
+            return call.ask(name=FORM)
+        answered.set()
+        await go.wait()
+        return call.text(call.answers)
+
+    server.tools["slow"] = slow
+    async with client.call("slow") as stream:
+        before = await stream.place()
+        assert (await stream.message())["method"] == mcp.LOG
+        assert await client.answer(await stream.message(), ACCEPT) == 202
+        await answered.wait()
+    async with client.get(before) as stream:
+        _ = await stream.place()
+        go.set()
+        assert text(await stream.message()) == {"name": ACCEPT}
+
+
+async def test_an_answer_of_an_earlier_round_counts_for_no_later_one(client: LegacyClient, server: FakeModern) -> None:
+    def twice(call: Call) -> Json:
+        if call.state == "second":
+            return call.text(call.answers)
+        return call.ask("second" if call.answers else "first", name=FORM)
+
+    server.tools["twice"] = twice
+    async with client.call("twice") as stream:
+        first = await stream.message()
+        assert await client.answer(first, {"action": "decline"}) == 202
+        second = await stream.message()
+        assert await client.answer(first, {"action": "decline"}) == 202
+        assert await client.answer(second, ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+    assert len(server.of("tools/call")) == 3
+
+
+async def test_the_credential_of_an_answer_goes_upstream_with_it(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    old, new = (jwt(iss="i", sub="ada", iat=number) for number in (1, 2))
+    client = LegacyClient(stand.http, stand.url, headers={"Authorization": old})
+    _ = await client.initialize()
+    server.tools["ask"] = ask
+    async with client.call("ask") as stream:
+        client.headers = {"Authorization": new}
+        _ = await client.answer(await stream.message(), ACCEPT)
+        assert text(await stream.message()) == {"name": ACCEPT}
+    assert [headers["Authorization"] for headers in server.headers[-2:]] == [old, new]

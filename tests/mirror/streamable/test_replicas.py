@@ -6,6 +6,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from gateway.protocol import mcp
 from tests.mirror.streamable.test_front import ACCEPT, ask, text
@@ -247,3 +248,21 @@ async def test_a_stream_by_way_of_another_replica_is_cut_when_its_owner_dies(
         assert await client.answer(question, ACCEPT, url=two.url) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
     assert len(server.of("tools/call")) == 2
+
+
+async def test_an_old_id_continues_no_call_of_a_dead_replica(server: FakeModern, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
+    server.tools["ask"] = ask
+    client = await session(one)
+    async with client.call("ask") as stream:
+        question, place = await asked(stream)
+        await cluster.crash(one)
+    tokens = two.gateway.downstream._legacy.mirror._tokens
+    known = tokens._session(client.session or "")
+    nested, mark = tokens.nested(question["id"], known), tokens.mark(place, known)
+    old = replace(nested.place, issued=nested.place.issued - 601)
+    question["id"] = json.loads(tokens.nested_id(replace(nested, place=old)))
+    assert await client.answer(question, ACCEPT, url=two.url) == 202
+    async with client.get(tokens.event_id(replace(mark, place=old)), url=two.url) as stream:
+        assert (await stream.message())["error"]["data"]["reason"] == "owner_lost"
+    assert len(server.of("tools/call")) == 1

@@ -9,6 +9,7 @@ import { createServer } from 'node:http';
 import { createRequire } from 'node:module';
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 
@@ -66,12 +67,18 @@ function build() {
         if (answer !== undefined) return text(answer.content.text);
         return inputRequired({ inputRequests: { sample: prompt(given.prompt) }, requestState: 'sampled once' });
     });
-    server.registerTool('progress', { inputSchema: takes({ steps: { type: 'integer' } }) }, async (given, context) => {
+    const inputSchema = fromJsonSchema({
+        type: 'object',
+        properties: { steps: { type: 'integer' }, delay_seconds: { type: 'number' } },
+        required: ['steps']
+    });
+    server.registerTool('progress', { inputSchema }, async (given, context) => {
         record('run', 'progress');
         const progressToken = context.mcpReq._meta?.progressToken;
         for (let step = 1; step <= given.steps && progressToken !== undefined; step++) {
             const params = { progressToken, progress: step, total: given.steps, message: `step ${step}` };
             await context.mcpReq.notify({ method: 'notifications/progress', params });
+            await sleep(1000 * (given.delay_seconds ?? 0));
         }
         return text('done');
     });
