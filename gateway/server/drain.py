@@ -91,7 +91,9 @@ class Drain:
     @property
     def _has_calls(self) -> bool:
         """Whether a call of this replica is held or runs; what it passes on to other replicas does not count."""
-        return bool(len(self._lot) or self._downstream.running or self._downstream.relayed)
+        downstream = self._downstream
+        is_asking = downstream.front.sessions.open_requests
+        return bool(len(self._lot) or downstream.running or downstream.relayed or is_asking)
 
     async def _until_idle(self, listeners: Listeners, deadline: float) -> None:
         idle_polls = 0

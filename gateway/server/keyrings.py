@@ -30,8 +30,8 @@ class Keyrings:
         self.state = InForce(Keyring(self._keys, "state"))
         self.peer = InForce(Keyring(self._keys, "peer"))
         self.endpoint = InForce(Keyring(self._keys, sse_endpoint.PURPOSE))
-        self.session = InForce(Keyring(self._keys, session_ids.PURPOSE))
         self._session_keys = in_force.value.state.raw_session_keys()
+        self.session = InForce(self._session_ring())
         self.mirror = InForce(self._mirror_rings())
         in_force.after_replace(self._use)
 
@@ -45,12 +45,19 @@ class Keyrings:
         self.state.replace(Keyring(keys, "state"))
         self.peer.replace(Keyring(keys, "peer"))
         self.endpoint.replace(Keyring(keys, sse_endpoint.PURPOSE))
-        self.session.replace(Keyring(keys, session_ids.PURPOSE))
+        self.session.replace(self._session_ring())
+
+    @property
+    def _former(self) -> tuple[bytes, ...]:
+        """The keys that go on opening the ids of sessions, and nothing else."""
+        return tuple(key for key in self._session_keys if key not in self._keys)
+
+    def _session_ring(self) -> Keyring:
+        return Keyring((*self._keys, *self._former), session_ids.PURPOSE)
 
     def _mirror_rings(self) -> MirrorRings:
-        former = tuple(key for key in self._session_keys if key not in self._keys)
         return MirrorRings(
-            Keyring((*self._keys, *former), tokens.SESSION),
+            Keyring((*self._keys, *self._former), tokens.SESSION),
             Keyring(self._keys, tokens.NESTED),
             Keyring(self._keys, tokens.EVENT),
         )

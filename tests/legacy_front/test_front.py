@@ -1,6 +1,7 @@
 """Client sessions that end at the gateway: their ids, their streams, their ends."""
 
 import asyncio
+import base64
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ from gateway.legacy_front import session_ids
 from gateway.legacy_front.session_ids import QUERY
 from gateway.protocol import mcp
 from gateway.seal.cipher import Keyring
+from tests.support import workbench
 from tests.support.fake_peer import KEY
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_sse import Stream as Upstream
@@ -112,6 +114,16 @@ async def test_an_id_is_good_on_its_own_route_only(begin: Start, sse_server: Fak
     assert await client.end() == 200
     assert (await client.post({"id": 1, "method": "ping"}))[0] == 404
     assert stand.metric("mcp_gateway_state_rejected_total", reason="other_route") == 1
+
+
+async def test_a_key_that_was_rotated_out_goes_on_opening_ids(begin: Start, sse_server: FakeSse) -> None:
+    stand = await begin(**before(sse_server))
+    client = await LegacyClient(stand).initialize()
+    keys = {"keys": [base64.b64encode(bytes(range(1, 33))).decode()], "session_keys": [workbench.KEY]}
+    for state, status in ((keys, 200), ({"keys": keys["keys"]}, 404)):
+        tree = configuration(sse_server.url, **before(sse_server, state=state))
+        stand.gateway.apply(parse(tree, "test", {}))
+        assert (await client.post({"id": 1, "method": "ping"}))[0] == status
 
 
 async def test_an_id_of_a_server_behind_the_gateway_passes_through(begin: Start, upstream: FakeUpstream) -> None:
@@ -342,7 +354,7 @@ async def test_a_client_that_leaves_while_it_initializes_leaves_nothing(begin: S
     posting = later(client.post(client.begin_message()))
     await eventually(lambda: sse_server.posts)
     posting.cancel()
-    await eventually(lambda: sse_server.streams[0].closed.is_set())
+    await eventually(sse_server.streams[0].closed.is_set)
     await eventually(lambda: stand.metric(SESSIONS) == 0)
 
 

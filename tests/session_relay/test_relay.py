@@ -10,7 +10,7 @@ from tests.support.fake_sse import Stream as Upstream
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.legacy_client import ANSWER, LegacyClient, SseClient, later
 from tests.support.stand import Start
-from tests.support.workbench import Stand, eventually
+from tests.support.workbench import Stand, eventually, jwt
 
 DONE = {"content": [{"type": "text", "text": "done"}]}
 
@@ -142,6 +142,19 @@ async def test_a_client_of_http_sse_plays_with_a_server_of_streamable_http(
     client.stream.close()
     await upstream.saw("DELETE")
     assert upstream.words.count(mcp.INITIALIZE) == 1
+    await eventually(lambda: client_sessions(stand) == 0)
+
+
+async def test_what_is_sent_without_a_client_has_its_newest_credential(begin: Start, upstream: FakeUpstream) -> None:
+    stand = await before_http(begin, upstream)
+    client = await SseClient(stand, authorization=jwt(iss="i", sub="ann", exp=1)).initialize()
+    await upstream.saw(mcp.INITIALIZED)
+    client.headers["Authorization"] = newest = jwt(iss="i", sub="ann", exp=2)
+    assert (await client.post({"id": 9, "method": mcp.TOOLS_LIST}))[0] == 202
+    assert (await client.stream.message())["id"] == 9
+    client.stream.close()
+    (delete,) = await upstream.saw("DELETE")
+    assert delete.headers["Authorization"] == newest
     await eventually(lambda: client_sessions(stand) == 0)
 
 
