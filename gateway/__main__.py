@@ -6,6 +6,7 @@ Exit codes: 0 (success), 1 (invalid configuration), 2 (usage error); `probe` als
 import argparse
 import base64
 import json
+import os
 import secrets
 import signal
 import sys
@@ -15,7 +16,18 @@ from pathlib import Path
 from typing import get_args
 
 from gateway import __version__, completion, health
-from gateway.config import Config, ConfigError, Level, cautions, for_command, for_upstream, load, notes, with_log_level
+from gateway.config import (
+    Config,
+    ConfigError,
+    Era,
+    Level,
+    cautions,
+    for_command,
+    for_upstream,
+    load,
+    notes,
+    with_log_level,
+)
 from gateway.config.schema import json_schema
 from gateway.demo import run as demo
 from gateway.probe import command as probe
@@ -23,6 +35,8 @@ from gateway.process.child import not_here
 from gateway.runtime import event_loop
 from gateway.server import supervisor
 from gateway.server.serve import serve
+from gateway.server.wrap import wrap
+from gateway.stdio_front.settings import for_host
 from gateway.telemetry import Event, TracesUnavailable, check_traces, configure_logging, get_logger
 
 log = get_logger()
@@ -46,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _USAGE
     options = parser.parse_args(arguments)
     options.command = command
-    if bool(command) != getattr(options, "stdio", False):
+    if options.run is not _wrap and bool(command) != getattr(options, "stdio", False):
         parser.error("--stdio and a command need each other: --stdio -- npx some-server")
     code: int = options.run(options)
     return code
@@ -99,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         help="with --stdio: an environment variable for the command; without =VALUE, the gateway's own",
     )
     serve.set_defaults(run=_serve)
+    _add_wrap(commands)
     check = commands.add_parser("check", help="check a configuration and exit")
     check.add_argument("--config", type=Path, metavar="FILE", required=True)
     check.add_argument("--strict", action="store_true", help="exit with 1 if there is a caution or a note")
@@ -114,6 +129,52 @@ def _parser() -> argparse.ArgumentParser:
     keygen.set_defaults(run=_keygen)
     commands.add_parser("demo", help="show a legacy server, the gateway and a modern client at work", add_help=False)
     return parser
+
+
+def _add_wrap(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    wrapping = commands.add_parser(
+        "wrap",
+        help="stand between a host that speaks stdio and any server",
+        usage="%(prog)s (-- COMMAND... | --upstream URL | --config FILE [--route PATH]) [options]",
+        description="What a host starts instead of its server. The host may be modern or legacy, and so may the "
+        "server. Nothing listens on a port, and the log goes to stderr.",
+    )
+    source = wrapping.add_mutually_exclusive_group()
+    source.add_argument("--upstream", metavar="URL", help="URL of the server, instead of a command after `--`")
+    source.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration file that has the server")
+    wrapping.add_argument("--route", metavar="PATH", help="with --config: the route to use (default: the first one)")
+    wrapping.add_argument(
+        "--era",
+        choices=get_args(Era),
+        help="overrides the route's `era`: which side of a server is used that speaks both protocols",
+    )
+    wrapping.add_argument("--log-level", choices=get_args(Level), help="overrides log.level of the configuration")
+    wrapping.set_defaults(run=_wrap)
+
+
+def _wrap(options: argparse.Namespace) -> int:
+    if sum(map(bool, (options.command, options.upstream, options.config))) != 1:
+        print("wrap needs one of: -- COMMAND, --upstream URL, --config FILE", file=sys.stderr)
+        return _USAGE
+    try:
+        if options.config is not None:
+            given = load(options.config)
+        elif options.upstream is not None:
+            given = for_upstream(options.upstream)
+        else:
+            given = for_command(options.command)
+        config = with_log_level(for_host(given, options.route, os.environ, options.era), options.log_level)
+        if config.traces:
+            check_traces()
+    except ConfigError as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    except TracesUnavailable as exc:
+        print(exc.message, file=sys.stderr)
+        return 1
+    configure_logging(config.log.level, config.log.format)
+    event_loop.run(wrap(config))
+    return 0
 
 
 def _serve(options: argparse.Namespace) -> int:

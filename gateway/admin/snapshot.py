@@ -83,7 +83,7 @@ def take_snapshot(source: SnapshotSource, salt: bytes) -> Status:
     """Return the status of one process; `salt` makes it impossible to find a caller by its tag."""
     held = Counter(driver.live.route.path for driver in source.lot.waiting())
     routes = [
-        _route(live, held[path], source.metrics.sessions(path), source.routes.children(path))
+        _route(live, held[path], source.metrics, source.routes.children(path))
         for path, live in source.routes.live.items()
     ]
     peers = known_peers(source.members)
@@ -138,7 +138,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _route(live: LiveRoute, held: int, sessions: dict[str, int], children: int) -> RouteStatus:
+def _route(live: LiveRoute, held: int, metrics: Metrics, children: int) -> RouteStatus:
     route, pool = live.route, live.upstream.pool
     last = max(live.upstream.health.answered, pool.served)
     last_ok = time.monotonic() - last if last > float("-inf") else None
@@ -154,7 +154,7 @@ def _route(live: LiveRoute, held: int, sessions: dict[str, int], children: int) 
         last_ok_seconds_ago=last_ok,
         last_failure=failure,
         held=held,
-        sessions=sessions,
+        sessions=metrics.sessions(route.path),
         sessions_limit=pool.most,
         newcomers=pool.newcomers_in_use,
         newcomers_limit=pool.most_of_newcomers,
@@ -164,6 +164,8 @@ def _route(live: LiveRoute, held: int, sessions: dict[str, int], children: int) 
         children=children if by_command else None,
         children_limit=route.upstream.max_children if by_command else None,
         subscriptions=len(live.upstream.subscriptions),
+        mirrored=metrics.mirrored(route.path),
+        client_sessions=metrics.client_sessions(route.path),
         streams=len(live.upstream.streams),
     )
 

@@ -169,7 +169,9 @@ def _route(route: RouteStatus) -> RouteRow:
         notes.append(f"{counted(route.waiting, 'call')} waiting for one")
     if route.children is not None:
         notes.append(f"{counted(route.children, 'child process', 'child processes')} of {route.children_limit:,}")
-    streams = ((route.subscriptions, "bridged"), (route.streams, "passed through"))
+    if route.client_sessions:
+        notes.append(f"{route.client_sessions:,} of legacy clients")
+    streams = ((route.subscriptions, "bridged"), (route.streams, "passed through"), (route.mirrored, "mirrored"))
     replays = "" if route.continuation == "hold" else f", continuation: {route.continuation}"
     return RouteRow(
         route,

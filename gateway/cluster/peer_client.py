@@ -59,6 +59,10 @@ class PeerClient:
             except ReplyBroken as exc:
                 raise PeerStuck(member, "breaks off its replies") from exc
 
+    async def forward_once(self, kind: messages.Kind, member: str, incoming: Incoming, reply: ReplyWriter) -> Replied:
+        """As `forward`, for a request that must not reach the member twice; also raises ReplyBroken."""
+        return await self._forward(kind, member, incoming, reply)
+
     async def _forward(
         self, kind: messages.Kind, member: str, incoming: Incoming, reply: ReplyWriter, *, fresh: bool = False
     ) -> Replied:
@@ -80,6 +84,7 @@ class PeerClient:
             to=member,
             issued=time.time(),
             nonce=messages.nonce(),
+            method=incoming.method,
             path=incoming.path,
             headers=tuple((_bytes(name), _bytes(value)) for name, value in incoming.headers.items()),
             remote=incoming.remote,
@@ -100,7 +105,7 @@ class PeerClient:
             self._metrics.peer_asked(PeerOutcome.DEAD)
             raise PeerDead(member)
         # An owner that was silent a moment ago may be back, so it is asked again; a failover candidate is skipped.
-        if kind != "owner" and self._membership.was_silent(member):
+        if kind not in ("owner", "session") and self._membership.was_silent(member):
             self._metrics.peer_asked(PeerOutcome.SILENT)
             raise OwnerSilent(member, "did not accept a connection a moment ago")
         return address

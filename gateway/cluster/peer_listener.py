@@ -104,6 +104,7 @@ class PeerListener:
             peer_request,
             is_local,
             peer_request.request_id,
+            peer_request.method,
         )
         try:
             _ = await self._serve(incoming, reply)

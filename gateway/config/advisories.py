@@ -64,6 +64,12 @@ def notes(config: Config) -> Iterator[str]:
                 f"routes[{route.path}]: hold.ttl_seconds ({hold:g}) is more than state.ttl_seconds ({ttl:g}), which "
                 "ends the wait earlier; raise state.ttl_seconds too"
             )
+        is_identified = config.principal.source in ("jwt", "header")
+        if route.upstream.command is not None and is_identified and route.sessions.affinity == "none":
+            yield (
+                f"routes[{route.path}].sessions.affinity is none, so calls of one caller may meet different processes "
+                "of the server, which share no memory; set it to principal if the server remembers anything"
+            )
         if route.upstream.url is not None and _is_listener(route.upstream.url, config.listen):
             yield (
                 f"routes[{route.path}].upstream.url leads to listen ({config.listen}), so the gateway would call "

@@ -125,6 +125,7 @@ def digest(config: Config) -> str:
     """Return 12 hex digits of SHA-256 over the configuration without its secrets (only their presence counts)."""
     plain = msgspec.to_builtins(config)
     plain["state"]["keys"] = len(config.state.keys)
+    plain["state"]["session_keys"] = len(config.state.session_keys)
     for route in plain["routes"]:
         route["credentials"]["token"] = route["credentials"]["token"] is not None
         route["set_headers"] = list(route["set_headers"])

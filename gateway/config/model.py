@@ -22,6 +22,7 @@ Bytes = Annotated[int, Meta(ge=1, le=1_073_741_824)]
 QuietSeconds = Annotated[float, Meta(ge=0, le=5)]
 Depth = Annotated[int, Meta(ge=8, le=512)]
 Rounds = Annotated[int, Meta(ge=0, le=9)]
+LongSeconds = Annotated[float, Meta(ge=60, le=31_536_000)]
 PerSecond = Annotated[float, Meta(ge=0.001, le=1_000_000)]
 
 Address = Annotated[str, Meta(extra={"form": "address"})]
@@ -37,6 +38,7 @@ Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]  # no algorithm with a shared secret: an attacker could use a public key as the secret
 Level = Literal["debug", "info", "warning", "error"]
+Era = Literal["auto", "bridge", "mirror"]
 TtlMs = Annotated[int, Meta(ge=0, le=86_400_000)]
 CacheScope = Literal["private", "public"]
 Cacheable = Literal[
@@ -85,9 +87,9 @@ class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class State(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How `requestState` is sealed."""
+    """How `requestState` and session ids are sealed."""
 
-    _secrets = frozenset({"keys"})
+    _secrets = frozenset({"keys", "session_keys"})
 
     keys: Annotated[tuple[str, ...], Meta(extra={"secret": True})] = ()
     """State keys (`mrtr-gateway keygen`): base64 or hex of 32 bytes or more. The first key seals, all keys open.
@@ -97,10 +99,20 @@ class State(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     the configuration file."""
     ttl_seconds: SomeSeconds = 600.0
     """Lifetime of a sealed state."""
+    session_ttl_seconds: LongSeconds = 604_800.0
+    """Lifetime of a sealed `Mcp-Session-Id`, with which the gateway serves legacy clients before a modern server. Such
+    clients use a session for days, and none of them begins a new one when it ends."""
+    session_keys: Annotated[tuple[str, ...], Meta(extra={"secret": True})] = ()
+    """Former state keys that still open session ids, and nothing else. Put a key here when it leaves `keys`, and
+    remove it `session_ttl_seconds` later."""
 
     def raw_keys(self) -> tuple[bytes, ...]:
         """Return the keys as bytes, in order; raises ValueError for a malformed key (never after `load`)."""
         return tuple(decode_key(text) for text in self.keys)
+
+    def raw_session_keys(self) -> tuple[bytes, ...]:
+        """Return the keys that only open session ids as bytes; raises ValueError (never after `load`)."""
+        return tuple(decode_key(text) for text in self.session_keys)
 
 
 class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,6 +175,10 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     results_bytes: Bytes = 16_777_216
     """Maximum size of all delivered results together that are kept for `hold.linger_seconds`, with their requests.
     Beyond it, the gateway forgets the oldest."""
+    replay_bytes: Bytes = 33_554_432
+    """Maximum size of all messages together that wait for legacy clients whose transport the gateway changes, or that
+    such a client may ask for again. Beyond it, the oldest stream forgets what it delivered; if its client has not read
+    it, the session ends. A value below `event_bytes` counts as `event_bytes`."""
     json_depth: Depth = 64
     """Maximum nesting of objects and arrays in a message."""
     state_bytes: Annotated[int, Meta(ge=1024, le=65_536)] = 8_192
@@ -219,6 +235,9 @@ class Sessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """After this idle time, the gateway closes a session with DELETE."""
     quarantine_seconds: Seconds = 60.0
     """How long an abandoned call may take to end before its session is dropped."""
+    client_idle_seconds: SomeSeconds = 1800.0
+    """After this time without a request or an open stream of a legacy client whose transport the gateway changes, its
+    session ends. Legacy clients do not begin a new one by themselves."""
 
 
 class Legs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -313,6 +332,9 @@ class Upstream(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     env: dict[Variable, Annotated[str, Meta(extra={"secret": True})]] = {}
     """With `command`: the child's environment. Of the gateway's own variables it gets only PATH, HOME, USER, SHELL,
     TERM, TMPDIR, TZ and the locale."""
+    inherit_env: tuple[Variable, ...] = ()
+    """With `command`: names of further variables of the gateway's environment that the child gets, e.g.
+    `HTTPS_PROXY`."""
     cwd: Text | None = None
     """With `command`: the working directory. null: the gateway's own."""
     max_children: Annotated[int, Meta(ge=1, le=10_000)] = 32
@@ -429,6 +451,7 @@ class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     new_per_second: PerSecond | None = None
     idle_seconds: Seconds | None = None
     quarantine_seconds: Seconds | None = None
+    client_idle_seconds: SomeSeconds | None = None
 
 
 class RouteLegs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -446,10 +469,12 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Annotated[str, Meta(extra={"form": "path"})] = "/mcp"
     """The public path."""
     upstream: Upstream
-    era: Literal["auto", "bridge"] = "auto"
-    """Which side of the server modern clients use. `auto`: its modern side if it has one, else its legacy side.
+    era: Era = "auto"
+    """Which side of the server clients use. `auto`: the side of their own era; the other one if there is no such side.
     `bridge`: always its legacy side. That is for a server that speaks both protocols but can ask only legacy clients:
-    for modern clients its tools fail with -32600 "no back-channel" or "unavailable on 2026-07-28 connections"."""
+    for modern clients its tools fail with -32600 "no back-channel" or "unavailable on 2026-07-28 connections".
+    `mirror`: always its modern side. That is for a server that speaks both but can ask only modern clients: for
+    legacy clients its tools fail with -32603 "Handler returned an invalid result" or "per-request legacy serving"."""
     continuation: Literal["hold", "replay"] = "hold"
     """`hold` parks the call between rounds; `replay` holds nothing and runs the call again with the answers, so every
     tool of the route must be safe to run twice."""

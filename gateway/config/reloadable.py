@@ -16,7 +16,7 @@ from gateway.config.route_overrides import OWN_SECTIONS
 _APPLIED: Final[dict[str, tuple[str, ...]]] = {
     "": ("public_url",),
     "tls": ("cert_file", "key_file", "client_ca_file"),
-    "state": ("keys", "keys_file", "ttl_seconds"),
+    "state": ("keys", "keys_file", "ttl_seconds", "session_ttl_seconds", "session_keys"),
     "replica": ("peers", "peers_dns"),
     "hold": (
         "ttl_seconds",
@@ -37,6 +37,7 @@ _APPLIED: Final[dict[str, tuple[str, ...]]] = {
         "receiving_bytes_per_address",
         "sending_bytes",
         "results_bytes",
+        "replay_bytes",
         "json_depth",
         "state_bytes",
         "receive_seconds",
@@ -63,6 +64,7 @@ _APPLIED: Final[dict[str, tuple[str, ...]]] = {
         "new_per_second",
         "idle_seconds",
         "quarantine_seconds",
+        "client_idle_seconds",
     ),
     "legs": ("limit_seconds", "rounds"),
     "principal": (
@@ -95,6 +97,7 @@ _APPLIED: Final[dict[str, tuple[str, ...]]] = {
         "command",
         "env",
         "cwd",
+        "inherit_env",
         "max_children",
         "new_children_per_second",
         "warm",

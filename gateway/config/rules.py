@@ -28,8 +28,10 @@ def broken_rules(config: Config) -> Iterator[Problem]:
 
 def _keys(state: State) -> Iterator[Problem]:
     seen: dict[bytes, str] = {}
-    for place, text in enumerate(state.keys):
-        path = f"state.keys_file key {place + 1}" if state.keys_file else f"state.keys[{place}]"
+    named = "state.keys_file key {}" if state.keys_file else "state.keys[{}]"
+    keys = [(named.format(place + bool(state.keys_file)), text) for place, text in enumerate(state.keys)]
+    keys += [(f"state.session_keys[{place}]", text) for place, text in enumerate(state.session_keys)]
+    for path, text in keys:
         try:
             first = seen.setdefault(decode_key(text), path)
         except ValueError as exc:

@@ -6,8 +6,10 @@ from aiohttp import web
 
 from gateway.auth.authenticator import Authenticator
 from gateway.downstream.continuation import Continuation
+from gateway.downstream.legacy_routing import LegacyRouting
+from gateway.downstream.stdio_forwarding import StdioForwarding
 from gateway.http.incoming import Caller, Incoming
-from gateway.http.reply import HttpReply
+from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.upstream_headers import asks_as_client
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.rejections import not_allowed
@@ -24,14 +26,22 @@ _OUR_STATE: Final = f'"{PREFIX}.'.encode()
 class EraRouting:
     """Passes through the requests of one listener that are not bridged."""
 
-    def __init__(self, authenticator: Authenticator, continuation: Continuation, passthrough: Passthrough) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        continuation: Continuation,
+        passthrough: Passthrough,
+        legacy: LegacyRouting,
+    ) -> None:
         self._authenticator = authenticator
         self._continuation = continuation
         self._passthrough = passthrough
+        self.stdio = StdioForwarding()
+        self._legacy = legacy
 
     def is_bridged(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether it is clear at once that a request is bridged, as it is for most."""
-        era = live.upstream.era
+        era = live.upstream.era or live.upstream.stdio
         if incoming.method != "POST" or not (era is None or live.route.era == "bridge" or era.known is False):
             return False
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
@@ -41,11 +51,18 @@ class EraRouting:
         """Return the upstream's own reply; None if the request must be bridged."""
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
         if not eras.is_modern(incoming.method, version, incoming.body, incoming.parsed):
-            _ = await self._caller(incoming, live)
-            return await self._passthrough.legacy(incoming, reply, live)
+            return await self._legacy.serve(incoming, reply, live, await self._caller(incoming, live))
         if incoming.method != "POST":
             raise not_allowed(incoming.method, "POST")
         return await self._passed_modern(incoming, reply, live)
+
+    async def hop(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse | None:
+        """Return the reply to a request that another replica forwarded, if it is one of a legacy session."""
+        version = incoming.headers.get(mcp.PROTOCOL_VERSION)
+        is_relayed = incoming.peer_request is not None and incoming.peer_request.kind == "session"
+        if not is_relayed and eras.is_modern(incoming.method, version, incoming.body, incoming.parsed):
+            return None
+        return await self._legacy.hop(incoming, reply, live, await self._caller(incoming, live), is_relayed=is_relayed)
 
     async def passed_after_all(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute
@@ -61,8 +78,11 @@ class EraRouting:
     ) -> web.StreamResponse | None:
         """Return a modern upstream's reply to a modern request; None if the request must be bridged."""
         era = live.upstream.era
-        if era is None or live.route.era == "bridge":
+        if live.route.era == "bridge":
             return None
+        if era is None:
+            _ = await self._caller(incoming, live)
+            return None if await self._is_ours(incoming, live) else await self.stdio.serve(incoming, reply, live)
         if era.known is False or await self._is_ours(incoming, live):
             return None
         _ = await self._caller(incoming, live)  # before the probe, which carries this request's headers upstream

@@ -18,6 +18,7 @@ from gateway.config import Config, InForce, Limits
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
+from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import Rejections, no_route
 from gateway.downstream.round import LEFT, begin_span, new_round
 from gateway.http import request_id as ids
@@ -38,13 +39,14 @@ _REFUSED_BYTES: Final = 65_536
 class RequestHandler:
     """Serves the routes of one listener."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (everything that a request may need)
         self,
         in_force: InForce[Config],
         routes: RouteTable,
         authenticator: Authenticator,
         continuation: Continuation,
         passthrough: Passthrough,
+        legacy: LegacyRouting,
     ) -> None:
         self._use(in_force.value)
         in_force.after_replace(self._use)
@@ -52,10 +54,13 @@ class RequestHandler:
         self._authenticator = authenticator
         self._continuation = continuation
         self._passthrough = passthrough
+        self._legacy = legacy
+        self.front = legacy.front
+        self._mirror = legacy.mirror
         self._bodies = routes.process.traffic.bodies
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
         self._dispatcher = Dispatcher(continuation)
-        self._era_routing = EraRouting(authenticator, continuation, passthrough)
+        self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy)
         self._rejections = Rejections(routes)
         self._ids = ids.numbered(secrets.token_hex(6))
         self.in_flight = 0
@@ -72,8 +77,11 @@ class RequestHandler:
         Other replicas serve the new calls, and end each of their legs by `ends_at` (monotonic). None: there is no
         other replica, and new calls are refused.
         """
-        self._dispatcher.stopping = self._passthrough.stopping = True
-        self._passthrough.refuses_calls = ends_at is None
+        self._dispatcher.stopping = self._passthrough.stopping = self._era_routing.stdio.stopping = True
+        refuses = ends_at is None
+        self._passthrough.refuses_calls = self._legacy.mirror.refuses_calls = refuses
+        self._era_routing.stdio.refuses_calls = refuses
+        self._legacy.stop()
         self._continuation.new_calls.end_legs(ends_at)
 
     @property
@@ -94,7 +102,8 @@ class RequestHandler:
     @property
     def busy(self) -> int:
         """Requests that a drain waits for."""
-        return self.in_flight - self._passthrough.long_lived
+        long_lived = self._passthrough.long_lived + self._era_routing.stdio.long_lived + self._mirror.long_lived
+        return self.in_flight - long_lived + self.front.busy
 
     def _client_of(self, path: str) -> Client:
         """Return the HTTP client of the route at a path; raises MethodNotFound if a reload removed the route."""
@@ -190,7 +199,8 @@ class RequestHandler:
         live = self._routes.live.get(incoming.path)
         if live is None:
             return await self._serve_without_route(incoming, reply)
-        return await self._bridge(incoming, reply, live)
+        served = await self._era_routing.hop(incoming, reply, live)
+        return served if served is not None else await self._bridge(incoming, reply, live)
 
     async def _verify(self, http: web.BaseRequest, incoming: Incoming, limits: Limits) -> None:
         """Verify a caller by its headers, before its body takes time and memory; raises Unauthorized or NoKeys."""

@@ -6,6 +6,7 @@ Rule 3: headers are rebuilt, not copied (`header_rules.py`).
 """
 
 import time
+from collections.abc import Collection
 from contextlib import closing
 from typing import Final
 
@@ -50,8 +51,13 @@ class Passthrough:
         self._endpoints = endpoints
         self.metrics = process.metrics
 
-    async def legacy(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse:
-        """Relay the upstream's reply to a legacy request; raises GatewayError if there is none."""
+    async def legacy(
+        self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, withheld: Collection[int] = ()
+    ) -> web.StreamResponse:
+        """Relay the upstream's reply to a legacy request; raises GatewayError if there is none.
+
+        A reply with one of the `withheld` statuses is returned unsent, without its body if that is long.
+        """
         if live.upstream.era is None:
             raise not_passable(incoming)
         if self.stopping and incoming.method == "GET":
@@ -60,7 +66,14 @@ class Passthrough:
             raise not_allowed(incoming.method, ", ".join(sorted(_METHODS)))
         passage = Passage(incoming, reply, live, live.upstream.era, TrafficEra.LEGACY)
         with _Counted(self, passage), closing(await self._open(passage)) as said:
+            if said.status in withheld:
+                return await self._withheld(passage, said)
             return await self._relay(passage, said)
+
+    async def finds_modern(self, incoming: Incoming, live: LiveRoute) -> bool:
+        """Return whether a server that refused a legacy request is modern."""
+        probe = live.upstream.era
+        return probe is not None and await probe.is_modern(self._probe_headers(incoming, live), waits=True)
 
     async def modern(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, waits: bool = False
@@ -102,6 +115,14 @@ class Passthrough:
                 return None
         passage.outcome = Passed.REFUSED
         return web.Response(body=body, status=said.status, headers=_headers(passage, said))
+
+    async def _withheld(self, passage: Passage, said: AwaitedReply) -> web.Response:
+        """Return a refusal, which the caller sends or not."""
+        body = await read_reply(said, passage.probe.endpoint, passage.live.deadlines.idle, _REFUTING_BYTES)
+        headers = _headers(passage, said)
+        _ = headers.popall("Content-Length", None)
+        passage.outcome = Passed.REFUSED
+        return web.Response(body=body, status=said.status, headers=headers)
 
     async def _relay(self, passage: Passage, said: AwaitedReply) -> web.StreamResponse:
         """Send the reply to the client: whole if all of it is here, else as it arrives."""

@@ -1,8 +1,7 @@
 """The errors for requests that cannot be passed through."""
 
 from gateway.http.incoming import Incoming
-from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import DownstreamError, GatewayError, InvalidRequest, UnsupportedVersion
+from gateway.protocol.errors import DownstreamError, GatewayError, InvalidRequest
 
 
 def not_allowed(method: str, allowed: str) -> GatewayError:
@@ -23,18 +22,14 @@ def forwarding_loop(path: str) -> GatewayError:
 
 
 def not_passable(incoming: Incoming) -> GatewayError:
-    """The error for a legacy client whose bytes the upstream's transport cannot carry."""
+    """The error for a legacy request that neither begins nor names a session, before a server that is a process."""
     if incoming.method != "POST":
         return not_allowed(incoming.method, "POST")
     try:
-        parsed = incoming.parsed()
+        _ = incoming.parsed()
     except DownstreamError as exc:
         return exc
-    requested = jsonrpc.text(parsed.params.get("protocolVersion")) or incoming.headers.get(mcp.PROTOCOL_VERSION)
-    error = UnsupportedVersion(requested or "none")
-    error.message += (
-        f"; this is a legacy request (it begins with initialize), and the server of route {incoming.path} does not "
-        "speak streamable HTTP, so the request cannot be passed through: use a client of 2026-07-28, or connect to "
-        "the server directly"
+    return InvalidRequest(
+        f"The request names no session of route {incoming.path}: begin with `initialize`, and send the Mcp-Session-Id "
+        "that its reply brings with every further request"
     )
-    return error

@@ -19,7 +19,7 @@ from gateway.protocol.errors import InvalidRequest, InvalidState
 from gateway.seal.cipher import Keyring
 
 PURPOSE: Final = "endpoint"
-_PARAMETER: Final = "mrtr-endpoint"
+PARAMETER: Final = "mrtr-endpoint"
 _BLOCK_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|(?<!\n)\r|\r(?=[^\n]))")
 """Two line ends of any kind. A CR after an LF may be the first byte of a CRLF, so the match needs the next byte."""
 _FIRST_EVENT_BYTES: Final = 16_384
@@ -34,7 +34,7 @@ class EndpointRewriter:
 
     def target(self, incoming: Incoming, endpoint: Endpoint) -> URL | None:
         """Return the server's URL for a message to a sealed address, else None; raises InvalidRequest."""
-        token = incoming.url.query.get(_PARAMETER)
+        token = incoming.url.query.get(PARAMETER)
         if token is None:
             return None
         try:
@@ -97,4 +97,4 @@ class FirstEventRewriter:
         if target is None:
             return block  # another origin: the client goes there directly, as it would without a gateway
         sealed = self._keyring.seal(f"{self._path}\n{target}".encode())
-        return f"event: endpoint\ndata: {self._raw_path}?{_PARAMETER}={sealed}\n\n".encode()
+        return f"event: endpoint\ndata: {self._raw_path}?{PARAMETER}={sealed}\n\n".encode()

@@ -59,10 +59,14 @@ async def open_reply(passage: Passage, target: URL | None, headers: HeaderLines)
     raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
 
-async def read_reply(reply: AwaitedReply, endpoint: Endpoint, deadline: CoarseTimer) -> bytes:
-    """The whole body of a reply; raises UpstreamError."""
+async def read_reply(
+    reply: AwaitedReply, endpoint: Endpoint, deadline: CoarseTimer, limit: int | None = None
+) -> bytes:
+    """The whole body of a reply, or nothing if it is larger than `limit` bytes; raises UpstreamError."""
     try:
         with CoarseTimeout(deadline):
+            if limit is not None:
+                return await reply.read_at_most(limit) or b""
             return b"".join([part async for part in reply])
     except TimeoutError as exc:
         raise CallLost(f"{endpoint.where} did not complete its reply within timeouts.idle_seconds") from exc

@@ -27,7 +27,7 @@ from gateway.telemetry import Metrics
 from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.stdio import StdioChannel
 from gateway.upstream.streamable_http import StreamableChannel
-from gateway.upstream.transport_detection import connector
+from gateway.upstream.transport_detection import TransportDetection, connector
 
 _STEPS: Final = 12
 """The whole probe may take at most this many times the longest step."""
@@ -129,7 +129,7 @@ async def _examine_url(exam: ProbeContext) -> None:
 
 
 def _connector(exam: ProbeContext, transport: str) -> Connect:
-    return connector(transport, _upstream(exam), lambda _: None)
+    return connector(transport, _upstream(exam), TransportDetection())
 
 
 def _upstream(exam: ProbeContext) -> HttpUpstream:
@@ -163,7 +163,12 @@ def _tell_modern(exam: ProbeContext) -> None:
     """Report the era of a server that answered `server/discover`, with a note on the key if it speaks both."""
     server = exam.server
     if server.era == "modern":
-        exam.ok("era", "modern", "Modern clients need no gateway to use this server.")
+        exam.ok(
+            "era",
+            "modern",
+            "Modern clients need no gateway to use this server. Legacy clients get its tools and its questions from "
+            "the gateway, with era: auto.",
+        )
         return
     found = "modern, and it serves legacy clients too"
     if server.legacy_sessions:
@@ -173,14 +178,17 @@ def _tell_modern(exam: ProbeContext) -> None:
             "Modern clients need no gateway to use its modern side. But the tools of some servers can ask the user "
             "only on the legacy side: for modern clients such a tool fails with -32600 `no back-channel for "
             "server-initiated requests`, or with isError and `unavailable on 2026-07-28 connections`.",
-            "If you see one of these, set era: bridge on the route. Otherwise leave era: auto.",
+            "If you see one of these, set era: bridge on the route. If instead legacy clients see -32603 `Handler "
+            "returned an invalid result`, set era: mirror. Otherwise leave era: auto.",
         )
     else:
         exam.ok(
             "era",
             found,
-            "Modern clients need no gateway to use its modern side. Leave era: auto on the route: with era: bridge no "
-            "tool could ask, because the legacy side has no sessions.",
+            "Modern clients need no gateway to use its modern side. Its legacy side has no sessions, so no tool can "
+            "ask there, and era: bridge would not help.",
+            "Set era: mirror on the route if its tools ask: legacy clients are then asked too. Otherwise leave era: "
+            "auto.",
         )
 
 

@@ -37,12 +37,13 @@ INHERITED: Final = (
     *("HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_MESSAGES", "LOGNAME"),
     *("PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
 )
-"""The only variables that a child inherits from the gateway, whose environment may hold keys."""
+"""The variables that every child inherits from the gateway, whose environment may hold keys."""
 
 
 def environment(upstream: Upstream, own: Mapping[str, str]) -> dict[str, str]:
     """Return the complete environment of a child."""
-    return {name: own[name] for name in INHERITED if name in own} | upstream.env
+    inherited = (*INHERITED, *upstream.inherit_env)
+    return {name: own[name] for name in inherited if name in own} | upstream.env
 
 
 def not_here(upstream: Upstream) -> str:
@@ -243,10 +244,15 @@ class Child:
         """Hand each line of its output to `receive` from now on; lines before that are dropped."""
         self.receive = receive
 
-    async def send(self, message: bytes, seconds: float) -> None:
-        """Write one message and wait until the pipe holds all of it. Raises CallLost."""
+    def write(self, message: bytes) -> None:
+        """Write one message without waiting."""
         if not self.over.done() and not self._stdin.is_closing():  # uvloop raises on a write to a closed pipe
             self._stdin.write(one_line(message))
+
+    async def send(self, message: bytes, seconds: float) -> None:
+        """Write one message and wait until the pipe holds all of it. Raises CallLost."""
+        if not self.over.done() and not self._stdin.is_closing():
+            self.write(message)
             if self._input.free is not None:
                 _ = await asyncio.wait(
                     (self._input.free, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
@@ -262,6 +268,11 @@ class Child:
             )
 
     # -- end ----------------------------------------------------------------------------------------------------
+
+    def close_input(self) -> None:
+        """Send it nothing more; most servers then answer what they have begun, and exit."""
+        self.asked = True
+        self._stdin.close()
 
     async def close(self) -> None:
         """Close its input, then send SIGTERM, then SIGKILL to all that is left. If cancelled, kill at once."""

@@ -42,6 +42,8 @@ class ChildLauncher:
         self._prestarted: deque[Child] = deque()
         self._failures = 0
         """Children in a row that ended before they answered `initialize`."""
+        self.has_initialized = False
+        """Whether a child has answered `initialize`, so that the server is certainly a legacy one, too."""
         self._last_reason = ""
         self._not_before = 0.0
         self._trial: Child | None = None
@@ -66,6 +68,11 @@ class ChildLauncher:
         child.initialized = True
         self._failures = 0
         self._settle(child)
+
+    def give_back(self, child: Child) -> None:
+        """Keep a child for the next session: it has answered a probe, and has received nothing of a client."""
+        child.receive_with(lambda _: None)
+        self._prestarted.appendleft(child)
 
     def stop_prestarting(self) -> None:
         """End the prestarted children and start no more."""

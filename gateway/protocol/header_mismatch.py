@@ -62,3 +62,11 @@ def decode_value(name: str, value: str) -> str:
         return base64.b64decode(encoded, validate=True).decode()
     except ValueError as exc:  # bad Base64, characters beyond ASCII in it, bad UTF-8 below it
         raise HeaderMismatch(f"Header mismatch: {name} has invalid Base64 in its {_BASE64_OPEN}…?= form") from exc
+
+
+def encode_value(value: str) -> str:
+    """A value as a header carries it: in Base64 form if it is not plain, or could be taken for that form."""
+    is_plain = value.isascii() and value.isprintable() and value == value.strip() and value != ""
+    if is_plain and not value.startswith(_BASE64_OPEN):
+        return value
+    return _BASE64_OPEN + base64.b64encode(value.encode("utf-8", "replace")).decode() + _BASE64_CLOSE

@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import HeaderMismatch, InvalidParams
-from gateway.protocol.header_mismatch import HeaderValues, decode_value
+from gateway.protocol.header_mismatch import HeaderValues, decode_value, encode_value
 
 _ANNOTATION: Final = "x-mcp-header"
 ANNOTATION: Final = _ANNOTATION.encode()
@@ -153,6 +153,19 @@ def check(mirrored: tuple[Mirrored, ...], arguments: Raw | None, headers: Header
     opened: dict[tuple[str, ...], jsonrpc.Fields] = {}
     for parameter in mirrored:
         _check_one(parameter, _at(arguments, parameter.path, opened), headers)
+
+
+def headers_for(mirrored: tuple[Mirrored, ...], arguments: Raw | None) -> dict[str, str]:
+    """The headers that repeat the annotated arguments of a call; raises InvalidParams."""
+    opened: dict[tuple[str, ...], jsonrpc.Fields] = {}
+    found = {parameter.header: _at(arguments, parameter.path, opened) for parameter in mirrored}
+    return {header: encode_value(_text(value)) for header, value in found.items() if value is not None}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else repr(value)
 
 
 def _at(arguments: Raw | None, path: tuple[str, ...], opened: dict[tuple[str, ...], jsonrpc.Fields]) -> Any:

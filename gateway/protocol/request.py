@@ -301,6 +301,11 @@ def _remembered(check: "_lru_cache_wrapper[T]", raw: bytes) -> T:
     return check(raw) if len(raw) <= _REMEMBERED_BYTES else check.__wrapped__(raw)
 
 
+def capabilities_of(raw: bytes) -> Capabilities:
+    """The kinds of questions that a client's declaration allows; raises ValueError or RecursionError."""
+    return _remembered(_declared, raw)
+
+
 @lru_cache(maxsize=1024)
 def _declared(raw: bytes) -> Capabilities:
     """Cached, because a client declares the same capabilities in every request."""

@@ -34,3 +34,32 @@ class Lines:
 def one_line(message: bytes) -> bytes:
     """The same JSON as one line."""
     return jsonrpc.without_line_ends(message) + b"\n"
+
+
+class TolerantLines:
+    """Splits incoming bytes as `Lines` does, but skips a line that is too long, and goes on after it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._begun = bytearray()
+        self._is_skipping = False
+
+    def feed(self, data: bytes) -> Iterator[bytes | None]:
+        """Yield the lines that `data` completes, and None once for each line that is too long."""
+        *whole, rest = data.split(b"\n")
+        for end in whole:
+            yield from self._take(end)
+            if not self._is_skipping and (line := bytes(self._begun).rstrip(b"\r")):
+                yield line
+            self._begun.clear()
+            self._is_skipping = False
+        yield from self._take(rest)
+
+    def _take(self, data: bytes) -> Iterator[None]:
+        if self._is_skipping:
+            return
+        self._begun += data
+        if len(self._begun) > self.max_bytes:
+            self._begun.clear()
+            self._is_skipping = True
+            yield None

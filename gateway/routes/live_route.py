@@ -19,8 +19,10 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Sealer
 from gateway.sessions.pool import Pool
 from gateway.telemetry import Metrics, Traces
+from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.era_probe import EraProbe
 from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
+from gateway.upstream.transport_detection import TransportDetection
 
 
 class Endable(Protocol):
@@ -54,11 +56,26 @@ class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
     client: Client
     pool: Pool
     era: EraProbe | None
-    """None if the upstream is a child process, which has no passthrough."""
+    """None if the upstream is a child process."""
     health: UpstreamHealth
     subscriptions: set[Endable]
+    stdio: StdioEra | None
+    """Set if the upstream is a child process."""
     streams: set[Endable]
     """Streams of legacy clients, and subscriptions that are passed through to a modern upstream."""
+    detection: TransportDetection | None = None
+    """The transport as it was found out, if the configuration does not name it."""
+
+    @property
+    def transport(self) -> str | None:
+        """The transport that the upstream speaks: `stdio`, `sse` or `streamable-http`; None if it is not known yet."""
+        if self.era is None:
+            return "stdio"
+        if self.detection is None:
+            return self.settings.value.route.upstream.transport
+        if not self.detection.is_known:
+            return None
+        return "sse" if self.detection.speaks_sse else "streamable-http"
 
     def end_streams(self) -> None:
         """End every stream that would otherwise stay open until its client leaves."""

@@ -21,22 +21,34 @@ from gateway.routes.live_route import LiveRoute, LiveUpstream, ProcessScope
 from gateway.routes.upstream_health import UpstreamHealth
 from gateway.sessions.pool import Pool
 from gateway.telemetry.recent_errors import RecentErrors
+from gateway.upstream.children.modern_stdio import ModernStdio
+from gateway.upstream.children.shared_child import ChildHolder
+from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.era_probe import EraProbe
 from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.stdio import StdioChannel
-from gateway.upstream.transport_detection import connector
+from gateway.upstream.transport_detection import TransportDetection, connector
 
 
 class RouteTable:
     """The live routes by path."""
 
-    def __init__(
-        self, config: Config, tls: Contexts, client: Client, process: ProcessScope, errors: RecentErrors
+    def __init__(  # noqa: PLR0913  (what a process has one of)
+        self,
+        config: Config,
+        tls: Contexts,
+        client: Client,
+        process: ProcessScope,
+        errors: RecentErrors,
+        *,
+        shares_children: bool = False,
     ) -> None:
+        """`shares_children`: all sessions of a route share one child, because they belong to one host (`wrap`)."""
         self.live: dict[str, LiveRoute] = {}
         """The routes of new requests; a reload replaces the dict."""
         self.process = process
         self._client = client
+        self._shares_children = shares_children
         self._errors = errors
         self._children: set[Child] = set()
         """The children of all upstreams, including upstreams that a reload removed."""
@@ -88,17 +100,20 @@ class RouteTable:
         client = self._client.sibling(bounds)
         health = UpstreamHealth(route.path, self._errors, is_command=route.upstream.command is not None)
         if endpoint is None:
-            pool = self._pool_of_children(settings, client, health)
-            return LiveUpstream(settings, bounds, client, pool, None, health, set(), set())
+            pool, stdio = self._pool_of_children(settings, client, health)
+            return LiveUpstream(settings, bounds, client, pool, None, health, set(), stdio, set())
         upstream = HttpUpstream(client, endpoint, tasks, self.process.stream_times)
         era = EraProbe(upstream, metrics, health.ok)
         if route.upstream.transport == "sse":
             era.transport_found(speaks_sse=True)
-        connect = connector(route.upstream.transport, upstream, _transport_found(era, health))
-        pool = Pool(settings, connect, metrics, tasks)
-        return LiveUpstream(settings, bounds, client, pool, era, health, set(), set())
+        detection = TransportDetection(_transport_found(era, health))
+        pool = Pool(settings, connector(route.upstream.transport, upstream, detection), metrics, tasks)
+        found = detection if route.upstream.transport == "auto" else None
+        return LiveUpstream(settings, bounds, client, pool, era, health, set(), None, set(), found)
 
-    def _pool_of_children(self, settings: InForce[RouteSettings], client: Client, health: UpstreamHealth) -> Pool:
+    def _pool_of_children(
+        self, settings: InForce[RouteSettings], client: Client, health: UpstreamHealth
+    ) -> tuple[Pool, StdioEra]:
         metrics, tasks, route = self.process.metrics, self.process.tasks, settings.value.route
 
         def gone(child: Child) -> None:
@@ -114,10 +129,16 @@ class RouteTable:
 
         launcher = ChildLauncher(route, client, tasks, started)
 
-        def connect() -> StdioChannel:
-            return StdioChannel(launcher, lambda: metrics.upstream_failed(route.path, "malformed"))
+        def malformed() -> None:
+            metrics.upstream_failed(route.path, "malformed")
 
-        return Pool(settings, connect, metrics, tasks, launcher.stop_prestarting)
+        def connect() -> StdioChannel:
+            return StdioChannel(launcher, malformed)
+
+        modern = ModernStdio(launcher, malformed, has_one_client=self._shares_children)
+        era = StdioEra(launcher, modern, tasks, metrics, route.path)
+        shared = ChildHolder(launcher, malformed).connect if self._shares_children else None
+        return Pool(settings, shared or connect, metrics, tasks, launcher.stop_prestarting), era
 
     def children(self, path: str) -> int:
         """Count the processes of a route's command, including those from before a reload."""

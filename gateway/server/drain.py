@@ -91,7 +91,9 @@ class Drain:
     @property
     def _has_calls(self) -> bool:
         """Whether a call of this replica is held or runs; what it passes on to other replicas does not count."""
-        return bool(len(self._lot) or self._downstream.running or self._downstream.relayed)
+        downstream = self._downstream
+        is_asking = downstream.front.sessions.open_requests
+        return bool(len(self._lot) or downstream.running or downstream.relayed or is_asking)
 
     async def _until_idle(self, listeners: Listeners, deadline: float) -> None:
         idle_polls = 0
@@ -114,6 +116,7 @@ class Drain:
         left = self._downstream.running | self._downstream.relayed | set(self._lot)
         # The lot also has finished calls, whose results are kept for a repeated retry.
         unfinished = {driver for driver in left if not driver.is_finished}
+        self._downstream.front.sessions.end_all(error)
         kept = {driver for driver in left if is_resumable and driver.let_go()}
         for driver in left - kept:
             driver.stop(error)

@@ -8,6 +8,9 @@ import secrets
 from typing import Final
 
 from gateway.config import Config, InForce
+from gateway.legacy_front import session_ids
+from gateway.mirror.streamable import tokens
+from gateway.mirror.streamable.tokens import MirrorRings
 from gateway.passthrough import sse_endpoint
 from gateway.seal.cipher import Keyring
 from gateway.telemetry import Event, get_logger
@@ -27,17 +30,37 @@ class Keyrings:
         self.state = InForce(Keyring(self._keys, "state"))
         self.peer = InForce(Keyring(self._keys, "peer"))
         self.endpoint = InForce(Keyring(self._keys, sse_endpoint.PURPOSE))
+        self._session_keys = in_force.value.state.raw_session_keys()
+        self.session = InForce(self._session_ring())
+        self.mirror = InForce(self._mirror_rings())
         in_force.after_replace(self._use)
 
     def _use(self, config: Config) -> None:
-        keys = self._all_keys(config)
-        if keys == self._keys:
+        keys, session_keys = self._all_keys(config), config.state.raw_session_keys()
+        if (keys, session_keys) == (self._keys, self._session_keys):
             return  # a new ring would have to derive its subkeys again
-        self._keys = keys
+        self._keys, self._session_keys = keys, session_keys
+        self.mirror.replace(self._mirror_rings())
         # A reply in transit between replicas keeps the ring that it began with.
         self.state.replace(Keyring(keys, "state"))
         self.peer.replace(Keyring(keys, "peer"))
         self.endpoint.replace(Keyring(keys, sse_endpoint.PURPOSE))
+        self.session.replace(self._session_ring())
+
+    @property
+    def _former(self) -> tuple[bytes, ...]:
+        """The keys that go on opening the ids of sessions, and nothing else."""
+        return tuple(key for key in self._session_keys if key not in self._keys)
+
+    def _session_ring(self) -> Keyring:
+        return Keyring((*self._keys, *self._former), session_ids.PURPOSE)
+
+    def _mirror_rings(self) -> MirrorRings:
+        return MirrorRings(
+            Keyring((*self._keys, *self._former), tokens.SESSION),
+            Keyring(self._keys, tokens.NESTED),
+            Keyring(self._keys, tokens.EVENT),
+        )
 
     def _all_keys(self, config: Config) -> tuple[bytes, ...]:
         """Return the configured keys, then the own one if there is any; the first one seals."""

@@ -25,16 +25,26 @@ from gateway.cluster.peer_listener import PeerListener
 from gateway.cluster.retry_routing import RetryRouting
 from gateway.cluster.witness import Witness
 from gateway.cluster.worker import Worker, member_id
-from gateway.config import Config, InForce, cautions, contexts, digest, expiries
+from gateway.config import Config, Contexts, InForce, cautions, contexts, digest, expiries
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
+from gateway.downstream.legacy_routing import LegacyRouting
+from gateway.downstream.rejections import no_route
 from gateway.http.client import Bounds, Client
 from gateway.http.listener import Handler, Listener
 from gateway.http.request_parser import parser_caution
 from gateway.http.traffic import Traffic
 from gateway.http_client.client import HttpClient
+from gateway.legacy_front.forwarding import Forwarding
+from gateway.legacy_front.front import LegacyFront
+from gateway.legacy_front.session_ids import SessionIds
+from gateway.legacy_front.session_table import SessionTable
+from gateway.mirror.streamable.front import Mirror
+from gateway.mirror.streamable.replicas import Replicas
+from gateway.mirror.streamable.tokens import Tokens
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
+from gateway.protocol.errors import Stopping
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
 from gateway.routes.table import RouteTable
@@ -60,16 +70,19 @@ _SALT_BYTES: Final = 16
 class Gateway:
     """One process."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what a start may vary)
         self,
         config: Config,
         worker: Worker | None = None,
         read: Read | None = None,
         traces: Traces | None = None,
         stream_times: StreamTimes = DEFAULT_TIMES,
+        *,
+        serves_host: bool = False,
     ) -> None:
         """Give `worker` if this process is one of several that share `listen`; `read` reads the configuration again.
 
+        `serves_host`: the only client is the host that started this process (`wrap`), so one child serves everything.
         Raises TracesUnavailable, where `traces` are not given and the configuration wants them.
         """
         self._in_force = in_force = InForce(config)
@@ -95,6 +108,7 @@ class Gateway:
             traces = open_traces(__version__, self.members.own)
         self._traces = traces
         self._stream_times = stream_times
+        self._serves_host = serves_host
         self._peers = PeerClient(self._peer_connections, self.members, self.metrics)
         self._witness = Witness(self.members, self._peers, self.lot.find, self.tasks)
         self._epoch = secrets.token_hex(8)
@@ -132,14 +146,20 @@ class Gateway:
         """Ids of the state keys; the first one seals."""
         return self._keyrings.ids
 
+    def assemble(self, tls: Contexts) -> None:
+        """Make the routes, and what serves their requests."""
+        bounds = self._in_force.part(lambda config: Bounds(config.limits, config.timeouts))
+        self._client = Client(bounds, HttpClient(self.tasks))
+        shares = self._serves_host
+        scope, errors = self._scope(), self.recent_errors
+        self.routes = RouteTable(self.config, tls, self._client, scope, errors, shares_children=shares)
+        self._authenticator = Authenticator(self._in_force, self._client, self.tasks)
+        self.downstream = self._new_downstream()
+
     async def start(self) -> None:
         """Open the listeners; raises OSError when an address is taken."""
         config, tls = self.config, contexts(self.config)
-        bounds = self._in_force.part(lambda config: Bounds(config.limits, config.timeouts))
-        self._client = Client(bounds, HttpClient(self.tasks))
-        self.routes = RouteTable(config, tls, self._client, self._scope(), self.recent_errors)
-        self._authenticator = Authenticator(self._in_force, self._client, self.tasks)
-        self.downstream = self._new_downstream()
+        self.assemble(tls)
         await self._open_peer_listener()
         await self.members.discovery.begin()
         self.listen = await self._open(self.downstream.handle, config.listen, shared=True, tls=tls.listener)
@@ -182,7 +202,13 @@ class Gateway:
         new_calls = NewCalls(self.members, self._peers, self.metrics)
         continuation = Continuation(process, self.lot, self._authenticator, retry_routing, new_calls)
         passthrough = Passthrough(self._in_force, EndpointRewriter(self._keyrings.endpoint), process)
-        return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough)
+        table = SessionTable(self._in_force, self.metrics, self.tasks)
+        forwarding = Forwarding(self.members, self._peers)
+        front = LegacyFront(process, SessionIds(self._keyrings.session), table, forwarding)
+        replicas = Replicas(self.members, self._peers, retry_routing)
+        mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process)
+        legacy = LegacyRouting(passthrough, front, mirror)
+        return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough, legacy)
 
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""
@@ -241,6 +267,7 @@ class Gateway:
         tls = contexts(config)
         self._in_force.replace(config)
         self.routes.rebuild(config, tls)
+        self.downstream.front.sessions.keep_only(self.routes.live, no_route("that the configuration had before"))
         if tls.listener is not None or self._client_listener.is_secure:
             self.tasks.spawn(self._client_listener.secure(tls.listener), "change the certificate")
         _log_cautions(config)
@@ -270,6 +297,7 @@ class Gateway:
         self.reload.closed = True
         for live in self.routes.live.values():
             live.upstream.pool.retire()
+        self.downstream.front.sessions.end_all(Stopping("The gateway has shut down, and the session with it"))
         await self.tasks.settle(self.config.timeouts.cancel_seconds)
         for listener in self._listeners:
             await listener.close()

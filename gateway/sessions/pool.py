@@ -61,6 +61,17 @@ class Pool(Checkout):
             session.watchers.append(ChangeForwarder(group.principal, session.watchers, self._listeners))
         return session
 
+    def new_channel(self) -> Channel:
+        """Make a channel for a session that is not the pool's."""
+        return self._connect()
+
+    def take_opening(self, principal: bytes, address: str) -> None:
+        """Count the opening of such a session against the rates of the route; raises Busy."""
+        refusal = self._rate.take(principal, Opener(address, is_exempt=False))
+        if refusal is not None:
+            self._metrics.session_refused(self.route.path, refusal.limit)
+            raise refusal
+
     @property
     def handshake_seconds(self) -> float:
         """The deadline of every request that the gateway makes on its own account."""

@@ -164,6 +164,8 @@ class Passed(StrEnum):
     ENDED = "ended"
     LEFT = "left"
     BRIDGED = "bridged"
+    RELAYED = "relayed"
+    MIRRORED = "mirrored"
 
 
 class Malformation(StrEnum):
@@ -193,3 +195,4 @@ class Rejection(StrEnum):
     TOO_LARGE = "too_large"
     ENCODING = "unsupported_encoding"
     BUSY = "busy"
+    SESSION = "no_session"

@@ -261,6 +261,12 @@ class Metrics:
         self._newcomers_limit = self._gauge(
             "newcomer_sessions_limit", "Maximum of `mcp_gateway_newcomer_sessions`.", "route"
         )
+        self._client_sessions: Counts[str] = Counts()
+        self._relayed = self._gauge(
+            "client_sessions",
+            "Sessions of legacy clients that end at the gateway, because it changes the transport.",
+            "route",
+        )
         self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route")
         self._lost = self._counter("sessions_lost_total", "Upstream sessions that the upstream forgot.", "route")
         self._lists = self._counter(
@@ -270,6 +276,8 @@ class Metrics:
             "tools_left_out_total", "Tools left out of a list because clients would refuse the whole list.", "route"
         )
         self._subscriptions = self._gauge("subscriptions", "Open subscriptions/listen streams.", "route")
+        self._mirrored_counts: Counts[str] = Counts()
+        self._mirrored = self._gauge("mirrored_calls", "Calls of legacy clients at a modern server.", "route")
         self._subscriptions_lost = self._counter(
             "subscriptions_lost_total", "Subscriptions that lost their session, by outcome.", "route", "outcome"
         )
@@ -316,6 +324,7 @@ class Metrics:
     def show_zeroes(self, route: str) -> None:
         """Create the series at zero: otherwise an alert misses a counter's first step."""
         _ = self._held[route,], self._opened[route,], self._lost[route,], self._left_out[route,]
+        _ = self._relayed[route,]
         _ = [self._continuations[route, step] for step in Step]
         _ = [self._children_ended[route, why] for why in ("asked", "unasked")]
         _ = [self._failures[route, kind] for kind in UpstreamFailure]
@@ -372,6 +381,15 @@ class Metrics:
     def notifications_dropped(self, route: str, number: int) -> None:
         """Count notifications that were dropped because the client read too slowly."""
         self._notifications[route, OTHER, "dropped"].inc(number)
+
+    def relayed(self, route: str, change: int) -> None:
+        """Add (1) or remove (-1) a session of a legacy client that ends at the gateway."""
+        self._client_sessions[route] += change
+        self._relayed[route,].set(self._client_sessions[route])
+
+    def client_sessions(self, route: str) -> int:
+        """Return how many such sessions a route has."""
+        return self._client_sessions[route]
 
     def call_parked(self, route: str) -> None:
         """Add a parked call; `call_released` must follow."""
@@ -451,6 +469,15 @@ class Metrics:
     def subscribed(self, route: str, change: int) -> None:
         """Add (1) or remove (-1) a subscription."""
         self._subscriptions[route,].inc(change)
+
+    def mirroring(self, route: str, change: int) -> None:
+        """Add (1) or remove (-1) a call of a legacy client at a modern server."""
+        self._mirrored_counts[route] += change
+        self._mirrored[route,].set(self._mirrored_counts[route])
+
+    def mirrored(self, route: str) -> int:
+        """Return a route's calls of legacy clients at its modern server."""
+        return self._mirrored_counts[route]
 
     def subscription_lost(self, route: str, *, opened_again: bool) -> None:
         """Count a subscription that lost its session, and was opened again or ended."""

@@ -55,6 +55,8 @@ class RouteStatus(Struct, frozen=True, kw_only=True):
     """None unless the upstream is a command."""
     children_limit: int | None
     subscriptions: int
+    client_sessions: int = 0
+    """Sessions of legacy clients that end at the gateway, because it changes the transport."""
     newcomers: int = 0
     """Sessions of callers whose calls the upstream has never answered, without idle ones."""
     newcomers_limit: int = 0
@@ -62,6 +64,8 @@ class RouteStatus(Struct, frozen=True, kw_only=True):
     """Sessions of the address that has the most."""
     of_one_address_limit: int = 0
     """0: no limit."""
+    mirrored: int = 0
+    """Calls of legacy clients at a modern server."""
     streams: int
     """Streams that are passed through: GET streams of legacy clients, subscriptions at a modern upstream."""
 
@@ -291,6 +295,8 @@ def _route(one: RouteStatus, other: RouteStatus) -> RouteStatus:
         children=_sum(one.children, other.children),
         children_limit=_sum(one.children_limit, other.children_limit),
         subscriptions=one.subscriptions + other.subscriptions,
+        mirrored=one.mirrored + other.mirrored,
+        client_sessions=one.client_sessions + other.client_sessions,
         streams=one.streams + other.streams,
     )
 

@@ -82,6 +82,14 @@ class Channel(ABC):
         """Send `initialize`; return the channel to use: a different one if another transport was detected."""
         return self, await self.initialize(message, headers)
 
+    def beside(self) -> "Channel | None":
+        """Return a channel for one more request in the same session, at the same time as others.
+
+        None if the session has one stream for everything: then `send` sends requests too, and all messages of the
+        server, answers included, come on the side stream.
+        """
+        return None
+
     def suspect(self) -> str:
         """Explain a silence in the request in flight, with a fix; empty if there is no explanation."""
         return ""

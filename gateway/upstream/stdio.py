@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.process.child import Child  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.process.child import Child
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
@@ -62,7 +62,13 @@ class StdioChannel(Channel):
                 f"{child.where} {why} before it answered `initialize`; the gateway's log has its stderr"
             ) from exc
         self._launcher.initialized(child)
+        self._launcher.has_initialized = True
         return answers[0]
+
+    @property
+    def child(self) -> Child:
+        """The process of this session, after the handshake."""
+        return self._child
 
     @property
     def hears_side(self) -> bool:
@@ -79,7 +85,7 @@ class StdioChannel(Channel):
 
         self._child.over.add_done_callback(ended)
 
-    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | None:
+    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | Raw | None:
         """Write a request and wait until it is answered, or the child ends."""
         child = self._child
         if child.over.done():
@@ -103,9 +109,13 @@ class StdioChannel(Channel):
             self._call = None
 
     def _hear(self, line: bytes) -> None:
-        if not _is_message(line):
+        if is_message(line):
+            self.hear(line)
+        else:
             self._malformed()
-            return
+
+    def hear(self, line: bytes) -> None:
+        """Take a message of the child."""
         if self._call is None:
             self._side(line)
             return
@@ -139,7 +149,7 @@ class StdioChannel(Channel):
             await self._child.close()
 
 
-def _is_message(line: bytes) -> bool:
+def is_message(line: bytes) -> bool:
     """Whether a line is JSON-RPC. Many servers print log records in JSON."""
     if line.lstrip()[:1] != b"{":
         return False

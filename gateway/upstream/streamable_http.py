@@ -61,10 +61,17 @@ class _StreamCut(CallLost):
 class StreamableChannel(Channel):
     """One session over streamable HTTP."""
 
-    def __init__(self, upstream: HttpUpstream) -> None:
+    def __init__(
+        self,
+        upstream: HttpUpstream,
+        fixed: dict[str, str] | None = None,
+        accepted: Callable[[Headers], None] = lambda _: None,
+    ) -> None:
+        """`fixed` has the headers of a session that another channel opened; it is told of `accepted` headers."""
         self._upstream = upstream
         self._client, self._endpoint, _, self._times = upstream
-        self._fixed: dict[str, str] = {"Accept": _ACCEPT, "Content-Type": "application/json"}
+        self._fixed = {"Accept": _ACCEPT, "Content-Type": "application/json"} if fixed is None else fixed
+        self._accepted = accepted
         self._headers = NO_HEADERS
         """The headers of the last message that the server accepted: GET and DELETE need a credential too."""
         self._standalone = StandaloneStream(upstream, self._get_headers)
@@ -73,7 +80,7 @@ class StreamableChannel(Channel):
         self._reply_began = False
         """Whether the response to the current request has begun."""
         self._prepared: Prepared | None = None
-        self._is_ready = False
+        self._is_ready = fixed is not None
         """Whether the server accepted `initialized`; some servers crash on a ping before it."""
 
     @property
@@ -158,6 +165,16 @@ class StreamableChannel(Channel):
         self.session_id = session_id
         self._fixed[mcp.SESSION_ID] = session_id
         self._fixed[mcp.PROTOCOL_VERSION] = version
+
+    def beside(self) -> "StreamableChannel":
+        """Return a channel that shares the session, but not the request in flight."""
+
+        def accepted(headers: Headers) -> None:
+            self._headers = headers
+
+        other = StreamableChannel(self._upstream, self._fixed, accepted)
+        other.session_id, other.can_ask = self.session_id, self.can_ask
+        return other
 
     async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
         """Open the standalone GET stream and keep it open until `close`."""
@@ -378,6 +395,7 @@ class StreamableChannel(Channel):
         """Keep the newest headers that the upstream accepted, for messages without a client: GET and DELETE."""
         if response.status < 300:
             self._headers = headers
+            self._accepted(headers)
 
     def _post(self, message: bytes, headers: Headers) -> Exchange:
         endpoint = self._endpoint

@@ -17,28 +17,28 @@ from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.streamable_http import StreamableChannel
 
 
-def connector(transport: str, upstream: HttpUpstream, found: Callable[[bool], None]) -> Callable[[], Channel]:
-    """Return the factory of a route's channels, one for each session; `transport` is the configured one.
-
-    `found` is called when the detected transport changes, with whether the upstream speaks HTTP+SSE.
-    """
+def connector(transport: str, upstream: HttpUpstream, detection: "TransportDetection") -> Callable[[], Channel]:
+    """Return the factory of a route's channels, one for each session; `transport` is the configured one."""
     if transport == "streamable-http":
         return lambda: StreamableChannel(upstream)
     if transport == "sse":
         return lambda: HttpSseChannel(upstream)
-    detection = TransportDetection(found)
     return lambda: AutoDetectChannel(upstream, detection)
 
 
 class TransportDetection:
     """The transport that the last handshake with an upstream used."""
 
-    def __init__(self, found: Callable[[bool], None]) -> None:
+    def __init__(self, found: Callable[[bool], None] = lambda _: None) -> None:
+        """`found` is called when the transport changes, with whether the upstream speaks HTTP+SSE."""
         self.speaks_sse = False
+        self.is_known = False
+        """Whether there was a handshake at all."""
         self._found = found
 
     def note(self, *, speaks_sse: bool) -> None:
         """A handshake succeeded over this transport."""
+        self.is_known = True
         if speaks_sse != self.speaks_sse:
             self.speaks_sse = speaks_sse
             self._found(speaks_sse)
@@ -61,13 +61,15 @@ class AutoDetectChannel(StreamableChannel):
                 self._detection.note(speaks_sse=False)
                 return self, result
         try:
-            return self, await self.initialize(message, headers)
+            result = await self.initialize(message, headers)
         except WrongTransport as streamable:
             try:
                 return await self._over_sse(message, headers)
             except WrongTransport as sse:
                 why = sse.message.removeprefix(f"{self._endpoint.where} ")
                 raise NoHandshake(f"{streamable.message}; nor does it speak HTTP+SSE: it {why}") from sse
+        self._detection.note(speaks_sse=False)
+        return self, result
 
     async def _over_sse(self, message: bytes, headers: Headers) -> tuple[Channel, Raw]:
         channel = HttpSseChannel(self._upstream)

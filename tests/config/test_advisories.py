@@ -85,3 +85,20 @@ def test_an_upstream_that_is_the_gateway_itself_is_noted(listen: str, url: str, 
     config = with_route({"listen": listen, **KEYS, **NAMED}, upstream={"url": url})
     said = [sentence for sentence in notes(config) if "would call itself" in sentence]
     assert [sentence.startswith("routes[/a].upstream.url leads to listen") for sentence in said] == [True] * is_itself
+
+
+@pytest.mark.parametrize(
+    ("source", "affinity", "is_noted"),
+    [("header", "none", True), ("header", "principal", False), ("authorization", "none", False)],
+)
+def test_identified_callers_of_a_command_are_better_served_by_one_child_each(
+    source: str, affinity: str, *, is_noted: bool
+) -> None:
+    """Anonymous callers are one principal, and must not share the memory of a server."""
+    principal = {"source": source, "header": "x-user", "trusted_proxies": ["127.0.0.0/8"]}
+    config = with_route(
+        {"principal": principal if source == "header" else {}},
+        upstream={"command": ["server"]},
+        sessions={"affinity": affinity},
+    )
+    assert bool([sentence for sentence in notes(config) if "sessions.affinity is none" in sentence]) is is_noted

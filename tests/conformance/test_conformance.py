@@ -16,6 +16,7 @@ from tests.support.gateway_process import gateway
 
 pytestmark = [pytest.mark.real, pytest.mark.conformance, pytest.mark.timeout(240)]
 
+PASSED = "mcp_gateway_passed_through_total"
 RUNNER = REPOSITORY / "tests" / "parts" / "conformance"
 
 
@@ -59,6 +60,20 @@ async def test_the_scenarios_of_2025_11_25_pass_as_without_the_gateway() -> None
     print("\n".join(through[1]))
     assert through == without
     assert without[1][-1] == "33 of 33 scenarios passed"
+
+
+async def test_the_scenarios_of_2025_11_25_pass_through_the_mirror_before_a_modern_server() -> None:
+    """The modern server is a gateway in front of a legacy one, since no published modern server has the fixtures."""
+    async with (
+        old_server("conformance") as server,
+        gateway(server.url) as modern,
+        gateway(modern.url, route={"era": "mirror"}) as gw,
+    ):
+        code, lines = await run_suite(gw.url, "--spec", "2025-11-25")
+        assert await modern.metric(PASSED, era="legacy") == 0, "the server gets modern requests only"
+    print("\n".join(lines))
+    assert lines[-1] == "33 of 33 scenarios passed"
+    assert code == 0
 
 
 async def test_a_legacy_server_over_stdio_conforms_too() -> None:

@@ -10,6 +10,7 @@ from gateway.exchange import handshake, machine, questions, replay_ledger
 from gateway.http import listener, upstream_url
 from gateway.http_client import connection, idle_connections
 from gateway.identity import bearer_token
+from gateway.legacy_front import session, session_ids, stream_writer
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import errors, jsonrpc, request, unpaired_surrogates
 from gateway.seal import peer_messages
@@ -77,6 +78,9 @@ FIXED = [
         ],
     ),
     ("a bearer token that is verified", [size(bearer_token.MAX_TOKEN_CHARACTERS), count(jwks._TOKENS_KEPT)]),
+    ("open requests of one session", [count(session._MAX_OPEN)]),
+    ("a reply before it becomes a stream", [seconds(stream_writer._FIRST_SECONDS)]),
+    ("the id of a client's session", [count(session_ids._MAX_CHARACTERS)]),
     ("open questions of one call", [count(questions.MAX_QUESTIONS)]),
     ("requests of the server in one call", [count(machine.MAX_NESTED), size(machine.MAX_NESTED_ID_BYTES)]),
     ("a key of `inputRequests`", [f"{questions._MAX_KEY} characters"]),

@@ -294,17 +294,15 @@ async def test_headers_of_a_trusted_proxy_go_upstream(upstream: FakeUpstream, be
     assert not set(claims) & set(upstream.seen[1].headers)
 
 
-async def test_a_legacy_client_of_a_transport_without_passthrough_gets_an_error(
+async def test_a_legacy_request_without_a_session_gets_an_error_before_a_transport_without_passthrough(
     upstream: FakeUpstream, stand: Stand
 ) -> None:
     live = stand.gateway.routes.live
     without_probe = msgspec.structs.replace(live["/mcp"].upstream, era=None)
     live["/mcp"] = msgspec.structs.replace(live["/mcp"], upstream=without_probe)
-    async with stand.http.post(stand.url, json=INITIALIZE) as response:
+    async with stand.http.post(stand.url, json={**INITIALIZE, "method": "ping"}) as response:
         message = await response.json()
-        assert (response.status, message["id"]) == (400, 7)
-        named = {"requestId": response.headers["X-Request-Id"]}
-        assert message["error"]["data"] == {"supported": [mcp.MODERN], "requested": "2025-06-18", **named}
+        assert (response.status, message["id"], message["error"]["code"]) == (400, 7, mcp.INVALID_REQUEST)
     for method in ("GET", "DELETE"):
         async with stand.http.request(method, stand.url) as response:
             assert (response.status, response.headers["Allow"]) == (405, "POST")

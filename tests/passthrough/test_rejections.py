@@ -5,9 +5,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.http.incoming import Incoming
 from gateway.passthrough.rejections import forwarding_loop, not_passable
-from gateway.protocol.errors import GatewayError, InvalidRequest, ParseError, UnsupportedVersion
+from gateway.protocol.errors import GatewayError, InvalidRequest, ParseError
 
-INITIALIZE = b'{"jsonrpc":"2.0","id":7,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}'
 PING = b'{"jsonrpc":"2.0","id":7,"method":"ping"}'
 
 
@@ -25,16 +24,10 @@ def test_a_body_that_is_not_one_request_is_refused_for_that(body: bytes, kind: t
     assert type(refusal(body)) is kind
 
 
-@pytest.mark.parametrize(
-    ("body", "header", "version"),
-    [(INITIALIZE, {}, "2025-06-18"), (PING, {"MCP-Protocol-Version": "2025-03-26"}, "2025-03-26"), (PING, {}, "none")],
-)
-def test_a_legacy_client_learns_its_version_and_what_to_do(body: bytes, header: dict[str, str], version: str) -> None:
-    error = refusal(body, **header)
-    assert isinstance(error, UnsupportedVersion)
-    assert error.data is not None
-    assert error.data["requested"] == version
-    assert "server of route /mcp does not speak streamable HTTP" in error.message
+def test_a_legacy_client_without_a_session_learns_how_to_begin_one() -> None:
+    error = refusal(PING)
+    assert isinstance(error, InvalidRequest)
+    assert "begin with `initialize`" in error.message
 
 
 def test_a_loop_names_the_setting_that_leads_back() -> None:

@@ -91,7 +91,12 @@ def test_the_bridge_is_named_where_it_may_help(*, legacy_sessions: bool | None, 
     text, config = loaded(Route(upstream=Upstream(url=URL)), server=both)
     assert ("    # era: bridge\n" in text) == is_named
     assert config.routes[0].era == "auto", "only a call would show whether it is needed"
-    assert parse(text.replace("# era:", "era:"), "here", {}).routes[0].era == ("bridge" if is_named else "auto")
+    assert parse(text.replace("# era: bridge", "era: bridge"), "here", {}).routes[0].era == (
+        "bridge" if is_named else "auto"
+    )
+    assert parse(text.replace("# era: mirror", "era: mirror"), "here", {}).routes[0].era == (
+        "mirror" if legacy_sessions is not None else "auto"
+    ), "the mirror may help whatever the legacy side can do"
 
 
 def test_arguments_that_look_like_secrets_are_left_to_variables() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.protocol.stdio_framing import Lines, LineTooLong, one_line
+from gateway.protocol.stdio_framing import Lines, LineTooLong, TolerantLines, one_line
 
 TEXT = b'{"a":1}\n\r\n\nabc\r\n\xff\xfe\n' + b"x" * 20 + b"\nrest"
 WANTED = [b'{"a":1}', b"abc", b"\xff\xfe", b"x" * 20]
@@ -42,3 +42,23 @@ def test_what_comes_before_a_line_that_is_too_long_is_not_lost() -> None:
 )
 def test_a_message_is_written_as_one_line(message: bytes, line: bytes) -> None:
     assert one_line(message) == line
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_a_line_that_is_too_long_is_skipped_and_told_once(size: int) -> None:
+    data = b"one\n\r\n" + b"x" * 40 + b"\ntwo\r\n" + b"y" * 9 + b"\nthree"
+    lines = TolerantLines(8)
+    assert [line for at in range(0, len(data), size) for line in lines.feed(data[at : at + size])] == [
+        b"one",
+        None,
+        b"two",
+        None,
+    ]
+    assert list(lines.feed(b"\n")) == [b"three"]
+
+
+def test_a_skipped_line_takes_no_memory() -> None:
+    lines = TolerantLines(8)
+    for _ in range(3):
+        _ = list(lines.feed(b"x" * 1_000_000))
+    assert len(lines._begun) == 0

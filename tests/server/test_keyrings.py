@@ -2,7 +2,10 @@
 
 import json
 
+from msgspec.structs import replace
+
 from gateway.config import Config, InForce, parse
+from gateway.protocol.errors import InvalidState
 from gateway.server.keyrings import Keyrings
 
 FIRST, SECOND = "11" * 32, "22" * 32
@@ -57,3 +60,21 @@ def test_workers_without_configured_keys_share_the_key_of_their_supervisor() -> 
     one, other = (Keyrings(InForce(config()), WORKER_KEY) for _ in range(2))
     assert opens(other, one.state.value.seal(b"state"))
     assert Keyrings(InForce(config()), None).ids != one.ids
+
+
+def test_a_former_key_opens_session_ids_of_mirrored_clients_and_nothing_else() -> None:
+    old = Keyrings(InForce(config(FIRST)), None)
+    in_force = InForce(config(SECOND))
+    rings = Keyrings(in_force, None)
+    state = in_force.value.state
+    in_force.replace(replace(in_force.value, state=replace(state, session_keys=(FIRST,))))
+    sealed = [ring.seal(b"x") for ring in (*old.mirror.value, old.state.value, old.endpoint.value)]
+    opening = (*rings.mirror.value, rings.state.value, rings.endpoint.value)
+    opened = []
+    for ring, token in zip(opening, sealed, strict=True):
+        try:
+            opened.append(ring.open(token))
+        except InvalidState:
+            opened.append(b"")
+    assert opened == [b"x", b"", b"", b"", b""]
+    assert rings.ids == Keyrings(InForce(config(SECOND)), None).ids

@@ -131,6 +131,8 @@ def serve() -> None:
             say({"id": id_, "result": {"tools": []}})
         elif message["method"] == "ping":
             say({"id": id_, "result": {}})
+        elif message["method"] == "server/discover":
+            say({"id": id_, "error": {"code": -32601, "message": "Method not found"}})
         else:
             params = message["params"]
             result = call(params["name"], params.get("arguments", {}))

@@ -10,6 +10,7 @@ import pytest
 
 SERVERS: Final = "servers behind the gateway"
 ERAS: Final = "clients and servers of both eras"
+TABLE: Final = "any client (rows) with any server (columns)"
 KILLED: Final = "SIGKILL of a call's owner"
 
 Words = dict[str, str]
@@ -22,7 +23,7 @@ _SAID: Final = "tables"
 
 
 def begin(config: pytest.Config) -> None:
-    config.stash[_TABLES] = {title: {} for title in (KILLED, SERVERS, ERAS)}
+    config.stash[_TABLES] = {title: {} for title in (KILLED, SERVERS, ERAS, TABLE)}
 
 
 def words(config: pytest.Config, title: str, row: str, column: str) -> Words:

@@ -29,6 +29,12 @@ def snippet(server: Server, route: Route, sent: Sequence[str], handshake_seconds
             "    # 2026-07-28 connections`, give modern clients the legacy side of the server:",
             "    # era: bridge",
         ]
+    if server.legacy_sessions is not None:
+        lines += [
+            "    # If it fails for legacy clients, with `Handler returned an invalid result` or",
+            "    # `per-request legacy serving`, give them the modern side of the server:",
+            "    # era: mirror",
+        ]
     lines += _credentials(route, [name.lower() for name in sent])
     lines += _advice(server)
     if server.handshake_seconds > handshake_seconds * _SLOW_PART:

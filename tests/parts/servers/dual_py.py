@@ -1,6 +1,6 @@
 """A dual-era server whose tools ask with `ctx.elicit`, on the Python SDK 2.3.0 or on fastmcp 4.0.11.
 
-    python dual_py.py [--port P] [--fastmcp] [--stateless] [--ledger FILE]
+    python dual_py.py [--port P | --stdio] [--fastmcp] [--stateless] [--ledger FILE]
 
 Prints `READY http://127.0.0.1:PORT/mcp` once it accepts. Clients of both eras can call its tools, but only legacy
 clients are asked: for modern clients the SDK refuses `ctx.elicit`. The ledger has one JSON object a line: what the
@@ -28,6 +28,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int, default=0)
 parser.add_argument("--fastmcp", action="store_true", help="fastmcp instead of the SDK's own MCPServer")
 parser.add_argument("--stateless", action="store_true", help="no sessions for legacy clients")
+parser.add_argument("--stdio", action="store_true", help="speak on stdin and stdout instead of HTTP")
 parser.add_argument("--ledger", type=Path)
 flags = parser.parse_args()
 
@@ -128,6 +129,9 @@ async def hang() -> str:
 
 
 async def main() -> None:
+    if flags.stdio:
+        await server.run_stdio_async()
+        return
     listener = socket.create_server(("127.0.0.1", flags.port))
     if flags.fastmcp:
         app = server.http_app(path="/mcp", stateless_http=flags.stateless)

@@ -1,6 +1,6 @@
 """A modern server (protocol 2026-07-28) on the Python SDK 2.3.0.
 
-    python modern_py.py [--port P] [--ledger FILE]
+    python modern_py.py [--port P | --stdio] [--ledger FILE]
 
 Prints `READY http://127.0.0.1:PORT/mcp` once it accepts. Its tools are named as the old servers' are, it asks
 by `InputRequiredResult`, and its lists have two items a page. The ledger has one JSON object a line: what the
@@ -22,6 +22,7 @@ import mcp_types as types
 import uvicorn
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 
 Json = dict[str, Any]
@@ -314,14 +315,20 @@ def build(ledger: Ledger) -> Server[Json]:
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--stdio", action="store_true", help="speak on stdin and stdout instead of HTTP")
     parser.add_argument("--ledger", type=Path)
     flags = parser.parse_args()
+    if flags.stdio:
+        server = build(Ledger(flags.ledger))
+        async with stdio_server() as (incoming, outgoing):
+            await server.run(incoming, outgoing, server.create_initialization_options())
+        return
     listener = socket.create_server(("127.0.0.1", flags.port))
     app = build(Ledger(flags.ledger)).streamable_http_app(stateless_http=True)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    uv = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     # The socket listens already: what connects before the server runs waits in the backlog.
     print(f"READY http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
-    await server.serve(sockets=[listener])
+    await uv.serve(sockets=[listener])
 
 
 if __name__ == "__main__":

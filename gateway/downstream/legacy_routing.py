@@ -1,0 +1,132 @@
+"""Decides how a legacy client's request reaches its server: passed through, relayed, or by the mirror.
+
+A server of the client's own transport gets its requests unchanged. One of another transport is relayed to, a session
+at a time. A server that refuses `initialize` because it is modern is mirrored.
+"""
+
+from functools import partial
+from typing import Final
+
+from aiohttp import web
+
+from gateway.http.incoming import Caller, Incoming
+from gateway.http.reply import HttpReply, ReplyWriter
+from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
+from gateway.legacy_front.front import LegacyFront, beginning
+from gateway.legacy_front.session import session_gone
+from gateway.legacy_front.session_ids import Front, given_id
+from gateway.mirror.fallback import FallbackBackend
+from gateway.mirror.streamable.front import Mirror
+from gateway.passthrough.forwarder import Passthrough
+from gateway.passthrough.sse_endpoint import PARAMETER
+from gateway.protocol import lost_session
+from gateway.protocol.errors import NoHandshake
+from gateway.routes.live_route import LiveRoute
+from gateway.session_relay.relay import connect
+
+_TRANSPORTS: Final[dict[Front, str]] = {"http": "streamable-http", "sse": "sse"}
+_OTHER_TRANSPORT: Final = (400, 404, 405, 406)
+"""Statuses with which a server refuses a client of another transport, or of another era."""
+
+
+class LegacyRouting:
+    """The ways of one listener's legacy requests."""
+
+    def __init__(self, passthrough: Passthrough, front: LegacyFront, mirror: Mirror) -> None:
+        self._passthrough = passthrough
+        self.front = front
+        self.mirror = mirror
+
+    def stop(self) -> None:
+        """Accept no new sessions, calls and streams."""
+        self.front.stopping = self.mirror.stopping = True
+
+    async def serve(self, incoming: Incoming, reply: HttpReply, live: LiveRoute, caller: Caller) -> web.StreamResponse:
+        """Serve a request of a legacy client; raises GatewayError."""
+        if self.mirror.owns(incoming):
+            return await self.mirror.serve(incoming, reply, live)
+        served = await self.front.continued(incoming, reply, live, caller)
+        if served is not None:
+            return served
+        is_addressed = PARAMETER in incoming.url.query  # the server's own address for messages
+        spoken, front = live.upstream.transport, None if is_addressed else beginning(incoming)
+        if await _is_mirrored(live):
+            return await self._mirrored(front, incoming, reply, live, caller)
+        if given_id(incoming) is not None and spoken not in (None, "streamable-http"):
+            raise session_gone()
+        if front is None or (front == "sse" and spoken == "sse"):
+            return await self._passthrough.legacy(incoming, reply, live)
+        if spoken is not None and spoken != _TRANSPORTS[front]:
+            return await self.front.begin(front, incoming, reply, live, caller, self._connect(live, caller))
+        return await self._found_out(front, incoming, reply, live, caller)
+
+    async def hop(
+        self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, caller: Caller, *, is_relayed: bool
+    ) -> web.StreamResponse | None:
+        """Serve a request of a session that another replica received; None if it belongs to no session."""
+        if is_relayed:
+            served = await self.front.continued(incoming, reply, live, caller)
+            if served is None:
+                raise session_gone()
+            return served
+        return await self.mirror.serve(incoming, reply, live) if self.mirror.owns(incoming) else None
+
+    async def _found_out(
+        self, front: Front, incoming: Incoming, reply: HttpReply, live: LiveRoute, caller: Caller
+    ) -> web.StreamResponse:
+        """Serve a request that begins a session: the server's refusal tells of another transport, or another era."""
+        passed = await self._passthrough.legacy(incoming, reply, live, withheld=_OTHER_TRANSPORT)
+        if not isinstance(passed, web.Response) or passed.status not in _OTHER_TRANSPORT:
+            return passed
+        if front == "http" and await self._is_modern(incoming, live):
+            return await self._mirrored(front, incoming, reply, live, caller)
+        is_spoken = live.upstream.transport == _TRANSPORTS[front]
+        if is_spoken or (front == "http" and lost_session.is_answered(_body(passed), incoming.body)):
+            return passed  # a server of streamable HTTP has read the request
+        try:
+            return await self.front.begin(front, incoming, reply, live, caller, self._connect(live, caller))
+        except NoHandshake:
+            return passed
+
+    async def _mirrored(
+        self, front: Front | None, incoming: Incoming, reply: HttpReply, live: LiveRoute, caller: Caller
+    ) -> web.StreamResponse:
+        """Serve a request by the mirror; a client of HTTP+SSE has a session that its link holds."""
+        if front == "sse":
+            mirror = self.mirror.connect(live, incoming.path, caller.principal)
+            return await self.front.begin(front, incoming, reply, live, caller, mirror)
+        return await self.mirror.serve(incoming, reply, live)
+
+    def _connect(self, live: LiveRoute, caller: Caller) -> Connect:
+        """Return what serves a relayed session, or mirrors it where the server is modern."""
+        relay = connect(live)
+        if live.route.era == "bridge" or live.upstream.stdio is not None:
+            return relay
+        choose = partial(self._mirror_if_modern, live, caller)
+
+        def either(link: ClientLink) -> Backend:
+            return FallbackBackend(link, relay, choose, live.process.tasks)
+
+        return either
+
+    async def _mirror_if_modern(
+        self, live: LiveRoute, caller: Caller, refusing: Backend, greeting: ClientMessage, _response: bytes
+    ) -> Connect | None:
+        await refusing.close()
+        era = live.upstream.era
+        if era is None or not await era.is_modern(greeting.headers, waits=True):
+            return None
+        return self.mirror.connect(live, live.route.path, caller.principal)
+
+    async def _is_modern(self, incoming: Incoming, live: LiveRoute) -> bool:
+        return live.route.era != "bridge" and await self._passthrough.finds_modern(incoming, live)
+
+
+async def _is_mirrored(live: LiveRoute) -> bool:
+    """Whether the mirror serves every legacy client of a route."""
+    stdio, era = live.upstream.stdio, live.route.era
+    return era == "mirror" or (era == "auto" and stdio is not None and await stdio.is_modern_only())
+
+
+def _body(response: web.Response) -> bytes:
+    return response.body if isinstance(response.body, bytes) else b""

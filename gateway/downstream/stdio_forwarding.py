@@ -1,0 +1,155 @@
+"""Passes modern requests to a modern server that is a child process, unchanged but for their ids.
+
+A child sees no headers, so what they repeat of the body is compared here.
+"""
+
+import time
+from typing import Final
+
+from aiohttp import web
+from msgspec import Raw
+
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
+from gateway.exchange.events import Leg
+from gateway.http.incoming import Incoming
+from gateway.http.reply import ReplyWriter
+from gateway.protocol import header_mismatch, jsonrpc, mcp, sse
+from gateway.protocol.errors import GatewayError, InvalidParams, Stopping, UpstreamError
+from gateway.protocol.request import ParsedBody
+from gateway.routes.live_route import LiveRoute
+from gateway.telemetry import COMPLETE, Passed, TrafficEra
+from gateway.upstream.channel import NO_HEADERS
+from gateway.upstream.children.modern_stdio import ModernStdio
+
+_STATUSES: Final = {
+    mcp.METHOD_NOT_FOUND: 404,
+    mcp.INVALID_REQUEST: 400,
+    mcp.PARSE_ERROR: 400,
+    mcp.MISSING_CAPABILITY: 400,
+    mcp.UNSUPPORTED_VERSION: 400,
+}
+"""The HTTP statuses of a modern server's errors; any other error is HTTP 200."""
+
+
+class StdioForwarding:
+    """The requests of one listener that pass to children."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self.refuses_calls = False
+        """Whether a drain refuses calls, because no other replica serves them."""
+        self.long_lived = 0
+        """Open subscriptions, which a drain does not wait for."""
+
+    async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse | None:
+        """Return the child's reply; None if the server is not modern."""
+        stdio = live.upstream.stdio
+        if stdio is None or not await stdio.is_modern():
+            return None
+        parsed = incoming.parsed()
+        if parsed.id is None:
+            return web.Response(status=202)  # closing the response is what cancels
+        if self.stopping and (self.refuses_calls or parsed.method == mcp.LISTEN):
+            raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
+        _check(parsed, incoming)
+        return await self._counted(_Passage(incoming, reply, live, parsed), stdio.modern)
+
+    async def _counted(self, passage: "_Passage", modern: ModernStdio) -> web.StreamResponse:
+        live, started = passage.live, time.monotonic()
+        is_long = passage.is_subscription
+        self.long_lived += is_long
+        if is_long:
+            live.upstream.streams.add(passage)
+        outcome = Passed.LEFT
+        try:
+            response = await passage.run(modern)
+            outcome = Passed.ANSWERED
+        except UpstreamError as exc:
+            outcome = Passed.UNREACHABLE
+            live.process.metrics.upstream_failed(live.route.path, exc.reason)
+            raise
+        finally:
+            self.long_lived -= is_long
+            live.upstream.streams.discard(passage)
+            seconds = None if is_long else time.monotonic() - started
+            live.process.metrics.passed(live.route.path, TrafficEra.MODERN, outcome, seconds)
+        live.upstream.health.ok()
+        return response
+
+
+class _Passage:
+    """One request with its reply."""
+
+    def __init__(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, parsed: ParsedBody) -> None:
+        assert parsed.id is not None
+        self.live = live
+        self.is_subscription = parsed.method == mcp.LISTEN
+        self._id = parsed.id
+        self._body = incoming.body
+        self._reply = reply
+        self._request_id = incoming.request_id
+        limits = live.config.limits
+        self._queue = ResponseQueue(Leg(parsed.id), live.deadlines.silence, limits.behind_bytes, incoming.request_id)
+        self._is_over = False
+
+    async def run(self, modern: ModernStdio) -> web.StreamResponse:
+        """Send the request, and write its messages as they come."""
+        sending = self.live.process.tasks.start(self._send(modern), "modern request")
+        self._queue.begin_writing(self._reply.share_unread)
+        try:
+            return await self._write()
+        finally:
+            self._is_over = True
+            self._queue.end_writing()
+            _ = sending.cancel()
+
+    async def _send(self, modern: ModernStdio) -> None:
+        try:
+            await modern.request(self._body, self._take)
+        except GatewayError as exc:
+            self._finish(FinalMessage.of_error(exc, self._id, self._request_id))
+        except ValueError as exc:
+            error = GatewayError(f"The server of route {self.live.route.path} sent a malformed response: {exc}")
+            self._finish(FinalMessage.of_error(error, self._id, self._request_id))
+
+    def _take(self, data: bytes) -> None:
+        message = jsonrpc.message(data)
+        if message.method is not None:
+            if not self._is_over:
+                self._queue.send(data)
+        elif isinstance(message.error, Raw):
+            error = jsonrpc.error(message.error)
+            status = _STATUSES.get(error.code, 200)
+            self._finish(FinalMessage(data, status, NO_HEADERS, ending_of(GatewayError(error.message))))
+        else:
+            self._finish(FinalMessage(data))
+
+    def _finish(self, final: FinalMessage) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._queue.finish(final)
+
+    def end(self) -> None:
+        """End a subscription, so that the client opens another one."""
+        meta = {mcp.META_SUBSCRIPTION: self._id}
+        result = jsonrpc.encode({"resultType": "complete", "_meta": meta})
+        self._finish(FinalMessage(jsonrpc.result(self._id, result), 200, NO_HEADERS, COMPLETE))
+
+    async def _write(self) -> web.StreamResponse:
+        item = await self._queue.take()
+        while not isinstance(item, FinalMessage):
+            if not self._reply.started:
+                await self._reply.start()
+            await self._reply.write(sse.KEEP_ALIVE if item is None else sse.encode(item))
+            item = await self._queue.take()
+        if isinstance(item.cause, UpstreamError) and not self._reply.started:
+            raise item.cause
+        return await self._reply.whole(item.body, item.status, item.headers, item.ending)
+
+
+def _check(parsed: ParsedBody, incoming: Incoming) -> None:
+    """Compare the headers with the body; raises HeaderMismatch or InvalidParams."""
+    version = jsonrpc.text((parsed.meta or {}).get(mcp.META_VERSION))
+    if version is None:
+        raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
+    _ = header_mismatch.check(parsed.method, parsed.params, version, incoming.values)

@@ -1,0 +1,74 @@
+"""The interface that joins a legacy client to what serves it.
+
+A front decodes what the client sends, and hands it to a backend. The backend sends messages back by the link of its
+client. There is one of each per client session, and the first message of every session is `initialize`.
+
+Rule 1: a request of the client is answered once: by `send` with a response, or by `refuse`. Rule 2: after `close` of
+either side, the other one hears nothing more.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+from msgspec import Raw
+
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import GatewayError
+from gateway.protocol.jsonrpc import Message
+from gateway.upstream.channel import NO_HEADERS, Headers
+
+RequestId = bytes
+"""JSON of a request's id, as `request_id` writes it: `1` and `"1"` are different ids."""
+
+
+def request_id(id_: Raw) -> RequestId:
+    """An id for comparison: servers and clients may escape the characters of a string in another way."""
+    text = jsonrpc.text(id_)
+    return bytes(id_) if text is None else jsonrpc.encode(text)
+
+
+class ClientMessage(msgspec.Struct, frozen=True, eq=False):
+    """One message of a client: a request, a notification, or a response to a nested request."""
+
+    data: bytes
+    """The message as the client wrote it."""
+    opened: Message
+    headers: Headers = NO_HEADERS
+    """The headers that may go upstream with it: credentials, `forward_headers`, the route's own. Empty over stdio."""
+
+    @property
+    def request_id(self) -> RequestId | None:
+        """The id, if this is a request."""
+        id_ = self.opened.id
+        return request_id(id_) if self.opened.method is not None and isinstance(id_, Raw) else None
+
+
+class ClientLink(Protocol):
+    """A legacy client, whichever transport it uses. No method waits, and none raises."""
+
+    def send(self, message: bytes, related_to: RequestId | None) -> None:
+        """Send a message on the stream of a request of the client, else on the standalone stream.
+
+        A response ends the stream of its request, whatever `related_to` says.
+        """
+
+    def refuse(self, request: RequestId, error: GatewayError) -> None:
+        """Answer a request with an error; over HTTP with its status and headers, if the reply has not begun."""
+
+    def close(self) -> None:
+        """End the session: each request that is still open is answered with an error first."""
+
+
+class Backend(Protocol):
+    """What serves one session of a legacy client."""
+
+    def receive(self, message: ClientMessage) -> None:
+        """Take a message of the client; raises GatewayError if it cannot be taken, before it had any effect."""
+
+    async def close(self) -> None:
+        """The client has left, or its session is over: free everything."""
+
+
+Connect = Callable[[ClientLink], Backend]
+"""Makes the backend of a new session; it opens nothing before it receives `initialize`."""

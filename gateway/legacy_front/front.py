@@ -1,0 +1,220 @@
+"""Serves legacy clients whose sessions end at the gateway, over streamable HTTP or HTTP+SSE.
+
+Source: specification 2025-11-25 basic/transports (Streamable HTTP), 2024-11-05 basic/transports (HTTP with SSE). A
+session lives in one process, which its sealed id names. Every other replica forwards the session's requests there.
+"""
+
+from typing import Final
+
+from aiohttp import web
+
+from gateway.http.incoming import Caller, Incoming
+from gateway.http.reply import HttpReply, ReplyWriter
+from gateway.legacy_front import incoming_message
+from gateway.legacy_front.backend import Connect
+from gateway.legacy_front.forwarding import Forwarding
+from gateway.legacy_front.session import FrontSession, Stream, session_gone
+from gateway.legacy_front.session_ids import QUERY, Front, SessionId, SessionIds, digest, given_id
+from gateway.legacy_front.session_table import SessionTable
+from gateway.legacy_front.stream_writer import StreamWriter
+from gateway.protocol import mcp
+from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, Stopping
+from gateway.routes.live_route import LiveRoute, ProcessScope
+from gateway.telemetry import COMPLETE, Passed, TrafficEra
+from gateway.upstream.channel import NO_HEADERS
+
+_METHODS: Final = "GET, POST, DELETE"
+_EVENT_STREAM: Final = "text/event-stream"
+
+
+def beginning(incoming: Incoming) -> Front | None:
+    """Over which transport a request begins a session; None if it does not begin one."""
+    headers = incoming.headers
+    if mcp.SESSION_ID in headers:
+        return None
+    if incoming.method == "POST":
+        try:
+            return "http" if incoming.parsed().method == mcp.INITIALIZE else None
+        except GatewayError:
+            return None
+    is_sse = incoming.method == "GET" and _EVENT_STREAM in headers.get("Accept", "")
+    # Clients of streamable HTTP open a stream only once they have a version or a session.
+    return "sse" if is_sse and not {mcp.PROTOCOL_VERSION, mcp.LAST_EVENT_ID} & {*headers} else None
+
+
+class LegacyFront:
+    """The sessions of one process."""
+
+    def __init__(self, process: ProcessScope, ids: SessionIds, table: SessionTable, forwarding: Forwarding) -> None:
+        self.stopping = False
+        self.in_flight = 0
+        """HTTP requests that are being served here, streams included."""
+        self._process = process
+        self._ids = ids
+        self.sessions = table
+        self._forwarding = forwarding
+
+    @property
+    def busy(self) -> int:
+        """How much more a drain waits for than for the HTTP requests, of which it needs not wait for any."""
+        return self.sessions.open_requests - self.in_flight
+
+    async def begin(  # noqa: PLR0913  (a request with everything that a session needs)
+        self, front: Front, incoming: Incoming, reply: HttpReply, live: LiveRoute, caller: Caller, connect: Connect
+    ) -> web.StreamResponse:
+        """Serve a request that begins a session."""
+        if self.stopping:
+            raise Stopping(
+                "The gateway is shutting down; initialize again, another replica or a new process will answer"
+            )
+        session = self.sessions.open(live, front, caller, connect)
+        goes_on = False
+        self.in_flight += 1
+        try:
+            with session.in_use():
+                if front == "sse":
+                    return await self._open_stream(session, incoming, reply, caller)
+                response = await self._initialize(session, incoming, reply, caller)
+                goes_on = session.is_initialized
+                return response
+        finally:
+            self._count(live, -1)
+            if not goes_on:
+                session.end(InvalidRequest("The client has ended the session by closing its stream"))
+
+    async def continued(
+        self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, caller: Caller
+    ) -> web.StreamResponse | None:
+        """Serve a request of a session; None if it names no session of a gateway's. Raises GatewayError."""
+        given = given_id(incoming)
+        if given is None:
+            return None
+        try:
+            found = self._ids.open(given, incoming, caller)
+        except InvalidState as exc:
+            self._process.metrics.state_rejected(exc.reason)
+            return None
+        if (found.owner, found.epoch) != (self._process.owner, self._process.epoch):
+            is_stream = incoming.method == "GET"
+            self.in_flight += is_stream
+            try:
+                return await self._forwarding.forward(found, given, incoming, reply)
+            finally:
+                self.in_flight -= is_stream
+        session = self.sessions.find(found.name)
+        if session is None:
+            raise session_gone()
+        self.in_flight += 1
+        try:
+            with session.in_use():
+                return await self._serve(session, incoming, reply, caller)
+        finally:
+            self._count(live, -1)
+
+    def _count(self, live: LiveRoute, change: int) -> None:
+        self.in_flight += change
+        self._process.metrics.passed(live.route.path, TrafficEra.LEGACY, Passed.RELAYED, None)
+
+    def session_id(self, session: FrontSession, incoming: Incoming, caller: Caller) -> str:
+        """The sealed id of a session."""
+        names = session.live.route.bound_headers
+        return self._ids.seal(
+            SessionId(
+                front=session.front,
+                route=incoming.path,
+                owner=self._process.owner,
+                epoch=self._process.epoch,
+                name=session.name,
+                names=names,
+                caller=digest(incoming, caller, names),
+            )
+        )
+
+    # -- HTTP+SSE -----------------------------------------------------------------------------------------------
+
+    async def _open_stream(
+        self, session: FrontSession, incoming: Incoming, reply: HttpReply, caller: Caller
+    ) -> web.StreamResponse:
+        """Open the stream of a client of HTTP+SSE, which is its session."""
+        address = f"{incoming.url.raw_path}?{QUERY}={self.session_id(session, incoming, caller)}"
+        await reply.start()
+        await reply.send(f"event: endpoint\ndata: {address}\n\n".encode())  # not shown with the bodies: it is secret
+        return await StreamWriter(session, session.standalone, reply).write(0)
+
+    # -- streamable HTTP ----------------------------------------------------------------------------------------
+
+    async def _initialize(
+        self, session: FrontSession, incoming: Incoming, reply: HttpReply, caller: Caller
+    ) -> web.StreamResponse:
+        """Answer `initialize` with one JSON body, whose headers name the session."""
+        stream = session.take(incoming_message.read(incoming, session.live, caller))
+        assert stream is not None, "`initialize` is a request"
+        while not stream.is_over:
+            _ = await stream.changed(session.live.config.timeouts.keepalive_seconds)
+        if stream.refusal is not None:
+            raise stream.refusal
+        answer = stream.waiting()[0]
+        session.drop(stream)
+        given = {mcp.SESSION_ID: self.session_id(session, incoming, caller)} if session.is_initialized else NO_HEADERS
+        return await reply.only(answer, 200, given, COMPLETE)
+
+    async def _serve(
+        self, session: FrontSession, incoming: Incoming, reply: ReplyWriter, caller: Caller
+    ) -> web.StreamResponse:
+        match incoming.method:
+            case "POST":
+                return await self._post(session, incoming, reply, caller)
+            case "GET" if session.front == "http":
+                return await self._get(session, incoming, reply)
+            case "DELETE" if session.front == "http":
+                ended = InvalidRequest("The client has ended the session")
+                ended.status = (
+                    200  # clients take an HTTP error for one of the whole connection, even for a cancelled call
+                )
+                session.end(ended)
+                return await reply.only(b"", 200, NO_HEADERS, COMPLETE)
+        error = InvalidRequest(f"HTTP {incoming.method[:20]} is not served in a session")
+        error.status = 405
+        error.headers["Allow"] = _METHODS if session.front == "http" else "POST"
+        raise error
+
+    async def _post(
+        self, session: FrontSession, incoming: Incoming, reply: ReplyWriter, caller: Caller
+    ) -> web.StreamResponse:
+        stream = session.take(message := incoming_message.read(incoming, session.live, caller))
+        if stream is not None and session.front == "http":
+            return await StreamWriter(session, stream, reply).reply_to_request()
+        if message.opened.method == mcp.INITIALIZE:
+            await session.initialized()  # the upstream may refuse the credential, which only a status can tell
+            if session.refusal is not None:
+                raise session.refusal
+        return await reply.only(b"", 202, NO_HEADERS, COMPLETE)
+
+    async def _get(self, session: FrontSession, incoming: Incoming, reply: ReplyWriter) -> web.StreamResponse:
+        """Serve a stream from a place that the client names, or the standalone one from where the last one ended."""
+        stream, position = session.standalone, session.standalone.delivered
+        place = incoming.headers.get(mcp.LAST_EVENT_ID)
+        if place is not None:
+            stream, position = _found(session, place)
+        writer = StreamWriter(session, stream, reply)
+        try:
+            return await writer.write(position)
+        finally:
+            if stream is not session.standalone:
+                writer.left()
+
+
+def _found(session: FrontSession, place: str) -> tuple[Stream, int]:
+    """The stream and the position that an event id names; raises InvalidRequest."""
+    name, _, number = place.partition("-")
+    if len(place) <= 40 and name.isdecimal() and number.isdecimal():
+        stream = session.streams.get(int(name))
+        if stream is not None and stream.is_resumable and stream.can_resume(int(number)):
+            return stream, int(number)
+    error = InvalidRequest(
+        "Last-Event-ID names no event that is kept here: its stream is complete, or its events were forgotten because "
+        "those of all clients took more than limits.replay_bytes"
+    )
+    error.status = 405  # what clients take for `no stream here`, without giving up their session
+    error.headers["Allow"] = "POST, DELETE"
+    raise error

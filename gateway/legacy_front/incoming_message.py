@@ -1,0 +1,46 @@
+"""Reads the message in the body of a legacy client's request."""
+
+import msgspec
+from msgspec import Raw
+
+from gateway.http.incoming import Caller, Incoming
+from gateway.http.upstream_headers import for_call, own_headers
+from gateway.legacy_front.backend import ClientMessage
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import InvalidRequest, ParseError
+from gateway.routes.live_route import LiveRoute
+
+
+def read(incoming: Incoming, live: LiveRoute, caller: Caller) -> ClientMessage:
+    """Return the message; raises ParseError or InvalidRequest."""
+    body = incoming.body
+    try:
+        jsonrpc.check_bounds(body, incoming.json_depth)
+        _ = jsonrpc.distinct(body)
+        opened = jsonrpc.message(body)
+    except jsonrpc.RepeatedKey as exc:
+        raise InvalidRequest("The message repeats a key; send each key once") from exc
+    except msgspec.ValidationError as exc:
+        raise InvalidRequest(
+            "The body must be one JSON-RPC object: the gateway takes no batches on routes where it changes the "
+            "transport; send each message alone"
+        ) from exc
+    except jsonrpc.TooMany as exc:
+        raise InvalidRequest(f"The message has {exc}; send fewer in one message") from exc
+    except ValueError as exc:
+        raise ParseError(f"The body is not valid JSON: {exc}") from exc
+    _check(opened)
+    headers = for_call(live.route, incoming.headers)
+    _ = headers.pop(caller.distrusted_header or "", None)
+    headers.update(own_headers(live.route))
+    return ClientMessage(body, opened, headers)
+
+
+def _check(opened: jsonrpc.Message) -> None:
+    if opened.jsonrpc != "2.0":
+        raise InvalidRequest('"jsonrpc" must be "2.0"')
+    if isinstance(opened.id, Raw) and not jsonrpc.is_id(opened.id):
+        raise InvalidRequest('"id" must be a string or an integer')
+    is_response = isinstance(opened.result, Raw) or isinstance(opened.error, Raw)
+    if (opened.method is None) is not is_response or (is_response and not isinstance(opened.id, Raw)):
+        raise InvalidRequest("The message is neither a request, nor a notification, nor a response")

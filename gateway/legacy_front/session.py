@@ -1,0 +1,295 @@
+"""One session of a legacy client that ends at the gateway.
+
+Rule 1: an open request gets one response; a response that answers no open request is dropped. Rule 2: the session ends
+once, whichever side ends it: each open request gets an error, then every stream ends.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+from msgspec import UNSET, Raw
+
+from gateway.exchange.commands import Timer
+from gateway.legacy_front.backend import ClientMessage, Connect, RequestId, request_id
+from gateway.legacy_front.outbox import Outbox
+from gateway.legacy_front.session_ids import Front
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost, GatewayError, InvalidRequest
+from gateway.routes.live_route import LiveRoute
+from gateway.runtime.budget import Budget
+
+STANDALONE: Final = 0
+"""The name of the stream for messages that belong to no request; over HTTP+SSE it is the only one."""
+_MAX_OPEN: Final = 256
+"""How many requests of a session may be open at once."""
+
+
+class Stream(Outbox):
+    """The reply to one request, or the standalone stream."""
+
+    refusal: GatewayError | None = None
+    """Set instead of a response if the request is refused before its reply has begun."""
+    began = False
+    """Whether the reply has begun as a stream, so that it has no status of its own any more."""
+
+
+class FrontSession:
+    """The client's link; it implements `backend.ClientLink`."""
+
+    def __init__(  # noqa: PLR0913  (what a session begins with)
+        self,
+        live: LiveRoute,
+        front: Front,
+        name: str,
+        principal: bytes,
+        address: str,
+        budget: Budget,
+        connect: Connect,
+        ended: Callable[["FrontSession"], None],
+    ) -> None:
+        """`ended` is called once, when the session is over."""
+        self.live = live
+        self.front = front
+        self.name = name
+        self.principal = principal
+        self.address = address
+        self.is_over = False
+        self._is_ending = False
+        self.is_initialized = False
+        self.used = self.began = time.monotonic()
+        """When a request of the client last began or ended."""
+        self.readers = 0
+        """HTTP requests whose replies are being written."""
+        self._budget = budget
+        self._ended = ended
+        self._initialize: RequestId | None = None
+        self.refusal: GatewayError | None = None
+        """Why the last `initialize` over HTTP+SSE was refused, if the client can do something about it."""
+        self._is_resumable = False
+        self._numbers = STANDALONE
+        self.streams: dict[int, Stream] = {}
+        self.standalone = self._new_stream()
+        self._open: dict[RequestId, Stream | None] = {}
+        """The requests that are not answered yet, with the streams of their answers; None if the client has left."""
+        self._answered = asyncio.Event()
+        self.backend = connect(self)
+
+    @property
+    def open_requests(self) -> int:
+        """How many requests of the client are not answered yet."""
+        return len(self._open)
+
+    @property
+    def awaits_initialize(self) -> bool:
+        """Whether the client has sent nothing yet. One whose credential was refused may need time to sign in."""
+        return self._initialize is None and self.refusal is None
+
+    # -- from the client ----------------------------------------------------------------------------------------
+
+    def take(self, message: ClientMessage) -> Stream | None:
+        """Hand a message to the backend; return the stream of a request's reply. Raises GatewayError."""
+        request = message.request_id
+        is_initialize = message.opened.method == mcp.INITIALIZE
+        if self._is_ending:
+            raise session_gone()
+        if is_initialize is (self._initialize is not None) and request is not None:
+            raise InvalidRequest(
+                "The session is initialized already; send `initialize` without Mcp-Session-Id for a new one"
+                if is_initialize
+                else "The first message of a session must be `initialize`"
+            )
+        if request is None:
+            self.backend.receive(message)
+            return None
+        stream = self._begin(request)
+        if is_initialize:
+            self._initialize, self.refusal = request, None
+            self._answered.clear()
+        try:
+            self.backend.receive(message)
+        except BaseException:
+            self._forget(request, stream)
+            raise
+        return stream
+
+    def _begin(self, request: RequestId) -> Stream:
+        if request in self._open:
+            raise InvalidRequest("A request with this id is still open in the session; every request needs its own id")
+        if len(self._open) >= _MAX_OPEN:
+            raise InvalidRequest(
+                f"The session has {_MAX_OPEN} open requests, which is the most; await an answer first"
+            )
+        stream = self._open[request] = self.standalone if self.front == "sse" else self._new_stream()
+        return stream
+
+    def _new_stream(self) -> Stream:
+        behind_bytes = self.live.config.limits.behind_bytes
+        stream = Stream(self._numbers, self._budget, behind_bytes, self._fell_behind)
+        stream.is_resumable = self._is_resumable
+        self.streams[self._numbers] = stream
+        self._numbers += 1
+        return stream
+
+    def _forget(self, request: RequestId, stream: Stream) -> None:
+        """Take a request back that the backend did not take."""
+        self._open.pop(request, None)
+        if stream is not self.standalone:
+            self.drop(stream)
+
+    def drop(self, stream: Stream) -> None:
+        """Forget a stream whose messages nobody will ask for."""
+        self.live.deadlines.shared[Timer.LINGER].disarm(stream)
+        stream.clear()
+        self.streams.pop(stream.name, None)
+
+    def linger(self, stream: Stream) -> None:
+        """Keep a stream that is complete for a while: its end may not have reached the client."""
+        self.live.deadlines.shared[Timer.LINGER].arm(stream, partial(self.drop, stream))
+
+    def abandon(self, stream: Stream) -> None:
+        """The client has disconnected from the reply to a request, and cannot come back for it.
+
+        That does not cancel the request. Questions of the server go to the standalone stream from now on.
+        """
+        for request, each in self._open.items():
+            if each is stream:
+                self._open[request] = None
+        for data in () if stream.is_over else stream.waiting():
+            self.standalone.put(data)
+        self.drop(stream)
+
+    async def initialized(self) -> None:
+        """Wait until `initialize` is answered, or the session is over."""
+        _ = await self._answered.wait()
+
+    # -- from the backend ---------------------------------------------------------------------------------------
+
+    def send(self, message: bytes, related_to: RequestId | None) -> None:
+        """See `backend.ClientLink`."""
+        if self.is_over:
+            return
+        opened = jsonrpc.message(message)
+        if opened.method is None:
+            if isinstance(opened.id, Raw):
+                self._answer(request_id(opened.id), opened, message)
+            return
+        self._stream_for(related_to).put(message, is_droppable=not isinstance(opened.id, Raw))
+
+    def refuse(self, request: RequestId, error: GatewayError) -> None:
+        """See `backend.ClientLink`."""
+        if request not in self._open or self.is_over:
+            return
+        stream = self._open[request]
+        if self.front == "sse" and request == self._initialize and error.status in (401, 403):
+            # Only a status makes the client sign in; then it sends `initialize` again.
+            self.refusal = error
+            self._close_request(request)
+            self._initialize = None
+            return
+        if stream is None or stream is self.standalone or stream.began:
+            self.send(error_response(request, error), request)
+            return
+        self._close_request(request)
+        stream.refusal = error
+        stream.finish()
+
+    def close(self) -> None:
+        """See `backend.ClientLink`."""
+        self.end(CallLost("The server ended the session; its open requests may have had effects"))
+
+    def _answer(self, request: RequestId, opened: jsonrpc.Message, message: bytes) -> None:
+        if request not in self._open:
+            return
+        stream = self._open[request]
+        if request == self._initialize and isinstance(opened.result, Raw):
+            self.is_initialized = True
+            self._is_resumable = self.front == "http" and _version(opened.result) == mcp.LEGACY
+            self.standalone.is_resumable = self._is_resumable
+        self._close_request(request)
+        if stream is not None:
+            stream.put(message)
+            if stream is not self.standalone:
+                stream.finish()
+                if stream.is_resumable and stream.reader is None:
+                    self.linger(stream)
+
+    def _close_request(self, request: RequestId) -> None:
+        del self._open[request]
+        if request == self._initialize:
+            self._answered.set()
+
+    def _stream_for(self, related_to: RequestId | None) -> Stream:
+        """The stream for a message that is not a response."""
+        if not self.is_initialized:
+            return self.standalone  # the reply to `initialize` is one JSON body
+        related = self._open.get(related_to or b"")
+        if related is None and self.standalone.reader is None:
+            # The client listens to nothing but the replies to its requests.
+            related = next((stream for stream in reversed(self._open.values()) if stream is not None), None)
+        return related or self.standalone
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def end(self, error: GatewayError) -> None:
+        """End the session: answer each open request with `error`, end every stream, close the backend."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        for request in tuple(self._open):
+            self.refuse(request, error)
+        self.is_over = True
+        self._answered.set()
+        for stream in self.streams.values():
+            stream.finish()
+        self._ended(self)
+        self.live.process.tasks.spawn(self.backend.close(), "close session")
+        self._free()
+
+    def _free(self) -> None:
+        """Free the messages of a session that is over once nobody writes them any more."""
+        if self.is_over and not self.readers:
+            for stream in tuple(self.streams.values()):
+                self.drop(stream)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep the session from being idle."""
+        self.readers += 1
+        try:
+            yield
+        finally:
+            self.readers -= 1
+            self.used = time.monotonic()
+            self._free()
+
+    def _fell_behind(self) -> None:
+        self.end(
+            CallLost(
+                "The client did not read its messages, and they took more than limits.replay_bytes together with "
+                "those of other clients: the session has ended; its open requests may have had effects"
+            )
+        )
+
+
+def _version(result: Raw) -> str | None:
+    try:
+        return jsonrpc.text(jsonrpc.fields(result).get("protocolVersion"))
+    except ValueError:
+        return None
+
+
+def error_response(request: RequestId, error: GatewayError) -> bytes:
+    """A JSON-RPC error for a request."""
+    data = Raw(jsonrpc.encode(error.data)) if error.data else UNSET
+    return jsonrpc.failure(request, jsonrpc.Error(error.code, error.message, data))
+
+
+def session_gone() -> InvalidRequest:
+    """The error for a session that does not exist, for whatever reason: clients begin a new one."""
+    error = InvalidRequest("The session does not exist, or not any more: send `initialize` to begin a new one")
+    error.status = 404
+    return error

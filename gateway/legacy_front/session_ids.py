@@ -1,0 +1,91 @@
+"""The sealed ids of client sessions that end at the gateway.
+
+An id names the replica that has the session, and is bound to the route and to the caller. It grants nothing: each
+request is authenticated on its own, and must come from the same caller.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from gateway.config import InForce
+from gateway.http.incoming import Caller, Incoming
+from gateway.http.upstream_headers import joined
+from gateway.identity import principal as principals
+from gateway.protocol import mcp
+from gateway.protocol.errors import InvalidState
+from gateway.seal.cipher import PREFIX, Keyring
+
+PURPOSE: Final = "session"
+QUERY: Final = "mrtr-session"
+"""The query parameter in which a client of HTTP+SSE brings the id of its session."""
+_MAX_CHARACTERS: Final = 2048
+_VERSION: Final = 1
+
+Front = Literal["http", "sse"]
+"""How the client speaks: streamable HTTP or HTTP+SSE."""
+
+
+class SessionId(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What a session id says."""
+
+    version: int = _VERSION
+    front: Front
+    route: str
+    owner: str
+    epoch: str
+    """The process that has the session: a new process of the same replica does not know it."""
+    name: str
+    names: tuple[str, ...]
+    """The headers that are credentials, as the configuration had them when the session began."""
+    caller: bytes
+    """A digest of the principal and those headers."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(SessionId).decode
+
+
+def given_id(incoming: Incoming) -> str | None:
+    """Return the session id of a request if it may be one of a gateway."""
+    given = incoming.headers.get(mcp.SESSION_ID) or incoming.url.query.get(QUERY)
+    return given if given is not None and given.startswith(f"{PREFIX}.") else None
+
+
+def digest(incoming: Incoming, caller: Caller, names: Sequence[str]) -> bytes:
+    """Return the digest of everything that identifies the caller of a request."""
+
+    def value_of(name: str) -> str | None:
+        return joined(incoming.headers, name) if name != caller.distrusted_header else None
+
+    return hashlib.sha256(caller.principal + principals.of_headers(names, value_of)).digest()
+
+
+class SessionIds:
+    """Seals and opens session ids."""
+
+    def __init__(self, keyring: InForce[Keyring]) -> None:
+        self._keyring = keyring
+
+    def seal(self, session_id: SessionId) -> str:
+        """The id as the client gets it."""
+        return self._keyring.value.seal(_encode(session_id))
+
+    def open(self, given: str, incoming: Incoming, caller: Caller) -> SessionId:
+        """What an id says, if it is authentic and belongs to this route and caller; raises InvalidState."""
+        if len(given) > _MAX_CHARACTERS:
+            raise InvalidState("too_large")
+        try:
+            found = _decode(self._keyring.value.open(given))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise InvalidState("version") from exc
+        if found.version != _VERSION:
+            raise InvalidState("version")
+        if found.route != incoming.path:
+            raise InvalidState("other_route")
+        if not hmac.compare_digest(found.caller, digest(incoming, caller, found.names)):
+            raise InvalidState("other_principal")
+        return found

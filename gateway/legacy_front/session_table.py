@@ -1,0 +1,123 @@
+"""The client sessions of one process, with their caps, with their idle time."""
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final, TypeVar
+
+from gateway.config import Config, InForce
+from gateway.http.incoming import Caller
+from gateway.legacy_front.backend import Connect
+from gateway.legacy_front.session import FrontSession
+from gateway.legacy_front.session_ids import Front
+from gateway.protocol.errors import Busy, GatewayError, InvalidRequest
+from gateway.routes.live_route import LiveRoute
+from gateway.runtime.budget import Budget
+from gateway.runtime.tasks import Tasks
+from gateway.sessions import pool_errors
+from gateway.telemetry import Metrics
+
+_SWEEP_SECONDS: Final = 1.0
+K = TypeVar("K")
+
+
+class SessionTable:
+    """Sessions by name."""
+
+    def __init__(self, in_force: InForce[Config], metrics: Metrics, tasks: Tasks) -> None:
+        self.budget = Budget("limits.replay_bytes", in_force.part(_replay_bytes))
+        metrics.watch_budget(self.budget.name, self.budget.status)
+        self._metrics = metrics
+        self._tasks = tasks
+        self._sessions: dict[str, FrontSession] = {}
+        self._of_route: Counter[str] = Counter()
+        self._of_principal: Counter[tuple[str, bytes]] = Counter()
+        self._of_address: Counter[tuple[str, str]] = Counter()
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def find(self, name: str) -> FrontSession | None:
+        """Return a session that lives here."""
+        return self._sessions.get(name)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests of all clients that are not answered yet."""
+        return sum(session.open_requests for session in self._sessions.values())
+
+    def open(self, live: LiveRoute, front: Front, caller: Caller, connect: Connect) -> FrontSession:
+        """Begin a session; raises Busy."""
+        self._check(live, caller)
+        name = secrets.token_hex(16)
+        session = FrontSession(live, front, name, caller.principal, caller.address, self.budget, connect, self._ended)
+        self._sessions[name] = session
+        self._count(session, 1)
+        if self._sweeper is None:
+            self._sweeper = self._tasks.start(self._sweep(), "session sweeper of legacy clients")
+        return session
+
+    def _check(self, live: LiveRoute, caller: Caller) -> None:
+        """Raise Busy if a cap is reached."""
+        route, pool, sessions = live.route, live.upstream.pool, live.config.sessions
+        path, per_address = route.path, sessions.max_per_address
+        if per_address is not None and caller.address and self._of_address[path, caller.address] >= per_address:
+            raise pool_errors.too_many_of_address(route)
+        if self._of_principal[path, caller.principal] >= sessions.max_per_principal:
+            raise Busy(
+                f"You have as many sessions on route {path} as one caller may have (sessions.max_per_principal); end "
+                "one with DELETE, or by closing its stream",
+                status=429,
+            )
+        if self._of_route[path] >= pool.most:
+            name = "sessions.max" if route.upstream.command is None else "sessions.max or upstream.max_children"
+            raise Busy(f"Legacy clients have as many sessions on route {path} as there may be ({name})", status=503)
+        pool.take_opening(caller.principal, caller.address)
+
+    def _count(self, session: FrontSession, change: int) -> None:
+        path = session.live.route.path
+        _add(self._of_route, path, change)
+        _add(self._of_principal, (path, session.principal), change)
+        _add(self._of_address, (path, session.address), change)
+        self._metrics.relayed(path, change)
+
+    def _ended(self, session: FrontSession) -> None:
+        del self._sessions[session.name]
+        self._count(session, -1)
+
+    async def _sweep(self) -> None:
+        """End the sessions whose clients have sent nothing, and listened to nothing, for a while."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            now = time.monotonic()
+            for session in tuple(self._sessions.values()):
+                config = session.live.config
+                if not session.readers and now - session.used > config.sessions.client_idle_seconds:
+                    session.end(InvalidRequest("The session was idle for sessions.client_idle_seconds"))
+                elif session.awaits_initialize and now - session.began > config.limits.receive_seconds:
+                    session.end(InvalidRequest("`initialize` did not arrive within limits.receive_seconds"))
+
+    def keep_only(self, paths: Iterable[str], error: GatewayError) -> None:
+        """End the sessions of all other paths, which a reload has removed."""
+        kept = set(paths)
+        for session in tuple(self._sessions.values()):
+            if session.live.route.path not in kept:
+                session.end(error)
+
+    def end_all(self, error: GatewayError) -> None:
+        """End every session."""
+        self.keep_only((), error)
+        if self._sweeper is not None:
+            _ = self._sweeper.cancel()
+            self._sweeper = None
+
+
+def _add(counts: Counter[K], key: K, change: int) -> None:
+    """Count up or down, and keep no zero."""
+    counts[key] += change
+    if not counts[key]:
+        del counts[key]
+
+
+def _replay_bytes(config: Config) -> int:
+    return max(config.limits.replay_bytes, config.limits.event_bytes)

@@ -1,0 +1,1 @@
+"""The mirror: legacy clients before a modern server."""

@@ -1,0 +1,291 @@
+"""A modern server as the mirror uses it, with its implementation for streamable HTTP."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+from msgspec import Raw
+from yarl import URL
+
+from gateway.http.client import REDIRECTS, Client
+from gateway.http.upstream_headers import is_valid_value
+from gateway.http.upstream_url import Endpoint
+from gateway.http_client.errors import ListenerFailed, RequestFailed
+from gateway.http_client.pending_request import PendingRequest  # noqa: TC001  (one import style)
+from gateway.http_client.reply_head import ReplyHead
+from gateway.protocol import jsonrpc, mcp, reply_messages, sse
+from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable
+from gateway.protocol.header_mismatch import encode_value
+from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.upstream.channel import Headers
+
+T = TypeVar("T")
+
+ANSWER_SECONDS: Final = 30.0
+"""How long a server may take for a list, its introduction or an acknowledgement; a child may have to start first."""
+_ACCEPT: Final = "application/json, text/event-stream"
+
+
+class Outgoing(msgspec.Struct, frozen=True, eq=False):
+    """One request to a modern server. Over stdio only `body` counts."""
+
+    body: bytes
+    method: str
+    target: str
+    """The tool, prompt or URI; empty for other methods."""
+    headers: Headers
+    """The headers of the client that go upstream."""
+    param_headers: Mapping[str, str] = {}
+    is_long: bool = False
+    """Whether the reply may be silent for any time, as a subscription is."""
+
+
+class Listener(Protocol):
+    """What hears the reply to one request."""
+
+    def on_message(self, data: bytes, /) -> None:
+        """A message is here: a notification, or the response, which is the last. Raises ValueError for a bad one."""
+
+    def on_failed(self, error: GatewayError, /) -> None:
+        """The response will not come."""
+
+
+class Pending(Protocol):
+    """A request in flight."""
+
+    def abort(self) -> None:
+        """Give the request up, which cancels it at the server. The listener hears nothing more."""
+
+
+class ModernServer(Protocol):
+    """Sends requests of 2026-07-28 to one server."""
+
+    def begin(self, request: Outgoing, listener: Listener) -> Pending:
+        """Send a request. No method of the listener is called before this returns."""
+
+
+async def ask(server: ModernServer, request: Outgoing) -> Raw | jsonrpc.Error:
+    """Send a request and wait for its response; raises GatewayError if there is none."""
+    waiting = _Waiting()
+    pending = server.begin(request, waiting)
+    try:
+        return await in_time(waiting.response, request.method)
+    finally:
+        pending.abort()
+
+
+async def in_time(answer: asyncio.Future[T], method: str) -> T:
+    """Wait for what a server must not take long for; raises CallLost."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await answer
+    except TimeoutError as exc:
+        raise CallLost(f"The server did not answer {method} in {ANSWER_SECONDS:g} s") from exc
+
+
+class _Waiting:
+    """Hears one response, for a coroutine that awaits it."""
+
+    def __init__(self) -> None:
+        self.response: asyncio.Future[Raw | jsonrpc.Error] = asyncio.get_running_loop().create_future()
+
+    def on_message(self, data: bytes, /) -> None:
+        message = jsonrpc.message(data)
+        if self.response.done():
+            return
+        if isinstance(message.error, Raw):
+            self.response.set_result(jsonrpc.error(message.error))
+        elif isinstance(message.result, Raw):
+            self.response.set_result(message.result)
+
+    def on_failed(self, error: GatewayError, /) -> None:
+        if not self.response.done():
+            self.response.set_exception(error)
+
+
+class HttpServer:
+    """A modern server over streamable HTTP."""
+
+    def __init__(
+        self, client: Client, endpoint: Endpoint, silence: CoarseTimer, failed: Callable[[GatewayError], None]
+    ) -> None:
+        """`silence` limits how long a reply may be silent; `failed` is told of every request without a response."""
+        self._client = client
+        self._endpoint = endpoint
+        self._silence = silence
+        self._failed = failed
+
+    def begin(self, request: Outgoing, listener: Listener) -> "Pending":
+        """See `ModernServer`."""
+        return _Reply(self._client, self._endpoint, request, listener, self._silence, self._failed).begin()
+
+
+class _Reply:
+    """One request with its reply."""
+
+    def __init__(  # noqa: PLR0913  (what one request consists of)
+        self,
+        client: Client,
+        endpoint: Endpoint,
+        request: Outgoing,
+        listener: Listener,
+        silence: CoarseTimer,
+        failed: Callable[[GatewayError], None],
+    ) -> None:
+        self._client = client
+        self._endpoint = endpoint
+        self._request = request
+        self._listener = listener
+        self._silence = silence
+        self._failed = failed
+        self._pending: PendingRequest
+        self._head: ReplyHead
+        self._parser: sse.Parser | None = None
+        self._body = bytearray()
+        self._is_redirected = False
+        self._is_over = False
+
+    def begin(self) -> "_Reply":
+        request = self._request
+        headers = {
+            **request.headers,
+            **request.param_headers,
+            "Accept": _ACCEPT,
+            "Content-Type": "application/json",
+            mcp.PROTOCOL_VERSION: mcp.MODERN,
+            mcp.METHOD_HEADER: encode_value(request.method),
+        }
+        if request.target:
+            headers[mcp.NAME_HEADER] = encode_value(request.target)
+        self._begin(self._endpoint.url, headers)
+        return self
+
+    def _begin(self, url: URL, headers: Mapping[str, str]) -> None:
+        self._headers = headers
+        self._pending = self._client.begin("POST", url, headers, self._request.body, self)
+        self._restart()
+
+    def abort(self) -> None:
+        """See `Pending`."""
+        self._end()
+        self._pending.abort()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._silence.disarm(self)
+
+    def _restart(self) -> None:
+        if not (self._request.is_long or self._is_over):
+            self._silence.arm(self, self._silent)
+
+    def _silent(self) -> None:
+        self._pending.abort()
+        where = self._endpoint.where
+        self._fail(CallLost(f"{where} was silent for timeouts.idle_seconds; the call may have had effects"))
+
+    def _fail(self, error: GatewayError) -> None:
+        if not self._is_over:
+            self._end()
+            self._failed(error)
+            self._listener.on_failed(error)
+
+    # -- from the connection ------------------------------------------------------------------------------------
+
+    def on_head(self, head: ReplyHead, /) -> None:
+        """See `ReplyListener`."""
+        self._head = head
+        self._restart()
+        if head.status < 300 and head.content_type == "text/event-stream":
+            self._parser = sse.Parser(self._client.limits.event_bytes)
+
+    def on_body(self, data: bytes, /) -> None:
+        """See `ReplyListener`."""
+        self._restart()
+        if self._parser is None:
+            self._body += data
+            if len(self._body) > self._client.limits.event_bytes:
+                self._too_large()
+            return
+        try:
+            events = self._parser.feed(data)
+        except sse.EventTooLarge:
+            self._too_large()
+            return
+        for event in events:
+            if event.data and not self._is_over:
+                self._take(event.data)
+
+    def _too_large(self) -> None:
+        self._pending.abort()
+        said = f"{self._endpoint.where} sent a message larger than limits.event_bytes"
+        self._fail(CallLost(f"{said}; the call may have had effects"))
+
+    def _take(self, data: bytes) -> None:
+        """Hand a message over; the response ends the reply, even if the stream stays open."""
+        try:
+            message = jsonrpc.message(data)
+            if reply_messages.is_response(message):
+                self._is_over = True
+                # A server may keep the stream open; if it ends now, its connection carries the next request.
+                self._silence.arm(self, self._pending.abort)
+            self._listener.on_message(data)
+        except (ValueError, RecursionError) as exc:
+            self._is_over = False
+            self._pending.abort()
+            said = f"{self._endpoint.where} sent a malformed message ({self._endpoint.quoted(str(exc))})"
+            self._fail(CallLost(f"{said}; the call may have had effects"))
+
+    def on_end(self) -> None:
+        """See `ReplyListener`."""
+        if self._is_over:
+            self._silence.disarm(self)
+            return
+        if self._parser is not None:
+            where = self._endpoint.where
+            self._fail(CallLost(f"{where} ended its reply without a response; the call may have had effects"))
+            return
+        status = self._head.status
+        if status in REDIRECTS and not self._is_redirected:
+            self._follow()
+        elif status in (401, 403):
+            self._fail(self._refused(status))
+        elif self._body.lstrip().startswith(b"{"):
+            self._take(bytes(self._body))
+            self._silence.disarm(self)
+            if not self._is_over:
+                self._fail(self._unusable(status))
+        else:
+            self._fail(self._unusable(status))
+
+    def _follow(self) -> None:
+        """Send the request to the address that the server names: it has not run it."""
+        self._is_redirected = True
+        try:
+            location = self._head.get(b"location")
+            self._endpoint.follow(None if location is None else location.decode("latin-1"))
+        except Unreachable as exc:
+            self._fail(exc)
+        else:
+            self._body.clear()
+            self._begin(self._endpoint.url, self._headers)
+
+    def _unusable(self, status: int) -> GatewayError:
+        where = self._endpoint.where
+        return CallLost(f"{where} answered HTTP {status} without a JSON-RPC response; the call may have had effects")
+
+    def _refused(self, status: int) -> Refused:
+        where, as_client = self._endpoint.where, self._endpoint.as_client
+        whose = "the credentials" if as_client else "the credentials of routes[].credentials"
+        given = [value for name, value in self._head.texts() if name.lower() == "www-authenticate"]
+        challenge = ", ".join(value for value in given if is_valid_value(value)) or None
+        words = f"{where} refused {whose} (HTTP {status})"
+        return Refused(words, status=status, challenge=challenge, is_clients=as_client)
+
+    def on_failed(self, failure: RequestFailed, /) -> None:
+        """See `ReplyListener`."""
+        self._silence.disarm(self)
+        if not isinstance(failure, ListenerFailed):
+            self._fail(failure.mapped(self._endpoint.where))
+        else:
+            self._fail(CallLost(f"{self._endpoint.where}: the gateway could not read its reply"))

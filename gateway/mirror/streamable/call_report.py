@@ -1,0 +1,101 @@
+"""Reports how one mirrored call goes, in metrics or in the log."""
+
+import time
+from typing import Final
+
+from gateway.mirror.call import Question, Request
+from gateway.mirror.streamable.tokens import Session
+from gateway.protocol.errors import GatewayError, UpstreamError
+from gateway.routes.live_route import LiveRoute
+from gateway.telemetry import COMPLETE, Ending, Event, NestedOutcome, Outcome, get_logger
+
+log = get_logger()
+
+_TARGET_CHARACTERS: Final = 200
+
+
+class CallReport:
+    """Collects how one call goes."""
+
+    def __init__(self, live: LiveRoute, session: Session, request: Request) -> None:
+        self._live = live
+        self._version = session.profile.version
+        self._request = request
+        self._started = time.monotonic()
+        self._asked_at: float | None = None
+        self._thought = 0.0
+        """Seconds in which the client was asked, and nothing was upstream."""
+        self._is_over = False
+        self.request_id = ""
+        """The id of the HTTP request that waits."""
+        live.process.metrics.mirroring(live.route.path, 1)
+
+    def asked(self, questions: tuple[Question, ...]) -> None:
+        """The client is asked."""
+        self._asked_at = time.monotonic()
+        metrics, path = self._live.process.metrics, self._live.route.path
+        for question in questions:
+            metrics.nested_request(path, question.method, NestedOutcome.ASKED)
+
+    def sending(self) -> None:
+        """A round goes upstream."""
+        if self._asked_at is not None:
+            self._thought += time.monotonic() - self._asked_at
+            self._asked_at = None
+
+    def answered(self, question: Question) -> None:
+        """The client has answered."""
+        path = self._live.route.path
+        self._live.process.metrics.nested_request(path, question.method, NestedOutcome.ANSWERED)
+
+    def taken_over(self, owner: str, round_: int, *, owner_is_dead: bool) -> None:
+        """This replica continues a call that another one began."""
+        log.info(
+            Event.CALL_TAKEN_OVER,
+            route=self._live.route.path,
+            upstream=self._live.route.upstream.name,
+            target=self._request.target[:_TARGET_CHARACTERS],
+            owner=owner,
+            owner_is_dead=owner_is_dead,
+            round=round_,
+            resumable=True,
+            request_id=self.request_id,
+        )
+
+    def failed(self, rounds: int, error: GatewayError) -> None:
+        """The call ends with an error of the gateway."""
+        self._live.upstream.health.note(error)
+        self._finish(Ending(Outcome.ERROR, str(error.code)), rounds, error)
+
+    def finished(self, rounds: int) -> None:
+        """The call ends with the server's response."""
+        self._finish(COMPLETE, rounds)
+
+    def abandoned(self, rounds: int) -> None:
+        """The call was given up."""
+        self._finish(Ending(Outcome.CANCELLED), rounds)
+
+    def _finish(self, ending: Ending, rounds: int, error: GatewayError | None = None) -> None:
+        if self._is_over:
+            return
+        self.sending()
+        self._is_over = True
+        metrics, path, seconds = self._live.process.metrics, self._live.route.path, time.monotonic() - self._started
+        metrics.mirroring(path, -1)
+        metrics.operation_finished(path, self._request.method, self._version, ending, seconds - self._thought)
+        if rounds == 1 and ending is COMPLETE:
+            return
+        metrics.exchange_finished(path, rounds)
+        say = log.warning if isinstance(error, UpstreamError) else log.info
+        say(
+            Event.EXCHANGE_FINISHED,
+            route=path,
+            upstream=self._live.route.upstream.name,
+            method=self._request.method[:_TARGET_CHARACTERS],
+            target=self._request.target[:_TARGET_CHARACTERS],
+            rounds=rounds,
+            outcome=ending.outcome,
+            seconds=round(seconds, 3),
+            request_id=self.request_id,
+            **({"cause": error.message, "fix": error.fix} if error is not None else {}),
+        )

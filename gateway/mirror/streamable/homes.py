@@ -1,0 +1,144 @@
+"""What mirrored sessions have at their home replica: the standalone stream with the changes that it brings.
+
+It is lost with the home. The client opens the stream again, at the next home, and subscribes to nothing anew: that is
+what a legacy server's restart would cost it too.
+"""
+
+from collections import OrderedDict
+from typing import Final
+
+from msgspec import Raw
+
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue
+from gateway.cluster.reply_relay import Replied
+from gateway.exchange.events import Leg
+from gateway.http.reply import ReplyWriter
+from gateway.mirror.changes import Changes
+from gateway.mirror.modern_server import ModernServer
+from gateway.mirror.streamable.tokens import NoSession, Session
+from gateway.protocol import mcp, sse
+from gateway.protocol.errors import GatewayError, InvalidParams, InvalidRequest
+from gateway.routes.live_route import LiveRoute
+from gateway.telemetry import COMPLETE
+from gateway.upstream.channel import Headers
+
+_MAX_HOMES: Final = 10_000
+_MAX_LEVELS: Final = 100_000
+_MAX_ENDED: Final = 100_000
+_ENDED: Final = FinalMessage(b"")
+
+
+class Homes:
+    """The sessions whose home this replica is."""
+
+    def __init__(self) -> None:
+        self._homes: OrderedDict[str, Home] = OrderedDict()
+        self._levels: OrderedDict[str, str] = OrderedDict()
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    def check(self, session: Session) -> None:
+        """Raise NoSession if the client has ended the session, as far as this replica heard."""
+        if session.key in self._ended:
+            raise NoSession("ended")
+
+    def of(self, session: Session, live: LiveRoute, server: ModernServer) -> "Home":
+        """The home of a session; the one that was used longest ago makes room for a new one."""
+        home = self._homes.get(session.key)
+        if home is not None and home.live.upstream is not live.upstream:
+            home.close()  # a reload gave the path another upstream
+            home = None
+        if home is None:
+            home = self._homes[session.key] = Home(session, live, server)
+            if len(self._homes) > _MAX_HOMES:
+                _, oldest = self._homes.popitem(last=False)
+                oldest.close()
+        self._homes.move_to_end(session.key)
+        return home
+
+    def end(self, session: Session) -> None:
+        """The client has ended the session."""
+        self._ended[session.key] = None
+        if len(self._ended) > _MAX_ENDED:
+            _ = self._ended.popitem(last=False)
+        self._levels.pop(session.key, None)
+        home = self._homes.pop(session.key, None)
+        if home is not None:
+            home.close()
+
+    def set_level(self, session: Session, level: str) -> None:
+        """Remember the log level of a session."""
+        self._levels[session.key] = level
+        self._levels.move_to_end(session.key)
+        if len(self._levels) > _MAX_LEVELS:
+            _ = self._levels.popitem(last=False)
+
+    def level(self, session: Session, default: str) -> str:
+        """The log level of a session."""
+        return self._levels.get(session.key, default)
+
+
+class Home:
+    """One session at its home (`routes.live_route.Endable`)."""
+
+    def __init__(self, session: Session, live: LiveRoute, server: ModernServer) -> None:
+        self.live = live
+        self._changes = Changes(server, live.process.tasks, session.profile, self._tell)
+        self._queue: ResponseQueue | None = None
+        self._had_stream = False
+
+    def _tell(self, message: bytes) -> None:
+        if self._queue is not None:
+            self._queue.send(sse.encode(message))
+
+    async def subscribe(self, method: str, uri: str, headers: Headers) -> None:
+        """Serve resources/subscribe or resources/unsubscribe; raises GatewayError."""
+        change = self._changes.subscribe if method == mcp.SUBSCRIBE else self._changes.unsubscribe
+        await change(uri, headers)
+        if self._queue is None:
+            self._changes.close()  # until the client opens its stream
+
+    async def write(self, reply: ReplyWriter, headers: Headers, request_id: str) -> Replied:
+        """Write the standalone stream until the client leaves; raises GatewayError."""
+        live = self.live
+        try:
+            honoured = await self._changes.listen(headers)
+        except InvalidParams as exc:
+            error: GatewayError = InvalidRequest(f"There is no standalone stream: {exc.message}")
+            error.status = 405
+            error.headers["Allow"] = "POST, DELETE"
+            raise error from exc
+        self._end_stream()
+        leg, behind_bytes = Leg(Raw(b"null")), live.config.limits.behind_bytes
+        queue = self._queue = ResponseQueue(leg, live.deadlines.silence, behind_bytes, request_id)
+        if self._had_stream:
+            self._changes.tell_all(honoured)
+        self._had_stream = True
+        live.upstream.streams.add(self)
+        live.process.metrics.subscribed(live.route.path, 1)
+        queue.begin_writing(reply.share_unread)
+        try:
+            await reply.start()
+            await reply.write(sse.KEEP_ALIVE)
+            while not isinstance(item := await queue.take(), FinalMessage):
+                await reply.write(sse.KEEP_ALIVE if item is None else item)
+            return await reply.end(COMPLETE), COMPLETE
+        finally:
+            queue.end_writing()
+            live.process.metrics.subscribed(live.route.path, -1)
+            if self._queue is queue:
+                self._queue = None
+                self._changes.close()
+                live.upstream.streams.discard(self)
+
+    def end(self) -> None:
+        """See `Endable`."""
+        self._end_stream()
+        self._changes.close()
+
+    close = end
+
+    def _end_stream(self) -> None:
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            queue.finish(_ENDED)
+            self.live.upstream.streams.discard(self)

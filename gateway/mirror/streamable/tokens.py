@@ -1,0 +1,202 @@
+"""What the mirror seals: session ids, ids of nested requests, ids of events.
+
+Rule 1: no token grants anything. The caller of each request is told by its own credentials, and a token of another
+principal, route or session counts for nothing. Rule 2: a nested id or an event id can continue a call whose replica
+has died, if what that takes fits; otherwise it only names the replica and the call.
+
+Clients echo nested ids of 3,000 characters exactly, and event ids and session ids travel in headers, for which servers
+and proxies allow 8 KB.
+"""
+
+import secrets
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gateway.config import InForce
+from gateway.mirror.call import Progress, Question, Request
+from gateway.mirror.profile import Profile
+from gateway.protocol.errors import DownstreamError, InvalidState
+from gateway.seal.cipher import Keyring
+
+SESSION: Final = "mirror session"
+NESTED: Final = "mirror nested"
+EVENT: Final = "mirror event"
+
+_MAX_NESTED: Final = 3_000
+_MAX_EVENT: Final = 4_000
+_MAX_TOKEN: Final = 8_190
+_SKEW_SECONDS: Final = 60.0
+
+
+class MirrorRings(NamedTuple):
+    """The keyrings of the three kinds of tokens."""
+
+    sessions: Keyring
+    nested: Keyring
+    events: Keyring
+
+
+class Session(msgspec.Struct, frozen=True, array_like=True):
+    """The content of an `Mcp-Session-Id`; `key` is random and names the session."""
+
+    key: str
+    route: str
+    principal: bytes
+    issued: float
+    profile: Profile
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a call is: its session's key, its own id, and the process that holds it."""
+
+    session: str
+    exchange: str
+    owner: str
+    epoch: str
+    issued: float
+
+
+class Nested(msgspec.Struct, frozen=True, array_like=True):
+    """The content of a nested request's id.
+
+    `request` and `progress` continue the call, and `keys` are all questions of the round; None or empty if they did
+    not fit.
+    """
+
+    place: Place
+    round: int
+    key: str
+    request: Request | None = None
+    progress: Progress = Progress()
+    keys: tuple[str, ...] = ()
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """The content of an event's id: a place in the stream of a call.
+
+    `rpc_id` is the client's request. `asking` holds the round's questions if nothing has been sent upstream since they
+    were asked, and `answered` the keys of those that the client has answered. `request` is None if it did not fit. The
+    last event of a call `is_final`.
+    """
+
+    place: Place
+    number: int
+    rpc_id: bytes
+    is_final: bool = False
+    request: Request | None = None
+    progress: Progress = Progress()
+    asking: tuple[Question, ...] = ()
+    answered: tuple[str, ...] = ()
+
+
+class NoSession(DownstreamError):
+    """The session id does not open, or belongs to another caller: the client must begin a new session."""
+
+    rejection = "no_session"
+    status = 404
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            "This session does not exist or has expired; send initialize to begin a new one",
+            data={"reason": "no_session"},
+        )
+        self.reason = reason
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_session: Final = msgspec.msgpack.Decoder(Session).decode
+_decode_nested: Final = msgspec.msgpack.Decoder(Nested).decode
+_decode_mark: Final = msgspec.msgpack.Decoder(Mark).decode
+
+
+class Tokens:
+    """Seals the tokens of a process, and opens those of all replicas."""
+
+    def __init__(self, rings: InForce[MirrorRings]) -> None:
+        self._rings = rings
+
+    # -- sessions -----------------------------------------------------------------------------------------------
+
+    def new_session(self, route: str, principal: bytes, profile: Profile, now: float) -> str:
+        """The id of a new session."""
+        session = Session(secrets.token_urlsafe(12), route, principal, now, profile)
+        return self._rings.value.sessions.seal(_encode(session))
+
+    def is_session(self, token: str | None) -> bool:
+        """Whether a session id is one of the mirror's, whosever it is."""
+        try:
+            _ = self._session(token or "")
+        except InvalidState:
+            return False
+        return True
+
+    def session(self, token: str, route: str, principal: bytes, now: float, ttl_seconds: float) -> Session:
+        """The session of a request; raises NoSession."""
+        try:
+            session = self._session(token)
+        except InvalidState as exc:
+            raise NoSession(exc.reason) from exc
+        if session.route != route:
+            raise NoSession("other_route")
+        if not secrets.compare_digest(session.principal, principal):
+            raise NoSession("other_principal")
+        if session.issued > now + _SKEW_SECONDS:
+            raise NoSession("future")
+        if session.issued + ttl_seconds < now:
+            raise NoSession("expired")
+        return session
+
+    def _session(self, token: str) -> Session:
+        try:
+            return _decode_session(_opened(self._rings.value.sessions, token))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise InvalidState("version") from exc
+
+    # -- nested requests ----------------------------------------------------------------------------------------
+
+    def nested_id(self, nested: Nested) -> bytes:
+        """The id of a nested request, as JSON."""
+        sealed = self._rings.value.nested.seal(_encode(nested))
+        if len(sealed) > _MAX_NESTED:
+            sealed = self._rings.value.nested.seal(_encode(Nested(nested.place, nested.round, nested.key)))
+        return b'"%b"' % sealed.encode()
+
+    def nested(self, token: str, session: Session) -> Nested:
+        """The nested request that a client answers; raises InvalidState."""
+        try:
+            nested = _decode_nested(_opened(self._rings.value.nested, token))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise InvalidState("version") from exc
+        _check_session(nested.place, session)
+        return nested
+
+    # -- events -------------------------------------------------------------------------------------------------
+
+    def event_id(self, mark: Mark) -> str:
+        """The id of an event."""
+        sealed = self._rings.value.events.seal(_encode(mark))
+        if len(sealed) > _MAX_EVENT:
+            brief = Mark(mark.place, mark.number, mark.rpc_id, mark.is_final)
+            sealed = self._rings.value.events.seal(_encode(brief))
+        return sealed
+
+    def mark(self, token: str, session: Session) -> Mark:
+        """The place in a stream from which a client goes on; raises InvalidState."""
+        try:
+            mark = _decode_mark(_opened(self._rings.value.events, token))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise InvalidState("version") from exc
+        _check_session(mark.place, session)
+        return mark
+
+
+def _opened(ring: Keyring, token: str) -> bytes:
+    if len(token) > _MAX_TOKEN:
+        raise InvalidState("too_large")
+    return ring.open(token)
+
+
+def _check_session(place: Place, session: Session) -> None:
+    if place.session != session.key:
+        raise InvalidState("other_principal")

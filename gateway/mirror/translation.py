@@ -1,0 +1,171 @@
+"""Translates legacy requests to modern ones, with modern results or errors back; pure.
+
+Sources: specification 2026-07-28 basic/index, basic/versioning, server/discover; 2025-11-25 basic/lifecycle,
+server/resources (Error Handling), server/tools (Output Schema).
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Raw
+
+from gateway.exchange.results import internal_error
+from gateway.mirror.profile import Profile
+from gateway.protocol import jsonrpc, mcp
+
+_NOT_MODERN: Final = frozenset({"_meta", "task", "inputResponses", "requestState"})
+_OWN_META: Final = frozenset({mcp.META_VERSION, mcp.META_CLIENT_INFO, mcp.META_CAPABILITIES, mcp.META_LOG_LEVEL})
+_NOT_LEGACY: Final = frozenset({"resultType", "ttlMs", "cacheScope"})
+_NOT_LEGACY_META: Final = frozenset({mcp.META_SERVER_INFO, mcp.META_SUBSCRIPTION})
+_TASKS: Final = "io.modelcontextprotocol/tasks"
+_SERVER_KEYS: Final = (
+    "completions",
+    "experimental",
+    "extensions",
+    "logging",
+    "prompts",
+    "resources",
+    "tools",
+)
+_UNKNOWN: Final = Raw(b'{"name":"unknown","version":"0"}')
+_OUR_FAULTS: Final = (mcp.HEADER_MISMATCH, mcp.UNSUPPORTED_VERSION)
+"""Errors about what the gateway added to the request; a legacy client cannot act on them."""
+
+UNSERVED: Final = frozenset({mcp.DISCOVER, mcp.LISTEN})
+"""Modern methods: a legacy client that sends one would get what it cannot read."""
+
+
+def modern_request(  # noqa: PLR0913  (what one request consists of)
+    id_: bytes,
+    method: str,
+    params: jsonrpc.Fields,
+    profile: Profile,
+    *,
+    log_level: str | None = None,
+    added: Mapping[str, bytes | Raw] | None = None,
+) -> bytes:
+    """The modern form of a request; `added` are further params. Raises ValueError for a `_meta` that is no object."""
+    meta = jsonrpc.fields(params["_meta"]) if "_meta" in params else {}
+    metas: list[tuple[str, bytes | Raw]] = [(key, raw) for key, raw in meta.items() if key not in _OWN_META]
+    metas += [
+        (mcp.META_VERSION, jsonrpc.encode(mcp.MODERN)),
+        (mcp.META_CLIENT_INFO, profile.info),
+        (mcp.META_CAPABILITIES, profile.capabilities),
+    ]
+    if log_level is not None:
+        metas.append((mcp.META_LOG_LEVEL, jsonrpc.encode(log_level)))
+    parts: list[tuple[str, bytes | Raw]] = [(key, raw) for key, raw in params.items() if key not in _NOT_MODERN]
+    parts += [*(added or {}).items(), ("_meta", jsonrpc.merge(metas))]
+    written = id_, jsonrpc.encode(method), jsonrpc.merge(parts)
+    return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % written
+
+
+def initialize_result(discovered: Raw, profile: Profile) -> bytes:
+    """The InitializeResult that a DiscoverResult amounts to; raises ValueError."""
+    opened = jsonrpc.fields(discovered)
+    capabilities = jsonrpc.fields(opened.get("capabilities", jsonrpc.EMPTY))
+    meta = jsonrpc.fields(opened["_meta"]) if "_meta" in opened else {}
+    parts: list[tuple[str, bytes | Raw]] = [
+        ("protocolVersion", jsonrpc.encode(profile.version)),
+        ("capabilities", jsonrpc.merge(_server_capabilities(capabilities))),
+        ("serverInfo", meta.get(mcp.META_SERVER_INFO, _UNKNOWN)),
+    ]
+    if jsonrpc.text(opened.get("instructions")) is not None:
+        parts.append(("instructions", opened["instructions"]))
+    return jsonrpc.merge(parts)
+
+
+def _server_capabilities(declared: jsonrpc.Fields) -> list[tuple[str, bytes | Raw]]:
+    kept: list[tuple[str, bytes | Raw]] = [
+        (key, declared[key]) for key in _SERVER_KEYS if bytes(declared.get(key, b"")).startswith(b"{")
+    ]
+    return [(key, _without(Raw(raw), {_TASKS}) if key == "extensions" else raw) for key, raw in kept]
+
+
+def legacy_result(method: str, result: Raw) -> bytes:
+    """A complete modern result as a legacy client reads it; raises ValueError if it is not an object."""
+    parts: list[tuple[str, bytes | Raw]] = []
+    for key, raw in jsonrpc.fields(result).items():
+        if key in _NOT_LEGACY:
+            continue
+        if key == "_meta":
+            kept = _without(raw, _NOT_LEGACY_META)
+            if kept != b"{}":
+                parts.append((key, kept))
+        elif key == "structuredContent" and method == mcp.TOOLS_CALL:
+            if bytes(raw).startswith(b"{"):  # other values came with 2026-07-28; the text content repeats them
+                parts.append((key, raw))
+        elif key == "tools" and method == mcp.TOOLS_LIST:
+            parts.append((key, _legacy_tools(raw)))
+        else:
+            parts.append((key, raw))
+    return jsonrpc.merge(parts)
+
+
+def _without(raw: Raw, names: set[str] | frozenset[str]) -> bytes:
+    return jsonrpc.merge((key, value) for key, value in jsonrpc.fields(raw).items() if key not in names)
+
+
+def _legacy_tools(raw: Raw) -> bytes | Raw:
+    """The tools without output schemas of other values than objects, for which legacy clients refuse a whole list."""
+    if b'"outputSchema"' not in bytes(raw):
+        return raw
+    return b"[%b]" % b",".join(map(_legacy_tool, jsonrpc.items(raw)))
+
+
+def _legacy_tool(raw: Raw) -> bytes:
+    opened = jsonrpc.fields(raw)
+    schema = opened.get("outputSchema")
+    if schema is None or _describes_object(schema):
+        return bytes(raw)
+    return jsonrpc.merge((key, value) for key, value in opened.items() if key != "outputSchema")
+
+
+def _describes_object(schema: Raw) -> bool:
+    try:
+        return jsonrpc.text(jsonrpc.fields(schema).get("type")) == "object"
+    except ValueError:
+        return False
+
+
+def legacy_answer(id_: bytes, method: str, error: jsonrpc.Error) -> bytes:
+    """The response to a legacy client for a modern error."""
+    if error.code == mcp.MISSING_CAPABILITY:
+        # A legacy tool that cannot ask fails; the client has no other code for it.
+        if method == mcp.TOOLS_CALL:
+            return jsonrpc.result(id_, tool_error(error.message))
+        return jsonrpc.failure(id_, internal_error(error.message, error))
+    if error.code == mcp.INVALID_PARAMS and method == mcp.RESOURCES_READ and _names_uri(error):
+        return jsonrpc.failure(id_, jsonrpc.Error(mcp.LEGACY_RESOURCE_NOT_FOUND, error.message, error.data))
+    if error.code in _OUR_FAULTS:
+        return jsonrpc.failure(id_, internal_error(error.message, error))
+    return jsonrpc.failure(id_, error)
+
+
+def _names_uri(error: jsonrpc.Error) -> bool:
+    try:
+        return isinstance(error.data, Raw) and "uri" in jsonrpc.fields(error.data)
+    except ValueError:
+        return False
+
+
+def tool_error(words: str) -> bytes:
+    """A tool result that reports a failure."""
+    return jsonrpc.encode({"content": [{"type": "text", "text": words}], "isError": True})
+
+
+def legacy_notification(message: jsonrpc.Message, data: bytes) -> bytes | None:
+    """A notification of the upstream as it goes to the client; None if it means nothing to a legacy client."""
+    if message.method is None or message.method in (mcp.ACKNOWLEDGED, mcp.CANCELLED):
+        return None
+    if mcp.META_SUBSCRIPTION.encode() not in data:
+        return data
+    params = jsonrpc.fields(message.params) if isinstance(message.params, Raw) else {}
+    kept: dict[str, bytes | Raw] = dict(params)
+    if "_meta" in params:
+        meta = _without(params["_meta"], _NOT_LEGACY_META)
+        if meta == b"{}":
+            del kept["_meta"]
+        else:
+            kept["_meta"] = meta
+    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (jsonrpc.encode(message.method), jsonrpc.merge(kept.items()))

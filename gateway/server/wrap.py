@@ -1,0 +1,57 @@
+"""Runs `mrtr-gateway wrap`: one process without a port, which a host starts instead of its server."""
+
+import asyncio
+import signal
+from typing import Final
+
+from gateway.config import Config, contexts
+from gateway.protocol.errors import Stopping
+from gateway.server.process import Gateway
+from gateway.session_relay import relay as session_relay
+from gateway.stdio_front.front import StdioFront
+from gateway.stdio_front.host import Host, take_standard_streams
+from gateway.telemetry import Event, get_logger
+
+log = get_logger()
+
+_LAST_WORDS_SECONDS: Final = 1.0
+"""How long the host may take to read what is left."""
+
+
+async def wrap(config: Config) -> None:
+    """Serve the host until it closes stdin or stdout, the server ends, or a signal comes."""
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[None] = loop.create_future()
+
+    def stop() -> None:
+        if not stopped.done():
+            stopped.set_result(None)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)
+    gateway = Gateway(config, serves_host=True)
+    gateway.assemble(contexts(config))
+    (live,) = gateway.routes.live.values()
+    host = Host(live.config.limits.body_bytes, live.process.traffic.sending)
+    await host.open(*take_standard_streams())
+    front = StdioFront(host, gateway.downstream, live, session_relay.connect(live))
+    log.info(Event.HOST_JOINED, upstream=live.route.upstream.name)
+    serving = gateway.tasks.start(front.run(), "host")
+    _ = await asyncio.wait((serving, host.gone, front.ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+    if serving.done() and not stopped.done():
+        finishing = gateway.tasks.start(
+            front.finish(config.hold.drain_seconds, lambda: _cancel_questions(gateway)), "drain"
+        )
+        _ = await asyncio.wait((finishing, host.gone, stopped), return_when=asyncio.FIRST_COMPLETED)
+        _ = finishing.cancel()
+    _ = serving.cancel()
+    await front.close()
+    _cancel_questions(gateway)
+    await host.close(_LAST_WORDS_SECONDS)
+    await gateway.close()
+
+
+def _cancel_questions(gateway: Gateway) -> None:
+    """End the calls that wait for answers, which will not come."""
+    for driver in tuple(gateway.lot):
+        driver.stop(Stopping("The host has left; the call was cancelled and may have had effects"))

@@ -1,0 +1,82 @@
+"""Relays a legacy host to a legacy child: the messages pass unchanged in both directions."""
+
+import asyncio
+
+from msgspec import Raw
+
+from gateway.legacy_front.backend import ClientLink, ClientMessage
+from gateway.process.child import Child
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import GatewayError
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Event, get_logger
+from gateway.upstream.children.stdio_era import StdioEra
+from gateway.upstream.stdio import is_message
+
+log = get_logger()
+
+_END_SECONDS = 3.0
+
+
+class ChildBackend:
+    """A `Backend` that is one child."""
+
+    def __init__(self, stdio: StdioEra, link: ClientLink, tasks: Tasks) -> None:
+        self._stdio = stdio
+        self._link = link
+        self.child: Child | None = None
+        self._waiting: asyncio.Queue[ClientMessage] = asyncio.Queue()
+        self._passing = tasks.start(self._pass_on(), "relay to the child")
+
+    def receive(self, message: ClientMessage) -> None:
+        """Pass a message on, in the order of their arrival."""
+        self._waiting.put_nowait(message)
+
+    async def _pass_on(self) -> None:
+        while True:
+            message = await self._waiting.get()
+            try:
+                child = self.child or await self._start()
+                await child.send(message.data, self._stdio.launcher.client.timeouts.answer_seconds)
+            except GatewayError as exc:
+                if message.request_id is not None:
+                    self._link.refuse(message.request_id, exc)
+
+    async def _start(self) -> Child:
+        child = self.child = await self._stdio.launcher.take()
+        child.receive_with(self._hear)
+        child.over.add_done_callback(lambda _: self._ended(child))
+        return child
+
+    def _hear(self, line: bytes) -> None:
+        if is_message(line):
+            self._link.send(line, _related(line))
+
+    def _ended(self, child: Child) -> None:
+        if not child.asked:
+            log.warning(Event.CHILD_ENDED, route=child.route, why=child.over.result())
+            self._link.close()
+
+    def give_up_child(self) -> Child | None:
+        """Return the child, which this backend serves no longer."""
+        _ = self._passing.cancel()
+        child, self.child = self.child, None
+        return child
+
+    async def finish(self, seconds: float) -> None:
+        """The host sends nothing more: let the child answer what it has begun, and end."""
+        if self.child is not None and not self.child.over.done():
+            self.child.close_input()
+            _ = await asyncio.wait((self.child.over,), timeout=seconds)
+
+    async def close(self) -> None:
+        """End the child."""
+        child = self.give_up_child()
+        if child is not None:
+            await child.close()
+
+
+def _related(line: bytes) -> bytes | None:
+    """Return the id of a response, which is all that a line of a legacy server tells."""
+    message = jsonrpc.message(line)
+    return bytes(message.id) if message.method is None and isinstance(message.id, Raw) else None

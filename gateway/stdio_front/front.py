@@ -1,0 +1,183 @@
+"""The front of one host, which tells the host's era by its messages.
+
+A modern host of a modern server is forwarded, and of a legacy one bridged. A legacy host is served by a backend: the
+relay to a legacy server, or the mirror of a modern one, if that refuses `initialize`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.downstream.handler import RequestHandler
+from gateway.http.upstream_headers import own_headers
+from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
+from gateway.mirror.backend import MirrorBackend
+from gateway.mirror.catalog import ToolCatalog
+from gateway.mirror.fallback import FallbackBackend
+from gateway.mirror.modern_server import HttpServer, ModernServer
+from gateway.mirror.runner import Upstream
+from gateway.mirror.stdio_server import StdioServer
+from gateway.protocol import era as eras
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import GatewayError, ParseError
+from gateway.routes.live_route import LiveRoute
+from gateway.stdio_front.bridge import Bridge
+from gateway.stdio_front.child_backend import ChildBackend
+from gateway.stdio_front.forwarder import Forwarder
+from gateway.stdio_front.host import Host
+from gateway.stdio_front.legacy_host import LegacyHost
+from gateway.stdio_front.modern_host import ModernHost
+from gateway.telemetry import Direction, bodies
+
+_POLL_SECONDS: Final = 0.05
+
+
+class StdioFront:
+    """Serves one host until it closes its end."""
+
+    def __init__(self, host: Host, handler: RequestHandler, live: LiveRoute, relay: Connect) -> None:
+        """`relay` serves a legacy host of a legacy server that is not a child."""
+        self._host = host
+        self._handler = handler
+        self._live = live
+        self._http_relay = relay
+        self._tasks = live.process.tasks
+        self._modern: ModernHost | None = None
+        self._legacy: LegacyHost | None = None
+        self._child: ChildBackend | None = None
+        """The child of a legacy host."""
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the server has ended the session."""
+
+    async def run(self) -> None:
+        """Serve the host until it sends nothing more."""
+        async for line in self._host.lines():
+            try:
+                await self._receive(line)
+            except GatewayError as exc:
+                self._host.send(jsonrpc.failure(exc.request_id, jsonrpc.Error(exc.code, exc.message)))
+
+    async def _receive(self, line: bytes | None) -> None:
+        if line is None:
+            limit = self._live.config.limits.body_bytes
+            raise ParseError(f"The message is larger than {limit} bytes (limits.body_bytes), so it was not read")
+        if bodies.on:
+            bodies.show(Direction.FROM_CLIENT, line, route=self._live.route.path, request_id=None)
+        try:
+            jsonrpc.check_bounds(line, self._live.config.limits.json_depth)
+            opened = jsonrpc.message(line)
+        except (ValueError, msgspec.MsgspecError) as exc:
+            raise ParseError(f"The line is not one JSON-RPC message: {exc}") from exc
+        is_greeting = opened.method == mcp.INITIALIZE and isinstance(opened.id, Raw)
+        if self._legacy is None and (is_greeting or (self._modern is None and not _is_modern(opened))):
+            # A host whose probe took too long goes on with the handshake of legacy servers.
+            self._legacy = self._new_legacy()
+        elif self._modern is None and self._legacy is None:
+            self._modern = await self._new_modern()
+        if self._legacy is not None:
+            self._legacy.receive(line, opened)
+        elif self._modern is not None:
+            self._modern.receive(line)
+
+    # -- modern hosts -----------------------------------------------------------------------------------------------
+
+    async def _new_modern(self) -> ModernHost:
+        live = self._live
+        if live.route.era != "bridge" and await self._is_modern():
+            over_http = live.upstream.stdio is None
+            serve = Forwarder(self._host, self._server(), own_headers(live.route), over_http=over_http).serve
+        else:
+            serve = Bridge(self._host, self._handler, live).serve
+        return ModernHost(self._host, serve, self._tasks, live.config.limits.json_depth)
+
+    async def _is_modern(self) -> bool:
+        """Ask the server for its era, unless it is known."""
+        upstream = self._live.upstream
+        if upstream.stdio is not None:
+            return await upstream.stdio.is_modern()
+        assert upstream.era is not None
+        return await upstream.era.is_modern(own_headers(self._live.route), waits=True)
+
+    def _server(self) -> ModernServer:
+        upstream = self._live.upstream
+        if upstream.stdio is not None:
+            return StdioServer(upstream.stdio.modern, self._tasks)
+        assert upstream.era is not None
+        return HttpServer(upstream.client, upstream.era.endpoint, self._live.deadlines.idle, upstream.health.note)
+
+    # -- legacy hosts -----------------------------------------------------------------------------------------------
+
+    def _new_legacy(self) -> LegacyHost:
+        era = self._live.route.era
+        connect = {"mirror": self._mirror, "bridge": self._relay, "auto": self._relay_or_mirror}[era]
+        return LegacyHost(self._host, connect, self._end)
+
+    def _relay(self, link: ClientLink) -> Backend:
+        stdio = self._live.upstream.stdio
+        if stdio is None:
+            return self._http_relay(link)
+        self._child = ChildBackend(stdio, link, self._tasks)
+        return self._child
+
+    def _mirror(self, link: ClientLink) -> Backend:
+        caller = (self._live.route.path, b"host")
+        return MirrorBackend(Upstream(self._server(), ToolCatalog(), caller, self._tasks), link)
+
+    def _relay_or_mirror(self, link: ClientLink) -> Backend:
+        return FallbackBackend(link, self._relay, self._mirror_if_modern, self._tasks)
+
+    async def _mirror_if_modern(self, refusing: Backend, _: ClientMessage, response: bytes) -> Connect | None:
+        stdio, self._child = self._live.upstream.stdio, None
+        found = bool(response) and eras.verdict(200, "application/json", response)
+        if found and stdio is not None and isinstance(refusing, ChildBackend):
+            child = refusing.give_up_child()
+            if child is not None and not child.over.done():
+                stdio.found_modern(child)
+        await refusing.close()
+        return self._mirror if found or await self._is_modern() else None
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    async def finish(self, seconds: float, cancel_questions: Callable[[], None]) -> None:
+        """The host sends nothing more: running calls may finish, but questions to the host are cancelled."""
+        if self._child is not None:
+            await self._child.finish(seconds)
+            return
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while loop.time() < deadline:
+            cancel_questions()
+            if not self._is_busy:
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+    @property
+    def _is_busy(self) -> bool:
+        return (self._modern is not None and self._modern.is_busy) or (
+            self._legacy is not None and self._legacy.is_busy
+        )
+
+    async def close(self) -> None:
+        """Cancel what is left."""
+        if self._modern is not None:
+            self._modern.close()
+        if self._legacy is not None:
+            await self._legacy.end()
+
+
+def _is_modern(opened: jsonrpc.Message) -> bool:
+    """Whether the first message of a host is one of 2026-07-28: no legacy host names its version in `_meta`."""
+    if not isinstance(opened.params, Raw):
+        return opened.method == mcp.DISCOVER
+    try:
+        params = jsonrpc.fields(opened.params)
+        return opened.method == mcp.DISCOVER or mcp.META_VERSION in jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY))
+    except ValueError:
+        return False

@@ -1,0 +1,91 @@
+"""A legacy host that a backend serves, line by line."""
+
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Raw
+
+from gateway.legacy_front.backend import Backend, ClientMessage, Connect, RequestId
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import GatewayError
+from gateway.stdio_front.host import Host
+
+
+class LegacyHost:
+    """The one session of a legacy host; the link of its backend."""
+
+    def __init__(self, host: Host, connect: Connect, ended: Callable[[], None]) -> None:
+        """`ended` is called when the backend ends the session."""
+        self._host = host
+        self._ended = ended
+        self._open: set[RequestId] = set()
+        self._cancelled: set[RequestId] = set()
+        """Open requests that the host has given up; their responses may come all the same."""
+        self._asked: dict[RequestId, RequestId | None] = {}
+        """Open questions by id, each with the request that it is about."""
+        self._backend: Backend = connect(self)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request of the host is worked on, and does not wait for an answer of the host."""
+        asking = {about for about in self._asked.values() if about is not None}
+        return bool(self._open - asking - self._cancelled)
+
+    def receive(self, line: bytes, opened: jsonrpc.Message) -> None:
+        """Take one message of the host."""
+        message = ClientMessage(line, opened)
+        id_ = message.request_id
+        if id_ is not None:
+            if id_ in self._open:
+                # An answer with this id would end the other request.
+                error = jsonrpc.Error(mcp.INVALID_REQUEST, "A request with this id is in flight; use another id")
+                self._host.send(jsonrpc.failure(None, error))
+                return
+            self._open.add(id_)
+        elif opened.method is None and isinstance(opened.id, Raw):
+            _ = self._asked.pop(bytes(opened.id), None)
+        elif opened.method == mcp.CANCELLED:
+            self._note_cancelled(opened)
+        try:
+            self._backend.receive(message)
+        except GatewayError as exc:
+            if id_ is not None:
+                self.refuse(id_, exc)
+
+    def _note_cancelled(self, opened: jsonrpc.Message) -> None:
+        try:
+            params = jsonrpc.fields(opened.params) if isinstance(opened.params, Raw) else {}
+        except ValueError:
+            return
+        self._cancelled |= self._open & {bytes(params.get("requestId", b""))}
+
+    # -- the link ---------------------------------------------------------------------------------------------------
+
+    def send(self, message: bytes, related_to: RequestId | None) -> None:
+        """Write a message; a response to no open request is dropped."""
+        opened = jsonrpc.message(message)
+        if opened.method is None and isinstance(opened.id, Raw):
+            if bytes(opened.id) not in self._open:
+                return
+            self._open.discard(bytes(opened.id))
+            self._cancelled.discard(bytes(opened.id))
+        elif isinstance(opened.id, Raw):
+            self._asked[bytes(opened.id)] = related_to
+        self._host.send(message)
+
+    def refuse(self, request: RequestId, error: GatewayError) -> None:
+        """Answer a request with an error."""
+        data = Raw(jsonrpc.encode(error.data)) if error.data else msgspec.UNSET
+        self.send(jsonrpc.failure(request, jsonrpc.Error(error.code, error.message, data)), request)
+
+    def close(self) -> None:
+        """The backend ends the session: answer what is open, and end."""
+        error = jsonrpc.Error(mcp.INTERNAL_ERROR, "The session with the server has ended; start it again")
+        for id_ in sorted(self._open):
+            self._host.send(jsonrpc.failure(id_, error))
+        self._open.clear()
+        self._ended()
+
+    async def end(self) -> None:
+        """The host has left."""
+        await self._backend.close()

@@ -1,0 +1,85 @@
+"""The requests of a modern host, of which several are in flight at the same time."""
+
+import asyncio  # noqa: TC003  (one import style; it costs nothing here)
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import msgspec
+from msgspec import Raw
+
+from gateway.protocol import jsonrpc, mcp, request
+from gateway.protocol.errors import DownstreamError, GatewayError, InvalidRequest
+from gateway.protocol.request import ParsedBody
+from gateway.runtime.tasks import Tasks
+from gateway.stdio_front.host import Host
+
+Serve = Callable[[ParsedBody, bytes], Awaitable[None]]
+"""Serves one request, given as it was read and as it was sent; writes its messages to the host."""
+
+
+class ModernHost:
+    """One modern host."""
+
+    def __init__(self, host: Host, serve: Serve, tasks: Tasks, json_depth: int) -> None:
+        self._host = host
+        self._serve = serve
+        self._tasks = tasks
+        self._json_depth = json_depth
+        self._running: dict[bytes, asyncio.Task[None]] = {}
+        self._listening: set[bytes] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is worked on; a subscription ends only with its host."""
+        return len(self._running) > len(self._listening)
+
+    def receive(self, line: bytes) -> None:
+        """Take one message of the host."""
+        try:
+            parsed = request.read(line, self._json_depth)
+            if parsed.id is None:
+                if parsed.method == mcp.CANCELLED:
+                    self._cancel(parsed.params.get("requestId"))
+                return
+            if bytes(parsed.id) in self._running:
+                raise InvalidRequest("A request with this id is in flight; give each request an id of its own")
+        except DownstreamError as exc:
+            if not _is_response(line):
+                self._host.send(jsonrpc.failure(exc.request_id, jsonrpc.Error(exc.code, exc.message)))
+            return
+        id_ = bytes(parsed.id)
+        if parsed.method == mcp.LISTEN:
+            self._listening.add(id_)
+        task = self._running[id_] = self._tasks.start(self._run(parsed, line), "request of the host")
+        task.add_done_callback(lambda _: self._ended(id_))
+
+    async def _run(self, parsed: ParsedBody, line: bytes) -> None:
+        with suppress(ConnectionError):  # the host is gone
+            try:
+                await self._serve(parsed, line)
+            except GatewayError as exc:
+                self._host.send(jsonrpc.failure(parsed.id, jsonrpc.Error(exc.code, exc.message)))
+
+    def _ended(self, id_: bytes) -> None:
+        del self._running[id_]
+        self._listening.discard(id_)
+
+    def _cancel(self, id_: Raw | None) -> None:
+        """Stop a request; the host gets nothing more of it. An unknown one has been answered."""
+        task = self._running.get(bytes(id_ or b""))
+        if task is not None:
+            _ = task.cancel()
+
+    def close(self) -> None:
+        """Cancel everything."""
+        for task in self._running.values():
+            _ = task.cancel()
+
+
+def _is_response(line: bytes) -> bool:
+    """Whether a message answers a request, so that it gets no answer itself."""
+    try:
+        message = jsonrpc.message(line)
+    except (ValueError, msgspec.MsgspecError):
+        return False
+    return message.method is None and (isinstance(message.result, Raw) or isinstance(message.error, Raw))

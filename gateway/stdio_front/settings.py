@@ -1,0 +1,70 @@
+"""The configuration of `mrtr-gateway wrap`: one route, for the one host that started the process."""
+
+import secrets
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import structs
+
+from gateway.config import Config, ConfigError, Replica, Route, State
+
+_OWN: Final = ("GATEWAY_", "MRTR_STATE_KEY")
+"""How the names of the gateway's own variables begin."""
+_ALWAYS_SECONDS: Final = 86_400.0
+_SETTLE_SECONDS: Final = 1.5
+_SESSIONS: Final = 64
+"""A subscription is a session too; all of them share one child."""
+
+
+def for_host(config: Config, path: str | None, environment: Mapping[str, str], era: str | None = None) -> Config:
+    """Return the configuration with the only route that the host uses; raises ConfigError.
+
+    The host's own child keeps its memory: it serves one call at a time, and lives as long as the host. States never
+    leave the process, so their key is made here.
+    """
+    route = _route(config, path)
+    if route.upstream.command is not None:
+        route = structs.replace(
+            route,
+            upstream=structs.replace(
+                route.upstream,
+                warm=0,
+                max_children=_SESSIONS,
+                new_children_per_second=float(_SESSIONS),
+                inherit_env=tuple(_passed_on(config, environment)),
+            ),
+            sessions=structs.replace(
+                route.sessions,
+                affinity="principal",
+                idle_seconds=_ALWAYS_SECONDS,
+                quarantine_seconds=_SETTLE_SECONDS,
+            ),
+        )
+    if era is not None:
+        route = structs.replace(route, era=era)
+    key = secrets.token_hex(32)
+    state = State(keys=(key,), ttl_seconds=config.state.ttl_seconds)
+    return structs.replace(config, routes=(route,), state=state, replica=Replica(), workers=1, admin=None)
+
+
+def _route(config: Config, path: str | None) -> Route:
+    for route in config.routes:
+        if path is None or route.path == path:
+            return route
+    known = ", ".join(route.path for route in config.routes)
+    raise ConfigError((f"--route {path}: the configuration has no such route; it has {known}",))
+
+
+def _passed_on(config: Config, environment: Mapping[str, str]) -> list[str]:
+    """Return the variables that the child gets: all but those of the gateway, and those with a secret of its file."""
+    hidden = _secrets(config)
+    return [name for name, value in environment.items() if not name.startswith(_OWN) and value not in hidden]
+
+
+def _secrets(config: Config) -> set[str]:
+    found = set(config.state.keys)
+    for route in config.routes:
+        found.update(route.set_headers.values())
+        if route.credentials.token is not None:
+            found.add(route.credentials.token)
+    return found

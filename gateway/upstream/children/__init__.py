@@ -1,0 +1,1 @@
+"""Child processes of stdio servers that serve more than one session."""

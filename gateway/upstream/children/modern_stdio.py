@@ -1,0 +1,183 @@
+"""MCP of 2026-07-28 over stdio towards one modern server: the requests of all clients, in one child.
+
+Source: specification 2026-07-28 basic/transports/stdio. A modern server keeps nothing between requests, so one child
+serves everybody. Clients choose their ids and progress tokens without regard to each other: the child gets ids of the
+gateway's own, and each message goes back with the client's. A log message names no request: among several clients, it
+reaches one only if no other request in flight wants logs.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.process.child import Child
+from gateway.process.launcher import ChildLauncher
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost
+from gateway.upstream.stdio import is_message
+
+Take = Callable[[bytes], None]
+"""Takes a message for the client: notifications, then the response."""
+
+_DONE: Final = {"resultType": "complete"}
+
+
+class _ModernRequest(msgspec.Struct, eq=False):
+    """One request in flight, with what its client called it."""
+
+    id: Raw
+    method: str
+    token: Raw | None
+    wants_logs: bool
+    take: Take
+    answered: asyncio.Future[None]
+
+
+class ModernStdio:
+    """One modern server as a child; it is started when a request needs it, and again after it has ended."""
+
+    def __init__(
+        self, launcher: ChildLauncher, malformed: Callable[[], None], *, has_one_client: bool = False
+    ) -> None:
+        """`malformed` is called for every line on stdout that is not JSON-RPC."""
+        self._launcher = launcher
+        self._has_one_client = has_one_client
+        self._malformed = malformed
+        self.child: Child | None = None
+        """The process that serves requests now, if there is one."""
+        self._opening = asyncio.Lock()
+        self._requests: dict[bytes, _ModernRequest] = {}
+        self._numbers = itertools.count(1)
+
+    def use(self, child: Child) -> None:
+        """Speak to this child from now on."""
+        self.child = child
+        child.receive_with(self._hear)
+
+    async def request(self, message: bytes, take: Take) -> None:
+        """Send a request, and hand over its messages with the client's own ids, the response last.
+
+        The server is told if this is cancelled. Raises CallLost or Unreachable.
+        """
+        child = await self._running_child()
+        number = b'"gw-%d"' % next(self._numbers)
+        sent, request = _translated(message, number, take)
+        self._requests[number] = request
+        try:
+            await child.send(sent, self._launcher.client.timeouts.answer_seconds)
+            _ = await asyncio.wait((request.answered, child.over), return_when=asyncio.FIRST_COMPLETED)
+            if not request.answered.done():
+                raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")
+            request.answered.result()
+        except asyncio.CancelledError:
+            # TypeScript SDK 2.4: a notification before the first call makes the connection a legacy one.
+            if not request.answered.done() and request.method != mcp.DISCOVER:
+                child.write(jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(number)}))
+            raise
+        finally:
+            del self._requests[number]
+            request.answered.cancel()
+
+    async def _running_child(self) -> Child:
+        async with self._opening:
+            if self.child is None or self.child.over.done():
+                child = await self._launcher.take()
+                self._launcher.initialized(child)  # it needs no handshake
+                self.use(child)
+            assert self.child is not None
+            return self.child
+
+    # -- what the server says ---------------------------------------------------------------------------------------
+
+    def _hear(self, line: bytes) -> None:
+        if not is_message(line):
+            self._malformed()
+            return
+        message = jsonrpc.message(line)
+        try:
+            if message.method is None:
+                self._respond(message)
+            elif not isinstance(message.id, Raw):  # a modern server sends no requests
+                self._notify(message.method, message.params)
+        except ValueError:
+            self._malformed()
+
+    def _respond(self, message: jsonrpc.Message) -> None:
+        request = self._requests.get(bytes(message.id)) if isinstance(message.id, Raw) else None
+        if request is None or request.answered.done():
+            return  # it was cancelled
+        try:
+            request.take(_response(message, request))
+        except ValueError as exc:
+            request.answered.set_exception(exc)
+        else:
+            request.answered.set_result(None)
+
+    def _notify(self, method: str, raw: Raw | msgspec.UnsetType) -> None:
+        params = jsonrpc.fields(raw) if isinstance(raw, Raw) else {}
+        if method == mcp.CANCELLED:
+            self._torn_down(params.get("requestId"))
+            return
+        request = self._request_of(method, params)
+        if request is None or request.answered.done():
+            return
+        named: Mapping[str, object] = params
+        if method == mcp.PROGRESS and request.token is not None:
+            named = {**params, "progressToken": request.token}
+        elif request.method == mcp.LISTEN:
+            named = _named(params, request.id)
+        request.take(jsonrpc.notification(method, named))
+
+    def _request_of(self, method: str, params: jsonrpc.Fields) -> _ModernRequest | None:
+        if method == mcp.PROGRESS:
+            return self._requests.get(bytes(params.get("progressToken", b"")))
+        if method == mcp.LOG:
+            wanting = [request for request in self._requests.values() if request.wants_logs]
+            return wanting[0] if len(wanting) == 1 or (wanting and self._has_one_client) else None
+        meta = jsonrpc.fields(params["_meta"]) if "_meta" in params else {}
+        return self._requests.get(bytes(meta.get(mcp.META_SUBSCRIPTION, b"")))
+
+    def _torn_down(self, id_: Raw | None) -> None:
+        """The server ended a subscription without a response, which HTTP cannot do gracefully."""
+        request = self._requests.get(bytes(id_ or b""))
+        if request is not None and request.method == mcp.LISTEN and not request.answered.done():
+            request.take(jsonrpc.result(request.id, jsonrpc.encode(_named(dict(_DONE), request.id))))
+            request.answered.set_result(None)
+
+
+def _translated(message: bytes, number: bytes, take: Take) -> tuple[bytes, _ModernRequest]:
+    """Return the request as the child gets it, and what is remembered of it."""
+    opened = jsonrpc.message(message)
+    assert isinstance(opened.id, Raw), "notifications are not translated"
+    assert opened.method is not None
+    params = jsonrpc.fields(opened.params) if isinstance(opened.params, Raw) else {}
+    meta = jsonrpc.fields(params["_meta"]) if "_meta" in params else {}
+    token = meta.get(mcp.META_PROGRESS_TOKEN)
+    if token is not None:
+        params["_meta"] = Raw(jsonrpc.encode({**meta, mcp.META_PROGRESS_TOKEN: Raw(number)}))
+    answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    wants_logs = mcp.META_LOG_LEVEL in meta
+    request = _ModernRequest(opened.id, opened.method, token, wants_logs, take, answered)
+    return jsonrpc.request(number, opened.method, params), request
+
+
+def _response(message: jsonrpc.Message, request: _ModernRequest) -> bytes:
+    """Return the response with the client's ids; raises ValueError if it is malformed."""
+    if isinstance(message.error, Raw):
+        return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (bytes(request.id), bytes(message.error))
+    if not isinstance(message.result, Raw):
+        raise ValueError("a response needs a result or an error")  # noqa: TRY004  (it is the message that is wrong)
+    if request.method == mcp.LISTEN:
+        return jsonrpc.result(request.id, jsonrpc.encode(_named(jsonrpc.fields(message.result), request.id)))
+    return jsonrpc.result(request.id, message.result)
+
+
+def _named(fields: dict[str, Raw] | dict[str, str], subscription: Raw) -> dict[str, object]:
+    """Return a result or params with the client's id of the subscription in `_meta`."""
+    raw = fields.get("_meta")
+    meta = jsonrpc.fields(raw) if isinstance(raw, Raw) else {}
+    return {**fields, "_meta": {**meta, mcp.META_SUBSCRIPTION: subscription}}

@@ -1,0 +1,177 @@
+"""One child process that several sessions share, for `mrtr-gateway wrap`: a stdio server expects one client.
+
+The first session makes the handshake. Later sessions of the same client speak to the same child without one, and it
+lives on when a session ends. Responses go to the session that asked. Everything else goes to the session with a call
+in flight that may ask the user, of which there is one at a time (`sessions.affinity: principal`).
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.process.child import Child
+from gateway.process.launcher import ChildLauncher
+from gateway.protocol import jsonrpc, mcp
+from gateway.upstream.channel import Headers, Receive
+from gateway.upstream.stdio import StdioChannel, is_message
+
+_INITIALIZED: Final = jsonrpc.notification(mcp.INITIALIZED)
+_EMPTY_RESULT: Final = b"{}"
+
+
+class ChildHolder:
+    """The child that the sessions of one route share; another client's handshake replaces it."""
+
+    def __init__(self, launcher: ChildLauncher, malformed: Callable[[], None]) -> None:
+        self.launcher = launcher
+        self.malformed = malformed
+        self._shared: SharedChild | None = None
+        self._opening = asyncio.Lock()
+
+    def connect(self) -> "SharedChannel":
+        """Return the channel of a new session."""
+        return SharedChannel(self)
+
+    async def child(self, message: bytes, headers: Headers) -> "SharedChild":
+        """Return the child that has had this handshake; raises what `StdioChannel.initialize` raises."""
+        async with self._opening:
+            shared = self._shared
+            if shared is not None and shared.message == message and not shared.child.over.done():
+                return shared
+            if shared is not None:
+                self._shared = None
+                await shared.replaced()
+            channel = StdioChannel(self.launcher, self.malformed)
+            result = await channel.initialize(message, headers)
+            seconds = self.launcher.client.timeouts.answer_seconds
+            self._shared = SharedChild(channel.child, message, result, seconds, self.malformed)
+            return self._shared
+
+    async def close(self) -> None:
+        """End the child."""
+        if self._shared is not None:
+            await self._shared.child.close()
+
+
+class SharedChild:
+    """A child after its handshake, with the channels that speak to it."""
+
+    def __init__(
+        self, child: Child, message: bytes, result: Raw, send_seconds: float, malformed: Callable[[], None]
+    ) -> None:
+        self.child = child
+        self.message = message
+        self.result = result
+        self.channels: list[SharedChannel] = []
+        self._malformed = malformed
+        self._send_seconds = send_seconds
+        self._is_initialized = False
+        self._is_replaced = False
+        self._subscribed: Counter[bytes] = Counter()
+        child.receive_with(self._hear)
+
+    def _hear(self, line: bytes) -> None:
+        if not is_message(line):
+            self._malformed()
+        elif (channel := self._channel_of(jsonrpc.message(line))) is not None:
+            channel.hear(line)
+
+    def _channel_of(self, message: jsonrpc.Message) -> "SharedChannel | None":
+        if message.method is None:
+            id_ = bytes(message.id) if isinstance(message.id, Raw) else b""
+            return next((each for each in self.channels if each.awaits(id_)), None)
+        first = self.channels[0] if self.channels else None
+        return next((each for each in self.channels if each.may_ask), first)
+
+    async def send(self, message: bytes) -> None:
+        """Write a message; the child gets `initialized` once."""
+        if message == _INITIALIZED:
+            if self._is_initialized:
+                return
+            self._is_initialized = True
+        await self.child.send(message, self._send_seconds)
+
+    def counts(self, method: str | None, uri: bytes) -> bool:
+        """Count a subscription or its end; return whether the child has to know."""
+        if method == mcp.SUBSCRIBE:
+            self._subscribed[uri] += 1
+        elif method == mcp.UNSUBSCRIBE:
+            self._subscribed[uri] -= 1
+            return self._subscribed[uri] <= 0
+        return True
+
+    async def left(self, channel: "SharedChannel") -> None:
+        """Forget a channel; a child that was replaced ends with its last one."""
+        if channel in self.channels:
+            self.channels.remove(channel)
+        await self._end_if_unused()
+
+    async def replaced(self) -> None:
+        """Take no more channels."""
+        self._is_replaced = True
+        await self._end_if_unused()
+
+    async def _end_if_unused(self) -> None:
+        if self._is_replaced and not self.channels:
+            await self.child.close()
+
+
+class SharedChannel(StdioChannel):
+    """One session in a shared child."""
+
+    def __init__(self, holder: ChildHolder) -> None:
+        super().__init__(holder.launcher, holder.malformed)
+        self._holder = holder
+        self._shared: SharedChild | None = None
+        self._id = b""
+        self.may_ask = False
+        """Whether the call in flight may ask the user."""
+
+    async def initialize(self, message: bytes, headers: Headers) -> Raw:
+        """Join the child, which may have had this handshake."""
+        shared = self._shared = await self._holder.child(message, headers)
+        self._child = shared.child
+        shared.channels.append(self)
+        return shared.result
+
+    def awaits(self, id_: bytes) -> bool:
+        """Whether the request in flight has this id."""
+        return self._call is not None and self._id == id_
+
+    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | Raw | None:
+        """Write a request and wait until it is answered, or the child ends."""
+        assert self._shared is not None, "the handshake came first"
+        opened = jsonrpc.message(message)
+        if not self._shared.counts(opened.method, _uri(opened)):
+            return Raw(_EMPTY_RESULT)
+        self._id = bytes(opened.id) if isinstance(opened.id, Raw) else b""
+        self.may_ask = opened.method in mcp.ASKING
+        try:
+            return await super().request(message, headers, receive)
+        finally:
+            if self._call is None:
+                self.may_ask = False
+
+    async def send(self, message: bytes, headers: Headers) -> None:
+        """Write an answer or a notification."""
+        assert self._shared is not None, "the handshake came first"
+        await self._shared.send(message)
+
+    async def close(self, *, end_session: bool) -> None:
+        """Leave the child, which serves the next session too."""
+        if self._shared is not None:
+            await self._shared.left(self)
+
+
+def _uri(message: jsonrpc.Message) -> bytes:
+    """Return the JSON of the URI that a request is about; empty if it has none."""
+    if message.method not in (mcp.SUBSCRIBE, mcp.UNSUBSCRIBE) or not isinstance(message.params, Raw):
+        return b""
+    try:
+        return bytes(jsonrpc.fields(message.params).get("uri", b""))
+    except (ValueError, msgspec.MsgspecError):
+        return b""

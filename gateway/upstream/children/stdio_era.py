@@ -1,0 +1,136 @@
+"""Detects whether a stdio server is modern or legacy, by asking a new child with `server/discover`.
+
+Source: specification 2026-07-28 basic/transports/stdio (Backward Compatibility): any error but a modern one comes from
+a legacy server, and so does silence. Some legacy servers end when their first message is not `initialize`. A child
+that has answered is used, whatever its era: nothing of a client has reached it.
+"""
+
+import asyncio
+import time
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.process.child import Child
+from gateway.process.launcher import ChildLauncher
+from gateway.protocol import era, jsonrpc, mcp
+from gateway.protocol.errors import CallLost, Unreachable
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
+from gateway.upstream.children.modern_stdio import ModernStdio
+from gateway.upstream.stdio import is_message
+
+log = get_logger()
+
+_PROBE_SECONDS: Final = 5.0
+"""A program that starts slowly answers late; clients wait longer than this for their first answer."""
+_UNSURE_SECONDS: Final = 60.0
+"""How long a server that did not answer counts as legacy, unless it answers a handshake."""
+_PROBE_ID: Final = b'"probe"'
+_INITIALIZE: Final = jsonrpc.request(
+    _PROBE_ID,
+    mcp.INITIALIZE,
+    {"protocolVersion": mcp.LEGACY, "capabilities": {}, "clientInfo": {"name": "mrtr-gateway", "version": "1"}},
+)
+
+
+class StdioEra:
+    """The era of one command, with the means to speak to it if it is modern."""
+
+    def __init__(
+        self, launcher: ChildLauncher, modern: ModernStdio, tasks: Tasks, metrics: Metrics, route: str
+    ) -> None:
+        self.modern = modern
+        self.known: bool | None = None
+        """Whether the server is modern; None if a probe has to find out."""
+        self._refuses_legacy: bool | None = None
+        self.launcher = launcher
+        self._tasks = tasks
+        self._metrics = metrics
+        self._route = route
+        self._probe: asyncio.Task[None] | None = None
+        self._unsure_until = 0.0
+
+    async def is_modern(self) -> bool:
+        """Return whether the server takes modern requests; requests that arrive meanwhile share one probe."""
+        if self.known is None and self._unsure_until > 0 and self.launcher.has_initialized:
+            self.known = False
+        if self.known is None and time.monotonic() > self._unsure_until:
+            if self._probe is None:
+                self._probe = self._tasks.start(self._ask(), "era probe")
+            _ = await asyncio.wait((self._probe,))
+        return bool(self.known)
+
+    async def is_modern_only(self) -> bool:
+        """Return whether the server is modern, and refuses `initialize`."""
+        if not await self.is_modern():
+            return False
+        if self._refuses_legacy is None:
+            try:
+                child = await self.launcher.take()
+                answer = await self._answer_of(child, _INITIALIZE)
+                self._tasks.spawn(child.close(), "close session")
+            except (Unreachable, CallLost):
+                return False
+            self._refuses_legacy = answer is not None and isinstance(jsonrpc.message(answer).error, Raw)
+        return self._refuses_legacy
+
+    def found_modern(self, child: Child) -> None:
+        """A child has shown in another way that the server is modern; it serves the requests from now on."""
+        self.known = True
+        self.modern.use(child)
+
+    async def _ask(self) -> None:
+        found: bool | None = None
+        try:
+            found = await self._answer()
+        except (Unreachable, CallLost):
+            pass  # the handshake of a request explains the fault
+        finally:
+            self._probe = None
+        self.known = found
+        if found is None:
+            self._unsure_until = time.monotonic() + _UNSURE_SECONDS
+        name = UpstreamEra.UNKNOWN if found is None else UpstreamEra.MODERN if found else UpstreamEra.LEGACY
+        self._metrics.era_probed(self._route, name)
+        if found is not None:
+            log.info(Event.ERA_FOUND, route=self._route, era=name)
+
+    async def _answer(self) -> bool | None:
+        child = await self.launcher.take()
+        line = await self._answer_of(child, era.discover())
+        if line is None:
+            await child.close()
+            return None
+        child.asked = False
+        found = era.verdict(200, "application/json", line)
+        if found:
+            self.launcher.initialized(child)
+            self.launcher.stop_prestarting()
+            self.modern.use(child)
+        else:
+            self.launcher.give_back(child)
+        return bool(found)
+
+    async def _answer_of(self, child: Child, request: bytes) -> bytes | None:
+        """Return the response of a child to a probe; None if it ends, or does not answer in time."""
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def receive(line: bytes) -> None:
+            if not answer.done() and is_message(line) and _is_response(line):
+                answer.set_result(line)
+
+        child.receive_with(receive)
+        child.asked = True  # a server that ends because of the probe is not a failure
+        await child.send(request, self.launcher.client.timeouts.answer_seconds)
+        _ = await asyncio.wait((answer, child.over), timeout=_PROBE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        return answer.result() if answer.done() else None
+
+
+def _is_response(line: bytes) -> bool:
+    try:
+        message = jsonrpc.message(line)
+    except (ValueError, msgspec.MsgspecError):
+        return False
+    return message.method is None and isinstance(message.id, Raw) and bytes(message.id) == _PROBE_ID

@@ -1,0 +1,122 @@
+"""SIGKILL of the replica that holds the stream of a legacy client before a modern server.
+
+Three replicas stand behind a round robin, so no two requests of the client's session reach the same one.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import pytest_asyncio
+
+from tests.chaos.stage import steps
+from tests.parts.clients.drive import HERE
+from tests.parts.launch import PARTS, OldServer, old_server
+from tests.support.cluster import Cluster, cluster, installed
+from tests.support.gateway_process import Gateway
+
+PROGRAM: Final = PARTS / "py130" / "bin" / "python"
+DEADLINE_SECONDS: Final = 40.0
+MIRRORED: Final = "mcp_gateway_mirrored_calls"
+ANN: Final = 'accept:{"name":"Ann"}'
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.skipif(not PROGRAM.exists(), reason="scripts/parts has not been run"),
+    pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light"),
+]
+
+
+@dataclass(frozen=True)
+class Stage:
+    server: OldServer
+    c: Cluster
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    ephemeral: list[str] = getattr(request, "param", [])
+    route = {"era": "mirror", "ephemeral": ephemeral}
+    async with old_server("modern-py") as server, cluster(server.url, route=route) as c:
+        yield Stage(server, c)
+
+
+class Legacy:
+    """The Python SDK 1.30 with one call; it answers questions when the gate is open."""
+
+    def __init__(self, directory: Path) -> None:
+        self.gate = directory / "gate"
+        self.process: asyncio.subprocess.Process
+
+    async def call(self, url: str, tool: str, arguments: dict[str, Any]) -> None:
+        script = HERE / "old_py_client.py"
+        self.process = await asyncio.create_subprocess_exec(
+            *(PROGRAM, script, "--gate", self.gate, url),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([[tool, arguments]]).encode())
+        self.process.stdin.close()
+
+    async def has(self, what: str) -> None:
+        """Wait until it is asked, or has heard of progress."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not self.gate.with_name(f"gate.{what}").exists():
+                await asyncio.sleep(0.02)
+
+    async def text(self) -> str:
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            out, err = await asyncio.gather(self.process.stdout.read(), self.process.stderr.read())
+        assert await self.process.wait() == 0, err.decode()
+        (text,) = json.loads(out)
+        return str(text)
+
+
+async def owner(c: Cluster) -> Gateway:
+    """The replica that holds the one mirrored call."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while True:
+            for replica in c.replicas:
+                if await replica.metric(MIRRORED) == 1:
+                    return replica
+            await asyncio.sleep(0.02)
+
+
+async def test_a_client_gets_its_result_if_the_replica_dies_with_a_question_open(stage: Stage, tmp_path: Path) -> None:
+    client = Legacy(tmp_path)
+    await client.call(stage.c.url, "ask", {"question": "Who?"})
+    await client.has("asked")
+    await (await owner(stage.c)).kill()
+    client.gate.touch()
+    assert await client.text() == ANN
+    assert len(stage.server.ledger("run", "ask")) == 2, "each round ran once"
+    assert len(stage.server.ledger("finished", "ask")) == 2
+    assert (await steps(replica for replica in stage.c.replicas if replica.alive))["resumed"] == 1
+
+
+async def test_a_call_that_was_running_is_lost_with_its_replica(stage: Stage, tmp_path: Path) -> None:
+    client = Legacy(tmp_path)
+    await client.call(stage.c.url, "progress", {"steps": 3, "delay_seconds": 1})
+    await client.has("progressed")
+    await (await owner(stage.c)).kill()
+    assert "may have had effects" in await client.text()
+    assert len(stage.server.ledger("run", "progress")) == 1
+
+
+@pytest.mark.parametrize("stage", [["progress"]], indirect=True)
+async def test_an_ephemeral_call_that_was_running_is_run_again(stage: Stage, tmp_path: Path) -> None:
+    client = Legacy(tmp_path)
+    await client.call(stage.c.url, "progress", {"steps": 3, "delay_seconds": 1})
+    await client.has("progressed")
+    await (await owner(stage.c)).kill()
+    assert await client.text() == "done"
+    assert len(stage.server.ledger("run", "progress")) == 2

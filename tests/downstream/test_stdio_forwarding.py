@@ -1,0 +1,198 @@
+"""Modern requests over HTTP to a modern server that is a child (with a fake server)."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from gateway.protocol import mcp
+from tests.support.gateway_process import Gateway, gateway
+from tests.support.host import META, call, fake, initialize, legacy, modern
+
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
+
+SECONDS: Final = 20.0
+PASSED: Final = "mcp_gateway_passed_through_total"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gw() -> AsyncIterator[Gateway]:
+    async with gateway({"command": fake("fake_modern_stdio.py")}) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as found:
+        yield found
+
+
+def headers(message: dict[str, Any], **more: str) -> dict[str, str]:
+    own = {
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        mcp.PROTOCOL_VERSION: mcp.MODERN,
+        mcp.METHOD_HEADER: message["method"],
+    }
+    if "name" in message["params"]:
+        own[mcp.NAME_HEADER] = message["params"]["name"]
+    return own | more
+
+
+async def post(
+    http: aiohttp.ClientSession, gw: Gateway, message: dict[str, Any], **more: str
+) -> tuple[int, list[dict[str, Any]]]:
+    """Send a request; return the status and the messages of the reply."""
+    async with asyncio.timeout(SECONDS):
+        async with http.post(gw.url, json=message, headers=headers(message, **more)) as reply:
+            body = (await reply.read()).decode()
+    if reply.content_type != "text/event-stream":
+        return reply.status, [json.loads(body)]
+    lines = [line.removeprefix("data: ") for line in body.split("\n") if line.startswith("data: ")]
+    return reply.status, [json.loads(line) for line in lines]
+
+
+async def text(http: aiohttp.ClientSession, gw: Gateway, message: dict[str, Any]) -> str:
+    status, (answer,) = await post(http, gw, message)
+    assert status == 200
+    said: str = answer["result"]["content"][0]["text"]
+    return said
+
+
+async def test_a_request_passes_to_the_child_and_its_answer_has_the_id_of_the_client(
+    gw: Gateway, http: aiohttp.ClientSession
+) -> None:
+    status, (answer,) = await post(http, gw, call("echo", "an id", x=1))
+    assert (status, answer["id"]) == (200, "an id")
+    assert answer["result"]["content"][0]["text"] == '{"x": 1}'
+    assert await gw.metric(PASSED, era="modern", outcome="answered") >= 1
+
+
+async def test_clients_with_equal_ids_and_tokens_are_not_confused(gw: Gateway, http: aiohttp.ClientSession) -> None:
+    meta = {"progressToken": 1}
+    async with asyncio.TaskGroup() as group:
+        later = [group.create_task(post(http, gw, call("later", 1))) for _ in range(3)]
+        while await text(http, gw, call("now", 1)) and not all(task.done() for task in later):
+            pass
+        told = [group.create_task(post(http, gw, call("progress", 1, meta=meta))) for _ in range(3)]
+    assert [task.result()[1][0]["result"]["content"][0]["text"] for task in later] == ["later"] * 3
+    for task in told:
+        _, (progress, answer) = task.result()
+        assert progress["params"] == {"progressToken": 1, "progress": 1}
+        assert answer["id"] == 1
+
+
+async def test_all_clients_share_one_child(gw: Gateway, http: aiohttp.ClientSession) -> None:
+    mine = await text(http, gw, call("pid"))
+    _, (answer,) = await post(http, gw, call("pid"), Authorization="Bearer another")
+    assert answer["result"]["content"][0]["text"] == mine
+
+
+async def test_a_log_message_reaches_the_only_request_that_wants_logs(
+    gw: Gateway, http: aiohttp.ClientSession
+) -> None:
+    _, messages = await post(http, gw, call("log", meta={META + "logLevel": "info"}))
+    assert [each.get("method") for each in messages] == ["notifications/message", None]
+    _, messages = await post(http, gw, call("log"))
+    assert len(messages) == 1
+
+
+async def test_a_client_that_leaves_cancels_its_request(gw: Gateway, http: aiohttp.ClientSession) -> None:
+    message = call("later", 1)
+    before = int(await text(http, gw, call("cancelled")))
+    leaving = asyncio.get_running_loop().create_task(post(http, gw, message))
+    while not (waiting := int(await text(http, gw, call("waiting")))):
+        pass
+    assert waiting == 1, "the child has it"
+    leaving.cancel()
+    _ = await asyncio.wait((leaving,))
+    async with asyncio.timeout(SECONDS):
+        while int(await text(http, gw, call("cancelled"))) == before:
+            pass
+
+
+async def test_a_subscription_gets_its_changes_under_the_clients_own_id(
+    gw: Gateway, http: aiohttp.ClientSession
+) -> None:
+    listen = modern("subscriptions/listen", 7, notifications={"toolsListChanged": True})
+    async with asyncio.timeout(SECONDS), http.post(gw.url, json=listen, headers=headers(listen)) as reply:
+        heard = [json.loads(line[6:]) async for line in until(reply, 1)]
+        assert heard[0]["params"]["_meta"] == {META + "subscriptionId": 7}
+        _ = await text(http, gw, call("change"))
+        (changed,) = [json.loads(line[6:]) async for line in until(reply, 1)]
+        assert changed["method"] == "notifications/tools/list_changed"
+        assert changed["params"]["_meta"] == {META + "subscriptionId": 7}
+        _ = await text(http, gw, call("tear_down"))
+        (last,) = [json.loads(line[6:]) async for line in until(reply, 1)]
+        assert last == {
+            "jsonrpc": "2.0",
+            "id": 7,
+            "result": {"resultType": "complete", "_meta": {META + "subscriptionId": 7}},
+        }
+
+
+async def until(reply: aiohttp.ClientResponse, count: int) -> AsyncIterator[bytes]:
+    """The next data lines of a stream."""
+    while count:
+        line = await reply.content.readline()
+        if line.startswith(b"data: "):
+            count -= 1
+            yield line
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({mcp.METHOD_HEADER: "tools/list"}, mcp.HEADER_MISMATCH),
+        ({mcp.NAME_HEADER: "die"}, mcp.HEADER_MISMATCH),
+        ({mcp.PROTOCOL_VERSION: "2027-01-01"}, mcp.HEADER_MISMATCH),
+    ],
+)
+async def test_a_header_that_differs_from_the_body_is_refused_here(
+    more: dict[str, str], code: int, gw: Gateway, http: aiohttp.ClientSession
+) -> None:
+    status, (answer,) = await post(http, gw, call("echo"), **more)
+    assert (status, answer["error"]["code"]) == (400, code)
+
+
+async def test_errors_of_the_child_have_the_status_of_a_modern_server(
+    gw: Gateway, http: aiohttp.ClientSession
+) -> None:
+    status, (answer,) = await post(http, gw, modern("no/such", 1))
+    assert (status, answer["error"]["code"]) == (404, mcp.METHOD_NOT_FOUND)
+    status, (answer,) = await post(http, gw, call("nobody", 1))
+    assert (status, answer["error"]["code"]) == (200, mcp.INVALID_PARAMS)
+
+
+async def test_requests_of_a_child_that_dies_are_lost_and_the_next_one_starts_another(
+    gw: Gateway, http: aiohttp.ClientSession
+) -> None:
+    before = await text(http, gw, call("pid"))
+    _, (lost,) = await post(http, gw, call("die", 3))
+    assert lost["id"] == 3
+    assert "may have had effects" in lost["error"]["message"]
+    assert await text(http, gw, call("pid")) != before
+
+
+async def test_a_legacy_client_of_a_modern_only_child_is_mirrored(gw: Gateway, http: aiohttp.ClientSession) -> None:
+    accept = {"Accept": "application/json, text/event-stream"}
+    async with asyncio.timeout(SECONDS):
+        async with http.post(gw.url, json=initialize(), headers=accept) as reply:
+            assert reply.status == 200
+            session = {mcp.SESSION_ID: reply.headers[mcp.SESSION_ID], **accept}
+        echo = legacy("tools/call", 1, name="echo", arguments={"x": 1})
+        async with http.post(gw.url, json=echo, headers=session) as reply:
+            assert '{\\"x\\": 1}' in await reply.text()
+
+
+async def test_the_route_may_name_the_legacy_side_of_a_command() -> None:
+    async with (
+        gateway({"command": fake("fake_stdio.py")}, route={"era": "bridge"}) as gw,
+        aiohttp.ClientSession() as http,
+    ):
+        assert await text(http, gw, call("echo", x=1)) == '{"x": 1}'
+        assert not gw.log("era.found")

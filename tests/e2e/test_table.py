@@ -1,0 +1,230 @@
+"""The table of eras and transports: any client with any server, through the gateway; it is printed at the end.
+
+A row is what the client speaks, a column what the server speaks. Each cell plays `scenario.py` or `scenario.mjs`: a
+list, a call with progress, a form, three questions at once, sampling, a cancellation, an error, an unknown tool.
+Hosts that speak stdio start `mrtr-gateway wrap`; the others call `mrtr-gateway serve`.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import pytest
+
+from tests.e2e.matrix import KINDS
+from tests.parts.clients.drive import HERE, available
+from tests.parts.launch import NODE, NODE_MODULES, PARTS, REPOSITORY, OldServer, old_server, stdio_server
+from tests.support import tables
+from tests.support.gateway_process import gateway
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.skipif(not all(map(available, KINDS)), reason="scripts/parts has not been run"),
+]
+
+Row = Literal["modern HTTP", "modern stdio", "old HTTP", "old HTTP+SSE", "old stdio"]
+Column = Literal["old HTTP", "old HTTP+SSE", "old stdio", "modern HTTP", "modern stdio"]
+DEADLINE_SECONDS: Final = 45.0
+FORM: Final = 'accept:{"name":"Ann"}'
+MISSING: Final = {"ask_many", "fail"}
+TOOLS: Final = {"ask", "ask_many", "echo", "fail", "hang", "progress", "sample"}
+
+
+DUAL: Final = {"two at once": "refused", "error": "refused"}
+"""These servers have no such tools; what they say of that is up to them."""
+
+
+class Client(NamedTuple):
+    """A published client."""
+
+    row: Row
+    command: Sequence[str | Path]
+    """Up to the transport."""
+    proxy: Sequence[str | Path] = ()
+    """A published program between its stdio and the URL of the gateway."""
+
+
+class Server(NamedTuple):
+    """A published server, by its name in `parts.launch`."""
+
+    column: Column
+    name: str
+    flags: Sequence[str] = ()
+    era: str | None = None
+    """The route's `era`, where `auto` would choose the side of the server that cannot ask."""
+    differs: Mapping[str, Any] = {}
+    """The outcomes of steps that this server ends in another way."""
+
+
+def python(environment: str, *flags: str) -> Sequence[str | Path]:
+    return PARTS / environment / "bin" / "python", HERE / "scenario.py", *flags
+
+
+def typescript(*flags: str) -> Sequence[str | Path]:
+    return NODE, HERE / "scenario.mjs", *flags
+
+
+CLIENTS: Final[dict[str, Client]] = {
+    "mcp 2.3, HTTP": Client("modern HTTP", python("modern")),
+    "mcp 2.3, stdio": Client("modern stdio", python("modern")),
+    "mcp 1.30, HTTP": Client("old HTTP", python("py130")),
+    "mcp 1.30, HTTP+SSE": Client("old HTTP+SSE", python("py130")),
+    "mcp 1.30, stdio": Client("old stdio", python("py130")),
+}
+"""One for each row; these play with every server."""
+MORE_CLIENTS: Final[dict[str, Client]] = {
+    "client 2.4, HTTP": Client("modern HTTP", typescript("--sdk", "2")),
+    "client 2.4, stdio": Client("modern stdio", typescript("--sdk", "2")),
+    "mcp 1.10, HTTP": Client("old HTTP", python("py110")),
+    "mcp 2.3 legacy, HTTP": Client("old HTTP", python("modern", "--era", "legacy")),
+    "sdk 1.32, HTTP": Client("old HTTP", typescript()),
+    "client 2.4 legacy, HTTP": Client("old HTTP", typescript("--sdk", "2", "--era", "legacy")),
+    "mcp-remote 0.15": Client("old HTTP", python("py130"), (NODE, NODE_MODULES / ".bin" / "mcp-remote")),
+    "sdk 1.32, HTTP+SSE": Client("old HTTP+SSE", typescript()),
+    "mcp 1.10, stdio": Client("old stdio", python("py110")),
+    "mcp 2.3 legacy, stdio": Client("old stdio", python("modern", "--era", "legacy")),
+    "sdk 1.32, stdio": Client("old stdio", typescript()),
+    "client 2.4 legacy, stdio": Client("old stdio", typescript("--sdk", "2", "--era", "legacy")),
+}
+"""These play with a legacy and with a modern server."""
+SERVERS: Final[dict[str, Server]] = {
+    "mcp 1.30, HTTP": Server("old HTTP", "py130"),
+    "mcp 1.30, HTTP+SSE": Server("old HTTP+SSE", "py130-sse"),
+    "mcp 1.30, stdio": Server("old stdio", "py130"),
+    "server 2.4, HTTP": Server("modern HTTP", "modern-ts"),
+    "server 2.4, stdio": Server("modern stdio", "modern-ts"),
+}
+"""One for each column; these play with every client of a row."""
+MORE_SERVERS: Final[dict[str, Server]] = {
+    "sdk 1.32, HTTP": Server("old HTTP", "ts132"),
+    "fastmcp 3, HTTP": Server("old HTTP", "fm3"),
+    "sdk 1.32, HTTP+SSE": Server("old HTTP+SSE", "ts132-sse"),
+    "sdk 1.32, stdio": Server("old stdio", "ts132"),
+    "fastmcp 3, stdio": Server("old stdio", "fm3"),
+    "mcp 2.3, HTTP": Server("modern HTTP", "modern-py", era="mirror"),
+    "mcp 2.3, stdio": Server("modern stdio", "modern-py", era="mirror"),
+    "mcp 2.3 dual, HTTP": Server("old HTTP", "dual-py", era="bridge", differs=DUAL),
+    "mcp 2.3 dual, stdio": Server("old stdio", "dual-py", era="bridge", differs=DUAL),
+    "fastmcp 4 dual, HTTP": Server("old HTTP", "dual-fm4", era="bridge", differs=DUAL),
+    "server 2.4 dual, stdio": Server("modern stdio", "modern-ts", ("--legacy",), era="mirror"),
+}
+"""These play with a modern and with a legacy client, over stdio and over HTTP."""
+TRANSPORTS: Final[dict[Row, str]] = {
+    "modern HTTP": "http",
+    "modern stdio": "stdio",
+    "old HTTP": "http",
+    "old HTTP+SSE": "sse",
+    "old stdio": "stdio",
+}
+ALL_CLIENTS: Final = CLIENTS | MORE_CLIENTS
+ALL_SERVERS: Final = SERVERS | MORE_SERVERS
+UNFINISHED: Final[dict[tuple[str, str], str]] = {}
+"""What does not work, with the reason, by client and server."""
+
+
+def cell(client: str, server: str) -> Any:
+    """One parameter of the test."""
+    reason = UNFINISHED.get((client, server))
+    marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
+    return pytest.param(client, server, marks=marks, id=f"{client} - {server}")
+
+
+CELLS: Final = [
+    *((client, server) for client in CLIENTS for server in SERVERS),
+    *((client, server) for client in MORE_CLIENTS for server in ("mcp 1.30, HTTP", "server 2.4, stdio")),
+    *((client, server) for client in ("mcp 2.3, stdio", "mcp 1.30, HTTP") for server in MORE_SERVERS),
+]
+
+
+@pytest.mark.parametrize(("client", "server"), [cell(*names) for names in CELLS])
+async def test_any_client_plays_the_scenario_with_any_server(
+    client: str, server: str, request: pytest.FixtureRequest
+) -> None:
+    who, what = ALL_CLIENTS[client], ALL_SERVERS[server]
+    said = tables.words(request.config, tables.TABLE, who.row, what.column)
+    said[f"{client} - {server}"] = "FAILED"
+    async with serving(what) as (running, upstream):
+        outcomes = await played(who, what, running, upstream)
+    wanted = {**expected(outcomes), **what.differs}
+    assert {step: outcomes.get(step) for step in wanted} | what.differs == wanted
+    assert (TOOLS - MISSING if what.differs else TOOLS).issubset(outcomes["list"])
+    assert len(running.ledger("cancelled", "hang")) <= 1
+    assert len(running.ledger("run", "hang")) <= 1
+    said[f"{client} - {server}"] = "ok"
+
+
+def expected(outcomes: Mapping[str, Any]) -> dict[str, Any]:
+    """What every step gives; the list differs from server to server."""
+    many = {"elicit": FORM, "sample": "sampled", "roots": ["file:///project"]}
+    return {
+        "list": outcomes.get("list"),
+        "progress": ["done", [1.0, 2.0, 3.0]],
+        "form": FORM,
+        "two at once": json.dumps(many, separators=(",", ":")),
+        "sampling": "sampled",
+        "cancel": "cancelled",
+        "error": [True, "bad luck"],
+        "unknown tool": "refused",
+    }
+
+
+@asynccontextmanager
+async def serving(server: Server) -> AsyncIterator[tuple[OldServer, dict[str, Any]]]:
+    """Run a server, or prepare it for the gateway to run; give the `upstream` of a route."""
+    if server.column.endswith("stdio"):
+        with stdio_server(server.name, *server.flags) as (running, upstream):
+            yield running, upstream
+    else:
+        async with old_server(server.name, *server.flags) as running:
+            yield running, {"url": running.url}
+
+
+async def played(client: Client, server: Server, running: OldServer, upstream: dict[str, Any]) -> dict[str, Any]:
+    """The outcomes of the steps."""
+    transport = TRANSPORTS[client.row]
+    ledger = ("--ledger", running.directory / "ledger")
+    route = {"era": server.era} if server.era else {}
+    if transport != "stdio":
+        async with gateway(upstream, route=route) as gw:
+            if client.proxy:
+                with tempfile.TemporaryDirectory(prefix="mrtr-remote-") as home:
+                    kept = {"MCP_REMOTE_CONFIG_DIR": home}
+                    program = (*client.proxy, gw.url, "--allow-http")
+                    return await outcomes_of(*client.command, *ledger, "stdio", *program, environment=kept)
+            return await outcomes_of(*client.command, *ledger, transport, gw.url)
+    with tempfile.TemporaryDirectory(prefix="mrtr-wrap-") as directory:
+        config = Path(directory) / "wrap.yaml"
+        config.write_text(json.dumps({"routes": [{"upstream": upstream, **route}], "log": {"format": "json"}}))
+        wrap = (sys.executable, "-m", "gateway", "wrap", "--config", config)
+        return await outcomes_of(*client.command, *ledger, transport, *wrap)
+
+
+async def outcomes_of(*command: str | Path, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run a client; it must end by itself, and the gateway's log, if it is in its stderr, must have no error."""
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command),
+        cwd=REPOSITORY,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"MRTR_NODE_MODULES": str(NODE_MODULES), "PYTHONUNBUFFERED": "1"} | dict(environment or {}),
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            _ = await process.wait()
+    assert process.returncode == 0, out + err
+    assert b'"level": "error"' not in err, err.decode(errors="replace")
+    outcomes: dict[str, Any] = json.loads(out.decode().strip().split("\n")[-1])
+    return outcomes

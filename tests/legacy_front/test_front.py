@@ -1,0 +1,434 @@
+"""Client sessions that end at the gateway: their ids, their streams, their ends."""
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from gateway.config import parse
+from gateway.legacy_front import session_ids
+from gateway.legacy_front.session_ids import QUERY
+from gateway.protocol import mcp
+from gateway.seal.cipher import Keyring
+from tests.support import workbench
+from tests.support.fake_peer import KEY
+from tests.support.fake_sse import FakeSse, Message
+from tests.support.fake_sse import Stream as Upstream
+from tests.support.fake_upstream import FakeUpstream
+from tests.support.legacy_client import LegacyClient, SseClient, later
+from tests.support.stand import Start
+from tests.support.workbench import Stand, configuration, eventually, jwt
+
+DONE = {"content": [{"type": "text", "text": "done"}]}
+SESSIONS = "mcp_gateway_client_sessions"
+
+
+async def silent(_fake: FakeSse, _stream: Upstream, _message: Message) -> None:
+    """Accept a call; the test says the rest."""
+
+
+@pytest.fixture
+async def stand(begin: Start, sse_server: FakeSse) -> Stand:
+    return await begin(**before(sse_server))
+
+
+def before(server: FakeSse, **more: Any) -> dict[str, Any]:
+    """The sections of a gateway before a server of HTTP+SSE."""
+    return {"route": {"upstream": {"url": server.url, "transport": "sse"}}, **more}
+
+
+def ask(server: FakeSse, id_: Any = "q", stream: int = 0) -> None:
+    server.streams[stream].say(id=id_, method="elicitation/create", params={"message": "Who?"})
+
+
+def finish(server: FakeSse, id_: int = 1, stream: int = 0) -> None:
+    server.streams[stream].say(id=id_, result=DONE)
+
+
+def answer(id_: int = 1) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": id_, "result": DONE}
+
+
+# -- ids --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_session_of_another_caller_does_not_exist(stand: Stand, sse_server: FakeSse) -> None:
+    client = await LegacyClient(stand, authorization="Bearer ann").initialize()
+    for authorization in ("Bearer bob", None):
+        client.headers["Authorization"] = authorization or ""
+        if authorization is None:
+            del client.headers["Authorization"]
+        assert (await client.post({"id": 1, "method": "ping"}))[0] == 404
+        assert (await client.listen()).status == 404
+        assert await client.end() == 404
+    client.headers["Authorization"] = "Bearer ann"
+    assert (await client.post({"id": 1, "method": "ping"}))[0] == 200
+    assert await client.end() == 200
+
+
+async def test_a_refreshed_token_of_the_same_caller_continues_the_session(begin: Start, sse_server: FakeSse) -> None:
+    stand = await begin(**before(sse_server))
+    client = await LegacyClient(stand, authorization=jwt(iss="i", sub="ann", exp=1)).initialize()
+    client.headers["Authorization"] = jwt(iss="i", sub="ann", exp=2)
+    assert (await client.post({"id": 1, "method": "ping"}))[0] == 200
+    assert sse_server.posts[-1][0]["Authorization"] == client.headers["Authorization"]
+    assert await client.end() == 200
+
+
+def forged() -> list[str]:
+    ring = Keyring((KEY,), session_ids.PURPOSE)
+    other = Keyring((bytes(32),), session_ids.PURPOSE)
+    return [
+        "mrtr1.",
+        "mrtr1.x.y",
+        "mrtr1." + "a" * 5000,
+        ring.seal(b""),
+        ring.seal(b"\x93\x01\x02\x03"),
+        other.seal(b"x"),
+        Keyring((KEY,), "state").seal(b"x"),
+        "abc",
+    ]
+
+
+@pytest.mark.parametrize("id_", forged(), ids=range(len(forged())))
+async def test_a_made_up_id_names_no_session(id_: str, stand: Stand, sse_server: FakeSse) -> None:
+    client = LegacyClient(stand)
+    client.headers[mcp.SESSION_ID] = id_
+    status, _, _ = await client.post({"id": 1, "method": "ping"})
+    assert status in (404, 405), "no session of the gateway, and none of the server's"
+    if id_.startswith("mrtr1."):
+        assert status == 404
+        del client.headers[mcp.SESSION_ID]
+        assert (await client.post({"id": 1, "method": "ping"}, f"{client.url}?{QUERY}={id_}"))[0] == 404
+    assert sse_server.streams == []
+
+
+async def test_an_id_is_good_on_its_own_route_only(begin: Start, sse_server: FakeSse) -> None:
+    upstream = {"url": sse_server.url, "transport": "sse"}
+    stand = await begin(routes=[{"path": "/mcp", "upstream": upstream}, {"path": "/two", "upstream": upstream}])
+    client = await LegacyClient(stand).initialize()
+    status, _, _ = await client.post({"id": 1, "method": "ping"}, stand.url.replace("/mcp", "/two"))
+    assert status == 404
+    assert await client.end() == 200
+    assert (await client.post({"id": 1, "method": "ping"}))[0] == 404
+    assert stand.metric("mcp_gateway_state_rejected_total", reason="other_route") == 1
+
+
+async def test_a_key_that_was_rotated_out_goes_on_opening_ids(begin: Start, sse_server: FakeSse) -> None:
+    stand = await begin(**before(sse_server))
+    client = await LegacyClient(stand).initialize()
+    keys = {"keys": [base64.b64encode(bytes(range(1, 33))).decode()], "session_keys": [workbench.KEY]}
+    for state, status in ((keys, 200), ({"keys": keys["keys"]}, 404)):
+        tree = configuration(sse_server.url, **before(sse_server, state=state))
+        stand.gateway.apply(parse(tree, "test", {}))
+        assert (await client.post({"id": 1, "method": "ping"}))[0] == status
+
+
+async def test_an_id_of_a_server_behind_the_gateway_passes_through(begin: Start, upstream: FakeUpstream) -> None:
+    """The server may be a gateway itself, whose ids look like ours."""
+    stand = await begin()
+    client = LegacyClient(stand)
+    client.headers[mcp.SESSION_ID] = Keyring((bytes(32),), session_ids.PURPOSE).seal(b"x")
+    _ = await client.post({"id": 1, "method": "ping"})
+    assert upstream.seen[-1].headers[mcp.SESSION_ID] == client.headers[mcp.SESSION_ID]
+
+
+# -- messages of clients ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"{", 400, mcp.PARSE_ERROR),
+        (b"[" * 1000, 400, mcp.PARSE_ERROR),
+        (b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]', 400, mcp.INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}', 400, mcp.INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","id":1.5,"method":"ping"}', 400, mcp.INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","id":null,"method":"ping"}', 400, mcp.INVALID_REQUEST),
+        (b'{"jsonrpc":"1.0","id":1,"method":"ping"}', 400, mcp.INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","id":1}', 400, mcp.INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping","result":{}}', 400, mcp.INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","result":{}}', 400, mcp.INVALID_REQUEST),
+        (b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}', 400, mcp.INVALID_REQUEST),
+    ],
+)
+async def test_a_message_that_is_none_never_reaches_the_server(
+    body: bytes, status: int, code: int, stand: Stand, sse_server: FakeSse
+) -> None:
+    client = await LegacyClient(stand).initialize()
+    await sse_server.heard(mcp.INITIALIZED)
+    found, _, (error,) = await client.post(body)
+    assert (found, error["error"]["code"]) == (status, code)
+    assert len(sse_server.posts) == 2
+    assert await client.end() == 200
+
+
+async def test_two_open_requests_cannot_have_the_same_id(stand: Stand, sse_server: FakeSse) -> None:
+    sse_server.tool = silent
+    client = await LegacyClient(stand).initialize()
+    first = later(client.post({"id": "a", "method": mcp.TOOLS_CALL, "params": {}}))
+    await sse_server.heard(mcp.TOOLS_CALL)
+    status, _, (error,) = await client.post(b'{"jsonrpc":"2.0","id":"\\u0061","method":"tools/call","params":{}}')
+    assert (status, error["error"]["code"]) == (400, mcp.INVALID_REQUEST)
+    sse_server.streams[0].say(id="a", result=DONE)
+    assert (await first)[2][0]["result"] == DONE
+    assert len(await sse_server.heard(mcp.TOOLS_CALL)) == 1
+    assert await client.end() == 200
+
+
+async def test_a_session_over_http_sse_begins_with_initialize(begin: Start, upstream: FakeUpstream) -> None:
+    stand = await begin(route={"upstream": {"url": upstream.url, "transport": "streamable-http"}})
+    client = await SseClient(stand).connect()
+    assert (await client.post({"id": 1, "method": "ping"}))[0] == 400
+    assert upstream.seen == []
+    client.stream.close()
+    await eventually(lambda: stand.metric(SESSIONS) == 0)
+
+
+async def test_a_stream_on_which_no_session_begins_ends(begin: Start, upstream: FakeUpstream) -> None:
+    http = {"route": {"upstream": {"url": upstream.url, "transport": "streamable-http"}}}
+    stand = await begin(**http, limits={"receive_seconds": 0.01})
+    client = await SseClient(stand).connect()
+    assert await client.stream.rest() == []
+    assert stand.metric(SESSIONS) == 0
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_of_2025_11_25_comes_back_for_what_it_missed(stand: Stand, sse_server: FakeSse) -> None:
+    sse_server.tool = silent
+    client = await LegacyClient(stand).initialize()
+    calling = later(client.call())
+    await sse_server.heard(mcp.TOOLS_CALL)
+    ask(sse_server)
+    call = await calling
+    priming = await call.event()
+    assert priming is not None
+    assert (priming.data, bool(priming.id)) == (b"", True)
+    asked = await call.message()
+    call.close()
+    sse_server.streams[0].say(method=mcp.LOG, params={"level": "info", "data": "missed"})
+    again = await client.listen(call.last)
+    assert (await again.message())["params"]["data"] == "missed"
+    again.close()
+    assert await client.answer(asked) == 202
+    await sse_server.heard("answer")
+    await eventually(lambda: stand.gateway.downstream.front.in_flight == 0, "the gateway has noticed")
+    finish(sse_server)
+    await eventually(lambda: stand.gateway.downstream.front.sessions.open_requests == 0)
+    for _ in range(2):  # the end of the stream may be lost too
+        assert await (await client.listen(again.last)).rest() == [answer()]
+    assert [each["id"] for each in await (await client.listen(priming.id)).rest() if "id" in each] == ["q", 1]
+    assert await client.end() == 200
+
+
+async def test_an_older_client_gets_no_event_ids_and_its_questions_on_the_stream_that_it_has(
+    begin: Start, sse_server: FakeSse
+) -> None:
+    sse_server.tool, sse_server.version = silent, "2025-06-18"
+    stand = await begin(**before(sse_server))
+    client = await LegacyClient(stand, "2025-06-18").initialize()
+    calling = later(client.call())
+    await sse_server.heard(mcp.TOOLS_CALL)
+    sse_server.streams[0].say(method=mcp.LOG, params={"level": "info", "data": "x"})
+    call = await calling
+    event = await call.event()
+    assert event is not None
+    assert (bool(event.data), event.id) == (True, None)
+    call.close()
+    stream = await client.listen()
+    await eventually(lambda: stand.gateway.downstream.front.in_flight == 1)
+    ask(sse_server)
+    assert (await stream.message())["id"] == "q"
+    finish(sse_server)
+    assert (await client.post({"id": 2, "method": "ping"}))[0] == 200
+    assert await client.end() == 200
+    assert await stream.rest() == [], "the answer to the call that the client left is dropped"
+
+
+@pytest.mark.parametrize("place", ["0", "0-", "-1", "9-1", "1-99", "1-1-1", "x" * 9000, "0-" + "9" * 5000, "²-1"])
+async def test_an_event_id_that_names_nothing_gets_no_stream(place: str, stand: Stand) -> None:
+    client = await LegacyClient(stand).initialize()
+    assert (await client.listen(place)).status in (400, 405)
+    assert await client.end() == 200
+
+
+async def test_a_new_standalone_stream_takes_over_from_the_one_before(stand: Stand, sse_server: FakeSse) -> None:
+    client = await LegacyClient(stand).initialize()
+    first = await client.listen()
+    assert await first.event() is not None
+    second = await client.listen()
+    assert await first.rest() == []
+    ask(sse_server)
+    assert (await second.message())["id"] == "q"
+    assert await client.end() == 200
+
+
+async def test_a_result_after_a_notification_comes_in_the_same_stream(stand: Stand, sse_server: FakeSse) -> None:
+    async def tool(_: FakeSse, stream: Upstream, message: Message) -> None:
+        stream.say(method=mcp.LOG, params={"level": "info", "data": "x"})
+        stream.say(id=message["id"], result=DONE)
+
+    sse_server.tool = tool
+    client = await LegacyClient(stand).initialize()
+    _, headers, (log, result) = await client.post(client.call_message())
+    assert headers["Content-Type"] == "text/event-stream"
+    assert (log["method"], result) == (mcp.LOG, answer())
+    assert await client.end() == 200
+
+
+async def test_messages_that_no_client_reads_end_the_session_at_the_limit(begin: Start, sse_server: FakeSse) -> None:
+    limits = {"replay_bytes": 1, "event_bytes": 20_000, "body_bytes": 20_000}
+    stand = await begin(**before(sse_server, limits=limits))
+    client = await LegacyClient(stand).initialize()
+    other = await LegacyClient(stand).initialize()
+    await sse_server.heard(mcp.INITIALIZED, 2)
+    for number in range(3):
+        sse_server.streams[0].say(id=number, method="roots/list", params={"x": "x" * 9000})
+    await sse_server.streams[0].closed.wait()
+    assert (await client.post({"id": 1, "method": "ping"}))[0] == 404
+    assert (await other.post({"id": 1, "method": "ping"}))[0] == 200
+    assert stand.gateway.metrics.budgets()["limits.replay_bytes"].given_way == 1
+    assert await other.end() == 200
+
+
+async def test_notifications_that_no_client_reads_make_room_for_newer_ones(begin: Start, sse_server: FakeSse) -> None:
+    stand = await begin(**before(sse_server, limits={"behind_bytes": 1000}))
+    client = await LegacyClient(stand).initialize()
+    for number in range(20):
+        params = {"level": "info", "data": f"{number:0500}"}
+        sse_server.streams[0].say(method=mcp.LOG, params=params)
+    ask(sse_server)
+    stream = await client.listen()
+    found = [await stream.message()]
+    while found[-1].get("id") != "q":
+        found.append(await stream.message())
+    assert [int(each["params"]["data"]) for each in found[:-1]] == [19]
+    assert await client.end() == 200
+
+
+async def test_what_was_delivered_is_forgotten_before_any_session_ends(begin: Start, sse_server: FakeSse) -> None:
+    limits = {"replay_bytes": 1, "event_bytes": 20_000, "body_bytes": 20_000}
+    stand = await begin(**before(sse_server, limits=limits))
+    client = await LegacyClient(stand).initialize()
+    stream = await client.listen()
+    for number in range(5):
+        sse_server.streams[0].say(id=number, method="roots/list", params={"x": "x" * 9000})
+        assert (await stream.message())["id"] == number
+    first = stream.last.partition("-")[0] + "-0"
+    stream.close()
+    assert (await client.listen(first)).status == 405
+    again = await client.listen(stream.last)
+    assert again.status == 200
+    assert await client.end() == 200
+    assert await again.rest() == []
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+async def test_delete_answers_each_open_request_with_one_error(stand: Stand, sse_server: FakeSse) -> None:
+    sse_server.tool = silent
+    client = await LegacyClient(stand).initialize()
+    call = later(client.post(client.call_message()))
+    await sse_server.heard(mcp.TOOLS_CALL)
+    stream = await client.listen()
+    assert await client.end() == 200
+    assert [(each["id"], "error" in each) for each in (await call)[2]] == [(1, True)]
+    assert await stream.rest() == []
+    await sse_server.streams[0].closed.wait()
+    assert await client.end() == 404
+
+
+async def test_a_client_that_leaves_while_it_initializes_leaves_nothing(begin: Start, sse_server: FakeSse) -> None:
+    async def never(message: Message) -> None:
+        if message["method"] == mcp.INITIALIZE:
+            await asyncio.get_running_loop().create_future()
+
+    sse_server.post = never
+    stand = await begin(**before(sse_server, timeouts={"handshake_seconds": 60}))
+    client = LegacyClient(stand)
+    posting = later(client.post(client.begin_message()))
+    await eventually(lambda: sse_server.posts)
+    posting.cancel()
+    await eventually(sse_server.streams[0].closed.is_set)
+    await eventually(lambda: stand.metric(SESSIONS) == 0)
+
+
+async def test_the_end_of_the_servers_stream_ends_the_session(stand: Stand, sse_server: FakeSse) -> None:
+    sse_server.tool = silent
+    client = await LegacyClient(stand).initialize()
+    call = later(client.post(client.call_message()))
+    await sse_server.heard(mcp.TOOLS_CALL)
+    stream = await client.listen()
+    sse_server.streams[0].end()
+    assert [each["error"]["data"]["reason"] for each in (await call)[2]] == ["call_lost"]
+    assert await stream.rest() == []
+    assert (await client.post({"id": 2, "method": "ping"}))[0] == 404
+    assert stand.metric(SESSIONS) == 0
+
+
+async def test_a_drain_begins_no_session_serves_those_that_live_and_ends_them(
+    stand: Stand, sse_server: FakeSse
+) -> None:
+    sse_server.tool = silent
+    client = await LegacyClient(stand).initialize()
+    call = later(client.post(client.call_message()))
+    await sse_server.heard(mcp.TOOLS_CALL)
+    stream = await client.listen()
+    draining = later(stand.gateway.drain(delay_seconds=0))
+    await eventually(lambda: stand.gateway.downstream.stopping)
+    other = LegacyClient(stand)
+    status, _, (refused,) = await other.post(other.begin_message())
+    assert (status, refused["error"]["data"]["reason"]) == (503, "stopping")
+    assert (await client.post({"id": 2, "method": "ping"}))[0] == 200
+    assert not draining.done()
+    finish(sse_server)
+    assert (await call)[2] == [answer()]
+    await draining
+    assert await stream.rest() == []
+    assert stand.metric(SESSIONS) == 0
+
+
+async def test_a_reload_keeps_sessions_and_ends_those_of_a_removed_route(begin: Start, sse_server: FakeSse) -> None:
+    routes = [{"path": path, "upstream": {"url": sse_server.url, "transport": "sse"}} for path in ("/mcp", "/two")]
+    stand = await begin(routes=routes)
+    kept = await LegacyClient(stand).initialize()
+    ended = await LegacyClient(stand, url=stand.url.replace("/mcp", "/two")).initialize()
+    tree = json.loads(configuration(sse_server.url, routes=[routes[0] | {"forward_headers": ["x-new"]}]))
+    stand.gateway.apply(parse(json.dumps(tree), "test", {}))
+    assert (await kept.post({"id": 1, "method": "ping"}))[0] == 200
+    await sse_server.streams[1].closed.wait()
+    assert (await ended.post({"id": 1, "method": "ping"}))[0] == 404
+    assert await kept.end() == 200
+
+
+# -- credentials ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [LegacyClient, SseClient])
+async def test_a_refused_credential_is_a_status_so_that_the_client_signs_in(
+    kind: type[LegacyClient], begin: Start, sse_server: FakeSse, upstream: FakeUpstream
+) -> None:
+    sse_server.get_status = 401
+
+    async def refuse(turn: Any) -> None:
+        turn.reply(401, headers={"WWW-Authenticate": 'Bearer realm="x"'})
+
+    upstream.once(mcp.INITIALIZE, refuse)
+    over_http = {"route": {"upstream": {"url": upstream.url, "transport": "streamable-http"}}}
+    stand = await begin(**(before(sse_server) if kind is LegacyClient else over_http))
+    client = kind(stand)
+    if isinstance(client, SseClient):
+        await client.connect()
+    status, headers, _ = await client.post(client.begin_message())
+    assert status == 401
+    if isinstance(client, SseClient):
+        assert headers["WWW-Authenticate"] == 'Bearer realm="x"'
+        assert (await client.post(client.begin_message()))[0] == 202
+        assert "result" in await client.stream.message()
+        client.stream.close()
+    await eventually(lambda: stand.metric(SESSIONS) == 0)

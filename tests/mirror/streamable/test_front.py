@@ -1,0 +1,467 @@
+"""Legacy clients of streamable HTTP before a modern server, in front of one replica."""
+
+import asyncio
+import json
+
+import pytest
+
+from gateway.protocol import mcp
+from tests.mirror.conftest import Begin
+from tests.support.fake_modern import FORM, PAGE, SAMPLE, Call, FakeModern, Json
+from tests.support.mirrored_client import LegacyClient
+from tests.support.workbench import eventually, jwt
+
+ACCEPT: Json = {"action": "accept", "content": {"name": "Ann"}}
+
+
+def ask(call: Call) -> Json:
+    return call.text(call.answers) if call.answers else call.ask(name=FORM)
+
+
+def text(message: Json) -> object:
+    return json.loads(message["result"]["content"][0]["text"])
+
+
+async def test_initialize_is_answered_from_discover(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    client = LegacyClient(stand.http, stand.url, version="2025-06-18")
+    result = (await client.initialize())["result"]
+    assert result["protocolVersion"] == "2025-06-18"
+    assert result["serverInfo"] == {"name": "fake-modern", "version": "1"}
+    assert result["capabilities"] == server.capabilities
+    assert client.session is not None
+    assert len(client.session) < 2_000
+    (discover,) = server.of(mcp.DISCOVER)
+    assert discover["params"]["_meta"][mcp.META_CLIENT_INFO] == {"name": "legacy", "version": "1"}
+
+
+async def test_a_result_comes_back_without_the_fields_of_2026(client: LegacyClient, server: FakeModern) -> None:
+    server.tools["echo"] = lambda call: call.text(call.params["arguments"])
+    async with client.call("echo", {"a": [1, 2.5]}) as stream:
+        message = await stream.message()
+    assert text(message) == {"a": [1, 2.5]}
+    assert message["result"].keys() == {"content"}
+    listed = await client.ask("tools/list")
+    assert listed["result"].keys() == {"tools"}
+
+
+async def test_a_question_becomes_a_nested_request(client: LegacyClient, server: FakeModern) -> None:
+    server.tools["ask"] = ask
+    async with client.call("ask") as stream:
+        question = await stream.message()
+        assert question["method"] == "elicitation/create"
+        assert question["params"] == FORM["params"]
+        assert len(question["id"]) <= 3_000
+        assert await client.answer(question, ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+    first, second = server.of("tools/call")
+    assert "requestState" not in first["params"]
+    assert second["params"]["requestState"] == "state"
+    assert second["params"]["arguments"] == first["params"]["arguments"]
+
+
+async def test_questions_of_one_round_are_asked_at_once(client: LegacyClient, server: FakeModern) -> None:
+    server.tools["many"] = lambda call: call.text(sorted(call.answers)) if call.answers else call.ask(a=FORM, b=SAMPLE)
+    async with client.call("many") as stream:
+        questions = [await stream.message(), await stream.message()]
+        assert [each["method"] for each in questions] == ["elicitation/create", "sampling/createMessage"]
+        for question in reversed(questions):
+            assert await client.answer(question, ACCEPT) == 202
+        assert text(await stream.message()) == ["a", "b"]
+    assert len(server.of("tools/call")) == 2
+
+
+async def test_an_answer_counts_once(client: LegacyClient, server: FakeModern) -> None:
+    server.tools["ask"] = ask
+    async with client.call("ask") as stream:
+        question = await stream.message()
+        assert await client.answer(question, ACCEPT) == 202
+        assert await client.answer(question, {"action": "decline"}) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+    assert await client.answer(question, ACCEPT) == 202, "the call is over"
+    assert len(server.of("tools/call")) == 2
+
+
+async def test_a_url_question_gets_an_elicitation_id(client: LegacyClient, server: FakeModern) -> None:
+    server.tools["page"] = lambda call: call.text("seen") if call.answers else call.ask(page=PAGE)
+    async with client.call("page") as stream:
+        question = await stream.message()
+        assert len(question["params"].pop("elicitationId")) == 32
+        assert question["params"] == PAGE["params"]
+        _ = await client.answer(question, {"action": "accept"})
+        assert text(await stream.message()) == "seen"
+
+
+async def test_a_question_that_the_client_cannot_answer_ends_the_call(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    client = LegacyClient(stand.http, stand.url, capabilities={})
+    _ = await client.initialize()
+    server.tools["ask"] = ask
+    async with client.call("ask") as stream:
+        result = (await stream.message())["result"]
+    assert result["isError"] is True
+    assert "elicitation" in result["content"][0]["text"]
+    assert len(server.of("tools/call")) == 1
+
+
+async def test_a_refused_question_ends_the_call_with_the_clients_words(
+    client: LegacyClient, server: FakeModern
+) -> None:
+    server.tools["ask"] = ask
+    async with client.call("ask") as stream:
+        question = await stream.message()
+        refusal = {"jsonrpc": "2.0", "id": question["id"], "error": {"code": -1, "message": "User rejected"}}
+        async with client.post(refusal) as posted:
+            assert posted.response.status == 202
+        result = (await stream.message())["result"]
+    assert (result["isError"], "User rejected" in result["content"][0]["text"]) == (True, True)
+    assert len(server.of("tools/call")) == 1
+
+
+async def test_an_older_client_gets_no_event_ids(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    client = LegacyClient(stand.http, stand.url, version="2025-06-18")
+    _ = await client.initialize()
+    server.tools["ask"] = ask
+    async with client.call("ask") as stream:
+        event = await stream.event()
+        assert event.id is None
+        question = json.loads(event.data)
+        assert "mode" not in question["params"]
+        _ = await client.answer(question, ACCEPT)
+        last = await stream.event()
+        assert (last.id, text(json.loads(last.data))) == (None, {"name": ACCEPT})
+
+
+async def test_progress_and_logs_reach_the_client(client: LegacyClient, server: FakeModern) -> None:
+    async def work(call: Call) -> Json:
+        await call.notify(mcp.PROGRESS, {"progressToken": call.meta["progressToken"], "progress": 1})
+        await call.notify(mcp.LOG, {"level": "info", "data": call.meta[mcp.META_LOG_LEVEL]})
+        return call.text("done")
+
+    server.tools["work"] = work
+    assert (await client.ask("logging/setLevel", {"level": "error"}))["result"] == {}
+    params = {"name": "work", "arguments": {}, "_meta": {"progressToken": 7}}
+    async with client.request("tools/call", params) as stream:
+        assert (await stream.message())["params"] == {"progressToken": 7, "progress": 1}
+        assert (await stream.message())["params"]["data"] == "error"
+        assert text(await stream.message()) == "done"
+
+
+async def test_a_cancelled_call_is_cancelled_at_the_server(client: LegacyClient, server: FakeModern) -> None:
+    began = asyncio.Event()
+
+    async def hang(call: Call) -> Json:
+        began.set()
+        await asyncio.Event().wait()
+        return call.text("never")
+
+    server.tools["hang"] = hang
+    async with client.request("tools/call", {"name": "hang", "arguments": {}}, id_="c1") as stream:
+        await began.wait()
+        assert await client.notify(mcp.CANCELLED, {"requestId": "c1"}) == 202
+        await eventually(lambda: server.left == 1)
+        assert not (await stream.event()).data, "the client gets no response"
+
+
+async def test_an_annotated_argument_goes_into_its_header(client: LegacyClient, server: FakeModern) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "x-mcp-header": "City"}}}
+    server.listed = [{"name": "weather", "inputSchema": schema}]
+    server.tools["weather"] = lambda call: call.text(call.headers.get("Mcp-Param-City"))
+    async with client.call("weather", {"city": "Zürich"}) as stream:
+        assert text(await stream.message()) == "=?base64?WsO8cmljaA==?="
+    assert [body["method"] for body in server.requests].count(mcp.TOOLS_LIST) == 1
+    assert server.headers[-1][mcp.NAME_HEADER] == "weather"
+
+
+async def test_a_tool_whose_schema_changed_is_listed_again(client: LegacyClient, server: FakeModern) -> None:
+    def weather(call: Call) -> Json:
+        sent = call.headers.get("Mcp-Param-City")
+        return call.text(sent) if sent else call.error(mcp.HEADER_MISMATCH, "Header mismatch")
+
+    server.tools["weather"] = weather
+    _ = await client.ask("tools/list")
+    schema = {"type": "object", "properties": {"city": {"type": "string", "x-mcp-header": "City"}}}
+    server.listed = [{"name": "weather", "inputSchema": schema}]
+    async with client.call("weather", {"city": "Bern"}) as stream:
+        assert text(await stream.message()) == "Bern"
+
+
+async def test_errors_are_those_of_the_legacy_protocol(client: LegacyClient, server: FakeModern) -> None:
+    server.other["resources/read"] = lambda call: call.error(-32602, "gone", {"uri": call.params["uri"]})
+    server.tools["needs"] = lambda call: call.error(-32021, "needs sampling")
+    assert (await client.ask("resources/read", {"uri": "a://b"}))["error"]["code"] == -32002
+    async with client.call("needs") as stream:
+        result = (await stream.message())["result"]
+    assert (result["isError"], result["content"][0]["text"]) == (True, "needs sampling")
+    for method in ("tasks/get", "server/discover", "subscriptions/listen"):
+        assert (await client.ask(method))["error"]["code"] == -32601
+    assert (await client.ask("ping"))["result"] == {}
+
+
+async def test_list_changes_and_resource_updates_reach_the_standalone_stream(
+    client: LegacyClient, server: FakeModern
+) -> None:
+    async with client.get() as stream:
+        assert stream.response.status == 200
+        await server.listeners[0]({"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED})
+        assert await stream.message() == {"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED, "params": {}}
+        assert (await client.ask("resources/subscribe", {"uri": "a://b"}))["result"] == {}
+        assert server.of(mcp.LISTEN)[-1]["params"]["notifications"]["resourceSubscriptions"] == ["a://b"]
+        await eventually(lambda: len(server.listeners) == 1)
+        updated = {"jsonrpc": "2.0", "method": mcp.RESOURCE_UPDATED, "params": {"uri": "a://b"}}
+        await server.listeners[0](updated)
+        assert await stream.message() == updated
+    await eventually(lambda: not server.listeners)
+
+
+async def test_a_refused_credential_reaches_the_client_with_its_challenge(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    client = LegacyClient(stand.http, stand.url, headers={"Authorization": "Bearer good"})
+    server.credential = "Bearer good"
+    server.tools["ask"] = ask
+    _ = await client.initialize()
+    server.credential = "Bearer other"
+    async with client.call("ask") as stream:
+        assert stream.response.status == 401
+        assert "Bearer" in stream.response.headers["WWW-Authenticate"]
+
+
+async def test_auto_mirrors_where_initialize_is_refused(begin: Begin, server: FakeModern) -> None:
+    stand = await begin(route={"era": "auto"})
+    server.tools["ask"] = ask
+    client = LegacyClient(stand.http, stand.url)
+    assert (await client.initialize())["result"]["serverInfo"]["name"] == "fake-modern"
+    async with client.call("ask") as stream:
+        _ = await client.answer(await stream.message(), ACCEPT)
+        assert text(await stream.message()) == {"name": ACCEPT}
+
+
+async def test_a_client_comes_back_for_its_question_and_its_result(client: LegacyClient, server: FakeModern) -> None:
+    go = asyncio.Event()
+
+    async def slow(call: Call) -> Json:
+        if not call.answers:
+            return call.ask(name=FORM)
+        await go.wait()
+        return call.text(call.answers)
+
+    server.tools["slow"] = slow
+    async with client.call("slow") as stream:
+        primed = await stream.event()
+        while not primed.data:
+            primed = await stream.event()
+        question = json.loads(primed.data)
+        assert primed.id is not None
+        place = primed.id
+    async with client.get(place) as stream:
+        assert not (await stream.event()).data, "the question is not asked twice"
+        _ = await client.answer(question, ACCEPT)
+        go.set()
+        assert text(await stream.message()) == {"name": ACCEPT}
+        place = str(stream.last_id)
+    async with client.get(place) as stream:
+        assert stream.response.status == 405, "everything has arrived"
+    assert len(server.of("tools/call")) == 2
+
+
+async def test_a_session_of_another_caller_does_not_exist(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    client = LegacyClient(stand.http, stand.url, headers={"Authorization": "Bearer ada"})
+    _ = await client.initialize()
+    server.tools["echo"] = lambda call: call.text("x")
+    for headers in ({"Authorization": "Bearer eve"}, {}):
+        client.headers = headers
+        async with client.call("echo") as stream:
+            assert stream.response.status == 404
+            assert (await stream.message())["error"]["data"]["reason"] == "no_session"
+        async with client.get() as stream:
+            assert stream.response.status == 404
+    assert not server.of("tools/call")
+
+
+async def test_an_expired_session_does_not_exist(begin: Begin, server: FakeModern) -> None:
+    stand = await begin(state={"session_ttl_seconds": 60})
+    client = LegacyClient(stand.http, stand.url)
+    _ = await client.initialize()
+    mirror = stand.gateway.downstream._legacy.mirror
+    session = mirror._tokens._session(client.session or "")
+    client.session = mirror._tokens.new_session("/mcp", session.principal, session.profile, session.issued - 61)
+    async with client.request("ping") as stream:
+        assert stream.response.status == 404
+    client.session = mirror._tokens.new_session("/mcp", session.principal, session.profile, session.issued - 50)
+    assert (await client.ask("ping"))["result"] == {}
+
+
+async def test_a_request_without_a_session_is_told_to_begin_one(client: LegacyClient) -> None:
+    client.session = None
+    async with client.request("ping") as stream:
+        assert stream.response.status == 400
+        assert "initialize" in (await stream.message())["error"]["message"]
+    client.session = "made-up"
+    async with client.request("ping") as stream:
+        assert stream.response.status == 404
+
+
+@pytest.mark.parametrize("forged", [7, "7", "mrtr1.00000000.AAAA", "x" * 5_000, "\ud83d"])
+async def test_a_forged_answer_reaches_no_call(client: LegacyClient, server: FakeModern, forged: object) -> None:
+    server.tools["ask"] = ask
+    async with client.call("ask") as stream:
+        question = await stream.message()
+        assert await client.answer({"id": forged}, {"action": "decline"}) == 400
+        assert await client.answer(question, ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+
+
+async def test_an_answer_from_another_session_reaches_no_call(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    mine, other = LegacyClient(stand.http, stand.url), LegacyClient(stand.http, stand.url)
+    _ = await mine.initialize(), await other.initialize()
+    server.tools["ask"] = ask
+    async with mine.call("ask") as stream:
+        question = await stream.message()
+        place = str(stream.last_id)
+        assert await other.answer(question, {"action": "decline"}) == 400
+        async with other.get(place) as stolen:
+            assert stolen.response.status == 400
+        assert await mine.answer(question, ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+
+
+@pytest.mark.parametrize("forged", ["7", "mrtr1.00000000.AAAA", "x" * 5_000])
+async def test_a_forged_event_id_opens_no_stream(client: LegacyClient, forged: str) -> None:
+    async with client.get(forged) as stream:
+        assert stream.response.status == 400
+
+
+async def test_a_kept_result_goes_only_to_a_credential_that_the_server_accepts(
+    begin: Begin, server: FakeModern
+) -> None:
+    stand = await begin()
+    client = LegacyClient(stand.http, stand.url, headers={"Authorization": jwt(iss="i", sub="ada")})
+    _ = await client.initialize()
+    server.tools["ask"] = ask
+    async with client.call("ask") as stream:
+        _ = await stream.message()
+        place = str(stream.last_id)
+    server.credential = "another"
+    client.headers = {"Authorization": jwt(iss="i", sub="ada", iat=1)}
+    async with client.get(place) as stream:
+        assert stream.response.status == 401
+    async with client.post({"jsonrpc": "2.0", "method": mcp.CANCELLED, "params": {"requestId": 2}}) as stream:
+        assert stream.response.status == 202
+
+
+@pytest.mark.parametrize(
+    "body", ["[]", "7", "{", '{"jsonrpc":"2.0"}', '{"jsonrpc":"2.0","id":null,"method":"ping"}', "[" * 1_000]
+)
+async def test_a_body_that_is_no_message_is_refused(client: LegacyClient, body: str) -> None:
+    async with client.http.post(client.url, data=body, headers=client._sent()) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["code"] in (-32700, -32600)
+
+
+async def test_params_of_modern_rounds_are_not_a_clients_to_give(client: LegacyClient, server: FakeModern) -> None:
+    server.tools["echo"] = lambda call: call.text([call.answers, call.state])
+    params = {"name": "echo", "arguments": {}, "inputResponses": {"name": ACCEPT}, "requestState": "mine"}
+    async with client.request("tools/call", params) as stream:
+        assert text(await stream.message()) == [{}, None]
+
+
+async def test_a_server_that_asks_for_ever_is_stopped(client: LegacyClient, server: FakeModern) -> None:
+    server.tools["again"] = lambda call: call.ask()
+    async with client.call("again") as stream:
+        result = (await stream.message())["result"]
+        while "isError" not in result:
+            result = (await stream.message())["result"]
+    assert result["isError"] is True
+    assert len(server.of("tools/call")) == 32
+
+
+async def test_ending_a_session_ends_its_calls(client: LegacyClient, server: FakeModern) -> None:
+    server.tools["ask"] = ask
+    async with client.call("ask") as stream:
+        _ = await stream.message()
+        async with client.http.delete(client.url, headers=client._sent()) as response:
+            assert response.status == 200
+        with pytest.raises(EOFError):
+            _ = await stream.event()
+    async with client.request("ping") as stream:
+        assert stream.response.status == 404
+
+
+async def test_a_server_that_breaks_off_ends_the_call_with_an_error(client: LegacyClient, server: FakeModern) -> None:
+    async def breaks(call: Call) -> Json:
+        await call.notify(mcp.LOG, {"level": "info", "data": 1})
+        await server.close()
+        return call.text("never")
+
+    server.tools["breaks"] = breaks
+    async with client.call("breaks") as stream:
+        assert (await stream.message())["method"] == mcp.LOG
+        assert (await stream.message())["error"]["data"]["reason"] == "call_lost"
+
+
+async def test_a_stream_that_begins_with_progress_is_primed(client: LegacyClient, server: FakeModern) -> None:
+    async def work(call: Call) -> Json:
+        await call.notify(mcp.PROGRESS, {"progressToken": 1, "progress": 1})
+        return call.text("done")
+
+    server.tools["work"] = work
+    async with client.call("work") as stream:
+        first = await stream.event()
+        assert (first.data, first.id is not None) == (b"", True)
+        assert (await stream.message())["method"] == mcp.PROGRESS
+
+
+async def test_a_question_that_was_answered_is_not_asked_again(client: LegacyClient, server: FakeModern) -> None:
+    answered, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(call: Call) -> Json:
+        if not call.answers:
+            await call.notify(mcp.LOG, {"level": "info", "data": 1})
+            return call.ask(name=FORM)
+        answered.set()
+        await go.wait()
+        return call.text(call.answers)
+
+    server.tools["slow"] = slow
+    async with client.call("slow") as stream:
+        before = await stream.place()
+        assert (await stream.message())["method"] == mcp.LOG
+        assert await client.answer(await stream.message(), ACCEPT) == 202
+        await answered.wait()
+    async with client.get(before) as stream:
+        _ = await stream.place()
+        go.set()
+        assert text(await stream.message()) == {"name": ACCEPT}
+
+
+async def test_an_answer_of_an_earlier_round_counts_for_no_later_one(client: LegacyClient, server: FakeModern) -> None:
+    def twice(call: Call) -> Json:
+        if call.state == "second":
+            return call.text(call.answers)
+        return call.ask("second" if call.answers else "first", name=FORM)
+
+    server.tools["twice"] = twice
+    async with client.call("twice") as stream:
+        first = await stream.message()
+        assert await client.answer(first, {"action": "decline"}) == 202
+        second = await stream.message()
+        assert await client.answer(first, {"action": "decline"}) == 202
+        assert await client.answer(second, ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+    assert len(server.of("tools/call")) == 3
+
+
+async def test_the_credential_of_an_answer_goes_upstream_with_it(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    old, new = (jwt(iss="i", sub="ada", iat=number) for number in (1, 2))
+    client = LegacyClient(stand.http, stand.url, headers={"Authorization": old})
+    _ = await client.initialize()
+    server.tools["ask"] = ask
+    async with client.call("ask") as stream:
+        client.headers = {"Authorization": new}
+        _ = await client.answer(await stream.message(), ACCEPT)
+        assert text(await stream.message()) == {"name": ACCEPT}
+    assert [headers["Authorization"] for headers in server.headers[-2:]] == [old, new]

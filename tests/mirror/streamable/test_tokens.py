@@ -1,0 +1,156 @@
+"""What the mirror seals: session ids, ids of nested requests, ids of events."""
+
+import json
+import time
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.config import InForce
+from gateway.mirror.call import Progress, Question, Request
+from gateway.mirror.profile import Profile
+from gateway.mirror.streamable.tokens import (
+    EVENT,
+    NESTED,
+    SESSION,
+    Mark,
+    MirrorRings,
+    Nested,
+    NoSession,
+    Place,
+    Session,
+    Tokens,
+)
+from gateway.protocol.errors import InvalidState
+from gateway.seal.cipher import Keyring
+
+KEY, OTHER = bytes(32), bytes(range(32))
+NOW = 1_800_000_000.0
+DAY = 86_400.0
+PROFILE = Profile("2025-11-25", b'{"name":"c","version":"1"}', b'{"elicitation":{}}')
+PLACE = Place("s", "x", "gw-1", "e", NOW)
+
+
+def rings(*keys: bytes, former: tuple[bytes, ...] = ()) -> MirrorRings:
+    return MirrorRings(Keyring((*keys, *former), SESSION), Keyring(keys, NESTED), Keyring(keys, EVENT))
+
+
+def tokens(*keys: bytes, former: tuple[bytes, ...] = ()) -> Tokens:
+    return Tokens(InForce(rings(*(keys or (KEY,)), former=former)))
+
+
+def opened(token: str, by: Tokens, *, route: str = "/mcp", principal: bytes = b"ada", now: float = NOW) -> Session:
+    return by.session(token, route, principal, now, 7 * DAY)
+
+
+def session_of(by: Tokens, key: str) -> Session:
+    return replace(opened(by.new_session("/mcp", b"ada", PROFILE, NOW), by), key=key)
+
+
+def test_a_session_id_carries_what_initialize_told() -> None:
+    by = tokens()
+    session = opened(by.new_session("/mcp", b"ada", PROFILE, NOW), by)
+    assert (session.profile, session.route) == (PROFILE, "/mcp")
+    assert opened(by.new_session("/mcp", b"ada", PROFILE, NOW), by).key != session.key
+
+
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        ("other_principal", {"principal": b"eve"}),
+        ("other_route", {"route": "/other"}),
+        ("expired", {"now": NOW + 7 * DAY + 1}),
+        ("future", {"now": NOW - 61}),
+    ],
+)
+def test_a_session_id_counts_for_nothing_elsewhere(reason: str, change: dict[str, object]) -> None:
+    by = tokens()
+    token = by.new_session("/mcp", b"ada", PROFILE, NOW)
+    with pytest.raises(NoSession) as refused:
+        _ = opened(token, by, **change)  # type: ignore[arg-type]
+    assert refused.value.reason == reason
+    assert refused.value.status == 404
+
+
+def test_every_changed_character_of_a_session_id_is_noticed() -> None:
+    by = tokens()
+    token = by.new_session("/mcp", b"ada", PROFILE, NOW)
+    for place in range(0, len(token), 7):
+        changed = token[:place] + ("A" if token[place] != "A" else "B") + token[place + 1 :]
+        with pytest.raises(NoSession):
+            _ = opened(changed, by)
+        assert not by.is_session(changed)
+    for odd in ("", "mrtr1", "mrtr1..", "x" * 100_000, token + "é"):
+        assert not by.is_session(odd)
+    assert by.is_session(token)
+
+
+def test_a_former_key_opens_session_ids_and_nothing_else() -> None:
+    old, new = tokens(OTHER), tokens(KEY, former=(OTHER,))
+    session = session_of(old, "s")
+    assert opened(old.new_session("/mcp", b"ada", PROFILE, NOW), new).profile == PROFILE
+    nested = json.loads(old.nested_id(Nested(PLACE, 1, "name")))
+    with pytest.raises(InvalidState):
+        _ = new.nested(nested, session)
+    with pytest.raises(InvalidState):
+        _ = new.mark(old.event_id(Mark(PLACE, 1, b"1")), session)
+    assert not tokens(KEY).is_session(old.new_session("/mcp", b"ada", PROFILE, NOW))
+
+
+def test_no_kind_of_token_opens_as_another() -> None:
+    by = tokens()
+    session = session_of(by, "s")
+    nested, event = json.loads(by.nested_id(Nested(PLACE, 1, "name"))), by.event_id(Mark(PLACE, 1, b"1"))
+    assert by.nested(nested, session).key == "name"
+    assert by.mark(event, session).rpc_id == b"1"
+    for odd in (event, by.new_session("/mcp", b"ada", PROFILE, NOW)):
+        with pytest.raises(InvalidState):
+            _ = by.nested(odd, session)
+    with pytest.raises(InvalidState):
+        _ = by.mark(nested, session)
+    assert not by.is_session(nested)
+
+
+def test_a_token_of_another_session_counts_for_nothing() -> None:
+    by = tokens()
+    nested, event = json.loads(by.nested_id(Nested(PLACE, 1, "name"))), by.event_id(Mark(PLACE, 1, b"1"))
+    other = session_of(by, "t")
+    with pytest.raises(InvalidState, match="requestState") as refused:
+        _ = by.nested(nested, other)
+    assert refused.value.reason == "other_principal"
+    with pytest.raises(InvalidState):
+        _ = by.mark(event, other)
+
+
+@pytest.mark.parametrize("size", [0, 500, 1_500, 1_900, 2_500, 10_000])
+def test_a_nested_id_has_at_most_3000_characters_and_carries_the_call_if_it_fits(size: int) -> None:
+    by = tokens()
+    request = Request(b"7", "tools/call", b'{"name":"t","arguments":{"a":"%b"}}' % (b"x" * size))
+    progress = Progress(1, b'"state"')
+    id_ = by.nested_id(Nested(PLACE, 1, "name", request, progress, ("name",)))
+    assert len(json.loads(id_)) <= 3_000
+    nested = by.nested(json.loads(id_), session_of(by, "s"))
+    assert (nested.place, nested.round, nested.key) == (PLACE, 1, "name")
+    if size <= 1_900:
+        assert (nested.request, nested.progress, nested.keys) == (request, progress, ("name",))
+    else:
+        assert (nested.request, nested.progress, nested.keys) == (None, Progress(), ())
+
+
+def test_an_event_id_fits_into_a_header_and_always_names_the_request() -> None:
+    by = tokens()
+    request = Request(b"7", "tools/call", b'{"name":"t","arguments":{}}')
+    question = Question("name", "elicitation/create", b'{"message":"%b"}' % (b"x" * 9_000))
+    mark = Mark(PLACE, 3, b"7", request=request, progress=Progress(1, None), asking=(question,))
+    token = by.event_id(mark)
+    assert len(token) <= 4_000
+    found = by.mark(token, session_of(by, "s"))
+    assert (found.place, found.number, found.rpc_id, found.request, found.asking) == (PLACE, 3, b"7", None, ())
+    small = replace(mark, asking=(Question("name", "elicitation/create", b"{}"),))
+    assert by.mark(by.event_id(small), session_of(by, "s")) == small
+
+
+def test_the_wall_clock_is_what_expiry_goes_by() -> None:
+    by = tokens()
+    token = by.new_session("/mcp", b"ada", PROFILE, time.time())
+    assert by.session(token, "/mcp", b"ada", time.time(), 60).profile == PROFILE

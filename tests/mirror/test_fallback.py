@@ -1,0 +1,173 @@
+"""A session whose server refuses `initialize`, at the first backend and at the mirror (both are fakes)."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
+from gateway.mirror.fallback import FallbackBackend
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import GatewayError, InvalidParams, Refused, Unreachable
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Metrics
+
+GREETING = b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}'
+READY = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
+LIST = b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
+REFUSAL = b'{"jsonrpc":"2.0","id":0,"error":{"code":-32022,"message":"no"}}'
+ACCEPTED = b'{"jsonrpc":"2.0","id":0,"result":{}}'
+
+
+class FakeBackend:
+    """A FAKE backend, which remembers what it gets."""
+
+    def __init__(self, link: ClientLink) -> None:
+        self.link = link
+        self.received: list[bytes] = []
+        self.is_closed = False
+        self.error: GatewayError | None = None
+
+    def receive(self, message: ClientMessage) -> None:
+        if self.error is not None:
+            raise self.error
+        self.received.append(message.data)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeLink:
+    """A FAKE client."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.refused: list[tuple[bytes, GatewayError]] = []
+        self.is_closed = False
+
+    def send(self, message: bytes, _related_to: bytes | None) -> None:
+        self.sent.append(message)
+
+    def refuse(self, request: bytes, error: GatewayError) -> None:
+        self.refused.append((request, error))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Bench:
+    """A session before a server of which the test decides what it is."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.link = FakeLink()
+        self.backends: list[FakeBackend] = []
+        self.chosen: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.asked: list[bytes] = []
+        self.fallback = FallbackBackend(self.link, self._connect, self._mirror_if_modern, tasks)
+
+    def _connect(self, link: ClientLink) -> Backend:
+        self.backends.append(FakeBackend(link))
+        return self.backends[-1]
+
+    async def _mirror_if_modern(self, refusing: Backend, greeting: ClientMessage, response: bytes) -> Connect | None:
+        assert greeting.data == GREETING
+        self.asked.append(response)
+        await refusing.close()
+        return self._connect if await self.chosen else None
+
+    def say(self, *messages: bytes) -> None:
+        for message in messages:
+            self.fallback.receive(ClientMessage(message, jsonrpc.message(message)))
+
+    async def choose(self, *, is_modern: bool) -> None:
+        self.chosen.set_result(is_modern)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    tasks = Tasks(Metrics("test", []))
+    yield Bench(tasks)
+    await tasks.close()
+
+
+async def test_a_server_that_accepts_keeps_the_session(bench: Bench) -> None:
+    bench.say(GREETING)
+    (first,) = bench.backends
+    first.link.send(ACCEPTED, b"0")
+    bench.say(READY, LIST)
+    first.link.send(b'{"jsonrpc":"2.0","id":1,"error":{"code":-32022,"message":"later"}}', b"1")
+    assert len(bench.link.sent) == 2
+    assert first.received == [GREETING, READY, LIST]
+    assert bench.asked == []
+
+
+async def test_a_refusal_leads_to_the_mirror_which_gets_everything_from_the_beginning(bench: Bench) -> None:
+    bench.say(GREETING)
+    bench.backends[0].link.send(REFUSAL, b"0")
+    bench.backends[0].link.close()
+    bench.say(READY, LIST)
+    await asyncio.sleep(0)
+    await bench.choose(is_modern=True)
+    first, mirror = bench.backends
+    assert first.is_closed
+    assert mirror.received == [GREETING, READY, LIST]
+    assert bench.asked == [REFUSAL]
+    mirror.link.send(ACCEPTED, b"0")
+    assert bench.link.sent == [ACCEPTED]
+    assert not bench.link.is_closed
+
+
+async def test_a_refusal_of_a_server_that_is_not_modern_reaches_the_client(bench: Bench) -> None:
+    bench.say(GREETING)
+    bench.backends[0].link.send(REFUSAL, b"0")
+    await asyncio.sleep(0)
+    await bench.choose(is_modern=False)
+    assert [json.loads(each)["error"]["code"] for each in bench.link.sent] == [-32022]
+    assert bench.link.is_closed
+    assert len(bench.backends) == 1
+
+
+async def test_a_backend_that_could_not_greet_the_server_counts_as_a_refusal(bench: Bench) -> None:
+    bench.say(GREETING)
+    error = Unreachable("refused `initialize`")
+    bench.backends[0].link.refuse(b"0", error)
+    await asyncio.sleep(0)
+    await bench.choose(is_modern=False)
+    assert bench.link.refused == [(b"0", error)]
+
+
+async def test_a_refused_credential_says_nothing_of_the_era(bench: Bench) -> None:
+    bench.say(GREETING)
+    error = Refused("no", status=401)
+    bench.backends[0].link.refuse(b"0", error)
+    assert bench.link.refused == [(b"0", error)]
+    assert bench.asked == []
+
+
+async def test_a_session_that_is_closed_while_the_mirror_is_chosen_ends_with_it(bench: Bench) -> None:
+    bench.say(GREETING)
+    bench.backends[0].link.send(REFUSAL, b"0")
+    await asyncio.sleep(0)
+    await bench.fallback.close()
+    await bench.choose(is_modern=True)
+    assert all(each.is_closed for each in bench.backends)
+
+
+async def test_what_the_mirror_refuses_is_answered(bench: Bench) -> None:
+    bench.say(GREETING)
+    bench.backends[0].link.send(REFUSAL, b"0")
+    await asyncio.sleep(0)
+    error = InvalidParams("no protocolVersion")
+    connect = bench._connect
+
+    def refusing(link: ClientLink) -> Backend:
+        backend = connect(link)
+        bench.backends[-1].error = error
+        return backend
+
+    bench._connect = refusing  # type: ignore[method-assign]
+    await bench.choose(is_modern=True)
+    assert bench.link.refused == [(b"0", error)]

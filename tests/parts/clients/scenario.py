@@ -1,0 +1,176 @@
+"""One scenario of the table of eras, played by the Python SDK 1.x or 2.x over any transport.
+
+    python scenario.py [--era auto|legacy] [--ledger FILE] http URL | sse URL | stdio COMMAND...
+
+Prints a JSON object with the outcome of each step. `--ledger` is that of the server: it tells when `hang` runs.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+OLD = version("mcp").startswith("1.")
+if OLD:
+    from mcp import ClientSession, McpError, StdioServerParameters, stdio_client, types
+    from mcp.client import streamable_http
+    from mcp.client.sse import sse_client
+
+    connect_http = getattr(streamable_http, "streamable_http_client", None) or streamable_http.streamablehttp_client
+else:
+    import mcp_types as types
+    from mcp import Client, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared.exceptions import MCPError as McpError
+
+STEP_SECONDS = 8.0
+POLL_SECONDS = 0.02
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--era", default="auto")
+parser.add_argument("--ledger", type=Path)
+parser.add_argument("transport", choices=("http", "sse", "stdio"))
+parser.add_argument("where", nargs=argparse.REMAINDER)
+flags = parser.parse_args()
+
+
+async def elicit(_context: Any, _params: Any) -> types.ElicitResult:
+    return types.ElicitResult(action="accept", content={"name": "Ann"})
+
+
+async def sample(_context: Any, _params: Any) -> types.CreateMessageResult:
+    said = types.TextContent(type="text", text="sampled")
+    return types.CreateMessageResult(role="assistant", model="test-model", content=said)
+
+
+async def roots(_context: Any) -> types.ListRootsResult:
+    return types.ListRootsResult(roots=[types.Root(uri="file:///project")])
+
+
+def parameters() -> StdioServerParameters:
+    return StdioServerParameters(command=flags.where[0], args=flags.where[1:], env=dict(os.environ))
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Any]:
+    answers = {"elicitation_callback": elicit, "sampling_callback": sample, "list_roots_callback": roots}
+    if OLD:
+        transports = {"http": connect_http, "sse": sse_client}
+        opening = (
+            stdio_client(parameters()) if flags.transport == "stdio" else transports[flags.transport](flags.where[0])
+        )
+        async with opening as (reading, writing, *_), ClientSession(reading, writing, **answers) as session:
+            await session.initialize()
+            yield session
+        return
+    transport = stdio_client(parameters()) if flags.transport == "stdio" else streamable_http_client(flags.where[0])
+    async with Client(transport, mode=flags.era, **answers) as client:
+        yield client
+
+
+def text(result: Any) -> str:
+    return "".join(block.text for block in result.content if block.type == "text")
+
+
+def is_error(result: Any) -> bool:
+    return bool(result.isError if OLD else result.is_error)
+
+
+async def names(client: Any) -> list[str]:
+    found: list[str] = []
+    cursor = None
+    while True:
+        page = await (client.list_tools(cursor) if OLD else client.list_tools(cursor=cursor))
+        found += [tool.name for tool in page.tools]
+        cursor = page.nextCursor if OLD else page.next_cursor
+        if cursor is None:
+            return found
+
+
+async def progress(client: Any) -> list[Any]:
+    seen: list[float] = []
+
+    async def report(done: float, _total: float | None, _message: str | None) -> None:
+        seen.append(done)
+
+    result = await client.call_tool("progress", {"steps": 3}, progress_callback=report)
+    return [text(result), sorted(seen)]
+
+
+def runs(event: str) -> int:
+    if flags.ledger is None or not flags.ledger.exists():
+        return 0
+    lines = [json.loads(line) for line in flags.ledger.read_text().split("\n") if line]
+    return sum((line["event"], line["tool"]) == (event, "hang") for line in lines)
+
+
+async def happened(event: str) -> None:
+    while not runs(event):
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def cancel(client: Any) -> str:
+    """Cancel a call that runs; the server has to hear of it."""
+    call = asyncio.get_running_loop().create_task(client.call_tool("hang", {}))
+    await happened("run")
+    if OLD:  # this SDK does not tell the server when its caller gives up
+        params = types.CancelledNotificationParams(requestId=client._request_id - 1, reason="enough")
+        notice = types.CancelledNotification(method="notifications/cancelled", params=params)
+        await client.send_notification(types.ClientNotification(notice))
+    else:
+        call.cancel()
+    await happened("cancelled")
+    call.cancel()
+    await asyncio.wait((call,))
+    return "cancelled"
+
+
+async def failing(client: Any) -> list[Any]:
+    result = await client.call_tool("fail", {"message": "bad luck"})
+    return [is_error(result), text(result)]
+
+
+async def unknown(client: Any) -> str:
+    """Servers refuse an unknown tool by an error, or by a result that is one."""
+    try:
+        result = await client.call_tool("no_such_tool", {})
+    except McpError:
+        return "refused"
+    return "refused" if is_error(result) else text(result)
+
+
+async def answered(client: Any, tool: str, **arguments: Any) -> str:
+    return text(await client.call_tool(tool, arguments))
+
+
+STEPS: dict[str, Callable[[Any], Awaitable[Any]]] = {
+    "list": names,
+    "progress": progress,
+    "form": lambda client: answered(client, "ask", question="Who?"),
+    "two at once": lambda client: answered(client, "ask_many"),
+    "sampling": lambda client: answered(client, "sample", prompt="Say it"),
+    "cancel": cancel,
+    "error": failing,
+    "unknown tool": unknown,
+}
+
+
+async def main() -> None:
+    outcomes: dict[str, Any] = {}
+    async with connected() as client:
+        for name, step in STEPS.items():
+            try:
+                async with asyncio.timeout(STEP_SECONDS):
+                    outcomes[name] = await step(client)
+            except Exception as exc:  # noqa: BLE001  (it is the outcome)
+                outcomes[name] = f"{type(exc).__name__}: {exc}"
+            print(json.dumps(outcomes), flush=True)
+
+
+asyncio.run(main())

@@ -1,0 +1,345 @@
+"""`mrtr-gateway wrap` as its host sees it: both eras on both sides, what is refused, and how it ends."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.support.host import META, Host, call, fake, host, initialize, legacy, modern
+
+pytestmark = pytest.mark.processes
+
+OLD: Final = fake("fake_stdio.py")
+NEW: Final = fake("fake_modern_stdio.py")
+ANN: Final = {"action": "accept", "content": {"name": "Ann"}}
+
+
+@pytest.fixture
+async def old() -> AsyncIterator[Host]:
+    """A host of a legacy child; the host decides its own era by its first message."""
+    async with host(OLD) as running:
+        yield running
+
+
+@pytest.fixture
+async def new() -> AsyncIterator[Host]:
+    """A host of a modern child."""
+    async with host(NEW) as running:
+        yield running
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+async def gone(pid: int) -> None:
+    async with asyncio.timeout(10):
+        while alive(pid):
+            await asyncio.sleep(0.02)
+
+
+# --- a modern host of a legacy server ---
+
+
+async def test_a_modern_host_reads_what_a_legacy_child_says_of_itself(old: Host) -> None:
+    answer = await old.ask(modern("server/discover"))
+    assert answer["result"]["supportedVersions"] == ["2026-07-28"]
+    assert answer["result"]["_meta"][META + "serverInfo"]["name"] == "fake"
+
+
+async def test_a_question_of_a_legacy_child_is_a_round_of_its_modern_host(old: Host) -> None:
+    asked = await old.ask(call("ask"))
+    (key,) = asked["result"]["inputRequests"]
+    more = {"requestState": asked["result"]["requestState"], "inputResponses": {key: ANN}}
+    assert await old.text(call("ask", 2, more=more)) == "Ann"
+
+
+async def test_all_calls_of_a_host_meet_the_same_child(old: Host) -> None:
+    pid = await old.text(call("pid"))
+    asked = await old.ask(call("ask", 2))
+    (key,) = asked["result"]["inputRequests"]
+    more = {"requestState": asked["result"]["requestState"], "inputResponses": {key: ANN}}
+    _ = await old.text(call("ask", 3, more=more))
+    assert await old.text(call("pid", 4)) == pid
+
+
+async def test_a_cancelled_call_does_not_cost_the_child_its_memory(old: Host) -> None:
+    """The child never answers the cancelled call, as servers of the TypeScript SDK do."""
+    pid = await old.text(call("pid"))
+    asked = await old.ask(call("ask", 2))
+    assert asked["result"]["resultType"] == "input_required"
+    # It waits for the answer to its question, which the cancellation gives it.
+    old.write(call("echo", 3), {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 3}})
+    (key,) = asked["result"]["inputRequests"]
+    more = {"requestState": asked["result"]["requestState"], "inputResponses": {key: ANN}}
+    assert await old.text(call("ask", 4, more=more)) == "Ann"
+    assert await old.text(call("pid", 5)) == pid
+
+
+async def test_a_modern_host_may_have_the_era_chosen_for_its_server() -> None:
+    async with host(OLD, "--era", "bridge") as running:
+        assert await running.text(call("echo", x=1)) == '{"x": 1}'
+
+
+async def test_the_child_starts_again_after_it_has_died(old: Host) -> None:
+    lost = await old.ask(call("die"))
+    assert "had effects" in lost["error"]["message"]
+    assert await old.text(call("echo", 2, x=1)) == '{"x": 1}'
+
+
+async def test_a_host_that_gives_up_its_probe_goes_on_as_a_legacy_host(old: Host) -> None:
+    _ = await old.ask(modern("server/discover"))
+    answer = await old.ask(initialize(7))
+    assert answer["result"]["protocolVersion"] == "2025-06-18"
+    assert await old.text(legacy("tools/call", 8, name="echo", arguments={"x": 1})) == '{"x": 1}'
+
+
+# --- a legacy host of a legacy server ---
+
+
+async def test_a_legacy_host_of_a_legacy_child_is_relayed(old: Host) -> None:
+    answer = await old.ask(initialize())
+    assert answer["result"]["serverInfo"] == {"name": "fake", "version": "1"}
+    old.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
+    old.write(legacy("tools/call", 5, name="ask", arguments={}))
+    question = await old.until(method="elicitation/create")
+    old.write({"jsonrpc": "2.0", "id": question["id"], "result": ANN})
+    assert (await old.until(id=5))["result"]["content"][0]["text"] == "Ann"
+
+
+async def test_the_end_of_a_relayed_child_is_the_end_of_the_session() -> None:
+    async with host(OLD) as running:
+        _ = await running.ask(initialize())
+        lost = await running.ask(legacy("tools/call", 5, name="die", arguments={}))
+        assert "ended" in lost["error"]["message"]
+        assert await running.ended() == 0
+        assert running.events("child.ended")
+
+
+# --- a modern server ---
+
+
+async def test_requests_of_a_modern_host_pass_to_a_modern_child(new: Host) -> None:
+    answer = await new.ask(modern("server/discover", "a"))
+    assert answer["result"]["capabilities"] == {"tools": {"listChanged": True}}
+    declared: Any = await new.text(call("meta", "b"))
+    assert '"name": "host"' in declared
+
+
+async def test_answers_of_a_modern_child_come_in_its_own_order(new: Host) -> None:
+    new.write(call("later", 1), call("now", 2))
+    assert [(await new.read())["id"], (await new.read())["id"]] == [1, 2]
+    assert await new.text(call("echo", 3)) == "{}"
+
+
+async def test_progress_of_a_modern_child_has_the_token_of_the_host(new: Host) -> None:
+    new.write(call("progress", 1, meta={"progressToken": "mine"}))
+    assert (await new.until(method="notifications/progress"))["params"] == {"progressToken": "mine", "progress": 1}
+
+
+async def test_a_modern_host_cancels_a_call_of_a_modern_child(new: Host) -> None:
+    new.write(call("later", 2))
+    _ = await new.text(call("echo", 1))  # by its answer, the child has the other call too
+    new.write({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 2}})
+    assert await new.text(call("cancelled", 3)) == "1"
+    assert await new.text(call("now", 4)) == "now"
+
+
+async def test_changes_of_a_modern_child_reach_the_subscription_of_the_host(new: Host) -> None:
+    listen = modern("subscriptions/listen", 9, notifications={"toolsListChanged": True})
+    new.write(listen)
+    acknowledged = await new.until(method="notifications/subscriptions/acknowledged")
+    assert acknowledged["params"]["_meta"] == {META + "subscriptionId": 9}
+    new.write(call("change", 1))
+    changed = await new.until(method="notifications/tools/list_changed")
+    assert changed["params"]["_meta"] == {META + "subscriptionId": 9}
+    new.write(call("tear_down", 2))
+    assert (await new.until(id=9))["result"]["_meta"] == {META + "subscriptionId": 9}
+
+
+async def test_a_modern_child_that_died_is_started_again(new: Host) -> None:
+    lost = await new.ask(call("die", 1))
+    assert "had effects" in lost["error"]["message"]
+    assert await new.text(call("echo", 2, x=1)) == '{"x": 1}'
+
+
+async def test_a_legacy_host_is_mirrored_where_the_child_refuses_initialize(new: Host) -> None:
+    answer = await new.ask(initialize())
+    assert answer["result"]["protocolVersion"] == "2025-11-25"
+    new.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
+    assert await new.text(legacy("tools/call", 5, name="echo", arguments={"x": 1})) == '{"x": 1}'
+
+
+async def test_a_host_is_told_of_a_server_that_knows_no_version_of_it() -> None:
+    async with host(fake("fake_modern_stdio.py", "--refuse")) as running:
+        answer = await running.ask(modern("server/discover"))
+        assert answer["error"]["code"] == -32022
+        assert answer["error"]["data"]["supported"] == ["2027-01-01"]
+
+
+# --- what is refused ---
+
+
+async def test_a_line_that_is_not_json_rpc_gets_a_parse_error_and_the_next_one_is_served(old: Host) -> None:
+    old.stdin.write(b'{"jsonrpc": "2.0", "id"\n[]\n"text"\n\xff\xfe\n\n')
+    for _ in range(4):
+        answer = await old.read()
+        assert answer["error"]["code"] == -32700
+        assert "id" not in answer
+    assert await old.text(call("echo", 2, x=1)) == '{"x": 1}'
+
+
+async def test_a_line_of_a_gigabyte_is_refused_and_not_kept(old: Host) -> None:
+    _ = await old.text(call("echo", 1))
+    before = peak_bytes(old)
+    piece = b"x" * (1 << 20)
+    for _ in range(1024):
+        old.stdin.write(piece)
+        await old.stdin.drain()
+    old.stdin.write(b"\n")
+    answer = await old.read()
+    assert answer["error"]["code"] == -32700
+    assert "limits.body_bytes" in answer["error"]["message"]
+    assert peak_bytes(old) - before < 64 << 20
+    assert await old.text(call("echo", 2, x=1)) == '{"x": 1}'
+
+
+def peak_bytes(running: Host) -> int:
+    """The largest memory that the gateway ever had."""
+    status = Path(f"/proc/{running.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+async def test_two_requests_with_one_id_are_not_confused(new: Host) -> None:
+    new.write(call("later", 1), call("echo", 1))
+    refused = await new.read()
+    assert refused["error"]["code"] == -32600
+    assert "id" not in refused, "it would end the first request"
+    new.write(call("now", 2))
+    assert (await new.until(id=1))["result"]["content"][0]["text"] == "later"
+
+
+async def test_a_response_that_nothing_asked_for_gets_no_answer(old: Host) -> None:
+    _ = await old.ask(modern("server/discover"))
+    old.write({"jsonrpc": "2.0", "id": 1, "result": {}}, {"jsonrpc": "2.0", "method": "notifications/unknown"})
+    assert (await old.ask(call("echo", 2)))["id"] == 2
+
+
+# --- what a child gets, and what the gateway opens ---
+
+
+async def test_the_environment_of_the_host_passes_to_the_child_but_for_the_secrets_of_the_gateway() -> None:
+    environment = {"MY_TOKEN": "for the server", "GATEWAY_LOG__LEVEL": "info", "MRTR_STATE_KEY": "f0" * 32}
+    async with host(OLD, environment=environment) as running:
+        given = await running.text(call("environment"))
+    assert "for the server" in given
+    assert "GATEWAY_" not in given
+    assert "MRTR_STATE_KEY" not in given
+
+
+async def test_a_secret_of_the_configuration_does_not_pass_under_any_name() -> None:
+    upstream = {"command": OLD}
+    config = {
+        "routes": [
+            {"upstream": upstream},
+            {"path": "/x", "upstream": {"url": "http://127.0.0.1:9/"}, "set_headers": {"x-key": "${MY_KEY}"}},
+        ]
+    }
+    environment = {"MY_KEY": "a-secret-of-the-route", "OTHER": "seen"}
+    async with host(config=config, environment=environment) as running:
+        given = await running.text(call("environment"))
+    assert "a-secret-of-the-route" not in given
+    assert "seen" in given
+
+
+def internet_sockets(pid: int) -> set[str]:
+    """The inodes of a process's sockets that are not local ones."""
+    found = set()
+    targets = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+        found |= {inode for line in lines if f"socket:[{(inode := line.split()[9])}]" in targets}
+    return found
+
+
+async def test_no_port_is_opened(old: Host) -> None:
+    _ = await old.text(call("echo"))
+    assert internet_sockets(old.process.pid) == set()
+
+
+# --- the end ---
+
+
+async def test_a_running_call_may_finish_after_the_host_has_closed_its_end() -> None:
+    async with host(NEW) as running:
+        running.write(call("later", 1))
+        running.write(call("now", 2))
+        running.stdin.close()
+        assert {(await running.read())["id"], (await running.read())["id"]} == {1, 2}
+        assert await running.ended() == 0
+
+
+async def test_a_question_is_cancelled_when_the_host_closes_its_end() -> None:
+    """Else the end would wait for hold.drain_seconds."""
+    config = {"hold": {"drain_seconds": 3600}, "routes": [{"upstream": {"command": OLD}}]}
+    async with host(config=config) as running:
+        asked = await running.ask(call("ask"))
+        assert asked["result"]["resultType"] == "input_required"
+
+
+async def test_a_question_to_a_legacy_host_does_not_delay_the_end() -> None:
+    config = {"hold": {"drain_seconds": 3600}, "routes": [{"upstream": {"command": OLD}}]}
+    async with host(config=config) as running:
+        _ = await running.ask(initialize())
+        running.write(legacy("tools/call", 5, name="ask", arguments={}))
+        _ = await running.until(method="elicitation/create")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_a_signal_ends_the_gateway_with_its_child(number: signal.Signals) -> None:
+    async with host(OLD) as running:
+        pid = int(await running.text(call("pid")))
+        running.write(call("ask", 2))
+        _ = await running.read()
+        running.process.send_signal(number)
+        assert await running.ended() == 0
+        await gone(pid)
+
+
+async def test_the_gateway_ends_when_nobody_reads_its_output() -> None:
+    async with host(OLD) as running:
+        pid = int(await running.text(call("pid")))
+        running.stdout._transport.close()  # type: ignore[attr-defined]
+        running.write(call("echo", 2))
+        assert await running.ended() == 0
+        await gone(pid)
+
+
+async def test_a_killed_gateway_leaves_no_child() -> None:
+    async with host(OLD, expects=-signal.SIGKILL) as running:
+        pid = int(await running.text(call("pid")))
+        running.process.kill()
+        _ = await running.ended()
+        await gone(pid)
+
+
+async def test_the_gateway_serves_files_in_place_of_pipes(tmp_path: Path) -> None:
+    """As in `wrap ... < in > out`: libuv aborts a process that gives it a file as a pipe."""
+    given, taken = tmp_path / "in", tmp_path / "out"
+    given.write_text(json.dumps(call("echo", x=1)) + "\n")
+    with given.open("rb") as stdin, taken.open("wb") as stdout:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gateway", "wrap", "--log-level", "error", "--", *OLD), stdin=stdin, stdout=stdout
+        )
+        async with asyncio.timeout(20):
+            assert await process.wait() == 0
+    assert json.loads(taken.read_text())["result"]["content"][0]["text"] == '{"x": 1}'

@@ -1,0 +1,63 @@
+"""The configuration of one host: its route, and the environment of its child."""
+
+import pytest
+
+from gateway.config import ConfigError, for_command, parse
+from gateway.process.child import environment
+from gateway.stdio_front.settings import for_host
+
+TEXT = """
+state: {keys: ["%s"]}
+admin: 127.0.0.1:9999
+workers: 4
+routes:
+  - {path: /a, upstream: {command: [a], env: {OWN: "1"}}}
+  - {path: /b, upstream: {url: "http://127.0.0.1:9/mcp"}, credentials: {mode: replace, token: a-token-of-b}}
+""" % ("f0" * 32)
+
+
+def test_only_the_named_route_is_left_and_nothing_listens() -> None:
+    config = for_host(parse(TEXT, "test", {}), "/b", {})
+    assert [route.path for route in config.routes] == ["/b"]
+    assert (config.admin, config.workers, config.replica.peers) == (None, 1, {})
+
+
+def test_the_first_route_is_taken_if_none_is_named() -> None:
+    assert for_host(parse(TEXT, "test", {}), None, {}).routes[0].path == "/a"
+
+
+def test_an_unknown_route_is_an_error_that_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="/a, /b"):
+        for_host(parse(TEXT, "test", {}), "/c", {})
+
+
+def test_states_get_a_key_of_their_own() -> None:
+    config = parse(TEXT, "test", {})
+    assert for_host(config, None, {}).state.keys != config.state.keys
+    assert for_host(config, None, {}).state.keys != for_host(config, None, {}).state.keys
+
+
+def test_a_child_gets_the_environment_without_what_is_the_gateways() -> None:
+    own = {
+        "PATH": "/bin",
+        "API_KEY": "key",
+        "GATEWAY_ADMIN": "127.0.0.1:1",
+        "MRTR_STATE_KEY": "f1" * 32,
+        "COPY_OF_KEY": "f0" * 32,
+        "COPY_OF_TOKEN": "a-token-of-b",
+    }
+    (route,) = for_host(parse(TEXT, "test", {}), "/a", own).routes
+    assert environment(route.upstream, own) == {"PATH": "/bin", "API_KEY": "key", "OWN": "1"}
+
+
+def test_a_host_keeps_one_session_for_as_long_as_it_lives() -> None:
+    (route,) = for_host(for_command(["server"], env={}), None, {}).routes
+    assert route.sessions.affinity == "principal"
+    assert route.sessions.idle_seconds == 86_400
+    assert route.upstream.warm == 0
+
+
+@pytest.mark.parametrize("era", ["bridge", "mirror"])
+def test_the_era_may_be_given(era: str) -> None:
+    (route,) = for_host(for_command(["server"], env={}), None, {}, era).routes
+    assert route.era == era

@@ -1,0 +1,197 @@
+"""Several sessions in one child: who hears what, and what ends with whom (the child is a fake)."""
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+from msgspec import Raw
+
+from gateway.config import Timeouts
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost
+from gateway.upstream.channel import NO_HEADERS, SideListener
+from gateway.upstream.children.shared_child import ChildHolder, SharedChannel
+
+GREETING: Final = jsonrpc.request(b'"init"', mcp.INITIALIZE, {"clientInfo": {"name": "a"}})
+OTHER: Final = jsonrpc.request(b'"init"', mcp.INITIALIZE, {"clientInfo": {"name": "b"}})
+READY: Final = jsonrpc.notification(mcp.INITIALIZED)
+
+
+class FakeChild:
+    """A FAKE child, which answers the handshake and else says what the test has it say."""
+
+    where = "The fake child"
+
+    def __init__(self) -> None:
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.sent: list[dict[str, Any]] = []
+        self.asked = False
+        self.is_closed = False
+        self._receive: Any = None
+
+    def receive_with(self, receive: Any) -> None:
+        self._receive = receive
+
+    async def send(self, message: bytes, _seconds: float) -> None:
+        self.sent.append(json.loads(message))
+        if self.sent[-1]["method"] == mcp.INITIALIZE:
+            self.say(id=self.sent[-1]["id"], result={"serverInfo": {}})
+
+    def say(self, **message: Any) -> None:
+        self._receive(json.dumps({"jsonrpc": "2.0", **message}).encode())
+
+    @property
+    def methods(self) -> list[str]:
+        return [each["method"] for each in self.sent]
+
+    async def close(self) -> None:
+        self.asked = self.is_closed = True
+
+
+class FakeLauncher:
+    """A FAKE launcher of fake children."""
+
+    where = FakeChild.where
+
+    def __init__(self) -> None:
+        self.client = SimpleNamespace(timeouts=Timeouts())
+        self.children: list[FakeChild] = []
+        self.has_initialized = False
+
+    async def take(self) -> FakeChild:
+        self.children.append(FakeChild())
+        return self.children[-1]
+
+    def initialized(self, child: FakeChild) -> None:
+        pass
+
+
+class Session:
+    """A session in the child, with what it has heard."""
+
+    def __init__(self, channel: SharedChannel) -> None:
+        self.channel = channel
+        self.aside: list[bytes] = []
+        self.heard: list[bytes] = []
+        self.losses = 0
+
+    async def open(self, greeting: bytes = GREETING) -> "Session":
+        await self.channel.initialize(greeting, NO_HEADERS)
+        await self.channel.listen("2025-11-25", NO_HEADERS, SideListener(self._aside, self._lost, lambda _: None))
+        await self.channel.send(READY, NO_HEADERS)
+        return self
+
+    def _aside(self, line: bytes) -> bool:
+        self.aside.append(line)
+        return False
+
+    def _lost(self) -> None:
+        self.losses += 1
+
+    def ask(self, id_: bytes, method: str, **params: Any) -> Awaitable[Any]:
+        def receive(line: bytes) -> bool:
+            self.heard.append(line)
+            return jsonrpc.message(line).id == Raw(id_)
+
+        request = jsonrpc.request(id_, method, params)
+        return asyncio.get_running_loop().create_task(self.channel.request(request, NO_HEADERS, receive))
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.launcher: Any = FakeLauncher()
+        self.malformed = 0
+        self.holder = ChildHolder(self.launcher, self._malformed)
+
+    def _malformed(self) -> None:
+        self.malformed += 1
+
+    async def session(self, greeting: bytes = GREETING) -> Session:
+        return await Session(self.holder.connect()).open(greeting)
+
+
+@pytest.fixture
+async def bench() -> Bench:
+    return Bench()
+
+
+async def test_sessions_of_one_client_share_the_child_and_its_handshake(bench: Bench) -> None:
+    first, second = await bench.session(), await bench.session()
+    (child,) = bench.launcher.children
+    assert child.methods == [mcp.INITIALIZE, mcp.INITIALIZED]
+    await first.channel.close(end_session=True)
+    await second.channel.close(end_session=True)
+    assert not child.is_closed
+    _ = await bench.session()
+    assert len(bench.launcher.children) == 1
+
+
+async def test_another_handshake_gets_another_child_and_the_first_one_ends_with_its_last_session(
+    bench: Bench,
+) -> None:
+    first = await bench.session()
+    _ = await bench.session(OTHER)
+    old, new = bench.launcher.children
+    assert not old.is_closed
+    await first.channel.close(end_session=True)
+    assert old.is_closed
+    assert not new.is_closed
+
+
+async def test_an_answer_reaches_the_session_that_asked(bench: Bench) -> None:
+    first, second = await bench.session(), await bench.session()
+    asked = first.ask(b"1", mcp.TOOLS_LIST), second.ask(b"2", mcp.TOOLS_LIST)
+    await asyncio.sleep(0)
+    (child,) = bench.launcher.children
+    child.say(id=2, result={})
+    child.say(id=1, result={})
+    _ = await asyncio.gather(*asked)
+    assert (len(first.heard), len(second.heard)) == (1, 1)
+    child.say(id=7, result={})
+    assert bench.malformed == 0
+
+
+async def test_a_question_reaches_the_session_whose_call_may_ask(bench: Bench) -> None:
+    first, second = await bench.session(), await bench.session()
+    listing, calling = first.ask(b"1", mcp.TOOLS_LIST), second.ask(b"2", mcp.TOOLS_CALL, name="ask")
+    await asyncio.sleep(0)
+    (child,) = bench.launcher.children
+    child.say(id=9, method=mcp.ELICIT, params={})
+    assert (first.heard, len(second.heard)) == ([], 1)
+    for number in (1, 2):
+        child.say(id=number, result={})
+    _ = await asyncio.gather(listing, calling)
+
+
+async def test_a_change_reaches_one_session_which_tells_the_others(bench: Bench) -> None:
+    first, second = await bench.session(), await bench.session()
+    bench.launcher.children[0].say(method=mcp.TOOLS_CHANGED)
+    assert (len(first.aside), len(second.aside)) == (1, 0)
+
+
+async def test_the_child_is_subscribed_until_the_last_session_unsubscribes(bench: Bench) -> None:
+    sessions = await bench.session(), await bench.session()
+    (child,) = bench.launcher.children
+    for method in (mcp.SUBSCRIBE, mcp.UNSUBSCRIBE):
+        for number, session in enumerate(sessions):
+            asked = session.ask(b"%d" % number, method, uri="note://x")
+            await asyncio.sleep(0)
+            child.say(id=number, result={})
+            _ = await asked
+    assert child.methods.count(mcp.UNSUBSCRIBE) == 1
+    assert child.methods[-1] == mcp.UNSUBSCRIBE
+
+
+async def test_the_end_of_the_child_is_the_end_of_all_its_sessions(bench: Bench) -> None:
+    first, second = await bench.session(), await bench.session()
+    asked = first.ask(b"1", mcp.TOOLS_CALL, name="die")
+    await asyncio.sleep(0)
+    bench.launcher.children[0].over.set_result("ended (exit code 7)")
+    with pytest.raises(CallLost, match="may have had effects"):
+        await asked
+    assert (first.losses, second.losses) == (1, 1)
+    _ = await bench.session()
+    assert len(bench.launcher.children) == 2

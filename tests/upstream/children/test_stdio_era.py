@@ -1,0 +1,164 @@
+"""How the era of a command is found out: each way in which a child may answer the probe (all parts are fakes)."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from gateway.config import Timeouts
+from gateway.protocol.errors import Unreachable
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Metrics
+from gateway.upstream.children import stdio_era
+from gateway.upstream.children.modern_stdio import ModernStdio
+from gateway.upstream.children.stdio_era import StdioEra
+
+DISCOVERED: Final = {"result": {"supportedVersions": ["2026-07-28"], "capabilities": {}}}
+UNKNOWN: Final = {"error": {"code": -32601, "message": "Method not found"}}
+UNSUPPORTED: Final = {"error": {"code": -32022, "message": "no", "data": {"supported": ["2026-07-28"]}}}
+GREETED: Final = {"result": {"protocolVersion": "2025-11-25", "capabilities": {}}}
+ENDS: Final = "ends"
+SILENT: Final = "says nothing"
+
+
+class FakeChild:
+    """A FAKE child, which answers each method in its own way."""
+
+    where = "The fake child"
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.methods: list[str] = []
+        self.asked = self.initialized = False
+        self.is_closed = False
+        self._answers = answers
+        self._receive: Any = None
+
+    def receive_with(self, receive: Any) -> None:
+        self._receive = receive
+
+    async def send(self, message: bytes, _seconds: float) -> None:
+        asked = json.loads(message)
+        self.methods.append(asked["method"])
+        answer = self._answers[asked["method"]]
+        if answer is ENDS:
+            self.over.set_result("ended (exit code 1)")
+        elif answer is not SILENT:
+            self._receive(b"a line of a log")
+            self._receive(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}).encode())
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeLauncher:
+    """A FAKE launcher of fake children."""
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.client = SimpleNamespace(timeouts=Timeouts())
+        self.answers = answers
+        self.children: list[FakeChild] = []
+        self.given_back: list[FakeChild] = []
+        self.has_initialized = False
+        self.fails = False
+
+    async def take(self) -> FakeChild:
+        if self.fails:
+            raise Unreachable("cannot be started")
+        if self.given_back:
+            return self.given_back.pop()
+        self.children.append(FakeChild(self.answers))
+        return self.children[-1]
+
+    def give_back(self, child: FakeChild) -> None:
+        self.given_back.append(child)
+
+    def initialized(self, child: FakeChild) -> None:
+        child.initialized = True
+
+    def stop_prestarting(self) -> None:
+        pass
+
+
+class Bench:
+    """The era of one command."""
+
+    def __init__(self, tasks: Tasks, **answers: Any) -> None:
+        given = {"server/discover": answers.get("discover"), "initialize": answers.get("initialize")}
+        self.launcher: Any = FakeLauncher(given)
+        self.modern = ModernStdio(self.launcher, lambda: None)
+        self.era = StdioEra(self.launcher, self.modern, tasks, Metrics("test", ["/mcp"]), "/mcp")
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[Tasks]:
+    found = Tasks(Metrics("test", []))
+    yield found
+    await found.close()
+
+
+@pytest.mark.parametrize("answer", [DISCOVERED, UNSUPPORTED])
+async def test_a_modern_answer_shows_a_modern_server_whose_child_is_used(answer: Any, tasks: Tasks) -> None:
+    bench = Bench(tasks, discover=answer)
+    assert await asyncio.gather(*(bench.era.is_modern() for _ in range(5))) == [True] * 5
+    (child,) = bench.launcher.children
+    assert bench.modern.child is child
+    assert not child.asked
+
+
+async def test_any_other_error_shows_a_legacy_server_whose_child_serves_a_session(tasks: Tasks) -> None:
+    bench = Bench(tasks, discover=UNKNOWN)
+    assert not await bench.era.is_modern()
+    assert not await bench.era.is_modern()
+    assert bench.launcher.given_back == bench.launcher.children
+    assert bench.launcher.children[0].methods == ["server/discover"]
+
+
+async def test_a_child_that_ends_counts_as_legacy_for_a_while_and_not_as_a_failure(tasks: Tasks) -> None:
+    bench = Bench(tasks, discover=ENDS)
+    assert not await bench.era.is_modern()
+    assert bench.era.known is None
+    assert bench.launcher.children[0].asked, "its end is expected"
+    assert not await bench.era.is_modern()
+    assert len(bench.launcher.children) == 1, "it is not asked again at once"
+
+
+async def test_a_server_that_took_a_handshake_is_asked_no_more(tasks: Tasks) -> None:
+    bench = Bench(tasks, discover=ENDS)
+    assert not await bench.era.is_modern()
+    bench.launcher.has_initialized = True
+    assert not await bench.era.is_modern()
+    assert bench.era.known is False
+
+
+async def test_silence_costs_a_bounded_time_and_the_child(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stdio_era, "_PROBE_SECONDS", 0.01)
+    bench = Bench(tasks, discover=SILENT)
+    assert not await bench.era.is_modern()
+    assert bench.launcher.children[0].is_closed
+    assert bench.launcher.given_back == []
+
+
+async def test_a_command_that_cannot_start_says_nothing_of_its_era(tasks: Tasks) -> None:
+    bench = Bench(tasks, discover=DISCOVERED)
+    bench.launcher.fails = True
+    assert not await bench.era.is_modern()
+    assert bench.era.known is None
+
+
+async def test_only_a_refused_handshake_shows_a_modern_only_server(tasks: Tasks) -> None:
+    for answer, is_only in ((UNSUPPORTED, True), (GREETED, False)):
+        bench = Bench(tasks, discover=DISCOVERED, initialize=answer)
+        assert await bench.era.is_modern_only() is is_only
+        assert await bench.era.is_modern_only() is is_only
+        serving, asked = bench.launcher.children
+        assert (serving.methods, asked.methods) == (["server/discover"], ["initialize"])
+
+
+async def test_a_legacy_server_is_not_asked_whether_it_is_modern_only(tasks: Tasks) -> None:
+    bench = Bench(tasks, discover=UNKNOWN)
+    assert not await bench.era.is_modern_only()
+    assert bench.launcher.children[0].methods == ["server/discover"]
