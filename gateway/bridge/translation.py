@@ -18,14 +18,18 @@ from gateway.telemetry import Span
 _TRACESTATE: Final = "tracestate"
 
 
-def legacy_call(context: Context, call_id: bytes, span: Span | None, listener: Listener) -> Call:
-    """The request as a legacy server knows it."""
+def legacy_call(
+    context: Context, call_id: bytes, span: Span | None, listener: Listener, task: object | None = None
+) -> Call:
+    """The request as a legacy server knows it; `task` asks the server to run it as a task."""
     request = context.request
     meta: dict[str, Raw] = dict(request.user_meta)
     token = call_id if request.progress_token is not None else None
     if token is not None:
         meta[mcp.META_PROGRESS_TOKEN] = Raw(token)
     params: dict[str, object] = dict(request.params)
+    if task is not None:
+        params["task"] = task
     if span is not None:
         _ = meta.pop(_TRACESTATE, None)  # the span has it, if it belongs to a trace at all
         meta.update({name: Raw(jsonrpc.encode(value)) for name, value in span.headers().items()})
@@ -42,6 +46,8 @@ def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
             return _modern_result(context, report, Raw(result))
         case on.Failed(error=error) if error.code != mcp.LEGACY_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, error))
+        case on.Became(result=result):
+            return on.Resulted(result)
         case on.Withdrawn(id=id_):
             return on.Withdrawn(id_, replayable=rerun_rules.may_run_twice(context))
         case _:

@@ -6,8 +6,9 @@ from typing import Final
 from aiohttp import web
 
 from gateway.bridge import subscription
-from gateway.bridge.driver import Driver
+from gateway.bridge.driver import Driver, NewCall
 from gateway.bridge.response_queue import ending_of
+from gateway.bridge.upstream_call import UpstreamCall
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.round import LEFT, Round
@@ -15,6 +16,8 @@ from gateway.exchange import handshake
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, Stopping, UpstreamError
 from gateway.sessions import tool_schemas
+from gateway.tasks.choice import Choice, choose
+from gateway.tasks.task_call import TaskCall
 from gateway.telemetry import COMPLETE, OTHER_ERROR, Ending, Outcome
 
 _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
@@ -83,7 +86,23 @@ class Dispatcher:
             live.process.metrics.list_answered(live.route.path, from_memory=cached is not None)
             if cached is not None:
                 return await round_.answer(cached)
-        driver = Driver(live, self._lot, request, key, headers, round_.caller.address)
+        driver = Driver(live, self._lot, request, key, headers, round_.caller.address, self._new_call(round_))
         queue = round_.queue()
         driver.begin(queue, ticket)
         return await self._legs.write(round_, driver, queue)
+
+    def _new_call(self, round_: Round) -> NewCall:
+        """Return what makes the upstream call: a plain one, or a task."""
+        live, request = round_.live, round_.request
+        support = ""
+        if request.method == mcp.TOOLS_CALL:
+            support = tool_schemas.task_support(live.upstream.pool, round_.key, request.target)
+        if not support:
+            return UpstreamCall
+        match choose(support, request.declared, live.route.tasks, wants=request.task is not None):
+            case Choice.PLAIN:
+                return UpstreamCall
+            case Choice.DRIVE:
+                return TaskCall
+            case Choice.GIVE:
+                return TaskCall

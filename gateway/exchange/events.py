@@ -78,6 +78,12 @@ class Resulted(Event, frozen=True):
     result: bytes | Raw
 
 
+class Became(Event, frozen=True):
+    """The call became a task of its client; `result` is of 2026-07-28 already. The machine never sees this event."""
+
+    result: bytes
+
+
 class Failed(Event, frozen=True):
     """The call ended with a JSON-RPC error, as the upstream wrote it."""
 

@@ -23,6 +23,10 @@ def check(method: str, params: jsonrpc.Fields, version: str, headers: HeaderValu
     _equal(mcp.METHOD_HEADER, _one(headers, mcp.METHOD_HEADER), method)
     field = mcp.TARGET_FIELD.get(method)
     if field is None:
+        if method.startswith("tasks/") and headers(mcp.NAME_HEADER):
+            # A client of the tasks extension must send it, but fastmcp 4 does not.
+            name, task = _one(headers, mcp.NAME_HEADER), jsonrpc.text(params.get("taskId"))
+            _equal(mcp.NAME_HEADER, decode_value(mcp.NAME_HEADER, name), task or "")
         return None
     target = jsonrpc.text(params.get(field))
     name = _one(headers, mcp.NAME_HEADER)
