@@ -1,6 +1,7 @@
 """Serves a round by its method."""
 
 import asyncio
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -12,6 +13,8 @@ from gateway.bridge.upstream_call import UpstreamCall
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.round import LEFT, Round
+from gateway.downstream.task_requests import METHODS as TASK_REQUESTS
+from gateway.downstream.task_requests import TaskRequests
 from gateway.exchange import handshake
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, Stopping, UpstreamError
@@ -26,10 +29,11 @@ _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 class Dispatcher:
     """Serves the rounds of one listener."""
 
-    def __init__(self, continuation: Continuation) -> None:
+    def __init__(self, continuation: Continuation, task_requests: TaskRequests) -> None:
         self.stopping = False
         self._lot, self._legs = continuation.lot, continuation.legs
         self._continuation = continuation
+        self._task_requests = task_requests
 
     async def serve(self, round_: Round) -> web.StreamResponse:
         """Serve a round, and count how it ended."""
@@ -56,6 +60,8 @@ class Dispatcher:
             return await self._discover(round_)
         if request.request_state is not None:
             return await self._continuation.serve(round_)
+        if request.method in TASK_REQUESTS:
+            return await self._task_requests.serve(round_)
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         if request.method == mcp.LISTEN:
@@ -105,4 +111,6 @@ class Dispatcher:
             case Choice.DRIVE:
                 return TaskCall
             case Choice.GIVE:
-                return TaskCall
+                table = self._task_requests.table
+                table.check(round_.key.principal)
+                return partial(TaskCall, adopt=table.adopt)

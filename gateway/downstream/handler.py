@@ -18,6 +18,7 @@ from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
 from gateway.downstream.rejections import Rejections, no_route
 from gateway.downstream.round import begin_span, new_round, span_ended_on_error
+from gateway.downstream.task_requests import TaskRequests
 from gateway.http import request_id as ids
 from gateway.http.client import Client
 from gateway.http.incoming import Incoming
@@ -43,6 +44,7 @@ class RequestHandler:
         authenticator: Authenticator,
         continuation: Continuation,
         passthrough: Passthrough,
+        task_requests: TaskRequests,
     ) -> None:
         self._use(in_force.value)
         in_force.after_replace(self._use)
@@ -52,7 +54,7 @@ class RequestHandler:
         self._passthrough = passthrough
         self._bodies = routes.process.traffic.bodies
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
-        self._dispatcher = Dispatcher(continuation)
+        self._dispatcher = Dispatcher(continuation, task_requests)
         self._era_routing = EraRouting(authenticator, continuation, passthrough)
         self._rejections = Rejections(routes)
         self._ids = ids.numbered(secrets.token_hex(6))

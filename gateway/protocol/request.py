@@ -39,6 +39,7 @@ _PROTOCOL_META: Final = frozenset(
 )
 _OURS: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
 """Params that do not go upstream; `task` would start a 2025-11-25 task, which modern clients do not understand."""
+_ANSWERING: Final = frozenset({mcp.TASKS_UPDATE, mcp.TASKS_INPUT})
 _MAX_DECLARATION_BYTES: Final = 16_384
 _REMEMBERED_BYTES: Final = 1_024
 _UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
@@ -211,7 +212,7 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
         declared=declared,
         log_level=log_level,
         progress_token=progress_token,
-        input_responses=_input_responses(parsed.params) if asking else None,
+        input_responses=_input_responses(parsed.params) if asking or parsed.method in _ANSWERING else None,
         request_state=_request_state(parsed.params) if asking else None,
         task=parsed.params.get("task"),
     )

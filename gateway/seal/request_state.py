@@ -92,6 +92,11 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     record: bytes | None = None
     trace: bytes | None = None
 
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another replica could read the call's stream from here on."""
+        return self.upstream is not None and self.upstream.cursor is not None
+
 
 _RECORD: Final = msgspec.msgpack.Decoder(tuple[Recorded, ...])
 _MAX_RECORD_BYTES: Final = 4_194_304

@@ -12,6 +12,7 @@ from gateway.http.listener import Listener
 from gateway.protocol.errors import Stopping
 from gateway.routes.held_calls import Lot
 from gateway.routes.table import RouteTable
+from gateway.tasks.table import TaskTable
 from gateway.telemetry import Event, get_logger
 
 log = get_logger()
@@ -30,12 +31,14 @@ class Drain:
         downstream: RequestHandler,
         routes: RouteTable,
         lot: Lot[Driver],
+        table: TaskTable,
         membership: Membership,
     ) -> None:
         self._in_force = in_force
         self._downstream = downstream
         self._routes = routes
         self._lot = lot
+        self._table = table
         self._membership = membership
 
     async def run(self, listeners: list[Listener], *, delay_seconds: float, is_resumable: Callable[[], bool]) -> None:
@@ -55,7 +58,9 @@ class Drain:
         self._refuse_new_calls()
         deadline, idle_polls = loop.time() + seconds, 0
         while idle_polls < _IDLE_POLLS and loop.time() < deadline:
-            idle_polls = 0 if self._is_busy(listeners) else idle_polls + 1
+            # Another process can go on with a task, and needs no state of this one for that.
+            is_busy = self._is_busy(listeners) or (self._table.working and not is_resumable())
+            idle_polls = 0 if is_busy else idle_polls + 1
             await asyncio.sleep(_POLL_SECONDS)
         self._end_remaining(is_resumable=is_resumable())
 

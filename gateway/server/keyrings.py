@@ -9,6 +9,7 @@ from typing import Final
 
 from gateway.config import Config, InForce
 from gateway.passthrough import sse_endpoint
+from gateway.seal import task_handle
 from gateway.seal.cipher import Keyring
 from gateway.telemetry import Event, get_logger
 
@@ -26,6 +27,7 @@ class Keyrings:
         self._keys = self._all_keys(in_force.value)
         self.state = InForce(Keyring(self._keys, "state"))
         self.peer = InForce(Keyring(self._keys, "peer"))
+        self.task = InForce(Keyring(self._keys, task_handle.PURPOSE))
         self.endpoint = InForce(Keyring(self._keys, sse_endpoint.PURPOSE))
         in_force.after_replace(self._use)
 
@@ -37,6 +39,7 @@ class Keyrings:
         # A reply in transit between replicas keeps the ring that it began with.
         self.state.replace(Keyring(keys, "state"))
         self.peer.replace(Keyring(keys, "peer"))
+        self.task.replace(Keyring(keys, task_handle.PURPOSE))
         self.endpoint.replace(Keyring(keys, sse_endpoint.PURPOSE))
 
     def _all_keys(self, config: Config) -> tuple[bytes, ...]:

@@ -27,6 +27,7 @@ from gateway.cluster.worker import Worker, member_id
 from gateway.config import Config, InForce, cautions, contexts, digest
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
+from gateway.downstream.task_requests import TaskRequests
 from gateway.http.client import Bounds, Client
 from gateway.http.listener import Handler, Listener
 from gateway.http.parser import parser_caution
@@ -40,10 +41,12 @@ from gateway.routes.table import RouteTable
 from gateway.runtime.tasks import Tasks
 from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import Sealer
+from gateway.seal.task_handle import TaskSealer
 from gateway.server.drain import Drain
 from gateway.server.keyrings import Keyrings
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
+from gateway.tasks.table import TaskTable
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
@@ -81,6 +84,9 @@ class Gateway:
         )
         self.metrics.watch_budget(self.lot.results.name, self.lot.results.status)
         self._keyrings = Keyrings(in_force, worker.key if worker is not None else None)
+        self.task_table = TaskTable(
+            in_force.part(lambda config: config.tasks), TaskSealer(self._keyrings.task), self.lot.results
+        )
         self._peer_sealer = PeerSealer(self._keyrings.peer)
         timeouts = in_force.part(lambda config: config.timeouts)
         self._traffic = Traffic(in_force.part(lambda config: config.limits), timeouts, self.metrics)
@@ -178,7 +184,10 @@ class Gateway:
         retry_routing = RetryRouting(self.members, self._peers, self._witness)
         continuation = Continuation(process, self.lot, self._authenticator, retry_routing)
         passthrough = Passthrough(self._in_force, EndpointRewriter(self._keyrings.endpoint), process)
-        return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough)
+        task_requests = TaskRequests(process, self.task_table, retry_routing)
+        return RequestHandler(
+            self._in_force, self.routes, self._authenticator, continuation, passthrough, task_requests
+        )
 
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""
@@ -249,7 +258,7 @@ class Gateway:
         """Take no new calls, and wait for those that run or are held until hold.drain_seconds have passed."""
         self.ready = False
         self.reload.closed = True
-        drain = Drain(self._in_force, self.downstream, self.routes, self.lot, self.members)
+        drain = Drain(self._in_force, self.downstream, self.routes, self.lot, self.task_table, self.members)
         await drain.run(self._listeners, delay_seconds=delay_seconds, is_resumable=self._is_resumable)
 
     def _is_resumable(self) -> bool:
@@ -259,6 +268,7 @@ class Gateway:
     async def close(self) -> None:
         """Close everything; replies that were just written still go out."""
         self.reload.closed = True
+        self.task_table.leave(is_resumable=self._is_resumable())
         for live in self.routes.live.values():
             live.upstream.pool.retire()
         await self.tasks.settle(self.config.timeouts.cancel_seconds)

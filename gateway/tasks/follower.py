@@ -93,8 +93,6 @@ class Follower:
                     looked = None
                 ended = await self._look()
             except (CallLost, Unreachable, Refused) as exc:
-                if self._is_stopped:
-                    break
                 if time.monotonic() - began > _CUT_SECONDS:
                     failures = 0
                 if failures >= len(_PAUSES):
@@ -132,9 +130,14 @@ class Follower:
         message = jsonrpc.request(id_, method, {"taskId": self.task_id})
         return await send(Call(id_, message, self._listener, self.progress_token), self.session, self._headers())
 
+    @property
+    def must_not_be_cancelled(self) -> bool:
+        """Whether tasks/cancel would do harm."""
+        return legacy.must_not_be_cancelled(self.task_id)
+
     async def cancel(self) -> None:
         """Tell the server that the task is not wanted any more, unless that does harm; raises as `Channel.send`."""
-        if legacy.must_not_be_cancelled(self.task_id):
+        if self.must_not_be_cancelled:
             return
         message = jsonrpc.request(self.session.next_id(), mcp.TASKS_CANCEL, {"taskId": self.task_id})
         await self.session.channel.send(message, self._headers())

@@ -61,8 +61,9 @@ def _seconds(raw: Raw | None) -> float | None:
         milliseconds = jsonrpc.value(raw) if raw is not None else None
     except ValueError:
         return None
-    is_number = isinstance(milliseconds, int | float) and not isinstance(milliseconds, bool)
-    return milliseconds / 1000 if is_number and milliseconds > 0 else None
+    if not isinstance(milliseconds, int | float) or isinstance(milliseconds, bool) or milliseconds <= 0:
+        return None
+    return milliseconds / 1000
 
 
 def status(answer: Raw | jsonrpc.Error) -> Status | None:

@@ -60,7 +60,7 @@ class TaskCall(UpstreamCall):
     async def _create_and_follow(self) -> None:
         context = self._context
         session = await self._session_of_its_own()
-        if not context.exchange.calling:
+        if not self._is_wanted():
             self.release(clean=True)  # given up at the moment the session came
             return
         span = self._report.call_span(session.shaken.version)
@@ -73,7 +73,7 @@ class TaskCall(UpstreamCall):
             self._listener.hear(on.Resulted(answer) if isinstance(answer, Raw) else on.Failed(answer))
             return
         self._follower = Follower(session, created, self._listener, lambda: self._context.headers)
-        if not context.exchange.calling:
+        if not self._is_wanted():
             self.cancel("the client closed its request")
             self.release(clean=False)
         elif self._adopt is None:
@@ -91,6 +91,10 @@ class TaskCall(UpstreamCall):
         if (level := context.request.log_level) is not None:
             await session.set_log_level(level, headers, context.live.config.timeouts.handshake_seconds)
         return session
+
+    def _is_wanted(self) -> bool:
+        """Whether the exchange still waits for the call."""
+        return self._context.exchange.calling
 
     def _hand_over(self, adopt: Adopt, session: Session, created: Created) -> None:
         """Give the task to its client; the session is the task's from now on."""

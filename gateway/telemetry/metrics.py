@@ -35,6 +35,7 @@ from gateway.telemetry.labels import (
     SessionState,
     StateReason,
     Step,
+    TaskOutcome,
     TrafficEra,
     UpstreamEra,
     UpstreamFailure,
@@ -214,6 +215,8 @@ class Metrics:
         self._left_out = self._counter(
             "tools_left_out_total", "Tools left out of a list because clients would refuse the whole list.", "route"
         )
+        self._tasks = self._gauge("tasks", "Tasks of clients, finished ones included until their time is over.", "route")
+        self._tasks_ended = self._counter("tasks_ended_total", "Tasks of clients that ended.", "route", "outcome")
         self._subscriptions = self._gauge("subscriptions", "Open subscriptions/listen streams.", "route")
         self._subscriptions_lost = self._counter(
             "subscriptions_lost_total", "Subscriptions that lost their session, by outcome.", "route", "outcome"
@@ -255,6 +258,7 @@ class Metrics:
     def show_zeroes(self, route: str) -> None:
         """Create the series at zero: otherwise an alert misses a counter's first step."""
         _ = self._held[route,], self._opened[route,], self._lost[route,], self._left_out[route,]
+        _ = self._tasks[route,], [self._tasks_ended[route, outcome] for outcome in TaskOutcome]
         _ = [self._continuations[route, step] for step in Step]
         _ = [self._children_ended[route, why] for why in ("asked", "unasked")]
         _ = [self._failures[route, kind] for kind in UpstreamFailure]
@@ -370,6 +374,14 @@ class Metrics:
     def tool_left_out(self, route: str) -> None:
         """Count a tool that was left out of one list."""
         self._left_out[route,].inc()
+
+    def tasks_changed(self, route: str, change: int) -> None:
+        """Add (1) or remove (-1) a task of a client."""
+        self._tasks[route,].inc(change)
+
+    def task_ended(self, route: str, outcome: TaskOutcome) -> None:
+        """Count the end of a task of a client."""
+        self._tasks_ended[route, outcome].inc()
 
     def subscribed(self, route: str, change: int) -> None:
         """Add (1) or remove (-1) a subscription."""
