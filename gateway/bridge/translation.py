@@ -42,12 +42,10 @@ def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
     """What the legacy server said, as the exchange knows it."""
     request = context.request
     match event:
-        case on.Resulted(result=result):
+        case on.Resulted(result=result) if not event.is_modern:
             return _modern_result(context, report, Raw(result))
         case on.Failed(error=error) if error.code != mcp.LEGACY_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, error))
-        case on.Became(result=result):
-            return on.Resulted(result)
         case on.Withdrawn(id=id_):
             return on.Withdrawn(id_, replayable=rerun_rules.may_run_twice(context))
         case _:

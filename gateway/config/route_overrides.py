@@ -4,7 +4,16 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct, structs
 
-from gateway.config.model import Config, Route, RouteHold, RouteLegs, RouteLimits, RouteSessions, RouteTasks, RouteTimeouts
+from gateway.config.model import (
+    Config,
+    Route,
+    RouteHold,
+    RouteLegs,
+    RouteLimits,
+    RouteSessions,
+    RouteTasks,
+    RouteTimeouts,
+)
 
 OWN_SECTIONS: Final[dict[str, type[Struct]]] = {
     "hold": RouteHold,

@@ -37,7 +37,7 @@ _REFUSED_BYTES: Final = 65_536
 class RequestHandler:
     """Serves the routes of one listener."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what a request may need)
         self,
         in_force: InForce[Config],
         routes: RouteTable,

@@ -120,4 +120,3 @@ class TaskRequests:
                 return first_form.payload(await task.full_view())
             case _:
                 return first_form.task(task.view())
-

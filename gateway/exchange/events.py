@@ -73,15 +73,13 @@ class Logged(Event, frozen=True):
 
 
 class Resulted(Event, frozen=True):
-    """The call ended with a result, already translated to 2026-07-28."""
+    """The call ended with a result, already translated to 2026-07-28.
+
+    `is_modern`: it needed no translation, because the call became a task of its client.
+    """
 
     result: bytes | Raw
-
-
-class Became(Event, frozen=True):
-    """The call became a task of its client; `result` is of 2026-07-28 already. The machine never sees this event."""
-
-    result: bytes
+    is_modern: bool = False
 
 
 class Failed(Event, frozen=True):

@@ -24,8 +24,8 @@ _MAX_KEY_BYTES: Final = 4096
 class TaskHandle(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Where a task is; times are seconds since the epoch.
 
-    `exchange` is the gateway's own id of the task, and `owner` with `epoch` the process that follows it. `upstream` has
-    the session and, as `call`, the server's id of the task; it is left out if the handle would be too large.
+    `exchange` is the gateway's own id of the task, and `owner` with `epoch` the process that follows it. `upstream`
+    has the session and, as `call`, the server's id of the task; it is left out if the handle would be too large.
     """
 
     version: int = 1

@@ -25,7 +25,7 @@ _IDLE_POLLS: Final = 2
 class Drain:
     """The drain of one process."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (everything that a drain ends)
         self,
         in_force: InForce[Config],
         downstream: RequestHandler,

@@ -62,7 +62,7 @@ class Session:
         self.in_flight: Call | None = None
         """The call that was sent and not answered yet."""
         self.standing: Call | None = None
-        """The listener of a task as a call: while no request of the task is in flight, the server may still ask in it."""
+        """A task, as the call that questions belong to while no request of the task is in flight (SEP-2260)."""
         self._owes = False
         """Whether the call of the process that opened the session may still run."""
         self._settled = asyncio.Event()

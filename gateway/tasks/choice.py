@@ -1,4 +1,7 @@
-"""Decides how a tool is called, by what the tool, its server, the client and the route say of tasks: pure."""
+"""Decides whether a tool is called as a task: pure.
+
+The tool, its server, the client and the route each have a say.
+"""
 
 from enum import Enum, auto
 

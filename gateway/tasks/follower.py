@@ -62,9 +62,7 @@ async def send(call: Call, session: Session, headers: Headers) -> Raw | jsonrpc.
 class Follower:
     """One task and its session."""
 
-    def __init__(
-        self, session: Session, created: Created, listener: Listener, headers: Callable[[], Headers]
-    ) -> None:
+    def __init__(self, session: Session, created: Created, listener: Listener, headers: Callable[[], Headers]) -> None:
         """`listener` hears the questions; `headers` returns the newest ones that a client sent."""
         self.session = session
         self.task_id = created.id

@@ -7,6 +7,7 @@ input exactly if a question is open, whatever the server says of its status.
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import msgspec
@@ -268,18 +269,14 @@ class LiveTask:
                 self._touch()
                 return
 
-    def _refuse(
-        self, event: on.Nested, error: jsonrpc.Error, outcome: NestedOutcome = NestedOutcome.REFUSED
-    ) -> None:
+    def _refuse(self, event: on.Nested, error: jsonrpc.Error, outcome: NestedOutcome = NestedOutcome.REFUSED) -> None:
         self._count(event.method, outcome)
         if self._follower is not None and not self._is_cancelled:
             self.live.process.tasks.spawn(self._respond(self._follower.session, event.id, error), "send upstream")
 
     async def _respond(self, session: Session, id_: Raw, body: Raw | jsonrpc.Error) -> None:
-        try:
+        with suppress(UpstreamError):  # the server's own time limit ends its question
             await session.answer(Raw(bytes(id_)), body, self.headers)
-        except UpstreamError:
-            pass  # the server's own time limit ends its question
 
     def _count(self, method: str, outcome: NestedOutcome) -> None:
         self.live.process.metrics.nested_request(self.live.route.path, method, outcome)
@@ -315,7 +312,9 @@ class LiveTask:
         if self.status == "completed" and self._result is None and self._follower is not None:
             answer = await self._follower.ask(mcp.TASKS_RESULT)
             if not isinstance(answer, Raw):
-                raise CallLost("The result of the task was larger than the gateway keeps, and its server has it no more")
+                raise CallLost(
+                    "The result of the task was larger than the gateway keeps, and its server has it no more"
+                )
             return replace(self.view(), result=self._keep(answer))
         return self.view()
 

@@ -7,7 +7,6 @@ its end and the client sees an ordinary call, or the client gets the task (`adop
 import asyncio
 from collections.abc import Callable
 
-
 from msgspec import Raw
 
 from gateway.bridge.exchange_context import Context
@@ -17,7 +16,6 @@ from gateway.bridge.response_queue import ending_of
 from gateway.bridge.translation import legacy_call
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
-from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
 from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Listener
@@ -104,7 +102,7 @@ class TaskCall(UpstreamCall):
             self.cancel("there is no room for another task")
             raise
         self._session = self._follower = None
-        self._listener.hear(on.Became(body))
+        self._listener.hear(on.Resulted(body, is_modern=True))
 
     async def _drive(self, driven: Follower, progress_token: bytes | None) -> None:
         driven.progress_token = progress_token

@@ -215,7 +215,7 @@ class Metrics:
         self._left_out = self._counter(
             "tools_left_out_total", "Tools left out of a list because clients would refuse the whole list.", "route"
         )
-        self._tasks = self._gauge("tasks", "Tasks of clients, finished ones included until their time is over.", "route")
+        self._tasks = self._gauge("tasks", "Tasks of clients, until their time is over.", "route")
         self._tasks_ended = self._counter("tasks_ended_total", "Tasks of clients that ended.", "route", "outcome")
         self._subscriptions = self._gauge("subscriptions", "Open subscriptions/listen streams.", "route")
         self._subscriptions_lost = self._counter(

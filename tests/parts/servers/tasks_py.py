@@ -45,19 +45,19 @@ def task(name: str, support: str, **properties: str) -> Callable[[Work], Work]:
 
 
 @task("slow_compute", "optional", seconds="number", label="string")
-async def slow_compute(context: ServerTaskContext, given: JSON, _early: Any) -> types.CallToolResult:  # noqa: ARG001
+async def slow_compute(context: ServerTaskContext, given: JSON, _early: Any) -> types.CallToolResult:
     await anyio.sleep(given["seconds"])
     return text(f"computed {given.get('label', '')}")
 
 
 @task("failing_job", "required")
-async def failing_job(context: ServerTaskContext, _given: JSON, _early: Any) -> types.CallToolResult:  # noqa: ARG001
+async def failing_job(context: ServerTaskContext, _given: JSON, _early: Any) -> types.CallToolResult:
     await anyio.sleep(0.3)
     return text("the job failed", is_error=True)
 
 
 @task("protocol_error_job", "optional")
-async def protocol_error_job(context: ServerTaskContext, _given: JSON, _early: Any) -> types.CallToolResult:  # noqa: ARG001
+async def protocol_error_job(context: ServerTaskContext, _given: JSON, _early: Any) -> types.CallToolResult:
     await anyio.sleep(0.1)
     raise RuntimeError("the job broke")
 
@@ -91,7 +91,7 @@ async def ask_twice(context: ServerTaskContext, _given: JSON, _early: Any) -> ty
 
 
 @task("test_tool_with_task", "required")
-async def test_tool_with_task(context: ServerTaskContext, _given: JSON, early: Any) -> types.CallToolResult:  # noqa: ARG001
+async def asks_before(context: ServerTaskContext, _given: JSON, early: Any) -> types.CallToolResult:
     await anyio.sleep(0.05)
     return text(f"Hello, {early}!")
 
