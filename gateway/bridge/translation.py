@@ -9,7 +9,7 @@ from gateway.bridge.exchange_context import Context
 from gateway.bridge.exchange_report import Report
 from gateway.exchange import events as on
 from gateway.exchange import results
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import jsonrpc, mcp, tool_filter
 from gateway.protocol.errors import CallLost
 from gateway.sessions import tool_schemas
 from gateway.sessions.call import Call, Listener
@@ -61,7 +61,10 @@ def _modern_result(context: Context, report: Report, result: Raw) -> on.Resulted
     try:
         if request.method == mcp.TOOLS_LIST:
             result = tool_schemas.usable(pool, result)
-        body, is_tool_error = results.modern(request.method, result, context.server_info, cache, retried=is_retried)
+        shown = result
+        if request.method == mcp.TOOLS_LIST and not request.declared.legacy_tasks:
+            shown = tool_filter.without_execution(result)
+        body, is_tool_error = results.modern(request.method, shown, context.server_info, cache, retried=is_retried)
     except ValueError as exc:
         flaw = f"has {exc}" if isinstance(exc, jsonrpc.TooMany) else "is not an object"
         return on.Broke(

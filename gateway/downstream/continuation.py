@@ -12,6 +12,7 @@ from aiohttp import web
 
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver
+from gateway.bridge.upstream_call import UpstreamCall
 from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.downstream.legs import Legs
@@ -25,6 +26,7 @@ from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.seal.request_state import Envelope, bind
+from gateway.tasks.task_call import TaskCall
 from gateway.telemetry import Step
 
 
@@ -133,7 +135,9 @@ class Continuation:
         if driver is not None:  # another retry took the call over meanwhile
             return await self._answer(round_, envelope, driver)
         queue = round_.queue()
-        driver = Driver(live, self.lot, round_.request, key, headers, round_.caller.address)
+        is_task = envelope.upstream is not None and envelope.upstream.task is not None
+        new_call = TaskCall if is_task else UpstreamCall
+        driver = Driver(live, self.lot, round_.request, key, headers, round_.caller.address, new_call)
         driver.take_over(envelope, queue, is_proven=is_proven)
         return await self.legs.write(round_, driver, queue)
 

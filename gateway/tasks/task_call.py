@@ -8,7 +8,9 @@ import asyncio
 from collections.abc import Callable
 
 from msgspec import Raw
+from msgspec.structs import replace
 
+from gateway.bridge import rerun_rules
 from gateway.bridge.exchange_context import Context
 from gateway.bridge.exchange_report import Report
 from gateway.bridge.exchange_timers import Timers
@@ -17,12 +19,14 @@ from gateway.bridge.translation import legacy_call
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
 from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
+from gateway.seal.request_state import Upstream
 from gateway.sessions.assignment import Opener
-from gateway.sessions.call import Listener
+from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.tasks import follower, legacy
 from gateway.tasks.follower import Follower
-from gateway.tasks.legacy import Created
+from gateway.tasks.legacy import Created, Status
+from gateway.telemetry import Step
 
 Adopt = Callable[[Context, Session, Created], bytes]
 """Takes a task over from its call, and returns the CreateTaskResult for its client; raises Busy."""
@@ -39,6 +43,41 @@ class TaskCall(UpstreamCall):
         self._adopt = adopt
         self._follower: Follower | None = None
 
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another replica could go on with the task."""
+        return self._follower is not None and self._follower.session.channel.session_id is not None
+
+    def _may_be_resumed_elsewhere(self, session: Session) -> bool:  # noqa: ARG002  (as for a plain call)
+        return self.is_resumable and self._context.live.process.witness.is_needed
+
+    def whereabouts(self) -> Upstream | None:
+        """Where another replica would find the task."""
+        found = super().whereabouts()
+        return found and replace(found, task=self._follower.task_id if self._follower is not None else None)
+
+    async def resume(self, upstream: Upstream, cursor: str, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
+        """Go on with the task of another replica; `is_shared` if that replica may still follow it."""
+        if upstream.task is None:
+            await super().resume(upstream, cursor, opened, is_shared=is_shared)
+            return
+        context = self._context
+        session = self._session = await context.live.upstream.pool.adopt(
+            context.key, upstream, context.headers, is_shared=is_shared
+        )
+        if not self._is_wanted():
+            self.release(clean=False)
+            return
+        self._call, self._is_sent = Call(upstream.call, b"", self._listener), True
+        self._follower = Follower(session, Created(upstream.task, None), self._listener, lambda: self._context.headers)
+
+        def looked(status: Status | None) -> None:
+            if status is not None:
+                self._report.step(Step.RESUMED)
+            opened.set_result(status is not None)
+
+        await self._drive(self._follower, None, looked, holds=not is_shared)
+
     async def _run(self) -> None:
         live = self._context.live
         try:
@@ -50,10 +89,15 @@ class TaskCall(UpstreamCall):
             if isinstance(exc, UpstreamError):
                 live.process.metrics.upstream_failed(live.route.path, exc.reason)
                 exc.is_counted = True
-            self._listener.hear(on.Broke(exc))
+            self._listener.hear(on.Broke(exc, await rerun_rules.may_run_again(self._context, exc)))
         except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
             self._listener.hear(on.Broke(CallLost(BUG)))
             raise
+
+    def run_again(self) -> None:
+        """Ask for another task, and follow the one before no longer."""
+        self._follower = None
+        super().run_again()
 
     async def _create_and_follow(self) -> None:
         context = self._context
@@ -104,11 +148,18 @@ class TaskCall(UpstreamCall):
         self._session = self._follower = None
         self._listener.hear(on.Resulted(body, is_modern=True))
 
-    async def _drive(self, driven: Follower, progress_token: bytes | None) -> None:
+    async def _drive(
+        self,
+        driven: Follower,
+        progress_token: bytes | None,
+        looked: Callable[[Status | None], None] | None = None,
+        *,
+        holds: bool = True,
+    ) -> None:
         driven.progress_token = progress_token
         try:
             async with asyncio.timeout(self._context.live.config.tasks.ttl_seconds):
-                ended = await driven.run()
+                ended = await driven.run(looked, holds=holds)
         except TimeoutError:
             raise CallLost(
                 "The task did not end within tasks.ttl_seconds; it was given up and may have had effects"
