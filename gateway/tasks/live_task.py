@@ -28,7 +28,7 @@ from gateway.seal.request_state import Upstream
 from gateway.seal.task_handle import QuestionKey, TaskSealer
 from gateway.sessions.call import PoolKey
 from gateway.sessions.session import Session
-from gateway.tasks.follower import Follower, TaskGone
+from gateway.tasks.follower import Follower, Relay, TaskGone, holder
 from gateway.tasks.legacy import Created, Ended, Status
 from gateway.tasks.modern import View
 from gateway.telemetry import NestedOutcome, TaskOutcome
@@ -105,16 +105,21 @@ class LiveTask:
         """Whether the task has ended, or was cancelled."""
         return self._ended is not None or self._is_cancelled
 
-    def begin(self, session: Session, created: Created) -> None:
-        """Follow the task in the session that made it."""
-        self._follower = Follower(session, created, self, lambda: self.headers)
+    def begin(self, session: Session, created: Created, relay: Relay) -> None:
+        """Follow the task in the session that made it; `relay` has what was heard since."""
+        self._follower = self._new_follower(session, created)
+        relay.to(self)
         self._is_known.set()
         self._running = self.live.process.tasks.start(self._run(self._follower), "task")
 
-    def continue_(self, upstream: Upstream, *, is_shared: bool) -> None:
-        """Follow a task that another replica followed; `is_shared` if that replica may be alive."""
+    def _new_follower(self, session: Session, created: Created) -> Follower:
+        own = holder(self.live.process.owner, self.live.process.epoch)
+        return Follower(session, created, self, lambda: self.headers, own)
+
+    def continue_(self, upstream: Upstream, former_holder: str) -> None:
+        """Follow a task that another replica followed; without a `former_holder` that replica may be alive."""
         self._is_adopted = True
-        self._running = self.live.process.tasks.start(self._adopt(upstream, is_shared=is_shared), "task")
+        self._running = self.live.process.tasks.start(self._adopt(upstream, former_holder), "task")
 
     async def known(self) -> None:
         """Wait until the task is known to exist; raises UnknownTask."""
@@ -122,24 +127,24 @@ class LiveTask:
         if self._is_gone:
             raise UnknownTask
 
-    async def _adopt(self, upstream: Upstream, *, is_shared: bool) -> None:
+    async def _adopt(self, upstream: Upstream, former_holder: str) -> None:
         try:
             pool = self.live.upstream.pool
-            session = await pool.adopt(self.key, upstream, self.headers, is_shared=is_shared)
-            created = Created(upstream.call.decode(), None)
-            self._follower = Follower(session, created, self, lambda: self.headers)
-            await self._run(self._follower, is_shared=is_shared)
+            session = await pool.adopt(self.key, upstream, self.headers, is_shared=not former_holder)
+            self._follower = self._new_follower(session, Created(upstream.call.decode(), None))
+            await self._run(self._follower, former_holder)
         except GatewayError:
             self._lose()
         finally:
             self._is_known.set()
 
-    async def _run(self, follower: Follower, *, is_shared: bool = False) -> None:
+    async def _run(self, follower: Follower, former_holder: str = "") -> None:
         """Follow the task to its end, and keep how it ended until its time is over."""
         looked = self._looked if self._is_adopted else None
         try:
             async with asyncio.timeout(self._seconds_left()):
-                ended = await follower.run(looked, holds=not is_shared)
+                holds = bool(former_holder) or not self._is_adopted
+                ended = await follower.run(looked, holds=holds, former_holder=former_holder)
             if ended is not None:
                 self._end(ended)
         except TimeoutError:

@@ -20,6 +20,7 @@ from gateway.seal.request_state import Upstream
 from gateway.seal.task_handle import TaskHandle, TaskSealer
 from gateway.sessions.session import Session
 from gateway.tasks import first_form, modern
+from gateway.tasks.follower import Relay, holder
 from gateway.tasks.legacy import Created
 from gateway.tasks.live_task import LiveTask, Origin
 
@@ -78,7 +79,7 @@ class TaskTable:
                 return True
         return False
 
-    def adopt(self, context: Context, session: Session, created: Created) -> bytes:
+    def adopt(self, context: Context, session: Session, created: Created, relay: Relay) -> bytes:
         """Take over a task that a call has made; returns the CreateTaskResult. Raises Busy."""
         live, key = context.live, context.key
         self.check(key.principal)
@@ -104,7 +105,7 @@ class TaskTable:
         )
         origin = Origin(live, key, context.headers, context.request.declared, server_info)
         task = self._add(handle, self.sealer.seal(handle), origin)
-        task.begin(session, created)
+        task.begin(session, created, relay)
         if context.request.declared.tasks:
             return modern.create_result(task.view())
         return first_form.create_result(task.view())
@@ -114,7 +115,7 @@ class TaskTable:
         assert handle.upstream is not None, "without it, only the owner can follow the task"
         self.check(origin.key.principal)
         task = self._add(handle, sealed, origin)
-        task.continue_(handle.upstream, is_shared=is_shared)
+        task.continue_(handle.upstream, "" if is_shared else holder(handle.owner, handle.epoch))
         return task
 
     def _add(self, handle: TaskHandle, sealed: str, origin: Origin) -> LiveTask:

@@ -18,29 +18,37 @@ from gateway.bridge.response_queue import ending_of
 from gateway.bridge.translation import legacy_call
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
+from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
 from gateway.seal.request_state import Upstream
 from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.tasks import follower, legacy
-from gateway.tasks.follower import Follower
+from gateway.tasks.follower import Follower, Relay, holder
 from gateway.tasks.legacy import Created, Status
 from gateway.telemetry import Step
 
-Adopt = Callable[[Context, Session, Created], bytes]
+Adopt = Callable[[Context, Session, Created, Relay], bytes]
 """Takes a task over from its call, and returns the CreateTaskResult for its client; raises Busy."""
 
 
 class TaskCall(UpstreamCall):
     """The call, in a session of its own: some servers lose the tasks of a session when another one ends."""
 
-    def __init__(
-        self, context: Context, timers: Timers, report: Report, listener: Listener, adopt: Adopt | None = None
+    def __init__(  # noqa: PLR0913  (what a call needs, with what a task adds)
+        self,
+        context: Context,
+        timers: Timers,
+        report: Report,
+        listener: Listener,
+        adopt: Adopt | None = None,
+        former_holder: str = "",
     ) -> None:
-        """Without `adopt` the gateway drives the task."""
+        """Without `adopt` the gateway drives the task. `former_holder` is the process that did so before."""
         super().__init__(context, timers, report, listener)
         self._adopt = adopt
+        self._former_holder = former_holder
         self._follower: Follower | None = None
 
     @property
@@ -69,14 +77,20 @@ class TaskCall(UpstreamCall):
             self.release(clean=False)
             return
         self._call, self._is_sent = Call(upstream.call, b"", self._listener), True
-        self._follower = Follower(session, Created(upstream.task, None), self._listener, lambda: self._context.headers)
+        self._follower = self._new_follower(session, Created(upstream.task, None), self._listener)
 
         def looked(status: Status | None) -> None:
             if status is not None:
                 self._report.step(Step.RESUMED)
             opened.set_result(status is not None)
 
-        await self._drive(self._follower, None, looked, holds=not is_shared)
+        former = "" if is_shared else self._former_holder
+        await self._drive(self._follower, None, looked, holds=not is_shared, former_holder=former)
+
+    def _new_follower(self, session: Session, created: Created, listener: Listener) -> Follower:
+        process = self._context.live.process
+        own = holder(process.owner, process.epoch)
+        return Follower(session, created, listener, lambda: self._context.headers, own)
 
     async def _run(self) -> None:
         live = self._context.live
@@ -107,21 +121,28 @@ class TaskCall(UpstreamCall):
             return
         span = self._report.call_span(session.shaken.version)
         task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
-        call = legacy_call(context, session.next_id(), span, self._listener, task)
+        relay = Relay(self._listener)
+        session.standing = Call(b"null", b"", relay)  # a question may come as soon as there is a task
+        call = legacy_call(context, session.next_id(), span, relay, task)
         self._sent(call)
-        answer = await follower.send(call, session, self._call_headers(call))
+
+        def ended(answer: Raw | jsonrpc.Error) -> None:
+            if self._adopt is not None and isinstance(answer, Raw) and legacy.created(answer) is not None:
+                relay.pause()
+
+        answer = await follower.send(call, session, self._call_headers(call), ended)
         created = legacy.created(answer) if isinstance(answer, Raw) else None
         if created is None:  # the tool ended at once, or failed
             self._listener.hear(on.Resulted(answer) if isinstance(answer, Raw) else on.Failed(answer))
             return
-        self._follower = Follower(session, created, self._listener, lambda: self._context.headers)
+        self._follower = self._new_follower(session, created, relay)
         if not self._is_wanted():
             self.cancel("the client closed its request")
             self.release(clean=False)
         elif self._adopt is None:
             await self._drive(self._follower, call.progress_token)
         else:
-            self._hand_over(self._adopt, session, created)
+            self._hand_over(self._adopt, session, created, relay)
 
     async def _session_of_its_own(self) -> Session:
         context, session = self._context, self._session
@@ -138,10 +159,10 @@ class TaskCall(UpstreamCall):
         """Whether the exchange still waits for the call."""
         return self._context.exchange.calling
 
-    def _hand_over(self, adopt: Adopt, session: Session, created: Created) -> None:
+    def _hand_over(self, adopt: Adopt, session: Session, created: Created, relay: Relay) -> None:
         """Give the task to its client; the session is the task's from now on."""
         try:
-            body = adopt(self._context, session, created)
+            body = adopt(self._context, session, created, relay)
         except GatewayError:
             self.cancel("there is no room for another task")
             raise
@@ -155,11 +176,12 @@ class TaskCall(UpstreamCall):
         looked: Callable[[Status | None], None] | None = None,
         *,
         holds: bool = True,
+        former_holder: str = "",
     ) -> None:
         driven.progress_token = progress_token
         try:
             async with asyncio.timeout(self._context.live.config.tasks.ttl_seconds):
-                ended = await driven.run(looked, holds=holds)
+                ended = await driven.run(looked, holds=holds, former_holder=former_holder)
         except TimeoutError:
             raise CallLost(
                 "The task did not end within tasks.ttl_seconds; it was given up and may have had effects"
