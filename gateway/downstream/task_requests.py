@@ -55,7 +55,7 @@ class TaskRequests:
                 return found
             task = self._go_on(round_, handle, sealed, is_proven=found.proven)
         await task.known()
-        await round_.live.upstream.pool.authorise(round_.key, round_.headers, task.session)
+        await task.live.upstream.pool.authorise(round_.key, round_.headers, task.session)
         task.headers = round_.headers
         return await round_.answer(await self._answer(task, request))
 

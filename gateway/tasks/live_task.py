@@ -20,7 +20,15 @@ from gateway.exchange import results
 from gateway.exchange.machine import MAX_NESTED, MAX_NESTED_ID_BYTES
 from gateway.exchange.questions import MAX_QUESTIONS, Question
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, InvalidState, UnknownTask, UpstreamError
+from gateway.protocol.errors import (
+    CallLost,
+    GatewayError,
+    InvalidParams,
+    InvalidState,
+    UnknownTask,
+    Unreachable,
+    UpstreamError,
+)
 from gateway.protocol.request import Capabilities
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
@@ -122,8 +130,16 @@ class LiveTask:
         self._running = self.live.process.tasks.start(self._adopt(upstream, former_holder), "task")
 
     async def known(self) -> None:
-        """Wait until the task is known to exist; raises UnknownTask."""
-        _ = await self._is_known.wait()
+        """Wait until the task is known to exist; raises UnknownTask, or Unreachable if its server does not tell."""
+        seconds = self.live.config.timeouts.handshake_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                _ = await self._is_known.wait()
+        except TimeoutError:
+            raise Unreachable(
+                f"The upstream {self.live.route.upstream.name} of route {self.live.route.path} did not tell in "
+                f"{seconds:g} s (timeouts.handshake_seconds) whether it knows the task; ask again"
+            ) from None
         if self._is_gone:
             raise UnknownTask
 
@@ -135,8 +151,6 @@ class LiveTask:
             await self._run(self._follower, former_holder)
         except GatewayError:
             self._lose()
-        finally:
-            self._is_known.set()
 
     async def _run(self, follower: Follower, former_holder: str = "") -> None:
         """Follow the task to its end, and keep how it ended until its time is over."""
@@ -150,27 +164,27 @@ class LiveTask:
         except TimeoutError:
             pass
         except TaskGone as exc:
+            if not self._is_known.is_set():
+                self._lose()
+                return
             self._fail(exc, TaskOutcome.EXPIRED)
         except UpstreamError as exc:
             self._fail(exc, TaskOutcome.LOST)
-        try:
-            await asyncio.sleep(self._seconds_left())
-        finally:
-            self._is_known.set()
+        self._is_known.set()
+        await asyncio.sleep(self._seconds_left())
         self.close(ends_session=True)
 
     def _seconds_left(self) -> float:
         return max(self._expires - time.time(), 0)
 
     def _looked(self, found: Status | None) -> None:
-        if found is None:
-            self._lose()
-        self._is_known.set()
+        if found is not None:
+            self._is_known.set()
 
     def _lose(self) -> None:
-        """Forget a task that the server does not know any more: it is answered as one that never was."""
+        """Forget a task that cannot be gone on with: it is answered as one that never was."""
         self._is_gone = True
-        self._forget(self)
+        self.close(ends_session=True)
 
     def _end(self, ended: Ended) -> None:
         if self._is_cancelled:
@@ -276,7 +290,8 @@ class LiveTask:
 
     def _refuse(self, event: on.Nested, error: jsonrpc.Error, outcome: NestedOutcome = NestedOutcome.REFUSED) -> None:
         self._count(event.method, outcome)
-        if self._follower is not None and not self._is_cancelled:
+        # A question of a task that was cancelled upstream must not be answered: `mcp` 1.30 then ends a session.
+        if self._follower is not None and (not self._is_cancelled or self._follower.must_not_be_cancelled):
             self.live.process.tasks.spawn(self._respond(self._follower.session, event.id, error), "send upstream")
 
     async def _respond(self, session: Session, id_: Raw, body: Raw | jsonrpc.Error) -> None:

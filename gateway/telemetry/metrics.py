@@ -45,7 +45,16 @@ from gateway.telemetry.process_status import BudgetStatus
 OTHER = "other"
 _NESTED_METHODS = frozenset({mcp.ELICIT, mcp.SAMPLE, mcp.ROOTS})
 _METHODS = frozenset(
-    {*mcp.METHODS, *_NESTED_METHODS, mcp.INITIALIZE, mcp.PING, mcp.SET_LEVEL, mcp.SUBSCRIBE, mcp.UNSUBSCRIBE}
+    {
+        *mcp.METHODS,
+        *mcp.FIRST_FORM_METHODS,
+        *_NESTED_METHODS,
+        mcp.INITIALIZE,
+        mcp.PING,
+        mcp.SET_LEVEL,
+        mcp.SUBSCRIBE,
+        mcp.UNSUBSCRIBE,
+    }
 )
 _ODD_CODES = (0, -32000, -32001)
 """Codes outside the specification that legacy SDKs answer with: any exception, a lost connection, a timeout."""
