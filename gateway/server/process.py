@@ -219,6 +219,7 @@ class Gateway:
             bugs=self.tasks.failures,
             rejected=self.reload.rejected,
             lot=self.lot,
+            table=self.task_table,
             routes=self.routes,
             members=self.members,
             metrics=self.metrics,

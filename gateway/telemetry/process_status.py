@@ -62,6 +62,8 @@ class RouteStatus(Struct, frozen=True, kw_only=True):
     """Sessions of the address that has the most."""
     of_one_address_limit: int = 0
     """0: no limit."""
+    tasks: int = 0
+    """Tasks of clients, each of which has a session."""
     streams: int
     """Streams that are passed through: GET streams of legacy clients, subscriptions at a modern upstream."""
 
@@ -291,6 +293,7 @@ def _route(one: RouteStatus, other: RouteStatus) -> RouteStatus:
         children=_sum(one.children, other.children),
         children_limit=_sum(one.children_limit, other.children_limit),
         subscriptions=one.subscriptions + other.subscriptions,
+        tasks=one.tasks + other.tasks,
         streams=one.streams + other.streams,
     )
 
