@@ -29,6 +29,11 @@ def snippet(server: Server, route: Route, sent: Sequence[str], handshake_seconds
             "    # 2026-07-28 connections`, give modern clients the legacy side of the server:",
             "    # era: bridge",
         ]
+    if server.optional_task_tools:
+        lines += [
+            "    # If a tool that supports tasks asks its user and fails after 60 s, run it as one:",
+            "    # tasks: {optional: drive}",
+        ]
     lines += _credentials(route, [name.lower() for name in sent])
     lines += _advice(server)
     if server.handshake_seconds > handshake_seconds * _SLOW_PART:
