@@ -197,10 +197,13 @@ async def test_an_exception_is_a_failed_task_with_its_message(stage: Stage) -> N
 @FM3
 async def test_a_live_task_counts_as_the_call_in_flight(stage: Stage) -> None:
     """A question of fastmcp 3 comes on the GET stream, between two requests of the task, and names no task."""
-    task = await stage.client.task("confirm_delete", {"filename": "x"})
+    task = await stage.client.task("confirm_later", {"filename": "x"})
     asked = await task.until("input_required")
     _ = await task.answer(asked, CONFIRM)
     assert (await task.until("completed"))["result"]["content"][0]["text"] == "deleted x"
+    driven = await stage.wire.call("confirm_later", {"filename": "y"})
+    done = await stage.wire.call("confirm_later", {"filename": "y"}, state=driven.state, answers={"Confirm": CONFIRM})
+    assert done.text == "deleted y"
     assert await stage.gw.metric("mcp_gateway_nested_requests_total", outcome="refused_unsolicited") == 0
 
 
@@ -299,6 +302,19 @@ async def test_a_listen_request_is_acknowledged_without_task_ids(stage: Stage) -
     params = {"notifications": {"taskIds": ["a"]}}
     refused = await TaskClient(stage.wire, capabilities={}).send("subscriptions/listen", params)
     assert refused.refusal == (400, -32021)
+
+
+@BOTH_SDKS
+async def test_a_task_whose_server_was_restarted_is_failed(stage: Stage) -> None:
+    task = await stage.client.task("slow_compute", {"seconds": 60})
+    asked = await stage.wire.call("must_confirm", {"filename": "x"})
+    await stage.server.restart()
+    failed = await task.until("failed")
+    assert failed["error"]["code"] == -32603
+    answers = {"Confirm": CONFIRM}
+    lost = await stage.wire.call("must_confirm", {"filename": "x"}, state=asked.state, answers=answers)
+    assert lost.error["data"]["reason"] in ("session_lost", "call_lost")
+    assert len(stage.server.ledger("run", "must_confirm")) == 1
 
 
 # --- SEP-2322's first form ---

@@ -60,6 +60,13 @@ async def confirm_delete(context: Context, filename: str) -> str:
 
 
 @server.tool(task=REQUIRED)
+async def confirm_later(context: Context, filename: str) -> str:
+    """Ask while nobody asks about the task: between two of a client's polls."""
+    await anyio.sleep(0.8)
+    return await confirm(context, filename)
+
+
+@server.tool(task=REQUIRED)
 async def must_confirm(context: Context, filename: str) -> str:
     ledger.write("run", "must_confirm")
     return await confirm(context, filename)
