@@ -10,7 +10,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
 from gateway.routes.deadlines import wait_seconds
 from gateway.seal.request_state import Envelope
-from gateway.telemetry import COMPLETE, TOOL_ERROR, Ending, Event, Operation, Outcome, Span, Step, get_logger
+from gateway.telemetry import COMPLETE, TOOL_FAILED, Ending, Event, Operation, Outcome, Span, Step, get_logger
 from gateway.telemetry.process_status import HeldStatus
 from gateway.telemetry.recent_errors import presentable
 
@@ -20,7 +20,6 @@ HELD: Final = (State.PARKED, State.REFERRED, State.BROKEN)
 """The states in which a call waits for its client."""
 _NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
 """How an upstream call ends whose result cannot be passed on."""
-_TOOL_FAILED: Final = Ending(Outcome.COMPLETE, TOOL_ERROR)
 _NAME_CHARACTERS: Final = 80
 _TARGET_CHARACTERS: Final = 200
 
@@ -33,9 +32,15 @@ class Report:
         """How the legs that get the result end."""
         self._context = context
         self._started = self._parked_at = time.monotonic()
+        self._held_seconds = 0.0
+        """For how long the call was parked, until it was unparked last."""
         self._outcome = Outcome.COMPLETE
         self._cause = ""
         self._error: GatewayError | None = None
+
+    def began_before(self, seconds: float) -> None:
+        """The call began earlier than the exchange."""
+        self._started -= seconds
 
     def held_status(self, now: float) -> HeldStatus:
         """The exchange on the status page: nothing in it comes from a client or an upstream, except the target."""
@@ -62,8 +67,16 @@ class Report:
 
     def unparked(self) -> None:
         """The call no longer waits for its client."""
-        live = self._context.live
-        live.process.metrics.call_released(live.route.path, time.monotonic() - self._parked_at)
+        live, seconds = self._context.live, time.monotonic() - self._parked_at
+        self._held_seconds += seconds
+        live.process.metrics.call_released(live.route.path, seconds)
+
+    def answered(self, ending: Ending) -> None:
+        """The upstream has answered the call: count the time that it took for that."""
+        now, context = time.monotonic(), self._context
+        until = self._parked_at if context.exchange.state in HELD else now
+        seconds = until - self._started - self._held_seconds
+        context.live.process.metrics.call_answered(context.live.route.path, context.request.method, ending, seconds)
 
     def step(self, step: Step) -> None:
         """Count the step by which a retry continued."""
@@ -74,7 +87,7 @@ class Report:
 
     def tool_failed(self) -> None:
         """The result says that the tool failed."""
-        self.ending = _TOOL_FAILED
+        self.ending = TOOL_FAILED
 
     def failed(self, error: GatewayError) -> None:
         """The legs end with an error of the gateway."""

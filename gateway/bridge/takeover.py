@@ -63,6 +63,7 @@ class Takeover:
 
     async def _resume(self, opened: asyncio.Future[bool]) -> None:
         envelope = self._envelope
+        self._context.is_repeatable = envelope.repeatable
         self._report.taken_over(envelope, owner_is_dead=self._owner_is_dead)
         upstream = envelope.upstream
         if upstream is None or not upstream.is_resumable:

@@ -1,6 +1,11 @@
 """The legs of exchanges that wait for messages, by where their client is."""
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from gateway.bridge.driver import Driver
+from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.round import Round
@@ -10,20 +15,56 @@ class Legs:
     """The exchanges whose messages a request waits for."""
 
     def __init__(self) -> None:
-        self.running: set[Driver] = set()
+        self._running: set[Driver] = set()
         """Those with a leg of a client of this replica."""
+        self._plain: set[PlainCall] = set()
         self.relayed: set[Driver] = set()
         """Those with a leg of a request that another replica forwarded."""
+
+    @property
+    def running(self) -> set[Driver]:
+        """The exchanges with a leg of a client of this replica; plain calls become exchanges for this."""
+        return self._running | {plain.promote() for plain in self._plain if plain.final is None}
+
+    async def write_plain(self, round_: Round, plain: PlainCall) -> Replied:
+        """Write the result of a plain call, or what its exchange sends if it turns out not to be plain."""
+        self._plain.add(plain)
+        try:
+            await plain.waiter
+        except asyncio.CancelledError:
+            plain.leave()
+            raise
+        finally:
+            self._plain.discard(plain)
+        if plain.final is not None:
+            return await round_.finish(plain.final)
+        return await self.write(round_, plain.promote(), plain.queue)
 
     async def write(self, round_: Round, driver: Driver, queue: ResponseQueue) -> Replied:
         """Write what an exchange sends to a round, until its final message."""
         is_relayed = round_.incoming.peer_request is not None
-        waiting = self.relayed if is_relayed else self.running
+        waiting = self.relayed if is_relayed else self._running
         waiting.add(driver)
         try:
-            return await round_.write(queue)
+            with _handed_over_in_time(round_, driver):
+                return await round_.write(queue)
         except BaseException:
             driver.leave(queue.leg, is_relayed=is_relayed)
             raise
         finally:
             waiting.discard(driver)
+
+
+@contextmanager
+def _handed_over_in_time(round_: Round, driver: Driver) -> Iterator[None]:
+    """End the leg before the replica that relays it does, so that its client comes back through another one."""
+    peer_request = round_.incoming.peer_request
+    if peer_request is None or peer_request.leg_seconds is None:
+        yield
+        return
+    guarded = round_.live.process.tasks.guard(driver.hand_over, "end a relayed leg")
+    timer = asyncio.get_running_loop().call_later(peer_request.leg_seconds, guarded)
+    try:
+        yield
+    finally:
+        timer.cancel()

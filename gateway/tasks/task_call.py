@@ -92,7 +92,7 @@ class TaskCall(UpstreamCall):
         own = holder(process.owner, process.epoch)
         return Follower(session, created, listener, lambda: self._context.headers, own)
 
-    async def _run(self) -> None:
+    async def _run(self, begun: object = None) -> None:  # noqa: ARG002  (a task is never begun as a plain call)
         live = self._context.live
         try:
             await self._create_and_follow()
@@ -123,7 +123,7 @@ class TaskCall(UpstreamCall):
         task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
         relay = Relay(self._listener)
         session.standing = Call(b"null", b"", relay)  # a question may come as soon as there is a task
-        call = legacy_call(context, session.next_id(), span, relay, task)
+        call = legacy_call(context.request, session.next_id(), relay, span, task)
         self._sent(call)
 
         def ended(answer: Raw | jsonrpc.Error) -> None:

@@ -179,7 +179,7 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     ]
     assert len(families) == 39
     for family in families:
-        assert re.fullmatch(r"mcp_(gateway|server)(_[a-z]+)+", family.name)
+        assert re.fullmatch(r"mcp_(gateway|server|client)(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")
         assert not family.name.endswith("_created")
         if family.type == "counter":
