@@ -6,7 +6,7 @@ input exactly if a question is open, whatever the server says of its status.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -113,9 +113,17 @@ class LiveTask:
         """Whether the task has ended, or was cancelled."""
         return self._ended is not None or self._is_cancelled
 
-    def begin(self, session: Session, created: Created, relay: Relay) -> None:
-        """Follow the task in the session that made it; `relay` has what was heard since."""
+    def begin(self, session: Session, created: Created, relay: Relay, asked: Iterable[Question]) -> None:
+        """Follow the task in the session that made it; `relay` has what was heard since.
+
+        `asked` are the open questions of the call. It has ended, so they are the task's: fastmcp 3 sends them on the
+        GET stream, and they may overtake the answer that makes the task.
+        """
         self._follower = self._new_follower(session, created)
+        for question in asked:
+            if question.upstream_id is not None and question.params is not None:
+                self._seen.add(bytes(question.upstream_id))
+                self._open(question.method, question.params, question.upstream_id)
         relay.to(self)
         self._is_known.set()
         self._running = self.live.process.tasks.start(self._run(self._follower), "task")
@@ -274,11 +282,15 @@ class LiveTask:
             names = " and ".join(sorted(asked.required))
             error = jsonrpc.Error(mcp.INVALID_PARAMS, f"The client did not declare {names} for {event.method}")
             return self._refuse(event, error, NestedOutcome.UNDECLARED)
-        key = self._sealer.seal_key(QuestionKey(self.id, event.method, id_))
-        self._questions[key] = Question(key, event.method, Raw(bytes(asked.params)), Raw(id_))
+        self._open(event.method, asked.params, Raw(id_))
         self._count(event.method, NestedOutcome.ASKED)
         self._touch()
         return None
+
+    def _open(self, method: str, params: Raw, id_: Raw) -> None:
+        """Open a question under a key of its own."""
+        key = self._sealer.seal_key(QuestionKey(self.id, method, bytes(id_)))
+        self._questions[key] = Question(key, method, Raw(bytes(params)), Raw(bytes(id_)))
 
     def _withdraw(self, id_: Raw) -> None:
         for key, question in self._questions.items():

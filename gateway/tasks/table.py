@@ -105,7 +105,7 @@ class TaskTable:
         )
         origin = Origin(live, key, context.headers, context.request.declared, server_info)
         task = self._add(handle, self.sealer.seal(handle), origin)
-        task.begin(session, created, relay)
+        task.begin(session, created, relay, context.exchange.questions.values())
         if context.request.declared.tasks:
             return modern.create_result(task.view())
         return first_form.create_result(task.view())

@@ -1,5 +1,7 @@
 """A FAKE stdio server whose one tool is a task that asks in the same write as the answer that makes the task.
 
+With `first`, the question comes before that answer.
+
 python -I -S fake_task_stdio.py
 
 It answers tasks/result only after its question was answered, or at once with an error with `impatient`, as fastmcp 3.
@@ -34,11 +36,13 @@ def serve() -> None:
                 say({"id": id_, "result": {"tools": [TOOL]}})
             case "tools/call":
                 impatient = params["arguments"].get("impatient", False)
-                asked = {"message": "Who?", "requestedSchema": SCHEMA}
-                say(
-                    {"id": id_, "result": {"task": {"taskId": "t", "status": "working", "ttl": 60000}}},
-                    {"id": 1, "method": "elicitation/create", "params": asked},
-                )
+                asked = {
+                    "id": 1,
+                    "method": "elicitation/create",
+                    "params": {"message": "Who?", "requestedSchema": SCHEMA},
+                }
+                made = {"id": id_, "result": {"task": {"taskId": "t", "status": "working", "ttl": 60000}}}
+                say(*((asked, made) if params["arguments"].get("first", False) else (made, asked)))
             case "tasks/result" if impatient and not name:
                 say({"id": id_, "error": {"code": -32602, "message": "Task not completed yet"}})
             case "tasks/result":

@@ -18,9 +18,8 @@ FAKE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("impatient", [False, True])
-async def test_a_driven_task_may_ask_as_soon_as_it_is_made(*, impatient: bool) -> None:
-    given = {"impatient": impatient}
+@pytest.mark.parametrize("given", [{}, {"impatient": True}, {"first": True}], ids=str)
+async def test_a_driven_task_may_ask_as_soon_as_it_is_made(given: dict[str, bool]) -> None:
     async with gateway(FAKE) as gw, wire(gw.url) as client:
         asked = await client.call("hasty", given)
         done = await client.call("hasty", given, state=asked.state, answers={"Name": ACCEPT})
@@ -28,10 +27,10 @@ async def test_a_driven_task_may_ask_as_soon_as_it_is_made(*, impatient: bool) -
         await gw.settled()
 
 
-@pytest.mark.parametrize("impatient", [False, True])
-async def test_a_task_of_a_client_may_ask_as_soon_as_it_is_made(*, impatient: bool) -> None:
+@pytest.mark.parametrize("given", [{}, {"impatient": True}, {"first": True}], ids=str)
+async def test_a_task_of_a_client_may_ask_as_soon_as_it_is_made(given: dict[str, bool]) -> None:
     async with gateway(FAKE) as gw, wire(gw.url) as client:
-        task = await TaskClient(client).task("hasty", {"impatient": impatient})
+        task = await TaskClient(client).task("hasty", given)
         asked = await task.until("input_required")
         _ = await task.answer(asked, ACCEPT)
         assert (await task.until("completed"))["result"]["content"][0]["text"] == "Ann"
