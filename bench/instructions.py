@@ -74,7 +74,7 @@ class Operations:
 
 def started(fleet: Fleet, upstream: Process, name: str, gateway: str, prefix: Sequence[str]) -> Process:
     """The gateway or the anchor, run by `prefix`."""
-    fleet.start_seconds = 60
+    fleet.start_seconds = 180
     if name == "anchor":
         port = free_port()
         command = [sys.executable, "-m", "bench.forwarder", "--port", str(port)]

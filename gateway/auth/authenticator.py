@@ -13,6 +13,7 @@ from gateway.identity import principal as principals
 from gateway.runtime.tasks import Tasks
 
 _FORWARDED_FOR: Final = "X-Forwarded-For"
+_ANONYMOUS: Final = Caller(principals.ANONYMOUS, None)
 
 
 class Authenticator:
@@ -40,6 +41,9 @@ class Authenticator:
             self._verifier, self._verifier_settings, self._config = verifier, settings, principal
             self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
             self._counts_addresses = _counts_addresses(config)
+            self._identifies_others = (
+                verifier is not None or principal.header is not None or principal.source == "header"
+            ) or self._counts_addresses
 
         return take_over
 
@@ -61,33 +65,31 @@ class Authenticator:
         `is_checked`: the upstream sees the credential of the request, so it checks that credential. Raises
         Unauthorized or NoKeys if callers must be verified, and InvalidRequest for a repeated header.
         """
-        known = self.known_caller(incoming, is_checked=is_checked)
-        if known is not None or self._verifier is None:
-            assert known is not None, "only a verifier takes time"
-            return known
-        check_once((AUTHORIZATION, self._config.header), incoming.headers)
-        principal = await self._verifier.principal(incoming.headers.get(AUTHORIZATION))
-        incoming.caller = Caller(principal, None, self._address(incoming))
-        return incoming.caller
-
-    def known_caller(self, incoming: Incoming, *, is_checked: bool) -> Caller | None:
-        """As `caller`, but None if the caller has yet to be verified."""
-        if incoming.caller is None and self._verifier is None:
+        if incoming.caller is None:
             config = self._config
             is_trusted = config.source != "header" or principals.is_trusted(incoming.remote, self._networks)
-            principal = self._principal(incoming, config, is_trusted=is_trusted, is_checked=is_checked)
-            incoming.caller = Caller(principal, None if is_trusted else config.header, self._address(incoming))
+            distrusted = None if is_trusted else config.header
+            principal = await self._principal(incoming, config, is_trusted=is_trusted, is_checked=is_checked)
+            incoming.caller = Caller(principal, distrusted, self._address(incoming))
         return incoming.caller
+
+    def anonymous(self, incoming: Incoming) -> Caller | None:
+        """The caller of a request without any credential, as `caller` returns it; None for all others."""
+        if self._identifies_others or AUTHORIZATION in incoming.headers:
+            return None
+        incoming.caller = _ANONYMOUS
+        return _ANONYMOUS
 
     def _address(self, incoming: Incoming) -> str:
         if not self._counts_addresses:
             return ""
         return principals.client_address(incoming.remote, joined(incoming.headers, _FORWARDED_FOR), self._networks)
 
-    @staticmethod
-    def _principal(incoming: Incoming, config: Principal, *, is_trusted: bool, is_checked: bool) -> bytes:
+    async def _principal(self, incoming: Incoming, config: Principal, *, is_trusted: bool, is_checked: bool) -> bytes:
         check_once((AUTHORIZATION, config.header), incoming.headers)
         authorization = incoming.headers.get(AUTHORIZATION)
+        if self._verifier is not None:
+            return await self._verifier.principal(authorization)
         if config.source == "header" and config.header is not None:
             return principals.of_header(incoming.headers.get(config.header) if is_trusted else None)
         return principals.of_authorization(authorization, is_checked=is_checked)

@@ -32,7 +32,7 @@ class HostCheck:
 
     def check(self, headers: MultiMapping[str]) -> None:
         """Raise Forbidden if Host is not a name of this gateway, or Origin is a foreign site."""
-        host, origin = headers.get("Host"), joined(headers, "Origin")
+        host, origin = headers.get("Host"), joined(headers, "Origin") if "Origin" in headers else None
         name = _name(host)
         if self._hosts is not None and name not in self._hosts and (host or "").lower() not in self._hosts:
             raise Forbidden(f"Host {(host or '')[:80]!r} is not served here; use a name in security.allowed_hosts")

@@ -127,8 +127,12 @@ class PlainCall:
                 ending = TOOL_FAILED if is_tool_error else COMPLETE
                 self.final = FinalMessage(jsonrpc.result(self._request.id, body), ending=ending)
                 live.deadlines.plain.disarm(self)
+                seconds = time.monotonic() - self._started
+                live.process.metrics.call_answered(live.route.path, self._request.method, ending, seconds)
                 self._wake()
-                live.upstream.pool.release(self._session, clean=True)
+                session = self._session
+                del self._session, self._call  # the call refers to this object
+                live.upstream.pool.release(session, clean=True)
                 return
         self.promote().hear(event)
 

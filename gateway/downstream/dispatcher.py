@@ -105,7 +105,7 @@ class Dispatcher:
             self._lot.check(key.principal, round_.caller.address)
         if request.method == mcp.TOOLS_CALL and not tool_schemas.mirrors_nothing(pool, key, request, headers):
             return self._begin_checked(round_)
-        ticket = pool.ticket(key, request, headers)
+        ticket = pool.ticket(key, request, headers) if live.route.cache.lists_seconds else None
         return self._call(round_, None) if ticket is None else self._list(round_, ticket)
 
     async def _begin_checked(self, round_: Round) -> Replied:

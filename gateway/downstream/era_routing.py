@@ -34,7 +34,8 @@ class EraRouting:
         era = live.upstream.era
         if incoming.method != "POST" or not (era is None or live.route.era == "bridge" or era.known is False):
             return False
-        return names_modern(incoming.headers.get(mcp.PROTOCOL_VERSION))
+        version = incoming.headers.get(mcp.PROTOCOL_VERSION)
+        return version in mcp.SUPPORTED_VERSIONS or names_modern(version)
 
     async def passed(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
         """Return the upstream's own reply; None if the request must be bridged."""

@@ -108,12 +108,13 @@ class RequestHandler:
     def handle(self, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""
         # Until the body is here, the configuration of the present route holds.
-        live = self._routes.live.get(http.path)
+        path, headers = http.path, http.headers
+        live = self._routes.live.get(path)
         config = self._config if live is None else live.config
-        request_id = http[ids.KEY] = ids.request_id(http.headers.get(ids.HEADER), self._ids)
+        request_id = http[ids.KEY] = ids.request_id(headers.get(ids.HEADER), self._ids)
         incoming = Incoming(
-            http.path,
-            http.headers,
+            path,
+            headers,
             http.remote,
             request_id=request_id,
             method=http.method,
@@ -216,13 +217,13 @@ class RequestHandler:
             # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
             return web.Response(status=202)
         started = time.monotonic()
-        span = incoming.span = begin_span(incoming, live)
+        request = incoming.request()  # it is refused before its caller is known, and without a span
+        span = incoming.span = begin_span(incoming, live) if live.process.traces is not None else None
         try:
-            is_checked = asks_as_client(live.route)
-            caller = self._authenticator.known_caller(incoming, is_checked=is_checked)
+            caller = incoming.caller or self._authenticator.anonymous(incoming)
             if caller is None:
-                caller = await self._authenticator.caller(incoming, is_checked=is_checked)
-            round_ = new_round(incoming, reply, live, caller, started)
+                caller = await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route))
+            round_ = new_round(incoming, request, reply, live, caller, started)
         except BaseException as exc:
             if span is not None:  # the request is refused, or left, before its round begins
                 span.end(ending_of(exc) if isinstance(exc, GatewayError) else LEFT)

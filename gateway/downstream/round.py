@@ -12,7 +12,7 @@ from gateway.cluster.reply_relay import Replied
 from gateway.exchange.events import Leg
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
-from gateway.http.upstream_headers import for_call, joined, own_headers
+from gateway.http.upstream_headers import AUTHORIZATION, for_call, joined, own_headers
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import NoHandshake
 from gateway.protocol.request import Request
@@ -50,7 +50,7 @@ class Round(msgspec.Struct, eq=False):
 
     def on(self, live: LiveRoute) -> "Round":
         """Return this round as another configuration of its route serves it."""
-        return new_round(self.incoming, self.reply, live, self.caller, self.started)
+        return new_round(self.incoming, self.request, self.reply, live, self.caller, self.started)
 
     def queue(self) -> ResponseQueue:
         """Return a queue for the messages of an exchange to this round's client."""
@@ -107,20 +107,27 @@ class Round(msgspec.Struct, eq=False):
             metrics.operation_finished(path, request.method, request.version, ending, seconds)
 
 
-def new_round(incoming: Incoming, reply: ReplyWriter, live: LiveRoute, caller: Caller, started: float) -> Round:
+def new_round(  # noqa: PLR0913  (what a round consists of)
+    incoming: Incoming, request: Request, reply: ReplyWriter, live: LiveRoute, caller: Caller, started: float
+) -> Round:
     """Make a round of a checked request."""
-    request, headers = incoming.request(), _upstream_headers(incoming, live, caller)
+    headers = _upstream_headers(incoming, request, live, caller)
     names = live.route.forward_headers
     forwarded = tuple([(name, headers[name]) for name in names if name in headers]) if names else ()
     key = PoolKey(caller.principal, bytes(request.client_info), bytes(request.capabilities), forwarded)
     return Round(incoming, reply, live, caller, request, key, headers, started)
 
 
-def _upstream_headers(incoming: Incoming, live: LiveRoute, caller: Caller) -> Headers:
+def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, caller: Caller) -> Headers:
     """Return the headers of this request that go upstream; all others stay here."""
-    sent = for_call(live.route, incoming.headers)
-    _ = sent.pop(caller.distrusted_header or "", None)
-    meta = incoming.request().user_meta
+    route = live.route
+    selects = (
+        bool(route.forward_headers or route.bind_headers or route.set_headers) or route.credentials.mode == "replace"
+    )
+    sent = for_call(route, incoming.headers) if selects or AUTHORIZATION in incoming.headers else {}
+    if caller.distrusted_header is not None:
+        _ = sent.pop(caller.distrusted_header, None)
+    meta = request.user_meta
     for name in mcp.TRACE_KEYS:
         if name not in incoming.headers and name not in meta:
             continue
@@ -132,8 +139,8 @@ def _upstream_headers(incoming: Incoming, live: LiveRoute, caller: Caller) -> He
         for name in _TRACE_CONTEXT:
             _ = sent.pop(name, None)
         sent.update(incoming.span.headers())
-    if own := own_headers(live.route):
-        sent.update(own)
+    if selects:
+        sent.update(own_headers(route))
     return sent
 
 

@@ -28,7 +28,15 @@ class BodyReader:
 
     def read_now(self, http: web.BaseRequest, limit: int) -> bytes | None:
         """Return a body that came with its head, as small ones do; None if it must be waited for. Raises as `read`."""
-        return _whole(http, _inflation(http), limit) if http.content.is_eof() else None
+        content = http.content
+        if not content.is_eof():
+            return None
+        if hdrs.CONTENT_ENCODING in http.headers or content.exception() is not None:
+            return _whole(http, _inflation(http), limit)
+        body = content.read_nowait()
+        if len(body) > limit:
+            raise _too_large(limit)
+        return body
 
     async def read(self, http: web.BaseRequest, limit: int, seconds: float) -> bytes:
         """Return the whole body, inflated; raises TooLarge, UnsupportedEncoding, InvalidRequest or Busy."""

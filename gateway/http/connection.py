@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from gateway.http.json_reply import JsonReply
 from gateway.http.request_parser import RequestParser
 from gateway.http.traffic import Traffic
 from gateway.runtime.budget import Share
@@ -85,6 +86,20 @@ class Connection(RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Write the rest of a reply when its handler is done; for most replies that is the whole reply."""
+        transport = self.transport
+        if type(resp) is JsonReply and transport is not None and not (self._upgraded or transport.is_closing()):
+            self._finishing = True  # without the many steps of other replies
+            try:
+                if request.content.exception() is not None:
+                    resp.force_close()
+                resp.send(request, transport)
+                if self._paused:
+                    await request.writer.drain()
+            except ConnectionError:
+                return resp, True
+            finally:
+                self._finishing = False
+            return resp, False
         self._finishing = True
         if request.content.exception() is not None:
             resp.force_close()  # the rest of the body cannot be told from the next request

@@ -1,6 +1,7 @@
 """One request as its client sent it."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -72,7 +73,7 @@ class Incoming(msgspec.Struct, eq=False):
     def request(self) -> Request:
         """Return the modern request, checked at the first call only; raises the DownstreamError of what is wrong."""
         if self.checked is None:
-            self.checked = check(self.parsed(), self.values)
+            self.checked = check(self.parsed(), partial(self.headers.getall, default=()))
         return self.checked
 
     @property

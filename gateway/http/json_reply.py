@@ -1,5 +1,6 @@
-"""A JSON reply whose head and body are written at once: the reply to nearly every request."""
+"""A JSON reply that is written in one piece, as nearly every reply is."""
 
+import asyncio
 from typing import Final
 
 from aiohttp import web
@@ -31,8 +32,6 @@ class JsonReply(web.StreamResponse):
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Do nothing yet: the head goes out with the body."""
         self._request = request
-        if self._keep_alive is None:
-            self._keep_alive = request.keep_alive
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:  # noqa: ARG002  (as of aiohttp's responses)
@@ -41,10 +40,16 @@ class JsonReply(web.StreamResponse):
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has closed its connection")
+        self.send(request, transport)
+        if request.protocol.writing_paused:
+            await request.writer.drain()
+
+    def send(self, request: web.BaseRequest, transport: asyncio.Transport) -> None:
+        """Write the reply to an open connection."""
+        if self._keep_alive is None:
+            self._keep_alive = request.keep_alive
         date, close = rfc822_formatted_time().encode(), b"" if self._keep_alive else _CLOSE
         whole = _HEAD % (len(self._whole), date, self._request_id.encode(), close, self._whole)
         request.writer.output_size += len(whole)
         transport.write(whole)
         self._eof_sent = True
-        if request.protocol.writing_paused:
-            await request.writer.drain()

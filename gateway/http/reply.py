@@ -5,8 +5,7 @@ A reply is one whole body, or an SSE stream that ends with the final message. Th
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from http import HTTPStatus
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from aiohttp import HttpVersion11, web
@@ -20,6 +19,7 @@ from gateway.runtime.budget import Share
 from gateway.telemetry import Direction, Ending, bodies
 
 _JSON: Final = "application/json"
+_OK: Final = 200
 _PIECE_BYTES: Final = 65_536
 """The most that is written at once."""
 Challenge = Callable[[web.BaseRequest, str], str]
@@ -49,10 +49,13 @@ class ReplyWriter(ABC):
     async def end(self, ending: Ending) -> web.StreamResponse:
         """Complete the stream."""
 
-    async def whole(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
+    def whole(
+        self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending
+    ) -> Awaitable[web.StreamResponse]:
         """Send the final message; in a stream it is the last event, since the head has been sent."""
-        if not self.started:
-            return await self.only(body, status, headers, ending)
+        return self._last(body, ending) if self.started else self.only(body, status, headers, ending)
+
+    async def _last(self, body: bytes, ending: Ending) -> web.StreamResponse:
         await self.write(sse.encode(body))
         return await self.end(ending)
 
@@ -79,7 +82,7 @@ class HttpReply(ReplyWriter):
             self._show(body)
         if len(body) <= _PIECE_BYTES:
             http = self._http
-            if status == HTTPStatus.OK and not headers and http.version == HttpVersion11 and http.method == "POST":
+            if status == _OK and not headers and http.version == HttpVersion11 and http.method == "POST":
                 return JsonReply(body, http[request_id.KEY])
             return web.Response(body=body, status=status, headers=headers, content_type=_JSON)
         return _LargeReply(self._http, body, self._send_seconds, status=status, headers=headers)

@@ -170,7 +170,7 @@ def check_numbers(raw: Raw | bytes) -> None:
     Such a number has an exponent of two digits or more, or 300 digits. Most JSON has neither, and is not decoded.
     """
     plain = bytes(raw).translate(_DIGITS, b"+")
-    if b"0e00" not in plain and _MANY_DIGITS not in plain:
+    if plain.find(b"0e00") < 0 and plain.find(_MANY_DIGITS) < 0:  # `in` costs CPython an exception
         return
     try:
         _ = value(raw)
@@ -229,7 +229,7 @@ def text(raw: Raw | None) -> str | None:
     data = bytes(raw)
     if data[:1] != b'"':
         return None
-    if b"\\" not in data and data.isascii():
+    if data.isascii() and data.find(b"\\") < 0:
         return data[1:-1].decode()
     try:
         return _decode_text(data)
@@ -488,9 +488,15 @@ def _utf16_units(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
+_encode_canonical: Final = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+).encode
+"""Made once, because `json.dumps` makes an encoder for each value."""
+
+
 def canonical(value: Any) -> bytes:
     """JSON with sorted keys and without white space: values that `value` reads as equal give equal bytes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+    return _encode_canonical(value).encode()
 
 
 def canonical_members(members: Mapping[str, Raw]) -> bytes:
@@ -516,6 +522,6 @@ def merge(parts: Iterable[tuple[str, bytes | Raw]]) -> bytes:
 
 def without_line_ends(message: bytes) -> bytes:
     """The same JSON with line ends replaced by spaces; they occur only between tokens, never inside strings."""
-    if b"\n" in message or b"\r" in message:
+    if message.find(b"\n") >= 0 or message.find(b"\r") >= 0:
         return message.translate(_LINE_ENDS)
     return message

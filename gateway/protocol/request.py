@@ -41,6 +41,7 @@ _OURS: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
 """Params that do not go upstream; `task` would start a 2025-11-25 task, which modern clients do not understand."""
 _ANSWERING: Final = frozenset({mcp.TASKS_UPDATE, mcp.TASKS_INPUT})
 _PROGRESS_TOKEN: Final = mcp.META_PROGRESS_TOKEN.encode()
+_USUAL_DIGITS: Final = 20
 _MAX_DECLARATION_BYTES: Final = 16_384
 _REMEMBERED_BYTES: Final = 1_024
 _UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
@@ -137,7 +138,10 @@ def read(body: bytes, max_depth: int) -> ParsedBody:
 
 def _usable_id(opened: jsonrpc.Fields) -> bytes | None:
     id_ = opened.get("id")
-    return bytes(id_) if id_ is not None and jsonrpc.is_id(id_) else None
+    if id_ is None:
+        return None
+    data = bytes(id_)
+    return data if (data.isdigit() and len(data) < _USUAL_DIGITS) or jsonrpc.is_id(id_) else None
 
 
 def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> ParsedBody:
@@ -155,9 +159,9 @@ def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> ParsedBody:
 
 
 def _read_meta(raw: Raw) -> jsonrpc.Fields:
-    """Open `_meta`; the result must not be changed, since the requests of one client share it."""
+    """Open `_meta`. The result must not be changed, since the requests of one client share it."""
     data = bytes(raw)
-    if len(data) > _REMEMBERED_BYTES or _PROGRESS_TOKEN in data:
+    if len(data) > _REMEMBERED_BYTES or data.find(_PROGRESS_TOKEN) >= 0:
         return _object(raw, '"params._meta"', InvalidParams)
     return _usual_meta(data)
 
@@ -202,7 +206,7 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
     assert parsed.id is not None, "the caller answers notifications"
     raw = parsed.params.get("_meta")
     data = b"" if raw is None else bytes(raw)
-    is_usual = 0 < len(data) <= _REMEMBERED_BYTES and _PROGRESS_TOKEN not in data  # else each differs
+    is_usual = 0 < len(data) <= _REMEMBERED_BYTES and data.find(_PROGRESS_TOKEN) < 0  # else each differs
     meta = _usual_declarations(data) if is_usual else _declarations(parsed.meta or {})
     version, declared_raw, declared, log_level, progress_token, client_info, user_meta = meta
     target = header_mismatch.check(parsed.method, parsed.params, version, headers)
@@ -216,6 +220,7 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
         raise InvalidParams(f'{parsed.method} needs "params.{field}", a string')
     if asking:
         _check_numbers(parsed.params)
+    answers = asking or parsed.method in _ANSWERING
     return Request(
         id=parsed.id,
         method=parsed.method,
@@ -228,8 +233,8 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
         declared=declared,
         log_level=log_level,
         progress_token=progress_token,
-        input_responses=_input_responses(parsed.params) if asking or parsed.method in _ANSWERING else None,
-        request_state=_request_state(parsed.params) if asking else None,
+        input_responses=_input_responses(parsed.params) if answers and "inputResponses" in parsed.params else None,
+        request_state=_request_state(parsed.params) if asking and "requestState" in parsed.params else None,
         task=parsed.params.get("task"),
     )
 

@@ -91,7 +91,7 @@ class Parser:
         if self._after_cr and chunk:
             self._after_cr = False
             chunk = chunk.removeprefix(b"\n")
-        if b"\r" not in chunk:
+        if chunk.find(b"\r") < 0:
             return chunk
         self._after_cr = chunk.endswith(b"\r")
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")

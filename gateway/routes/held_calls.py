@@ -85,7 +85,7 @@ class Lot(Generic[P]):
                 status=429,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
-        if self._per_principal[principal] >= hold.max_calls_per_principal:
+        if self._per_principal.get(principal, 0) >= hold.max_calls_per_principal:
             raise Busy(
                 "You have as many unanswered calls as one caller may have (hold.max_calls_per_principal); answer or "
                 "abandon some first",

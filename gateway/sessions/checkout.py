@@ -130,7 +130,10 @@ class Checkout(ABC):
 
     def take(self, key: PoolKey) -> Session | None:
         """An idle session, if there is one; none is idle while a request waits for it."""
-        group = self.group(key)
+        return self.take_of(self.group(key))
+
+    def take_of(self, group: Group[Session]) -> Session | None:
+        """As `take`, of a group."""
         while (session := assignment.reusable(group)) is not None:
             if not session.lost:
                 self._occupy(session)

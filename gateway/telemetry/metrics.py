@@ -3,6 +3,7 @@
 No label value is chosen by a client or an upstream: methods, versions and reasons must be in a closed list.
 """
 
+from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable
 from enum import StrEnum
@@ -19,6 +20,8 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from gateway.protocol import mcp
 from gateway.telemetry.labels import (
@@ -123,6 +126,45 @@ class _Children(dict[tuple[str, ...], M], Generic[M]):
         return child
 
 
+class _Times:
+    """The durations of one series since the last scrape, counted without the locks of the library.
+
+    The library offers no public way to add many observations at once.
+    """
+
+    __slots__ = ("_counts", "_histogram", "_sum")
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._counts = [0] * len(histogram._buckets)  # noqa: SLF001
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(_DURATIONS, seconds)] += 1
+        self._sum += seconds
+
+    def show(self) -> None:
+        """Move the counts to the histogram."""
+        self._histogram._sum.inc(self._sum)  # noqa: SLF001
+        self._sum = 0.0
+        for number, count in enumerate(self._counts):
+            if count:
+                self._histogram._buckets[number].inc(count)  # noqa: SLF001
+                self._counts[number] = 0
+
+
+class _AllTimes(Collector):
+    """The durations of all series, which it moves to their histograms whenever the metrics are read."""
+
+    def __init__(self) -> None:
+        self.of: dict[tuple[str, ...], _Times] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        for times in self.of.values():
+            times.show()
+        return ()
+
+
 class Metrics:
     """The metrics of one process, in their own registry.
 
@@ -160,6 +202,9 @@ class Metrics:
         return _Children(Histogram(name, text, labels, registry=self._registry, buckets=tuple(buckets)))
 
     def _declare_traffic(self) -> None:
+        operation_times = _AllTimes()
+        self._operation_times = operation_times.of
+        self._registry.register(operation_times)  # before the histogram, as metrics are collected in this order
         self._operations = self._histogram(
             "mcp_server_operation_duration_seconds",
             "Time from a request to its final message, per round; for subscriptions/listen, to its acknowledgement.",
@@ -297,7 +342,14 @@ class Metrics:
         """Count one round and its duration; `method` and `version` as the client sent them."""
         outcome, error = ending
         error = error if error in ERROR_TYPES else OTHER_ERROR
-        self._operations[route, bounded_method(method), bounded_version(version), outcome, error].observe(seconds)
+        labels = route, method, version, outcome, error
+        times = self._operation_times.get(labels)
+        if times is None:
+            bounded = route, bounded_method(method), bounded_version(version), outcome, error
+            times = self._operation_times.get(bounded)
+            if times is None:
+                times = self._operation_times[bounded] = _Times(self._operations[bounded])
+        times.observe(seconds)
 
     def call_answered(self, route: str, method: str, ending: Ending, seconds: float) -> None:
         """Count an upstream call that has its answer, with the time that the upstream took for it."""

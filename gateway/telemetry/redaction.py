@@ -35,6 +35,8 @@ MAX_CHARACTERS = 16_384
 """The longest value of a line, such as a traceback."""
 _SEVERAL_LINES = ("exception", "stack")
 """Keys whose values keep their line ends."""
+_REPEATED = frozenset({"event", "level", "route", "upstream", "method", "outcome"})
+"""Keys whose values come from the configuration or the program, so that few differ."""
 
 
 def mask(text: str) -> str:
@@ -105,6 +107,8 @@ def _plain(key: str, value: object) -> Any:
 
 def _plain_text(key: str, value: object) -> Any:
     """Return a JSON value without secrets; bytes are a body, so only their length is logged."""
+    if isinstance(value, str):
+        return _repeated_text(value) if key in _REPEATED else _text(value, keeps_lines=key in _SEVERAL_LINES)
     match value:
         case bytes() | bytearray() | memoryview():
             return f"<{len(value)} bytes>"
@@ -120,6 +124,11 @@ def _text(text: str, *, keeps_lines: bool = False) -> str:
     """Return text without secrets and control characters, in a bounded length."""
     text = mask(text) if len(text) <= MAX_CHARACTERS else _shortened(text)
     return "\n".join(map(_one_line, text.split("\n"))) if keeps_lines else _one_line(text)
+
+
+@lru_cache(maxsize=256)
+def _repeated_text(text: str) -> str:
+    return _text(text)
 
 
 def _one_line(text: str) -> str:

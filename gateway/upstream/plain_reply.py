@@ -174,7 +174,8 @@ class PlainReply(BegunReply):
 
     def _done(self) -> None:
         """Forget the reply, which refers to the call."""
-        self._stop_timer()
+        if self._drain_timer is not None:
+            self._stop_timer()
         if not self._is_done:
             self._is_done = True
             self._parts.clear()

@@ -177,3 +177,20 @@ async def test_changes_that_wait_are_counted() -> None:
     assert written.budget.used == 4
     assert [await out.take(), await out.take()] == [b"123", b"1"]
     assert len(written.budget) == 0
+
+
+async def test_a_client_that_waited_before_gets_its_first_keep_alive_in_time() -> None:
+    out = box(60)
+    out.was_silent(15, 15)
+    assert await asyncio.wait_for(out.take(), 5) is None
+    waiting = asyncio.get_running_loop().create_task(out.take())
+    await asyncio.sleep(0)
+    assert not waiting.done(), "the next one is not due yet"
+    out.send(b"x")
+    assert await waiting == b"x"
+
+
+async def test_a_client_that_has_hardly_waited_counts_as_new() -> None:
+    out = box(0.01)
+    out.was_silent(0.05, 60)
+    assert await asyncio.wait_for(out.take(), 5) is None

@@ -279,7 +279,7 @@ async def test_a_client_that_leaves_ends_its_span_too(
         await asyncio.get_running_loop().create_future()
 
     monkeypatch.setattr(callers, "caller", caller)
-    leaving = asyncio.get_running_loop().create_task(stand.client().call())
+    leaving = asyncio.get_running_loop().create_task(stand.client("Bearer ada").call())
     await asked.wait()
     _ = leaving.cancel()
     await eventually(lambda: len(spans.rounds) == 2)

@@ -1,0 +1,200 @@
+"""A call from which nothing but its result comes, and what becomes of it when anything else happens."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway.bridge import plain_call
+from gateway.protocol import mcp
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.replicas import later
+from tests.support.stand import Start
+from tests.support.workbench import Client, Stand, eventually, leave
+
+
+class Waiting:
+    """A tool that waits until the test lets it go on."""
+
+    def __init__(self, upstream: FakeUpstream) -> None:
+        self.go = asyncio.Event()
+        self.turn: Turn
+        upstream.tool(self.run)
+
+    async def run(self, turn: Turn) -> None:
+        self.turn = turn
+        await self.go.wait()
+        await turn.result(text("done"))
+
+
+async def warm(client: Client, upstream: FakeUpstream) -> None:
+    """Open the session, so that the next call finds it idle."""
+    upstream.tool(lambda turn: turn.result(text("warm")))
+    assert (await client.call()).text == "warm"
+
+
+def plain(stand: Stand) -> set[Any]:
+    return stand.gateway.downstream._legs._plain
+
+
+async def test_a_plain_call_has_no_task_and_no_exchange(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
+    await warm(client, upstream)
+    tool = Waiting(upstream)
+    call = later(client.call())
+    _ = await upstream.saw("tools/call", 2)
+    assert stand.busy_tasks() == []
+    ((waiting,),) = (plain(stand),)
+    assert waiting.driver is None
+    tool.go.set()
+    assert (await call).text == "done"
+    assert waiting.driver is None
+    assert stand.sessions("idle") == 1
+
+
+@pytest.mark.parametrize("side", [False, True])
+async def test_a_question_makes_it_an_exchange(
+    upstream: FakeUpstream, stand: Stand, client: Client, *, side: bool
+) -> None:
+    await warm(client, upstream)
+
+    async def ask(turn: Turn) -> None:
+        answer = await turn.elicit("name", side=side)
+        await turn.result(text(answer["action"]))
+
+    upstream.tool(ask)
+    asked = await client.call()
+    assert stand.held == 1
+    assert (await client.answer(asked)).text == "accept"
+    assert len(upstream.of("tools/call")) == 2, "the call was sent once"
+
+
+async def test_its_progress_reaches_the_client_before_the_result(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    await warm(client, upstream)
+
+    async def work(turn: Turn) -> None:
+        token = turn.body["params"]["_meta"]["progressToken"]
+        for number in range(3):
+            await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": number})
+        await turn.result(text("done"))
+
+    upstream.tool(work)
+    reply = await client.call(meta={"progressToken": "mine"})
+    assert [note["params"]["progress"] for note in reply.notifications] == [0, 1, 2]
+    assert {note["params"]["progressToken"] for note in reply.notifications} == {"mine"}
+    assert reply.text == "done"
+
+
+async def test_its_result_may_come_on_the_side_stream(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
+    await warm(client, upstream)
+
+    async def aside(turn: Turn) -> None:
+        await turn.result(text("aside"), side=True)
+        await turn.for_ever()
+
+    upstream.tool(aside)
+    assert (await client.call()).text == "aside"
+    _ = await asyncio.wait_for(upstream.of("tools/call")[-1].cut.wait(), 5)
+    upstream.tool(lambda turn: turn.result(text("next")))
+    assert (await client.call()).text == "next"
+
+
+async def test_a_question_and_the_result_on_the_side_stream_at_once_end_it_once(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    await warm(client, upstream)
+
+    async def both(turn: Turn) -> None:
+        messages = (
+            {"id": "q", "method": mcp.ROOTS},
+            {"id": turn.id, "result": text("anyway")},
+        )
+        turn.upstream.side(turn.session).put_nowait(b"".join(_event(message) for message in messages))
+        await turn.for_ever()
+
+    upstream.tool(both)
+    assert (await client.call()).text == "anyway"
+    _ = await asyncio.wait_for(upstream.of("tools/call")[-1].cut.wait(), 5)
+    await eventually(lambda: stand.busy_tasks() == [])
+
+
+def _event(message: dict[str, Any]) -> bytes:
+    return b"data: %b\n\n" % json.dumps({"jsonrpc": "2.0", **message}).encode()
+
+
+async def test_a_client_that_leaves_has_it_cancelled_upstream(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    await warm(client, upstream)
+    _ = Waiting(upstream)
+    call = later(client.call())
+    sent = (await upstream.saw("tools/call", 2))[-1]
+    await leave(call)
+    (cancelled,) = await upstream.saw(mcp.CANCELLED)
+    assert cancelled.body["params"]["requestId"] == sent.body["id"]
+    assert plain(stand) == set()
+
+
+async def test_a_client_that_waits_gets_its_keep_alive_in_time(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(timeouts={"keepalive_seconds": 0.2})
+    client = stand.client()
+    await warm(client, upstream)
+    tool = Waiting(upstream)
+    async with client.open("tools/call", {"name": "tool", "arguments": {}}) as response:
+        assert await response.content.readline() == b":\n"
+        tool.go.set()
+        assert b'"done"' in await response.read()
+
+
+async def test_an_error_of_the_upstream_is_logged_and_counted_as_of_any_exchange(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    await warm(client, upstream)
+    upstream.tool(lambda turn: turn.error(-32050, "odd"))
+    assert (await client.call()).error["code"] == -32603
+    assert stand.metric("mcp_gateway_rounds_per_exchange_count") == 1
+    assert stand.sessions("idle") == 1
+
+
+async def test_a_drain_hands_it_over(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(hold={"drain_seconds": 0.05})
+    client = stand.client()
+    await warm(client, upstream)
+    tool = Waiting(upstream)
+    call = later(client.call())
+    _ = await upstream.saw("tools/call", 2)
+    await asyncio.wait_for(stand.gateway.drain(delay_seconds=0), 5)
+    assert "shut down" in (await call).error["message"]
+    tool.go.set()
+
+
+async def test_a_bug_in_the_translation_ends_it_with_an_error(
+    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await warm(client, upstream)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(plain_call, "modern_result", broken)
+    reply = await client.call()
+    assert reply.error["code"] == -32603
+    assert "ZeroDivision" not in reply.data.decode()
+    stand.planted_bugs = 1
+
+
+async def test_a_call_whose_message_cannot_be_made_gives_its_session_back(
+    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await warm(client, upstream)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(plain_call, "legacy_call", broken)
+        assert (await client.call()).error["code"] == -32603
+    stand.planted_bugs = 1
+    assert stand.sessions("idle") == 1
