@@ -21,6 +21,7 @@ from gateway.config import Config, cautions, digest
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.table import RouteTable
+from gateway.tasks.table import TaskTable
 from gateway.telemetry import Metrics
 from gateway.telemetry.process_status import (
     MOST_HELD,
@@ -63,6 +64,7 @@ class SnapshotSource:
     rejected: tuple[str, ...] | None
     """What was wrong with the configuration file, if the last reload rejected it."""
     lot: Lot[Driver]
+    table: TaskTable
     routes: RouteTable
     members: Membership
     metrics: Metrics
@@ -82,8 +84,9 @@ class SnapshotSource:
 def take_snapshot(source: SnapshotSource, salt: bytes) -> Status:
     """Return the status of one process; `salt` makes it impossible to find a caller by its tag."""
     held = Counter(driver.live.route.path for driver in source.lot.waiting())
+    tasks = Counter(task.live.route.path for task in source.table)
     routes = [
-        _route(live, held[path], source.metrics, source.routes.children(path))
+        _route(live, (held[path], tasks[path]), source.metrics, source.routes.children(path))
         for path, live in source.routes.live.items()
     ]
     peers = known_peers(source.members)
@@ -138,7 +141,8 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _route(live: LiveRoute, held: int, metrics: Metrics, children: int) -> RouteStatus:
+def _route(live: LiveRoute, held_and_tasks: tuple[int, int], metrics: Metrics, children: int) -> RouteStatus:
+    held, tasks = held_and_tasks
     route, pool = live.route, live.upstream.pool
     last = max(live.upstream.health.answered, pool.served)
     last_ok = time.monotonic() - last if last > float("-inf") else None
@@ -166,6 +170,7 @@ def _route(live: LiveRoute, held: int, metrics: Metrics, children: int) -> Route
         subscriptions=len(live.upstream.subscriptions),
         mirrored=metrics.mirrored(route.path),
         client_sessions=metrics.client_sessions(route.path),
+        tasks=tasks,
         streams=len(live.upstream.streams),
     )
 

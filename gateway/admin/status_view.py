@@ -165,6 +165,8 @@ def _figures(status: Status) -> list[Figure]:
 
 def _route(route: RouteStatus) -> RouteRow:
     notes = [f"{count:,} {state}" for state, count in route.sessions.items() if count]
+    if route.tasks:
+        notes.append(f"{counted(route.tasks, 'task')} in them")
     if route.waiting:
         notes.append(f"{counted(route.waiting, 'call')} waiting for one")
     if route.children is not None:

@@ -5,6 +5,7 @@ the takeover knows the upstream call, which knows the timers; all of them know t
 """
 
 import secrets
+from collections.abc import Callable
 from typing import Final, assert_never
 
 from msgspec import Raw
@@ -31,13 +32,14 @@ from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import TICK_SECONDS
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, digest_answers
-from gateway.sessions.call import Call, PoolKey
+from gateway.sessions.call import Call, Listener, PoolKey
 from gateway.sessions.list_cache import CacheKey
 from gateway.sessions.session import Session
 from gateway.telemetry import NestedOutcome
 from gateway.telemetry.process_status import HeldStatus
 from gateway.upstream.channel import Headers
 
+NewCall = Callable[[Context, Timers, Report, Listener], UpstreamCall]
 _NEVER_ASKING: Final = Policy(may_ask=False)
 _PICKING_UP: Final = (State.RUNNING, State.ASKING)
 _NOTICES: Final[dict[type[on.Event], str]] = {on.Progressed: mcp.PROGRESS, on.Logged: mcp.LOG}
@@ -60,7 +62,9 @@ class Driver:
         key: PoolKey,
         headers: Headers,
         address: str = "",
+        new_call: NewCall = UpstreamCall,
     ) -> None:
+        """`new_call` makes the upstream call, which may be a task."""
         self.id = ""
         """Drawn when the exchange is first parked; most exchanges never are."""
         self.principal = key.principal
@@ -73,7 +77,7 @@ class Driver:
         self._lot = lot
         self._timers = Timers(live)
         self._report = Report(self._context)
-        self._upstream_call = UpstreamCall(self._context, self._timers, self._report, self)
+        self._upstream_call = new_call(self._context, self._timers, self._report, self)
         self._replies = Replies(self._context, self._report)
         self._takeover: Takeover | None = None
         """Made if another replica began the exchange."""

@@ -117,7 +117,7 @@ class Report:
             owner=envelope.owner,
             owner_is_dead=owner_is_dead,
             round=envelope.round,
-            resumable=upstream is not None and upstream.cursor is not None,
+            resumable=upstream is not None and upstream.is_resumable,
             request_id=self._context.request_id,
         )
 

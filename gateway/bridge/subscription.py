@@ -14,12 +14,12 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from gateway.bridge.response_queue import ChangeQueue, FinalMessage
 from gateway.exchange.events import Leg
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
+from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, TasksUndeclared, UpstreamError
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
 from gateway.sessions.assignment import GATEWAY, Opener
@@ -54,16 +54,23 @@ class Filter(msgspec.Struct, omit_defaults=True):
     promptsListChanged: bool = False  # noqa: N815
     resourcesListChanged: bool = False  # noqa: N815
     resourceSubscriptions: list[str] = []  # noqa: N815
+    taskIds: list[str] | UnsetType = UNSET  # noqa: N815
 
 
 def wanted(request: Request) -> Filter:
-    """The filter of a listen request; raises InvalidParams."""
+    """The filter of a listen request; raises InvalidParams, or TasksUndeclared for `taskIds`.
+
+    `taskIds` are left out of the acknowledgement, as the extension allows: clients poll.
+    """
     try:
         chosen = jsonrpc.decode(request.params.get("notifications", Raw(b"null")), type=Filter)
     except ValueError as exc:
         raise InvalidParams(f'subscriptions/listen needs "params.notifications", a SubscriptionFilter: {exc}') from exc
     if len(chosen.resourceSubscriptions) > _MAX_URIS:
         raise InvalidParams(f"resourceSubscriptions may name at most {_MAX_URIS} URIs")
+    if chosen.taskIds is not UNSET and not request.declared.tasks:
+        raise TasksUndeclared("subscriptions/listen with taskIds")
+    chosen.taskIds = UNSET
     chosen.resourceSubscriptions = list(dict.fromkeys(chosen.resourceSubscriptions))
     return chosen
 

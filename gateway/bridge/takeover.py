@@ -66,9 +66,9 @@ class Takeover:
         self._context.is_repeatable = envelope.repeatable
         self._report.taken_over(envelope, owner_is_dead=self._owner_is_dead)
         upstream = envelope.upstream
-        if upstream is None or upstream.cursor is None:
+        if upstream is None or not upstream.is_resumable:
             raise _owner_lost(envelope.owner)
-        await self._call.resume(upstream, upstream.cursor, opened, is_shared=not self._owner_is_dead)
+        await self._call.resume(upstream, upstream.cursor or "", opened, is_shared=not self._owner_is_dead)
 
     def _failed(
         self, error: GatewayError, listener: Listener, give_back: Callable[[GatewayError], None], *, replayable: bool

@@ -9,7 +9,7 @@ from gateway.bridge.exchange_context import Context
 from gateway.bridge.exchange_report import Report
 from gateway.exchange import events as on
 from gateway.exchange import results
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import jsonrpc, mcp, tool_filter
 from gateway.protocol.errors import CallLost
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
@@ -22,13 +22,17 @@ from gateway.upstream.channel import Headers
 _TRACESTATE: Final = "tracestate"
 
 
-def legacy_call(request: Request, call_id: bytes, listener: Listener, span: Span | None = None) -> Call:
-    """The request as a legacy server knows it."""
+def legacy_call(
+    request: Request, call_id: bytes, listener: Listener, span: Span | None = None, task: object | None = None
+) -> Call:
+    """The request as a legacy server knows it; `task` asks the server to run it as a task."""
     meta: dict[str, Raw] = dict(request.user_meta)
     token = call_id if request.progress_token is not None else None
     if token is not None:
         meta[mcp.META_PROGRESS_TOKEN] = Raw(token)
     params: dict[str, object] = dict(request.params)
+    if task is not None:
+        params["task"] = task
     if span is not None:
         _ = meta.pop(_TRACESTATE, None)  # the span has it, if it belongs to a trace at all
         meta.update({name: Raw(jsonrpc.encode(value)) for name, value in span.headers().items()})
@@ -41,7 +45,7 @@ def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
     """What the legacy server said, as the exchange knows it."""
     request = context.request
     match event:
-        case on.Resulted(result=result):
+        case on.Resulted(result=result) if not event.is_modern:
             return _modern(context, report, result)
         case on.Failed(error=error) if error.code != mcp.LEGACY_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, error))
@@ -97,7 +101,10 @@ def modern_result(  # noqa: PLR0913  (what a call and its session know)
     is_retried = is_later_round or request.input_responses is not None
     if method == mcp.TOOLS_LIST:
         legacy = tool_schemas.usable(pool, legacy)
-    modern = results.modern(method, legacy, server_info, live.route.cache.of(method), retried=is_retried)
+    shown = legacy
+    if method == mcp.TOOLS_LIST and not request.declared.legacy_tasks:
+        shown = tool_filter.without_execution(legacy)
+    modern = results.modern(method, shown, server_info, live.route.cache.of(method), retried=is_retried)
     if method == mcp.TOOLS_LIST:
         tool_schemas.learn(pool.group(key), request.params, legacy, headers)
     if ticket is not None:

@@ -11,7 +11,7 @@ candidate, which may have taken the call over before. A call that no replica hol
 by the replica that gets the retry.
 """
 
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -24,9 +24,24 @@ from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as messages
-from gateway.seal.request_state import Envelope
 
 _NO_REPLICA: Final = ""
+
+
+class Held(Protocol):
+    """What a replica holds, as its sealed state describes it: a call, or a task."""
+
+    @property
+    def owner(self) -> str:
+        """The replica that holds it."""
+
+    @property
+    def exchange(self) -> str:
+        """Its id."""
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another replica could have gone on with it."""
 
 
 class TakeOver(msgspec.Struct, frozen=True):
@@ -43,7 +58,7 @@ class RetryRouting:
         self._peers = peers
         self._witness = witness
 
-    async def route(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
+    async def route(self, envelope: Held, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
         """Have another replica serve this retry, or have this one take the call over.
 
         Raises OwnerStalled; for a request that came through another replica also PeerReplaced.
@@ -67,7 +82,7 @@ class RetryRouting:
         except PeerDead as exc:
             raise PeerReplaced(to) from exc
 
-    async def _ask_owner(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
+    async def _ask_owner(self, envelope: Held, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
         """Have the owner serve this retry, else a failover candidate."""
         owner = envelope.owner
         kind: messages.Kind = "heir"
@@ -92,10 +107,10 @@ class RetryRouting:
         return not silence.is_local and await self._witness.confirms(owner)
 
     async def _fail_over(
-        self, kind: messages.Kind, envelope: Envelope, candidates: list[str], incoming: Incoming, reply: ReplyWriter
+        self, kind: messages.Kind, envelope: Held, candidates: list[str], incoming: Incoming, reply: ReplyWriter
     ) -> Replied | TakeOver:
         """Have the first living candidate serve this retry, which may be this replica."""
-        resumable = envelope.upstream is not None and envelope.upstream.cursor is not None
+        resumable = envelope.is_resumable
         for member in candidates:
             if member == self._membership.own:
                 break

@@ -249,6 +249,19 @@ class Legs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum number of such rounds per exchange (clients allow 10 rounds in all). 0: streams stay open."""
 
 
+class TaskLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tasks of clients that declare the extension io.modelcontextprotocol/tasks."""
+
+    max: Count = 1_000
+    """Maximum number of tasks in this replica. A task takes one session of its route until its time is over. Beyond
+    it, finished tasks are forgotten, the oldest first; if there is none, a call gets HTTP 503."""
+    max_per_principal: Count = 100
+    """Maximum number of tasks of one principal. Beyond it, as with `max`, but the call gets HTTP 429."""
+    ttl_seconds: SomeSeconds = 3600.0
+    """How long a server is asked to keep a task, and how long it is kept at most, its result included. The work and
+    the user's answers must fit. Keep an old state key this long."""
+
+
 class Principal(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How callers are identified."""
 
@@ -461,6 +474,18 @@ class RouteLegs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rounds: Rounds | None = None
 
 
+class RouteTasks(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Overrides of `tasks` for one route, and how it calls tools as tasks for clients without the extension."""
+
+    undeclared: Literal["drive", "refuse"] = "drive"
+    """How a tool that requires a task is called for such a client. `drive`: the gateway runs the task, and the client
+    sees an ordinary call; `refuse`: the call gets -32021."""
+    optional: Literal["plain", "drive"] = "plain"
+    """How a tool that supports tasks, but does not require them, is called for such a client. `plain`: without a task;
+    `drive`: as above. Tools of the TypeScript SDK that ask need `drive`: called plainly, they fail after 60 s."""
+    ttl_seconds: SomeSeconds | None = None
+
+
 class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One public path and its upstream."""
 
@@ -500,6 +525,7 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeouts: RouteTimeouts = RouteTimeouts()
     sessions: RouteSessions = RouteSessions()
     legs: RouteLegs = RouteLegs()
+    tasks: RouteTasks = RouteTasks()
 
     @property
     def bound_headers(self) -> tuple[str, ...]:
@@ -548,6 +574,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeouts: Timeouts = Timeouts()
     sessions: Sessions = Sessions()
     legs: Legs = Legs()
+    tasks: TaskLimits = TaskLimits()
     principal: Principal = Principal()
     security: Security = Security()
     log: Log = Log()

@@ -67,6 +67,7 @@ _APPLIED: Final[dict[str, tuple[str, ...]]] = {
         "client_idle_seconds",
     ),
     "legs": ("limit_seconds", "rounds"),
+    "tasks": ("max", "max_per_principal", "ttl_seconds"),
     "principal": (
         "source",
         "header",
@@ -106,6 +107,7 @@ _APPLIED: Final[dict[str, tuple[str, ...]]] = {
     "routes[].upstream.tls": ("ca_file", "cert_file", "key_file", "server_name", "verify"),
     "routes[].credentials": ("mode", "token", "token_file", "header"),
     "routes[].sessions": ("affinity",),
+    "routes[].tasks": ("undeclared", "optional"),
     "routes[].cache": ("ttl_ms", "scope", "methods", "lists_seconds"),
 }
 """By section, `routes[]` being any route."""

@@ -4,7 +4,16 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct, structs
 
-from gateway.config.model import Config, Route, RouteHold, RouteLegs, RouteLimits, RouteSessions, RouteTimeouts
+from gateway.config.model import (
+    Config,
+    Route,
+    RouteHold,
+    RouteLegs,
+    RouteLimits,
+    RouteSessions,
+    RouteTasks,
+    RouteTimeouts,
+)
 
 OWN_SECTIONS: Final[dict[str, type[Struct]]] = {
     "hold": RouteHold,
@@ -12,6 +21,7 @@ OWN_SECTIONS: Final[dict[str, type[Struct]]] = {
     "timeouts": RouteTimeouts,
     "sessions": RouteSessions,
     "legs": RouteLegs,
+    "tasks": RouteTasks,
 }
 """The sections that a route may override, and the keys it may set in them.
 

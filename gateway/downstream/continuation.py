@@ -7,11 +7,13 @@ route is gone, except that a call is not taken over there: that would be to serv
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from aiohttp import web
 
 from gateway.auth.authenticator import Authenticator
-from gateway.bridge.driver import Driver
+from gateway.bridge.driver import Driver, NewCall
+from gateway.bridge.upstream_call import UpstreamCall
 from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
@@ -26,6 +28,8 @@ from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.seal.request_state import Envelope, bind
+from gateway.tasks.follower import holder
+from gateway.tasks.task_call import TaskCall
 from gateway.telemetry import Step
 
 
@@ -140,7 +144,10 @@ class Continuation:
         if driver is not None:  # another retry took the call over meanwhile
             return await self._answer(round_, envelope, driver)
         queue = round_.queue()
-        driver = Driver(live, self.lot, round_.request, key, headers, round_.caller.address)
+        is_task = envelope.upstream is not None and envelope.upstream.task is not None
+        former = holder(envelope.owner, envelope.epoch)
+        new_call: NewCall = partial(TaskCall, former_holder=former) if is_task else UpstreamCall
+        driver = Driver(live, self.lot, round_.request, key, headers, round_.caller.address, new_call)
         driver.take_over(envelope, queue, is_proven=is_proven)
         return await self.legs.write(round_, driver, queue)
 

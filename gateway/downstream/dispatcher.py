@@ -2,23 +2,28 @@
 
 import asyncio
 from collections.abc import Awaitable
+from functools import partial
 from typing import Final
 
 from aiohttp import web
 
 from gateway.bridge import subscription
-from gateway.bridge.driver import Driver
+from gateway.bridge.driver import Driver, NewCall
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ending_of
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.round import LEFT, Round
+from gateway.downstream.task_requests import METHODS as TASK_REQUESTS
+from gateway.downstream.task_requests import TaskRequests
 from gateway.exchange import handshake
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, Stopping, UpstreamError
 from gateway.sessions import tool_schemas
 from gateway.sessions.list_cache import CacheKey
+from gateway.tasks.choice import Choice, choose
+from gateway.tasks.task_call import TaskCall
 from gateway.telemetry import COMPLETE, OTHER_ERROR, Ending, Outcome
 
 _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
@@ -27,10 +32,11 @@ _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 class Dispatcher:
     """Serves the rounds of one listener."""
 
-    def __init__(self, continuation: Continuation) -> None:
+    def __init__(self, continuation: Continuation, task_requests: TaskRequests) -> None:
         self.stopping = False
         self._lot, self._legs = continuation.lot, continuation.legs
         self._continuation = continuation
+        self._task_requests = task_requests
 
     async def serve(self, round_: Round) -> web.StreamResponse:
         """Serve a round, and count how it ended."""
@@ -58,6 +64,8 @@ class Dispatcher:
             return self._discover(round_)
         if request.request_state is not None:
             return self._continuation.serve(round_)
+        if request.method in TASK_REQUESTS:
+            return self._task_requests.serve(round_)
         if self.stopping:
             return self._send_on(round_)
         if request.method == mcp.LISTEN:
@@ -118,6 +126,12 @@ class Dispatcher:
         """Send a call upstream."""
         live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
         address = round_.caller.address
+        new_call = self._new_call(round_) if request.method == mcp.TOOLS_CALL else None
+        if new_call is not None:
+            driver = Driver(live, self._lot, request, key, headers, address, new_call)
+            queue = round_.queue()
+            driver.begin(queue, ticket)
+            return self._legs.write(round_, driver, queue)
         plain = PlainCall(live, self._lot, request, key, headers, address, round_.queue, ticket)
         if round_.incoming.peer_request is None and plain.begin():
             return self._legs.write_plain(round_, plain)
@@ -125,3 +139,19 @@ class Dispatcher:
         queue = round_.queue()
         driver.begin(queue, ticket)
         return self._legs.write(round_, driver, queue)
+
+    def _new_call(self, round_: Round) -> NewCall | None:
+        """Return what makes the upstream call of a tool that runs as a task; None for a plain call."""
+        live, request = round_.live, round_.request
+        support = tool_schemas.task_support(live.upstream.pool, round_.key, request.target)
+        if not support:
+            return None
+        match choose(support, request.declared, live.route.tasks, wants=request.task is not None):
+            case Choice.PLAIN:
+                return None
+            case Choice.DRIVE:
+                return TaskCall
+            case Choice.GIVE:
+                table = self._task_requests.table
+                table.check(round_.key.principal)
+                return partial(TaskCall, adopt=table.adopt)

@@ -21,6 +21,7 @@ from gateway.downstream.era_routing import EraRouting
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import Rejections, no_route
 from gateway.downstream.round import LEFT, begin_span, new_round
+from gateway.downstream.task_requests import TaskRequests
 from gateway.http import request_id as ids
 from gateway.http.client import Client
 from gateway.http.incoming import Incoming
@@ -47,6 +48,7 @@ class RequestHandler:
         continuation: Continuation,
         passthrough: Passthrough,
         legacy: LegacyRouting,
+        task_requests: TaskRequests,
     ) -> None:
         self._use(in_force.value)
         in_force.after_replace(self._use)
@@ -59,7 +61,7 @@ class RequestHandler:
         self._mirror = legacy.mirror
         self._bodies = routes.process.traffic.bodies
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
-        self._dispatcher = Dispatcher(continuation)
+        self._dispatcher = Dispatcher(continuation, task_requests)
         self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy)
         self._rejections = Rejections(routes)
         self._ids = ids.numbered(secrets.token_hex(6))

@@ -73,9 +73,13 @@ class Logged(Event, frozen=True):
 
 
 class Resulted(Event, frozen=True):
-    """The call ended with a result, already translated to 2026-07-28."""
+    """The call ended with a result, already translated to 2026-07-28.
+
+    `is_modern`: it needed no translation, because the call became a task of its client.
+    """
 
     result: bytes | Raw
+    is_modern: bool = False
 
 
 class Failed(Event, frozen=True):

@@ -14,7 +14,6 @@ MAX_RESULT_BYTES: Final = 262_144
 """The bound for an InitializeResult, which is kept with its sessions."""
 MAX_INFO_BYTES: Final = 16_384
 """The bound for `serverInfo`, which goes into each reply and each `requestState`."""
-_TASKS: Final = "io.modelcontextprotocol/tasks"
 _NAMED: Final = ("name", "version")
 _UNKNOWN: Final = Raw(b'{"name":"unknown","version":"0"}')
 _CLIENT_KEYS: Final = ("elicitation", "sampling", "roots", "experimental")
@@ -47,6 +46,15 @@ class Handshake(msgspec.Struct, frozen=True):
         value = jsonrpc.fields(raw).get(flag)
         return value is not None and bytes(value) == b"true"
 
+    @property
+    def offers_tasks(self) -> bool:
+        """Whether tools may be called as tasks. Older servers of the Python SDK declare no `call` below `tools`."""
+        try:
+            requests = jsonrpc.fields(self.capabilities["tasks"]).get("requests", jsonrpc.EMPTY)
+            return "tools" in jsonrpc.fields(requests)
+        except (KeyError, ValueError):
+            return False
+
 
 def initialize_params(client_info: Raw, capabilities: Raw) -> dict[str, object]:
     """The parameters of `initialize` for a client that declared `capabilities` (2026-07-28) in this request."""
@@ -54,7 +62,7 @@ def initialize_params(client_info: Raw, capabilities: Raw) -> dict[str, object]:
     legacy: dict[str, object] = {key: declared[key] for key in _CLIENT_KEYS if key in declared}
     if "extensions" in declared:
         # Tasks differ between the revisions; all other extensions concern only client and server.
-        kept = {key: raw for key, raw in jsonrpc.fields(declared["extensions"]).items() if key != _TASKS}
+        kept = {key: raw for key, raw in jsonrpc.fields(declared["extensions"]).items() if key != mcp.TASKS}
         if kept:
             legacy["extensions"] = kept
     return {"protocolVersion": mcp.LEGACY, "capabilities": legacy, "clientInfo": client_info}
@@ -109,6 +117,8 @@ def discover_result(shaken: Handshake, ttl_ms: int, scope: str) -> bytes:
     capabilities = [
         (key, _server_capability(key, raw)) for key, raw in shaken.capabilities.items() if key in _SERVER_KEYS
     ]
+    if shaken.offers_tasks:
+        capabilities = _with_tasks(capabilities)
     parts: list[tuple[str, bytes | Raw]] = [
         ("resultType", b'"complete"'),
         ("supportedVersions", jsonrpc.encode(mcp.SUPPORTED_VERSIONS)),
@@ -122,9 +132,16 @@ def discover_result(shaken: Handshake, ttl_ms: int, scope: str) -> bytes:
     return jsonrpc.merge(parts)
 
 
+def _with_tasks(capabilities: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """Add the extension with an empty object: some clients ignore it if it has members."""
+    others = dict(capabilities)
+    extensions = jsonrpc.fields(others.pop("extensions", b"{}"))
+    return [*others.items(), ("extensions", jsonrpc.merge([*extensions.items(), (mcp.TASKS, b"{}")]))]
+
+
 def _server_capability(key: str, raw: Raw) -> bytes:
     opened = jsonrpc.fields(raw)
     kept = [(name, value) for name, value in opened.items() if not jsonrpc.is_null(value)]
     if key == "extensions":
-        kept = [(name, value) for name, value in kept if name != _TASKS]
+        kept = [(name, value) for name, value in kept if name != mcp.TASKS]
     return jsonrpc.merge(kept)

@@ -103,6 +103,29 @@ class MissingCapability(DownstreamError):
         )
 
 
+class TasksUndeclared(DownstreamError):
+    """The request needs the tasks extension, which it did not declare."""
+
+    rejection = "missing_capability"
+    code = mcp.MISSING_CAPABILITY
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} needs the extension {mcp.TASKS}; declare it in the clientCapabilities of this request",
+            data={"requiredCapabilities": {"extensions": {mcp.TASKS: {}}}},
+        )
+
+
+class UnknownTask(DownstreamError):
+    """The answer to every taskId that is not accepted, whatever the reason: it must not tell which tasks exist."""
+
+    rejection = "invalid_params"
+    code = mcp.INVALID_PARAMS
+
+    def __init__(self) -> None:
+        super().__init__("Unknown or expired taskId")
+
+
 class UnsupportedVersion(DownstreamError):
     """The request names a protocol version that the gateway does not support."""
 

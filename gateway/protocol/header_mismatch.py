@@ -25,6 +25,10 @@ def check(method: str, params: jsonrpc.Fields, version: str, headers: HeaderValu
             _equal(header, _one(sent, header), body)
     field = mcp.TARGET_FIELD.get(method)
     if field is None:
+        if method.startswith("tasks/") and (named := headers(mcp.NAME_HEADER)):
+            # A client of the tasks extension must send it, but fastmcp 4 does not.
+            task = jsonrpc.text(params.get("taskId")) or ""
+            _equal(mcp.NAME_HEADER, decode_value(mcp.NAME_HEADER, _one(named, mcp.NAME_HEADER)), task)
         return None
     target = jsonrpc.text(params.get(field))
     sent = headers(mcp.NAME_HEADER)

@@ -60,7 +60,19 @@ BRIDGED: Final = frozenset(
     }
 )
 """Methods that the gateway translates to one upstream call."""
-METHODS: Final = BRIDGED | {DISCOVER, LISTEN}
+
+# the extension io.modelcontextprotocol/tasks (ext-tasks, specification/2026-07-28), and SEP-2322's first form of it
+TASKS: Final = RESERVED + "tasks"
+TASKS_GET: Final = "tasks/get"
+TASKS_UPDATE: Final = "tasks/update"
+TASKS_CANCEL: Final = "tasks/cancel"
+TASKS_RESULT: Final = "tasks/result"
+TASKS_INPUT: Final = "tasks/input_response"
+TASK_METHODS: Final = frozenset({TASKS_GET, TASKS_UPDATE, TASKS_CANCEL})
+FIRST_FORM_METHODS: Final = frozenset({TASKS_GET, TASKS_CANCEL, TASKS_RESULT, TASKS_INPUT})
+"""The methods for clients that declare the tasks of 2025-11-25, but not the extension."""
+
+METHODS: Final = BRIDGED | TASK_METHODS | {DISCOVER, LISTEN}
 TARGET_FIELD: Final = {TOOLS_CALL: "name", PROMPTS_GET: "name", RESOURCES_READ: "uri"}
 """The parameter that `Mcp-Name` repeats. These three are also the methods that may ask (basic/patterns/mrtr)."""
 ASKING: Final = frozenset(TARGET_FIELD)

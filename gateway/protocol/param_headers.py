@@ -52,6 +52,7 @@ class _Tool(msgspec.Struct):
     name: str
     inputSchema: Raw = Raw(b"{}")  # noqa: N815  (the wire's spelling)
     annotations: Raw = Raw(b"{}")
+    execution: Raw = Raw(b"{}")
 
 
 class _Hints(msgspec.Struct):
@@ -67,17 +68,28 @@ class Tool(msgspec.Struct, frozen=True):
     """What the gateway needs to know about a tool.
 
     `mirrored`: its annotated parameters. `ephemeral`: it declares that it may run twice (`readOnlyHint` or
-    `idempotentHint`; SEP-2322, ephemeral workflow).
+    `idempotentHint`; SEP-2322, ephemeral workflow). `task_support`: `execution.taskSupport`, empty if it has none.
     """
 
     mirrored: tuple[Mirrored, ...] = ()
     ephemeral: bool = False
+    task_support: str = ""
 
 
 def of_tools(result: bytes) -> dict[str, Tool]:
     """The tools of a ListToolsResult, by name."""
     listed = jsonrpc.inspect(_decode_tools, result).tools
-    return {tool.name: Tool(_of_schema(tool.inputSchema), _is_ephemeral(tool.annotations)) for tool in listed}
+    return {
+        tool.name: Tool(_of_schema(tool.inputSchema), _is_ephemeral(tool.annotations), _task_support(tool.execution))
+        for tool in listed
+    }
+
+
+def _task_support(execution: Raw) -> str:
+    try:
+        return jsonrpc.text(jsonrpc.fields(execution).get("taskSupport")) or ""
+    except ValueError:
+        return ""
 
 
 def _is_ephemeral(annotations: Raw) -> bool:

@@ -39,6 +39,7 @@ _PROTOCOL_META: Final = frozenset(
 )
 _OURS: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
 """Params that do not go upstream; `task` would start a 2025-11-25 task, which modern clients do not understand."""
+_ANSWERING: Final = frozenset({mcp.TASKS_UPDATE, mcp.TASKS_INPUT})
 _PROGRESS_TOKEN: Final = mcp.META_PROGRESS_TOKEN.encode()
 _USUAL_DIGITS: Final = 20
 _MAX_DECLARATION_BYTES: Final = 16_384
@@ -55,6 +56,10 @@ class Capabilities(msgspec.Struct, frozen=True):
     sampling: bool = False
     sampling_tools: bool = False
     roots: bool = False
+    tasks: bool = False
+    """The extension io.modelcontextprotocol/tasks."""
+    legacy_tasks: bool = False
+    """The tasks of 2025-11-25, which SEP-2322 extended first."""
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
@@ -86,12 +91,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     progress_token: Raw | None
     input_responses: jsonrpc.Fields | None
     request_state: str | None
+    task: Raw | None = None
+    """The `task` parameter of 2025-11-25; clients of the extension do not send it."""
 
 
 class _Declared(msgspec.Struct):
     elicitation: dict[str, Raw] | None = None
     sampling: dict[str, Raw] | None = None
     roots: dict[str, Raw] | None = None
+    tasks: dict[str, Raw] | None = None
+    extensions: dict[str, Raw] | None = None
 
 
 _decode_declared = msgspec.json.Decoder(_Declared).decode
@@ -203,7 +212,7 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
     target = header_mismatch.check(parsed.method, parsed.params, version, headers)
     if version not in mcp.SUPPORTED_VERSIONS:
         raise UnsupportedVersion(version)
-    if parsed.method not in mcp.METHODS:
+    if parsed.method not in _methods(declared):
         raise MethodNotFound(f"Method not found: {parsed.method[:80]}")
     asking = parsed.method in mcp.ASKING
     if asking and target is None:
@@ -211,6 +220,7 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
         raise InvalidParams(f'{parsed.method} needs "params.{field}", a string')
     if asking:
         _check_numbers(parsed.params)
+    answers = asking or parsed.method in _ANSWERING
     return Request(
         id=parsed.id,
         method=parsed.method,
@@ -223,9 +233,15 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
         declared=declared,
         log_level=log_level,
         progress_token=progress_token,
-        input_responses=_input_responses(parsed.params) if asking and "inputResponses" in parsed.params else None,
+        input_responses=_input_responses(parsed.params) if answers and "inputResponses" in parsed.params else None,
         request_state=_request_state(parsed.params) if asking and "requestState" in parsed.params else None,
+        task=parsed.params.get("task"),
     )
+
+
+def _methods(declared: Capabilities) -> frozenset[str]:
+    """The methods that exist for a client: SEP-2322's first form of tasks is withdrawn for those of the extension."""
+    return mcp.METHODS | mcp.FIRST_FORM_METHODS if declared.legacy_tasks and not declared.tasks else mcp.METHODS
 
 
 class _Declarations(NamedTuple):
@@ -319,6 +335,8 @@ def _declared(raw: bytes) -> Capabilities:
         sampling=opened.sampling is not None,
         sampling_tools=_declares(opened.sampling, "tools"),
         roots=opened.roots is not None,
+        tasks=_declares(opened.extensions, mcp.TASKS),
+        legacy_tasks=opened.tasks is not None,
     )
 
 

@@ -124,3 +124,16 @@ def _name(tool: Raw) -> str:
         return jsonrpc.inspect(_decode_named, tool).name[:_MAX_NAME]
     except (ValueError, RecursionError):
         return ""
+
+
+def without_execution(result: Raw) -> Raw:
+    """Remove `execution` from the tools of a ListToolsResult: 2026-07-28 does not have it."""
+    if b'"execution"' not in bytes(result):
+        return result
+    opened = jsonrpc.fields(result)
+    try:
+        tools = [jsonrpc.fields(tool) for tool in jsonrpc.items(opened["tools"])]
+    except (KeyError, ValueError, RecursionError):
+        return result
+    kept = [jsonrpc.merge((key, raw) for key, raw in tool.items() if key != "execution") for tool in tools]
+    return Raw(jsonrpc.merge((opened | {"tools": Raw(b"[%b]" % b",".join(kept))}).items()))

@@ -58,7 +58,8 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
 class Upstream(msgspec.Struct, frozen=True, array_like=True):
     """What another replica needs to resume the call: the upstream's session, the call's id, the last event id.
 
-    `call` and `server_info` are JSON, `version` is the negotiated one.
+    `call` and `server_info` are JSON, `version` is the negotiated one. `task` is the upstream's id of the task that
+    the call has become, if it has.
     """
 
     session: str
@@ -66,6 +67,12 @@ class Upstream(msgspec.Struct, frozen=True, array_like=True):
     call: bytes
     server_info: bytes
     cursor: str | None
+    task: str | None = None
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another replica could go on with the call: it can read its stream from here on, or it is a task."""
+        return self.cursor is not None or self.task is not None
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -93,6 +100,11 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     trace: bytes | None = None
     repeatable: bool = False
     """Whether the server's own list of tools said that the tool may run twice."""
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another replica could go on with the call."""
+        return self.upstream is not None and self.upstream.is_resumable
 
 
 _RECORD: Final = msgspec.msgpack.Decoder(tuple[Recorded, ...])

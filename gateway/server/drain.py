@@ -18,6 +18,7 @@ from gateway.http.listener import Listener
 from gateway.protocol.errors import Stopping
 from gateway.routes.held_calls import Lot
 from gateway.routes.table import RouteTable
+from gateway.tasks.table import TaskTable
 from gateway.telemetry import Event, get_logger
 
 log = get_logger()
@@ -39,18 +40,20 @@ class Listeners(NamedTuple):
 class Drain:
     """The drain of one process."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (everything that a drain ends)
         self,
         in_force: InForce[Config],
         downstream: RequestHandler,
         routes: RouteTable,
         lot: Lot[Driver],
+        table: TaskTable,
         membership: Membership,
     ) -> None:
         self._in_force = in_force
         self._downstream = downstream
         self._routes = routes
         self._lot = lot
+        self._table = table
         self._membership = membership
 
     async def run(self, listeners: Listeners, *, delay_seconds: float, is_resumable: Callable[[], bool]) -> None:
@@ -74,6 +77,8 @@ class Drain:
             await _until(lambda: not self._has_calls, deadline)
             # A balancer sends a refused connection to another replica, and no request is lost with it.
             await listeners.clients.stop_accepting()
+        if not is_resumable():  # else another process can go on with a task, and needs no state of this one for that
+            await _until(lambda: not self._table.working, deadline)
         await self._until_idle(listeners, deadline)
         self._end_remaining(is_resumable=is_resumable())
         if not self._membership.alone:

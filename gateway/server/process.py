@@ -30,6 +30,7 @@ from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
+from gateway.downstream.task_requests import TaskRequests
 from gateway.http.client import Bounds, Client
 from gateway.http.listener import Handler, Listener
 from gateway.http.request_parser import parser_caution
@@ -51,10 +52,12 @@ from gateway.routes.table import RouteTable
 from gateway.runtime.tasks import Tasks
 from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import Sealer
+from gateway.seal.task_handle import TaskSealer
 from gateway.server.drain import Drain, Listeners
 from gateway.server.keyrings import Keyrings
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
+from gateway.tasks.table import TaskTable
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.telemetry.saturation import Load
@@ -96,6 +99,9 @@ class Gateway:
         )
         self.metrics.watch_budget(self.lot.results.name, self.lot.results.status)
         self._keyrings = Keyrings(in_force, worker.key if worker is not None else None)
+        self.task_table = TaskTable(
+            in_force.part(lambda config: config.tasks), TaskSealer(self._keyrings.task), self.lot.results
+        )
         self._peer_sealer = PeerSealer(self._keyrings.peer)
         timeouts = in_force.part(lambda config: config.timeouts)
         self._traffic = Traffic(in_force.part(lambda config: config.limits), timeouts, self.metrics)
@@ -208,7 +214,10 @@ class Gateway:
         replicas = Replicas(self.members, self._peers, retry_routing)
         mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process)
         legacy = LegacyRouting(passthrough, front, mirror)
-        return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough, legacy)
+        task_requests = TaskRequests(process, self.task_table, retry_routing)
+        return RequestHandler(
+            self._in_force, self.routes, self._authenticator, continuation, passthrough, legacy, task_requests
+        )
 
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""
@@ -240,6 +249,7 @@ class Gateway:
             bugs=self.tasks.failures,
             rejected=self.reload.rejected,
             lot=self.lot,
+            table=self.task_table,
             routes=self.routes,
             members=self.members,
             metrics=self.metrics,
@@ -284,7 +294,7 @@ class Gateway:
         """Take no new calls, and wait for those that run or are held until hold.drain_seconds have passed."""
         self.ready = False
         self.reload.closed = True
-        drain = Drain(self._in_force, self.downstream, self.routes, self.lot, self.members)
+        drain = Drain(self._in_force, self.downstream, self.routes, self.lot, self.task_table, self.members)
         listeners = Listeners(self._client_listener, self._listeners)
         await drain.run(listeners, delay_seconds=delay_seconds, is_resumable=self._is_resumable)
 
@@ -295,6 +305,7 @@ class Gateway:
     async def close(self) -> None:
         """Close everything; replies that were just written still go out."""
         self.reload.closed = True
+        self.task_table.leave(is_resumable=self._is_resumable())
         for live in self.routes.live.values():
             live.upstream.pool.retire()
         self.downstream.front.sessions.end_all(Stopping("The gateway has shut down, and the session with it"))

@@ -61,6 +61,8 @@ class Session:
         self._metrics = metrics
         self.in_flight: Call | None = None
         """The call that was sent and not answered yet."""
+        self.standing: Call | None = None
+        """A task, as the call that questions belong to while no request of the task is in flight (SEP-2260)."""
         self._owes = False
         """Whether the call of the process that opened the session may still run."""
         self._settled: asyncio.Event | None = None
@@ -363,7 +365,7 @@ class Session:
 
     def hear_aside(self, message: jsonrpc.Message, data: bytes, *, is_ambiguous: bool) -> bool:
         """Take one message of the side stream; returns whether it answers the call in flight."""
-        call = self.in_flight
+        call = self.in_flight or self.standing
         means = inbound.meaning(message, call, can_ask=self.channel.can_ask, is_ambiguous=is_ambiguous)
         if is_ambiguous and isinstance(means, inbound.Unsolicited):
             self.shared.asked_aside = True

@@ -55,6 +55,13 @@ def mirrors_nothing(pool: Pool, key: PoolKey, request: Request, headers: Headers
     return group.knows(request.target, headers) and not (group.tools or {}).get(request.target, _UNKNOWN).mirrored
 
 
+def task_support(pool: Pool, key: PoolKey, name: str) -> str:
+    """The `execution.taskSupport` of a tool, if its server offers tasks at all; else an empty string."""
+    group = pool.group(key)
+    support = (group.tools or {}).get(name, _UNKNOWN).task_support
+    return support if support and group.shaken is not None and group.shaken.offers_tasks else ""
+
+
 def is_listed(pool: Pool, key: PoolKey) -> bool:
     """Whether the tools of a group are known."""
     return pool.group(key).tools is not None

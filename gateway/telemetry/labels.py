@@ -106,6 +106,16 @@ class NestedOutcome(StrEnum):
         return next((outcome for outcome in cls if outcome.value == f"refused_{value}"), None)
 
 
+class TaskOutcome(StrEnum):
+    """How a task of a client ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    LOST = "lost"
+
+
 class SessionState(StrEnum):
     """The state of an upstream session in its pool."""
 

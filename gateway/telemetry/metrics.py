@@ -38,6 +38,7 @@ from gateway.telemetry.labels import (
     SessionState,
     StateReason,
     Step,
+    TaskOutcome,
     TrafficEra,
     UpstreamEra,
     UpstreamFailure,
@@ -48,7 +49,16 @@ from gateway.telemetry.saturation import Load, Saturation
 OTHER = "other"
 _NESTED_METHODS = frozenset({mcp.ELICIT, mcp.SAMPLE, mcp.ROOTS})
 _METHODS = frozenset(
-    {*mcp.METHODS, *_NESTED_METHODS, mcp.INITIALIZE, mcp.PING, mcp.SET_LEVEL, mcp.SUBSCRIBE, mcp.UNSUBSCRIBE}
+    {
+        *mcp.METHODS,
+        *mcp.FIRST_FORM_METHODS,
+        *_NESTED_METHODS,
+        mcp.INITIALIZE,
+        mcp.PING,
+        mcp.SET_LEVEL,
+        mcp.SUBSCRIBE,
+        mcp.UNSUBSCRIBE,
+    }
 )
 _ODD_CODES = (0, -32000, -32001)
 """Codes outside the specification that legacy SDKs answer with: any exception, a lost connection, a timeout."""
@@ -275,6 +285,8 @@ class Metrics:
         self._left_out = self._counter(
             "tools_left_out_total", "Tools left out of a list because clients would refuse the whole list.", "route"
         )
+        self._tasks = self._gauge("tasks", "Tasks of clients, until their time is over.", "route")
+        self._tasks_ended = self._counter("tasks_ended_total", "Tasks of clients that ended.", "route", "outcome")
         self._subscriptions = self._gauge("subscriptions", "Open subscriptions/listen streams.", "route")
         self._mirrored_counts: Counts[str] = Counts()
         self._mirrored = self._gauge("mirrored_calls", "Calls of legacy clients at a modern server.", "route")
@@ -325,6 +337,7 @@ class Metrics:
         """Create the series at zero: otherwise an alert misses a counter's first step."""
         _ = self._held[route,], self._opened[route,], self._lost[route,], self._left_out[route,]
         _ = self._relayed[route,]
+        _ = self._tasks[route,], [self._tasks_ended[route, outcome] for outcome in TaskOutcome]
         _ = [self._continuations[route, step] for step in Step]
         _ = [self._children_ended[route, why] for why in ("asked", "unasked")]
         _ = [self._failures[route, kind] for kind in UpstreamFailure]
@@ -465,6 +478,14 @@ class Metrics:
     def tool_left_out(self, route: str) -> None:
         """Count a tool that was left out of one list."""
         self._left_out[route,].inc()
+
+    def tasks_changed(self, route: str, change: int) -> None:
+        """Add (1) or remove (-1) a task of a client."""
+        self._tasks[route,].inc(change)
+
+    def task_ended(self, route: str, outcome: TaskOutcome) -> None:
+        """Count the end of a task of a client."""
+        self._tasks_ended[route, outcome].inc()
 
     def subscribed(self, route: str, change: int) -> None:
         """Add (1) or remove (-1) a subscription."""

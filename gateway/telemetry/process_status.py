@@ -66,6 +66,8 @@ class RouteStatus(Struct, frozen=True, kw_only=True):
     """0: no limit."""
     mirrored: int = 0
     """Calls of legacy clients at a modern server."""
+    tasks: int = 0
+    """Tasks of clients, each of which has a session."""
     streams: int
     """Streams that are passed through: GET streams of legacy clients, subscriptions at a modern upstream."""
 
@@ -297,6 +299,7 @@ def _route(one: RouteStatus, other: RouteStatus) -> RouteStatus:
         subscriptions=one.subscriptions + other.subscriptions,
         mirrored=one.mirrored + other.mirrored,
         client_sessions=one.client_sessions + other.client_sessions,
+        tasks=one.tasks + other.tasks,
         streams=one.streams + other.streams,
     )
 

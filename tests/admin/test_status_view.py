@@ -110,6 +110,12 @@ def test_the_figures_add_up_all_processes_and_errors() -> None:
             "1,200 passed through",
         ),
         (
+            {"waiting": 0, "tasks": 2},
+            "auto, era not known yet",
+            "1 idle, 2 busy, 2 tasks in them",
+            "1 bridged",
+        ),
+        (
             {"sessions": {}, "waiting": 2, "subscriptions": 0},
             "auto, era not known yet",
             "2 calls waiting for one",

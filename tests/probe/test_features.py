@@ -30,7 +30,7 @@ def feature(name: str, *, by_route: bool = False, **differs: object) -> Feature:
         ("subscriptions", {"side_stream": False}, "no", "no, there is no GET stream"),
         ("subscriptions", {"capabilities": ("tools",)}, "not offered", "announces no changes"),
         ("old_clients", {"transport": "stdio"}, "not offered", "modern clients only"),
-        ("calls", {"task_tools": 1, "left_out_tools": ("x",)}, "partly", "all but 2"),
+        ("calls", {"task_tools": 1, "left_out_tools": ("x",)}, "partly", "all but 1"),
         ("long_calls", {"json_replies": True}, "partly", "up to 300 s"),
     ],
 )

@@ -410,11 +410,16 @@ async def test_a_malformed_list_of_tools_is_a_warning(result: dict[str, Any], up
     assert (found.state, found.found) == ("warning", "tools/list was refused, or its result is malformed")
 
 
-async def test_tools_that_must_be_called_as_tasks_are_told(upstream: FakeUpstream) -> None:
-    upstream.tools = [{"name": "a", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}]
+async def test_tools_that_run_as_tasks_are_counted_and_those_that_may_ask_get_advice(upstream: FakeUpstream) -> None:
+    upstream.tools = [
+        {"name": support, "inputSchema": {"type": "object"}, "execution": {"taskSupport": support}}
+        for support in ("required", "optional", "forbidden")
+    ]
     found = await look(upstream.url)
-    assert check(found, "tasks").state == "warning"
-    assert answers(found)["calls"] == "partly"
+    told = check(found, "tasks")
+    assert (told.state, told.found) == ("ok", "1 of the tools require a task, 1 support one")
+    assert "tasks: {optional: drive}" in told.why
+    assert answers(found)["calls"] == "yes"
 
 
 @pytest.mark.parametrize("word", ["tools/list", "tools/call"])

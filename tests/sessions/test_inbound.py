@@ -51,13 +51,13 @@ NESTED = ("Question Nested", {"id": 3, "method": mcp.ELICIT, "params": {"message
 @pytest.mark.parametrize(
     ("members", "call", "expected"),
     [
-        ({"id": "gw-1", "result": {"a": 1}}, CALL, ("Answer Resulted", {"result": {"a": 1}})),
+        ({"id": "gw-1", "result": {"a": 1}}, CALL, ("Answer Resulted", {"result": {"a": 1}, "is_modern": False})),
         (
             {"id": "gw-1", "error": {"code": -1, "message": "no"}},
             CALL,
             ("Answer Failed", {"error": {"code": -1, "message": "no"}}),
         ),
-        ({"id": "gw-1", "result": {}}, OWN, ("Answer Resulted", {"result": {}})),
+        ({"id": "gw-1", "result": {}}, OWN, ("Answer Resulted", {"result": {}, "is_modern": False})),
         ({"id": "gw-1", "result": {}}, None, ("UnknownId", {})),
         ({"id": "gw-2", "result": {}}, CALL, ("UnknownId", {})),
         ({"id": 1, "result": {}}, CALL, ("UnknownId", {})),
@@ -126,7 +126,7 @@ def test_a_question_cannot_be_put_where_no_answer_reaches_the_server(
     [
         (ELICIT, unsolicited(mcp.ELICIT, NAMELESS)),
         ({"id": 3, "method": mcp.PING}, ("Ping", {"id": 3})),
-        ({"id": "gw-1", "result": {}}, ("Answer Resulted", {"result": {}})),
+        ({"id": "gw-1", "result": {}}, ("Answer Resulted", {"result": {}, "is_modern": False})),
         ({"method": mcp.LOG, "params": {}}, ("Notice Logged", {"level": "", "params": {}})),
     ],
 )

@@ -64,9 +64,9 @@ def _passed_through(server: Server) -> Iterator[Feature]:
 
 
 def _calls(server: Server) -> Feature:
-    missing = len(server.left_out_tools) + server.task_tools
+    missing = len(server.left_out_tools)
     if missing:
-        return _feature("calls", "partly", f"all but {missing}", "See the checks named tools and tasks.")
+        return _feature("calls", "partly", f"all but {missing}", "See the check named tools.")
     return _feature("calls", "yes", "yes")
 
 

@@ -35,6 +35,11 @@ def snippet(server: Server, route: Route, sent: Sequence[str], handshake_seconds
             "    # `per-request legacy serving`, give them the modern side of the server:",
             "    # era: mirror",
         ]
+    if server.optional_task_tools:
+        lines += [
+            "    # If a tool that supports tasks asks its user and fails after 60 s, run it as one:",
+            "    # tasks: {optional: drive}",
+        ]
     lines += _credentials(route, [name.lower() for name in sent])
     lines += _advice(server)
     if server.handshake_seconds > handshake_seconds * _SLOW_PART:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
-import msgspec
 from msgspec import Raw
 
 from gateway import __version__
@@ -134,7 +133,8 @@ async def list_tools(exam: ProbeContext, opened: Session) -> None:
     def take(page: Raw) -> None:
         kept, dropped = tool_filter.usable(page)
         tools = param_headers.of_tools(bytes(kept)).values()
-        server.task_tools += _need_tasks(kept)
+        server.task_tools += sum(tool.task_support == "required" for tool in tools)
+        server.optional_task_tools += sum(tool.task_support == "optional" for tool in tools)
         server.tools += len(tools)
         server.ephemeral_tools += sum(tool.ephemeral for tool in tools)
         left_out.extend(f"{clean(tool.name, 60) or 'unnamed'} ({clean(tool.reason, 100)})" for tool in dropped)
@@ -164,32 +164,15 @@ def _tell_tools(exam: ProbeContext) -> None:
         )
     else:
         exam.ok("tools", found)
-    if server.task_tools:
-        exam.warn(
+    if server.task_tools or server.optional_task_tools:
+        exam.ok(
             "tasks",
-            f"{server.task_tools} of the tools can only be called as a task",
-            "The gateway does not translate tasks of 2025-11-25: a modern client's call of such a tool fails.",
-            'Set taskSupport to "optional" in the server.',
+            f"{server.task_tools} of the tools require a task, {server.optional_task_tools} support one",
+            "The gateway runs required ones as tasks, whatever the client declares. If one that only supports tasks "
+            "asks its user and fails after 60 s, as with the TypeScript SDK, set `tasks: {optional: drive}`.",
         )
     elif any(name.partition(".")[0] == "tasks" for name in server.capabilities):
-        exam.ok("tasks", "offered, but no tool requires them", "The gateway does not translate tasks of 2025-11-25.")
-
-
-class _Execution(msgspec.Struct):
-    taskSupport: str | None = None  # noqa: N815  (the wire's spelling)
-
-
-class _Tool(msgspec.Struct):
-    execution: _Execution | None = None
-
-
-class _Tools(msgspec.Struct):
-    tools: list[_Tool]
-
-
-def _need_tasks(result: Raw) -> int:
-    listed = msgspec.json.decode(result, type=_Tools).tools
-    return sum(tool.execution is not None and tool.execution.taskSupport == "required" for tool in listed)
+        exam.ok("tasks", "offered, but no tool supports them")
 
 
 async def _ask(exam: ProbeContext, channel: Channel, method: str, params: dict[str, object]) -> Raw | None:

@@ -19,7 +19,7 @@ REFUSED = [
         "cache: {}\n",
         (
             "cache: unknown key; remove it, or use one of: listen, public_url, admin, workers, tls, state, replica, "
-            "hold, limits, timeouts, sessions, legs, principal, security, log, traces, debug, routes"
+            "hold, limits, timeouts, sessions, legs, tasks, principal, security, log, traces, debug, routes"
         ),
     ),
     ("hold: 5\n", "hold: 5 is a number, but a section is expected; write key: value"),

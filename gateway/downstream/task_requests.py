@@ -1,0 +1,122 @@
+"""Serves the requests about tasks, by any replica.
+
+The handle in `taskId` names the replica that follows the task. If that one is gone, the replica that `RetryRouting`
+finds goes on with the task.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Raw
+
+from gateway.cluster.reply_relay import Replied
+from gateway.cluster.retry_routing import RetryRouting, TakeOver
+from gateway.downstream.round import Round
+from gateway.http.upstream_headers import joined
+from gateway.identity import principal as principals
+from gateway.protocol import mcp
+from gateway.protocol.errors import InvalidParams, InvalidState, TasksUndeclared, UnknownTask
+from gateway.protocol.request import Request
+from gateway.routes.live_route import ProcessScope
+from gateway.seal.task_handle import TaskHandle
+from gateway.tasks import first_form, modern
+from gateway.tasks.live_task import LiveTask, Origin
+from gateway.tasks.table import TaskTable
+from gateway.telemetry import Step
+
+METHODS: Final = mcp.TASK_METHODS | mcp.FIRST_FORM_METHODS
+
+
+class TaskRequests:
+    """The requests about tasks that reach one listener."""
+
+    def __init__(self, process: ProcessScope, table: TaskTable, routing: RetryRouting) -> None:
+        self.table = table
+        self._process = process
+        self._routing = routing
+
+    async def serve(self, round_: Round) -> Replied:
+        """Serve one request; raises UnknownTask for every handle that is not accepted."""
+        request = round_.request
+        if not request.declared.tasks and not request.declared.legacy_tasks:
+            raise TasksUndeclared(request.method)
+        sealed = first_form.task_id(request)
+        handle = self._open(round_, sealed)
+        task = self.table.find(handle.exchange)
+        if task is None:
+            if (handle.owner, handle.epoch) == (self._process.owner, self._process.epoch):
+                raise UnknownTask
+            found = await self._routing.route(handle, round_.incoming, round_.reply)
+            if not isinstance(found, TakeOver):
+                if round_.incoming.peer_request is None:
+                    round_.continued(Step.FORWARDED)
+                return found
+            task = self._go_on(round_, handle, sealed, is_proven=found.proven)
+        await task.known()
+        await task.live.upstream.pool.authorise(round_.key, round_.headers, task.session)
+        task.headers = round_.headers
+        return await round_.answer(await self._answer(task, request))
+
+    def _open(self, round_: Round, sealed: str) -> TaskHandle:
+        caller, incoming = round_.caller, round_.incoming
+
+        def digest(names: Sequence[str]) -> bytes:
+            return principals.of_headers(
+                names, lambda name: joined(incoming.headers, name) if name != caller.distrusted_header else None
+            )
+
+        try:
+            return self.table.sealer.open(sealed, round_.live.route.path, caller.principal, digest, time.time())
+        except InvalidState as exc:
+            self._process.metrics.state_rejected(exc.reason)
+            raise UnknownTask from exc
+
+    def _go_on(self, round_: Round, handle: TaskHandle, sealed: str, *, is_proven: bool) -> LiveTask:
+        """Go on with a task whose owner is gone."""
+        task = self.table.find(handle.exchange)
+        if task is not None:  # another request came first
+            return task
+        if handle.upstream is None:
+            raise UnknownTask
+        round_.continued(Step.RESUMED)
+        info = Raw(handle.upstream.server_info)
+        origin = Origin(round_.live, round_.key, round_.headers, round_.request.declared, info)
+        return self.table.continue_(handle, sealed, origin, is_shared=not is_proven)
+
+    async def _answer(self, task: LiveTask, request: Request) -> bytes:
+        if not request.declared.tasks:
+            return await self._answer_first_form(task, request)
+        match request.method:
+            case mcp.TASKS_UPDATE:
+                await task.answer(request.input_responses or {})
+                return modern.ACKNOWLEDGED
+            case mcp.TASKS_CANCEL:
+                await task.cancel()
+                return modern.ACKNOWLEDGED
+            case _:
+                return modern.get_result(await task.full_view())
+
+    async def _answer_first_form(self, task: LiveTask, request: Request) -> bytes:
+        """SEP-2322's first form, for clients of 2025-11-25's tasks."""
+        match request.method:
+            case mcp.TASKS_INPUT | mcp.TASKS_UPDATE:
+                await task.answer(request.input_responses or {})
+                return modern.ACKNOWLEDGED
+            case mcp.TASKS_CANCEL:
+                if task.is_over:
+                    raise InvalidParams("The task is over, so it cannot be cancelled")
+                await task.cancel()
+                return first_form.task(task.view())
+            case mcp.TASKS_RESULT:
+                with_limit = task.live.config.legs.limit_seconds
+                try:
+                    async with asyncio.timeout(with_limit):
+                        while task.status == "working":
+                            await task.change()
+                except TimeoutError:
+                    pass
+                return first_form.payload(await task.full_view())
+            case _:
+                return first_form.task(task.view())

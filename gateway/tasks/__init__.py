@@ -1,0 +1,1 @@
+"""Tools that run as tasks: driven for clients without the extension, handed to clients with it."""

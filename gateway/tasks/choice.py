@@ -1,0 +1,37 @@
+"""Decides whether a tool is called as a task: pure.
+
+The tool, its server, the client and the route each have a say.
+"""
+
+from enum import Enum, auto
+
+from gateway.config.model import RouteTasks
+from gateway.protocol.errors import TasksUndeclared
+from gateway.protocol.request import Capabilities
+
+
+class Choice(Enum):
+    """How a tool is called."""
+
+    PLAIN = auto()
+    """Without a task."""
+    DRIVE = auto()
+    """As a task that the gateway drives."""
+    GIVE = auto()
+    """As a task of the client."""
+
+
+def choose(support: str, declared: Capabilities, tasks: RouteTasks, *, wants: bool) -> Choice:
+    """How to call a tool whose server offers tasks; `wants` if a client of 2025-11-25's tasks asks for one.
+
+    `support` is the tool's `execution.taskSupport`. Raises TasksUndeclared.
+    """
+    if support not in ("optional", "required"):
+        return Choice.PLAIN
+    if declared.tasks or (declared.legacy_tasks and wants):
+        return Choice.GIVE
+    if support == "optional":
+        return Choice.DRIVE if tasks.optional == "drive" else Choice.PLAIN
+    if tasks.undeclared == "refuse":
+        raise TasksUndeclared("This tool runs as a task only, and so its call")
+    return Choice.DRIVE

@@ -1,0 +1,80 @@
+"""Writes SEP-2322's first form of tasks, for clients that declare the tasks of 2025-11-25: pure.
+
+A task that needs input says so in tasks/get; tasks/result then brings `inputRequests`, and tasks/input_response takes
+the answers. SEP-2663 withdrew this form, so clients of the extension never see it.
+"""
+
+from msgspec import Raw
+
+from gateway.exchange import questions as inputs
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import InvalidParams, UnknownTask
+from gateway.protocol.request import Request
+from gateway.tasks.modern import POLL_MS, View
+
+
+def task_id(request: Request) -> str:
+    """The id of the task that a request is about. The paper leaves open where tasks/input_response has it.
+
+    Raises InvalidParams.
+    """
+    for place in (request.params, _opened(request.task), _opened(request.user_meta.get(mcp.META_RELATED_TASK))):
+        if "taskId" in place:
+            found = jsonrpc.text(place["taskId"])
+            if found is None:
+                raise UnknownTask
+            return found
+    raise InvalidParams('"params.taskId" is missing; it names the task')
+
+
+def _opened(raw: Raw | None) -> jsonrpc.Fields:
+    try:
+        return jsonrpc.fields(raw) if raw is not None else {}
+    except ValueError:
+        return {}
+
+
+def create_result(view: View) -> bytes:
+    """CreateTaskResult of 2025-11-25, with the result type of 2026-07-28."""
+    return jsonrpc.merge([("resultType", b'"complete"'), ("task", jsonrpc.merge(_fields(view))), _meta(view)])
+
+
+def task(view: View) -> bytes:
+    """The answer to tasks/get or tasks/cancel."""
+    return jsonrpc.merge([("resultType", b'"complete"'), *_fields(view), _meta(view)])
+
+
+def payload(view: View) -> bytes:
+    """The answer to tasks/result: what the tool returned, else what it asks.
+
+    A task that still works gives an InputRequiredResult without questions, after which the client calls again.
+    Raises InvalidParams for a task without a result.
+    """
+    if view.status == "completed" and view.result is not None:
+        return view.result
+    if view.status in ("failed", "cancelled"):
+        said = view.error.message if view.error is not None else "it was cancelled"
+        raise InvalidParams(f"The task has no result: {said}")
+    parts: list[tuple[str, bytes | Raw]] = [("resultType", b'"input_required"')]
+    if view.questions:
+        parts.append(("inputRequests", inputs.input_requests(view.questions)))
+    else:
+        parts.append(("requestState", jsonrpc.encode(view.id)))
+    return jsonrpc.merge([*parts, _meta(view)])
+
+
+def _fields(view: View) -> list[tuple[str, bytes | Raw]]:
+    found: list[tuple[str, bytes | Raw]] = [
+        ("taskId", jsonrpc.encode(view.id)),
+        ("status", jsonrpc.encode(view.status)),
+        ("ttl", b"%d" % view.ttl_ms),
+        ("createdAt", jsonrpc.encode(view.created)),
+        ("lastUpdatedAt", jsonrpc.encode(view.updated)),
+        ("pollInterval", b"%d" % POLL_MS),
+    ]
+    return [*found, ("statusMessage", jsonrpc.encode(view.message))] if view.message else found
+
+
+def _meta(view: View) -> tuple[str, bytes | Raw]:
+    related = jsonrpc.encode({"taskId": view.id})
+    return "_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, view.server_info), (mcp.META_RELATED_TASK, related)])

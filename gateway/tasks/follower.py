@@ -1,0 +1,249 @@
+"""Follows a task of a legacy server to its end, in the session that made it.
+
+Rule 1: tasks/result is held open from the first moment, because servers queue their questions for it, and some give
+up on a question that nobody fetched within 60 s. Rule 2: a server that refuses to wait (fastmcp 3) is asked by
+tasks/get; its questions come on the standalone GET stream. Rule 3: the requests of a task follow one another, so its
+session has one call in flight; between two of them the task itself counts as the call (SEP-2260).
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from msgspec import Raw
+
+from gateway.exchange import events as on
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost, Refused, Unreachable, UpstreamError
+from gateway.sessions.call import Call, Listener
+from gateway.sessions.session import Session
+from gateway.tasks import legacy
+from gateway.tasks.legacy import Created, Ended, Status
+from gateway.upstream.channel import Headers
+
+_POLL_SECONDS: Final = 0.5
+_HELD_IDS: Final = 4
+"""How many ids of held requests there are per task and process; a later one is used only after it was cancelled."""
+_PAUSES: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
+"""The pauses after failures in a row; after the last one the task counts as lost."""
+_CUT_SECONDS: Final = 5.0
+"""A request that lasted longer was not refused but cut, as balancers do after a minute; it does not count."""
+
+
+class Relay:
+    """Passes the events of a task to its listener, which changes when the call becomes a task of its client.
+
+    A question may come at once after the task was made, so the events in between are kept.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener: Listener | None = listener
+        self._kept: list[on.Event] = []
+
+    @property
+    def request_id(self) -> str | None:
+        """The id of the HTTP request that is served, if one is."""
+        return self._listener.request_id if self._listener is not None else None
+
+    def hear(self, event: on.Event) -> None:
+        """Take one event."""
+        if self._listener is None:
+            self._kept.append(event)
+        else:
+            self._listener.hear(event)
+
+    def pause(self) -> None:
+        """Keep all events until there is another listener."""
+        self._listener = None
+
+    def to(self, listener: Listener) -> None:
+        """Pass the events to this listener, first those that were kept."""
+        self._listener = listener
+        kept, self._kept = self._kept, []
+        for event in kept:
+            listener.hear(event)
+
+
+class _Answer:
+    """The listener of one request of a task: it keeps the answer, and passes everything else on."""
+
+    def __init__(self, listener: Listener, ended: Callable[[Raw | jsonrpc.Error], None]) -> None:
+        self._listener = listener
+        self._ended = ended
+        self.outcome: Raw | jsonrpc.Error | None = None
+
+    @property
+    def request_id(self) -> str | None:
+        return self._listener.request_id
+
+    def hear(self, event: on.Event) -> None:
+        match event:
+            case on.Resulted(result=result):
+                self.outcome = Raw(result)
+                self._ended(self.outcome)
+            case on.Failed(error=error):
+                self.outcome = error
+            case _:
+                self._listener.hear(event)
+
+
+async def send(
+    call: Call, session: Session, headers: Headers, ended: Callable[[Raw | jsonrpc.Error], None] = lambda _: None
+) -> Raw | jsonrpc.Error:
+    """Send one request and return its answer; the call's listener hears everything else. Raises as `Session.run`.
+
+    `ended` is called with a result before anything else is heard.
+    """
+    answer = call.listener = _Answer(call.listener, ended)
+    await session.run(call, headers)
+    if answer.outcome is None:
+        raise CallLost("The upstream did not answer a request of a task; the task may have had effects")
+    return answer.outcome
+
+
+class Follower:
+    """One task and its session."""
+
+    def __init__(
+        self, session: Session, created: Created, listener: Listener, headers: Callable[[], Headers], holder: str
+    ) -> None:
+        """`listener` hears the questions; `headers` returns the newest ones that a client sent.
+
+        `holder` names this process, and with it the ids of the requests that are held open.
+        """
+        self.session = session
+        self.task_id = created.id
+        self._listener = listener
+        self._headers = headers
+        self._holder = holder
+        self._tries = 0
+        """How often tasks/result was sent."""
+        self._is_stopped = False
+        self._waits = True
+        """Whether the server holds tasks/result until the task is over, as far as is known."""
+        self._looked: Callable[[Status | None], None] | None = None
+        self.progress_token: bytes | None = None
+        session.standing = Call(b"null", b"", listener)
+
+    async def run(
+        self,
+        looked: Callable[[Status | None], None] | None = None,
+        *,
+        holds: bool = True,
+        former_holder: str = "",
+    ) -> Ended | None:
+        """Return how the task ended, or None if it was stopped. Raises the UpstreamError after which it is lost.
+
+        With `looked`, ask for the status first and report it. Without `holds`, leave tasks/result to another replica,
+        which may still hold it, until the task is over. `former_holder` held it, and is dead.
+        """
+        self._waits, self._looked = holds, looked
+        if former_holder:
+            for number in range(_HELD_IDS):
+                await self._withdraw(former_holder, number)
+        failures = 0
+        while not self._is_stopped:
+            began = time.monotonic()
+            try:
+                ended = await self._look()
+            except TaskGone:
+                raise
+            except (CallLost, Unreachable, Refused) as exc:
+                was_cut = time.monotonic() - began > _CUT_SECONDS
+                # A credential that is not accepted any more is no failure: its client may send a newer one.
+                failures = (0 if was_cut else failures) + (not isinstance(exc, Refused))
+                if failures > len(_PAUSES):
+                    raise
+                await asyncio.sleep(_PAUSES[failures - 1])
+                continue
+            failures = 0
+            if ended is not None:
+                return ended
+            await asyncio.sleep(_POLL_SECONDS)
+        return None
+
+    async def _look(self) -> Ended | None:
+        """Ask about the task as its server allows; return how it ended, if it has."""
+        if self._looked is not None:
+            self._looked(legacy.status(await self.ask(mcp.TASKS_GET)))
+            self._looked = None
+        if self._waits:
+            answer = await self._hold()
+            if legacy.is_result(answer):
+                assert isinstance(answer, Raw)
+                return Ended("completed", legacy.without_task(answer))
+        answer = await self.ask(mcp.TASKS_GET)
+        found = legacy.status(answer)
+        if found is None:
+            said = answer.message if isinstance(answer, jsonrpc.Error) else "an answer without a status"
+            raise _gone(said)
+        if not found.is_final:
+            self._waits = False
+            return None
+        # What tasks/result said before may have been said before the end.
+        return legacy.ended(found, await self.ask(mcp.TASKS_RESULT))
+
+    async def _hold(self) -> Raw | jsonrpc.Error:
+        """Send tasks/result, which may take as long as the task.
+
+        A server does not notice that a stream was cut, and would send the next question there: so the request before
+        is cancelled.
+        """
+        if self._tries:
+            await self._withdraw(self._holder, self._tries - 1)
+        id_ = self._held_id(self._holder, self._tries)
+        self._tries += 1
+        return await self.ask(mcp.TASKS_RESULT, id_)
+
+    def _held_id(self, holder: str, number: int) -> bytes:
+        """JSON of the id of a tasks/result that is held open, so that another process can name it."""
+        digest = hashlib.sha256(f"{holder} {self.task_id}".encode()).hexdigest()[:16]
+        return b'"gw-task-%b-%d"' % (digest.encode(), number % _HELD_IDS)
+
+    async def _withdraw(self, holder: str, number: int) -> None:
+        """Cancel a tasks/result that nobody reads any more; the task itself goes on."""
+        with suppress(UpstreamError):  # at worst, a question is lost
+            held = Call(self._held_id(holder, number), b"", self._listener)
+            await self.session.cancel(held, "nobody reads its stream any more", self._headers())
+
+    async def ask(self, method: str, id_: bytes | None = None) -> Raw | jsonrpc.Error:
+        """Send a request about the task; raises as `Session.run`."""
+        id_ = id_ or self.session.next_id()
+        message = jsonrpc.request(id_, method, {"taskId": self.task_id})
+        return await send(Call(id_, message, self._listener, self.progress_token), self.session, self._headers())
+
+    @property
+    def must_not_be_cancelled(self) -> bool:
+        """Whether tasks/cancel would do harm."""
+        return legacy.must_not_be_cancelled(self.task_id)
+
+    async def cancel(self) -> None:
+        """Tell the server that the task is not wanted any more, unless that does harm; raises as `Channel.send`."""
+        if self.must_not_be_cancelled:
+            return
+        message = jsonrpc.request(self.session.next_id(), mcp.TASKS_CANCEL, {"taskId": self.task_id})
+        await self.session.channel.send(message, self._headers())
+
+    def stop(self) -> None:
+        """Follow the task no further than to the answer of the request in flight."""
+        self._is_stopped = True
+        self.session.standing = None
+
+
+def holder(owner: str, epoch: str) -> str:
+    """The name of a process for the ids of its held requests."""
+    return f"{owner} {epoch}"
+
+
+class TaskGone(CallLost):
+    """The server does not know the task any more: its time is over, or the server was restarted."""
+
+
+def _gone(said: str) -> TaskGone:
+    return TaskGone(
+        f"The upstream does not know the task any more ({said[:200]}): its time was over, or the server was "
+        "restarted. The task may have had effects"
+    )

@@ -1,0 +1,125 @@
+"""Reads the tasks of 2025-11-25 as real servers write them: pure.
+
+Source: specification 2025-11-25 basic/utilities/tasks. The servers differ: TypeScript 1.32 answers `failed` for a
+result with isError and keeps the result, `mcp` 1.30 completes it; a task that raised has the error -32603, or a result
+that is `_meta` alone; fastmcp 3 refuses tasks/result until the task is over. So only two things are trusted: what
+tasks/result brings, and whether the status is final.
+"""
+
+import re
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.protocol import jsonrpc, mcp
+
+_FINAL: Final = frozenset({"completed", "failed", "cancelled"})
+_FRAGILE: Final = re.compile(r"[0-9a-f]{32}:[0-9a-f-]{36}")
+
+
+class Created(msgspec.Struct, frozen=True):
+    """A task as its server announced it."""
+
+    id: str
+    ttl_seconds: float | None
+    """None if the server states no limit."""
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The answer to tasks/get."""
+
+    status: str
+    message: str = ""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the task is over."""
+        return self.status in _FINAL
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a task ended: `completed` with a result, `failed` with an error, or `cancelled`."""
+
+    status: str
+    result: Raw | None = None
+    error: jsonrpc.Error | None = None
+
+
+def created(result: Raw) -> Created | None:
+    """The task of a CreateTaskResult; None if this is another result."""
+    try:
+        task = jsonrpc.fields(jsonrpc.fields(result)["task"])
+    except (KeyError, ValueError):
+        return None
+    task_id = jsonrpc.text(task.get("taskId"))
+    return Created(task_id, _seconds(task.get("ttl"))) if task_id else None
+
+
+def _seconds(raw: Raw | None) -> float | None:
+    try:
+        milliseconds = jsonrpc.value(raw) if raw is not None else None
+    except ValueError:
+        return None
+    if not isinstance(milliseconds, int | float) or isinstance(milliseconds, bool) or milliseconds <= 0:
+        return None
+    return milliseconds / 1000
+
+
+def status(answer: Raw | jsonrpc.Error) -> Status | None:
+    """The answer to tasks/get; None if the server does not know the task."""
+    if isinstance(answer, jsonrpc.Error):
+        return None
+    try:
+        opened = jsonrpc.fields(answer)
+    except ValueError:
+        return None
+    found = jsonrpc.text(opened.get("status"))
+    return Status(found, jsonrpc.text(opened.get("statusMessage")) or "") if found else None
+
+
+def is_result(answer: Raw | jsonrpc.Error) -> bool:
+    """Whether the answer to tasks/result is what the tool returned."""
+    if isinstance(answer, jsonrpc.Error):
+        return False
+    try:
+        opened = jsonrpc.fields(answer)
+    except ValueError:
+        return False
+    return "content" in opened or "structuredContent" in opened
+
+
+def without_task(result: Raw) -> Raw:
+    """A result without the `_meta` that names its task, which is unknown to the client."""
+    if mcp.META_RELATED_TASK.encode() not in bytes(result):
+        return result
+    opened = jsonrpc.fields(result)
+    try:
+        meta = {key: raw for key, raw in jsonrpc.fields(opened["_meta"]).items() if key != mcp.META_RELATED_TASK}
+    except (KeyError, ValueError):
+        return result
+    kept: dict[str, bytes | Raw] = {key: raw for key, raw in opened.items() if key != "_meta"}
+    if meta:
+        kept["_meta"] = jsonrpc.merge(meta.items())
+    return Raw(jsonrpc.merge(kept.items()))
+
+
+def ended(found: Status, answer: Raw | jsonrpc.Error) -> Ended:
+    """How a task ended whose status is final, from a tasks/result that was sent after that."""
+    if is_result(answer):
+        assert isinstance(answer, Raw)
+        return Ended("completed", without_task(answer))
+    if found.status == "cancelled":
+        return Ended("cancelled")
+    if found.status == "completed" and isinstance(answer, Raw):
+        return Ended("completed", without_task(answer))
+    said = answer.message if isinstance(answer, jsonrpc.Error) else ""
+    return Ended("failed", error=jsonrpc.Error(mcp.INTERNAL_ERROR, found.message or said or "The task failed"))
+
+
+def must_not_be_cancelled(task_id: str) -> bool:
+    """Whether tasks/cancel would do harm: in `mcp` 1.30 the end of a cancelled task ends another session.
+
+    It would not stop the work there either. The form of its task ids shows the server: 32 hex digits, a colon, a UUID.
+    """
+    return _FRAGILE.fullmatch(task_id) is not None

@@ -1,0 +1,69 @@
+"""Writes the messages of the extension io.modelcontextprotocol/tasks: pure.
+
+Source: modelcontextprotocol/ext-tasks, specification/2026-07-28/tasks. All of them are flat, and no state of the
+gateway is in them but the task's id and the keys of its questions.
+"""
+
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.exchange import questions as inputs
+from gateway.exchange.questions import Question
+from gateway.protocol import jsonrpc, mcp
+
+POLL_MS: Final = 500
+
+
+class View(msgspec.Struct, frozen=True):
+    """A task as its client may see it. `result` is of 2026-07-28, `error` is JSON-RPC's; times are ISO 8601."""
+
+    id: str
+    status: str
+    created: str
+    updated: str
+    ttl_ms: int
+    questions: dict[str, Question]
+    server_info: Raw
+    message: str = ""
+    result: bytes | None = None
+    error: jsonrpc.Error | None = None
+
+
+def create_result(view: View) -> bytes:
+    """CreateTaskResult. The task works, whatever it does by now: tasks/get tells."""
+    return jsonrpc.merge([("resultType", b'"task"'), *_fields(view, "working"), _meta(view)])
+
+
+def get_result(view: View) -> bytes:
+    """The answer to tasks/get."""
+    parts: list[tuple[str, bytes | Raw]] = [("resultType", b'"complete"'), *_fields(view, view.status)]
+    if view.message:
+        parts.append(("statusMessage", jsonrpc.encode(view.message)))
+    if view.status == "input_required":
+        parts.append(("inputRequests", inputs.input_requests(view.questions)))
+    elif view.status == "completed" and view.result is not None:
+        parts.append(("result", view.result))
+    elif view.status == "failed" and view.error is not None:
+        parts.append(("error", jsonrpc.encode(view.error)))
+    return jsonrpc.merge([*parts, _meta(view)])
+
+
+ACKNOWLEDGED: Final = b'{"resultType":"complete"}'
+"""The answer to tasks/update and tasks/cancel."""
+
+
+def _fields(view: View, status: str) -> list[tuple[str, bytes | Raw]]:
+    return [
+        ("taskId", jsonrpc.encode(view.id)),
+        ("status", jsonrpc.encode(status)),
+        ("createdAt", jsonrpc.encode(view.created)),
+        ("lastUpdatedAt", jsonrpc.encode(view.updated)),
+        ("ttlMs", b"%d" % view.ttl_ms),
+        ("pollIntervalMs", b"%d" % POLL_MS),
+    ]
+
+
+def _meta(view: View) -> tuple[str, bytes | Raw]:
+    return "_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, view.server_info)])

@@ -1,0 +1,234 @@
+"""An upstream call that is a task: the sibling of `bridge.upstream_call`.
+
+The server is asked to run the tool as a task. What becomes of the task depends on the client: the gateway drives it to
+its end and the client sees an ordinary call, or the client gets the task (`adopt`).
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gateway.bridge import rerun_rules
+from gateway.bridge.exchange_context import Context
+from gateway.bridge.exchange_report import Report
+from gateway.bridge.exchange_timers import Timers
+from gateway.bridge.response_queue import ending_of
+from gateway.bridge.translation import legacy_call
+from gateway.bridge.upstream_call import BUG, UpstreamCall
+from gateway.exchange import events as on
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
+from gateway.seal.request_state import Upstream
+from gateway.sessions.assignment import Opener
+from gateway.sessions.call import Call, Listener
+from gateway.sessions.session import Session
+from gateway.tasks import follower, legacy
+from gateway.tasks.follower import Follower, Relay, holder
+from gateway.tasks.legacy import Created, Status
+from gateway.telemetry import Step
+
+Adopt = Callable[[Context, Session, Created, Relay], bytes]
+"""Takes a task over from its call, and returns the CreateTaskResult for its client; raises Busy."""
+
+
+class TaskCall(UpstreamCall):
+    """The call, in a session of its own: some servers lose the tasks of a session when another one ends."""
+
+    def __init__(  # noqa: PLR0913  (what a call needs, with what a task adds)
+        self,
+        context: Context,
+        timers: Timers,
+        report: Report,
+        listener: Listener,
+        adopt: Adopt | None = None,
+        former_holder: str = "",
+    ) -> None:
+        """Without `adopt` the gateway drives the task. `former_holder` is the process that did so before."""
+        super().__init__(context, timers, report, listener)
+        self._adopt = adopt
+        self._former_holder = former_holder
+        self._follower: Follower | None = None
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another replica could go on with the task."""
+        return self._follower is not None and self._follower.session.channel.session_id is not None
+
+    def _may_be_resumed_elsewhere(self, session: Session) -> bool:  # noqa: ARG002  (as for a plain call)
+        return self.is_resumable and self._context.live.process.witness.is_needed
+
+    def whereabouts(self) -> Upstream | None:
+        """Where another replica would find the task."""
+        found = super().whereabouts()
+        return found and replace(found, task=self._follower.task_id if self._follower is not None else None)
+
+    async def resume(self, upstream: Upstream, cursor: str, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
+        """Go on with the task of another replica; `is_shared` if that replica may still follow it."""
+        if upstream.task is None:
+            await super().resume(upstream, cursor, opened, is_shared=is_shared)
+            return
+        context = self._context
+        session = self._session = await context.live.upstream.pool.adopt(
+            context.key, upstream, context.headers, is_shared=is_shared
+        )
+        if not self._is_wanted():
+            self.release(clean=False)
+            return
+        self._call, self._is_sent = Call(upstream.call, b"", self._listener), True
+        self._follower = self._new_follower(session, Created(upstream.task, None), self._listener)
+
+        def looked(status: Status | None) -> None:
+            if status is not None:
+                self._report.step(Step.RESUMED)
+            opened.set_result(status is not None)
+
+        former = "" if is_shared else self._former_holder
+        await self._drive(self._follower, None, looked, holds=not is_shared, former_holder=former)
+
+    def _new_follower(self, session: Session, created: Created, listener: Listener) -> Follower:
+        process = self._context.live.process
+        own = holder(process.owner, process.epoch)
+        return Follower(session, created, listener, lambda: self._context.headers, own)
+
+    async def _run(self, begun: object = None) -> None:  # noqa: ARG002  (a task is never begun as a plain call)
+        live = self._context.live
+        try:
+            await self._create_and_follow()
+        except GatewayError as exc:
+            live.upstream.health.note(exc)
+            if self._call is not None and self._call.span is not None:
+                self._call.span.end(ending_of(exc))
+            if isinstance(exc, UpstreamError):
+                live.process.metrics.upstream_failed(live.route.path, exc.reason)
+                exc.is_counted = True
+            self._listener.hear(on.Broke(exc, await rerun_rules.may_run_again(self._context, exc)))
+        except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
+            self._listener.hear(on.Broke(CallLost(BUG)))
+            raise
+
+    def run_again(self) -> None:
+        """Ask for another task, and follow the one before no longer."""
+        self._follower = None
+        super().run_again()
+
+    async def _create_and_follow(self) -> None:
+        context = self._context
+        session = await self._session_of_its_own()
+        if not self._is_wanted():
+            self.release(clean=True)  # given up at the moment the session came
+            return
+        span = self._report.call_span(session.shaken.version)
+        task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
+        relay = Relay(self._listener)
+        session.standing = Call(b"null", b"", relay)  # a question may come as soon as there is a task
+        call = legacy_call(context.request, session.next_id(), relay, span, task)
+        self._sent(call)
+
+        def ended(answer: Raw | jsonrpc.Error) -> None:
+            if self._adopt is not None and isinstance(answer, Raw) and legacy.created(answer) is not None:
+                relay.pause()
+
+        answer = await follower.send(call, session, self._call_headers(call), ended)
+        created = legacy.created(answer) if isinstance(answer, Raw) else None
+        if created is None:  # the tool ended at once, or failed
+            self._listener.hear(on.Resulted(answer) if isinstance(answer, Raw) else on.Failed(answer))
+            return
+        self._follower = self._new_follower(session, created, relay)
+        if not self._is_wanted():
+            self.cancel("the client closed its request")
+            self.release(clean=False)
+        elif self._adopt is None:
+            await self._drive(self._follower, call.progress_token)
+        else:
+            self._hand_over(self._adopt, session, created, relay)
+
+    async def _session_of_its_own(self) -> Session:
+        context, session = self._context, self._session
+        if session is not None and not session.lost:
+            return session  # reserved while the client visited the urls of a -32042
+        headers, opener = context.headers, Opener(context.address, self._is_continued)
+        session = self._session = await context.live.upstream.pool.open(context.key, headers, opener)
+        context.server_info = session.shaken.server_info
+        if (level := context.request.log_level) is not None:
+            await session.set_log_level(level, headers, context.live.config.timeouts.handshake_seconds)
+        return session
+
+    def _is_wanted(self) -> bool:
+        """Whether the exchange still waits for the call."""
+        return self._context.exchange.calling
+
+    def _hand_over(self, adopt: Adopt, session: Session, created: Created, relay: Relay) -> None:
+        """Give the task to its client; the session is the task's from now on."""
+        try:
+            body = adopt(self._context, session, created, relay)
+        except GatewayError:
+            self.cancel("there is no room for another task")
+            raise
+        self._session = self._follower = None
+        self._listener.hear(on.Resulted(body, is_modern=True))
+
+    async def _drive(
+        self,
+        driven: Follower,
+        progress_token: bytes | None,
+        looked: Callable[[Status | None], None] | None = None,
+        *,
+        holds: bool = True,
+        former_holder: str = "",
+    ) -> None:
+        driven.progress_token = progress_token
+        try:
+            async with asyncio.timeout(self._context.live.config.tasks.ttl_seconds):
+                ended = await driven.run(looked, holds=holds, former_holder=former_holder)
+        except TimeoutError:
+            raise CallLost(
+                "The task did not end within tasks.ttl_seconds; it was given up and may have had effects"
+            ) from None
+        if ended is None:
+            return  # given up: the exchange has ended before
+        if ended.result is not None:
+            self._listener.hear(on.Resulted(ended.result))
+        elif ended.error is not None:
+            self._listener.hear(on.Failed(ended.error))
+        else:
+            raise CallLost("The server cancelled the task of this call, which may have had effects")
+
+    def _check_silence(self) -> None:
+        """Tasks are silent for long: tasks.ttl_seconds limits them, once there is one."""
+        if self._follower is None:
+            super()._check_silence()
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the task, or the request that is to make it."""
+        driven = self._follower
+        if driven is None:
+            super().cancel(reason)
+            return
+        driven.stop()
+
+        async def cancel() -> None:
+            try:
+                async with asyncio.timeout(self._context.live.config.timeouts.cancel_seconds):
+                    await driven.cancel()
+            except (UpstreamError, TimeoutError) as exc:
+                self._report.unsent(str(exc))
+
+        self._outgoing.put(cancel)
+
+    def release(self, *, clean: bool) -> None:  # noqa: ARG002  (a session that had a task never serves another call)
+        """Give the session back, to be ended once everything for the task has gone out in it."""
+        driven = self._follower
+        if driven is not None:
+            driven.stop()
+        if self._session is None or self._is_let_go:
+            super().release(clean=False)
+            return
+        session = self._released = self._session
+        self._session = None
+
+        async def release() -> None:
+            self._context.live.upstream.pool.release(session, clean=False)
+
+        self._outgoing.put(release)

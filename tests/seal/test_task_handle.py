@@ -1,0 +1,94 @@
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.config import InForce
+from gateway.protocol.errors import InvalidState
+from gateway.seal.cipher import Keyring
+from gateway.seal.request_state import Upstream
+from gateway.seal.task_handle import MAX_HANDLE_BYTES, PURPOSE, QuestionKey, TaskHandle, TaskSealer
+
+KEY = bytes(range(32))
+NOW = 1_000_000.0
+SEALER = TaskSealer(InForce(Keyring([KEY], PURPOSE)))
+WHERE = Upstream("5" * 36, "2025-11-25", b"6" * 69, b'{"name":"server","version":"1.0.0"}', None)
+HANDLE = TaskHandle(
+    issued=NOW,
+    expires=NOW + 60,
+    route="/mcp",
+    principal=b"p" * 32,
+    names=(),
+    headers=b"",
+    exchange="0123456789abcdef",
+    owner="gw-1#0",
+    epoch="0123456789abcdef",
+    ttl_ms=60_000,
+    upstream=WHERE,
+)
+
+
+def digest(names: Sequence[str]) -> bytes:
+    return ",".join(names).encode()
+
+
+def opened(sealed: str, *, route: str = "/mcp", principal: bytes = b"p" * 32, now: float = NOW) -> TaskHandle:
+    return SEALER.open(sealed, route, principal, digest, now)
+
+
+def test_a_handle_has_all_that_another_replica_needs_and_fits_into_a_header() -> None:
+    sealed = SEALER.seal(HANDLE)
+    assert opened(sealed) == HANDLE
+    assert len(sealed) < MAX_HANDLE_BYTES
+    assert sealed.isascii()
+    assert HANDLE.is_resumable
+
+
+def test_a_handle_that_would_be_too_large_keeps_what_its_owner_needs() -> None:
+    large = replace(HANDLE, upstream=replace(WHERE, session="5" * 2000))
+    sealed = SEALER.seal(large)
+    assert len(sealed) < MAX_HANDLE_BYTES
+    assert opened(sealed) == replace(large, upstream=None)
+    assert not opened(sealed).is_resumable
+
+
+@pytest.mark.parametrize(
+    ("sealed", "given", "reason"),
+    [
+        (SEALER.seal(HANDLE), {"route": "/other"}, "other_route"),
+        (SEALER.seal(HANDLE), {"principal": b"q" * 32}, "other_principal"),
+        (SEALER.seal(HANDLE), {"now": NOW + 61}, "expired"),
+        (SEALER.seal(HANDLE), {"now": NOW - 61}, "future"),
+        (SEALER.seal(replace(HANDLE, names=("x-key",), headers=b"another")), {}, "other_headers"),
+        (SEALER.seal_key(QuestionKey("e", "roots/list", b"1")), {}, "version"),
+        (SEALER.seal(HANDLE)[:-4] + "AAAA", {}, "forged"),
+        ("x" * 3000, {}, "too_large"),
+        ("no handle", {}, "malformed"),
+    ],
+)
+def test_a_handle_opens_only_for_its_caller_on_its_route_in_its_time(
+    sealed: str, given: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(InvalidState) as caught:
+        opened(sealed, **given)  # type: ignore[arg-type]
+    assert caught.value.reason == reason
+
+
+def test_a_handle_is_bound_to_the_headers_that_its_route_bound() -> None:
+    bound = replace(HANDLE, names=("x-key",), headers=digest(["x-key"]))
+    assert opened(SEALER.seal(bound)) == bound
+
+
+def test_the_key_of_a_question_holds_the_id_that_its_server_waits_for() -> None:
+    key = QuestionKey("e", "elicitation/create", b'"task-1"')
+    assert SEALER.open_key(SEALER.seal_key(key)) == key
+    assert SEALER.seal_key(key) != SEALER.seal_key(key)
+    with pytest.raises(InvalidState):
+        SEALER.open_key("x" * 5000)
+    with pytest.raises(InvalidState):
+        SEALER.open_key(SEALER.seal(HANDLE))
+
+
+def test_a_handle_does_not_open_as_a_state() -> None:
+    with pytest.raises(InvalidState):
+        TaskSealer(InForce(Keyring([KEY], "state"))).open(SEALER.seal(HANDLE), "/mcp", b"p" * 32, digest, NOW)

@@ -1,0 +1,96 @@
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import InvalidParams, UnknownTask
+from gateway.protocol.request import Capabilities, Request
+from gateway.tasks import first_form
+from tests.tasks.test_modern import QUESTION, VIEW
+
+TASK = {
+    "taskId": "id",
+    "status": "working",
+    "ttl": 60000,
+    "createdAt": "2026-01-01T00:00:00Z",
+    "lastUpdatedAt": "2026-01-01T00:00:01Z",
+    "pollInterval": 500,
+}
+
+
+def request(params: dict[str, Any], meta: dict[str, Any] | None = None, task: Any = None) -> Request:
+    def raw(value: Any) -> Raw:
+        return Raw(jsonrpc.encode(value))
+
+    return Request(
+        id=Raw(b"1"),
+        method=mcp.TASKS_INPUT,
+        version=mcp.MODERN,
+        params={key: raw(value) for key, value in params.items()},
+        user_meta={key: raw(value) for key, value in (meta or {}).items()},
+        target="",
+        client_info=Raw(b"{}"),
+        capabilities=Raw(b"{}"),
+        declared=Capabilities(),
+        log_level=None,
+        progress_token=None,
+        input_responses=None,
+        request_state=None,
+        task=raw(task) if task is not None else None,
+    )
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        request({"taskId": "a"}),
+        request({}, task={"taskId": "a"}),
+        request({}, {mcp.META_RELATED_TASK: {"taskId": "a"}}),
+        request({"taskId": "a"}, {mcp.META_RELATED_TASK: {"taskId": "b"}}, task={"taskId": "c"}),
+        request({}, {mcp.META_RELATED_TASK: {"taskId": "a"}}, task=5),
+    ],
+)
+def test_the_task_is_named_in_any_place_that_the_paper_allows(asked: Request) -> None:
+    assert first_form.task_id(asked) == "a"
+
+
+def test_a_request_must_name_its_task() -> None:
+    with pytest.raises(InvalidParams):
+        first_form.task_id(request({}))
+    with pytest.raises(UnknownTask):
+        first_form.task_id(request({"taskId": 5}))
+
+
+def test_a_new_task_and_a_task_have_the_form_of_2025_11_25() -> None:
+    made = json.loads(first_form.create_result(VIEW))
+    assert (made["resultType"], made["task"]) == ("complete", TASK)
+    shown = json.loads(first_form.task(replace(VIEW, message="busy")))
+    assert {**TASK, "statusMessage": "busy"}.items() <= shown.items()
+    assert shown["_meta"][mcp.META_RELATED_TASK] == {"taskId": "id"}
+
+
+def test_the_payload_is_the_result_or_the_questions_or_an_invitation_to_ask_again() -> None:
+    assert first_form.payload(replace(VIEW, status="completed", result=b'{"content":[]}')) == b'{"content":[]}'
+    asked = json.loads(first_form.payload(replace(VIEW, status="input_required", questions={"k": QUESTION})))
+    assert (asked["resultType"], list(asked["inputRequests"]), "requestState" in asked) == (
+        "input_required",
+        ["k"],
+        False,
+    )
+    waiting = json.loads(first_form.payload(VIEW))
+    assert (waiting["resultType"], waiting["requestState"]) == ("input_required", "id")
+
+
+@pytest.mark.parametrize(
+    ("view", "said"),
+    [
+        (replace(VIEW, status="cancelled"), "it was cancelled"),
+        (replace(VIEW, status="failed", error=jsonrpc.Error(-32603, "broke")), "broke"),
+    ],
+)
+def test_a_task_without_a_result_has_no_payload(view: Any, said: str) -> None:
+    with pytest.raises(InvalidParams, match=said):
+        first_form.payload(view)

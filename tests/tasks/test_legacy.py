@@ -1,0 +1,108 @@
+"""What real servers say of their tasks: the answers below were measured."""
+
+import pytest
+from msgspec import Raw
+
+from gateway.protocol import jsonrpc
+from gateway.tasks import legacy
+from gateway.tasks.legacy import Created, Ended, Status
+
+RELATED = '"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}'
+NOT_COMPLETED = jsonrpc.Error(-32602, "Task not completed yet (current state: working)")
+NO_RESULT = jsonrpc.Error(-32603, "Task t has no result stored")
+CONTENT = '"content":[{"type":"text","text":"done"}]'
+
+
+@pytest.mark.parametrize(
+    ("result", "created"),
+    [
+        ('{"task":{"taskId":"t","status":"working","ttl":60000}}', Created("t", 60)),
+        ('{"task":{"taskId":"t","status":"input_required"}}', Created("t", None)),
+        ('{"task":{"taskId":"t","ttl":null}}', Created("t", None)),
+        ('{"task":{"taskId":"t","ttl":true}}', Created("t", None)),
+        ('{"task":{"taskId":"t","ttl":-1}}', Created("t", None)),
+        ('{"task":{"taskId":"t","ttl":"long"}}', Created("t", None)),
+        ('{"task":{"taskId":""}}', None),
+        ('{"task":5}', None),
+        ('{"content":[]}', None),
+        ("[]", None),
+    ],
+)
+def test_a_task_is_read_from_the_result_that_made_it(result: str, created: Created | None) -> None:
+    assert legacy.created(Raw(result.encode())) == created
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (Raw(b'{"taskId":"t","status":"working"}'), Status("working")),
+        (Raw(b'{"taskId":"t","status":"failed","statusMessage":"broke"}'), Status("failed", "broke")),
+        (Raw(b'{"taskId":"t"}'), None),
+        (Raw(b"[]"), None),
+        (NOT_COMPLETED, None),
+    ],
+)
+def test_a_status_is_read_from_the_answer_to_tasks_get(answer: Raw | jsonrpc.Error, status: Status | None) -> None:
+    assert legacy.status(answer) == status
+
+
+def test_only_three_states_are_final() -> None:
+    states = ("working", "input_required", "completed", "failed", "cancelled", "odd")
+    assert [state for state in states if Status(state).is_final] == ["completed", "failed", "cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_result"),
+    [
+        (Raw(f"{{{CONTENT},{RELATED}}}".encode()), True),
+        (Raw(b'{"structuredContent":{"a":1}}'), True),
+        (Raw(f"{{{RELATED}}}".encode()), False),  # mcp 1.30, after an exception or a cancellation
+        (Raw(b"5"), False),
+        (NO_RESULT, False),
+    ],
+)
+def test_a_result_is_what_the_tool_returned(answer: Raw | jsonrpc.Error, is_result: bool) -> None:  # noqa: FBT001
+    assert legacy.is_result(answer) is is_result
+
+
+@pytest.mark.parametrize(
+    ("result", "left"),
+    [
+        (f"{{{CONTENT}}}", f"{{{CONTENT}}}"),
+        (f"{{{CONTENT},{RELATED}}}", f"{{{CONTENT}}}"),
+        (
+            '{"_meta":{"a":1,"io.modelcontextprotocol/related-task":{"taskId":"t"}},"content":[]}',
+            '{"content":[],"_meta":{"a":1}}',
+        ),
+        (
+            '{"content":["io.modelcontextprotocol/related-task"]}',
+            '{"content":["io.modelcontextprotocol/related-task"]}',
+        ),
+    ],
+)
+def test_a_result_says_nothing_of_its_task(result: str, left: str) -> None:
+    assert bytes(legacy.without_task(Raw(result.encode()))) == left.encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "ended"),
+    [
+        (Status("failed"), Raw(f"{{{CONTENT}}}".encode()), Ended("completed", Raw(f"{{{CONTENT}}}".encode()))),
+        (Status("completed"), Raw(b"{}"), Ended("completed", Raw(b"{}"))),
+        (Status("cancelled"), NO_RESULT, Ended("cancelled")),
+        (Status("failed", "broke"), NO_RESULT, Ended("failed", error=jsonrpc.Error(-32603, "broke"))),
+        (Status("failed"), NO_RESULT, Ended("failed", error=jsonrpc.Error(-32603, NO_RESULT.message))),
+        (Status("failed"), Raw(b"{}"), Ended("failed", error=jsonrpc.Error(-32603, "The task failed"))),
+        (Status("completed"), NO_RESULT, Ended("failed", error=jsonrpc.Error(-32603, NO_RESULT.message))),
+    ],
+)
+def test_a_task_ended_as_its_result_says_and_not_as_its_status_says(
+    status: Status, answer: Raw | jsonrpc.Error, ended: Ended
+) -> None:
+    assert legacy.ended(status, answer) == ended
+
+
+def test_the_task_ids_of_the_python_sdk_forbid_a_cancellation() -> None:
+    assert legacy.must_not_be_cancelled("63133a589d9b4531a0a872529ca27d4b:dc71a5c1-3d08-43bc-987c-4c9632ada55d")
+    assert not legacy.must_not_be_cancelled("63133a589d9b4531a0a872529ca27d4b")
+    assert not legacy.must_not_be_cancelled("dc71a5c1-3d08-43bc-987c-4c9632ada55d")
