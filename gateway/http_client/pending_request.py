@@ -43,7 +43,7 @@ class Carrier(Protocol):
 class PendingRequest:
     """The handle of one request. All methods do nothing once its reply has ended."""
 
-    __slots__ = ("_carrier", "_connecting", "is_over", "is_paused", "listener")
+    __slots__ = ("_carrier", "_connecting", "is_over", "is_paused", "is_silent", "listener")
 
     def __init__(self, listener: ReplyListener) -> None:
         self.listener = listener
@@ -51,6 +51,8 @@ class PendingRequest:
         self.is_over = False
         """Whether the listener has heard, or must hear, nothing more."""
         self.is_paused = False
+        self.is_silent = False
+        """Whether the caller expects the rest of the reply to come seldom: then memory is saved between its parts."""
         self._carrier: Carrier | None = None
         self._connecting: asyncio.Task[None] | None = None
 

@@ -38,6 +38,31 @@ _CALL_NUMBERS: Final = itertools.count(1)
 class Session:
     """One session of a legacy server, for one call at a time."""
 
+    __slots__ = (
+        "__weakref__",
+        "_headers",
+        "_is_shared",
+        "_log_level",
+        "_metrics",
+        "_owes",
+        "_own_answers",
+        "_route",
+        "_settled",
+        "adopted",
+        "channel",
+        "group",
+        "idle_since",
+        "in_flight",
+        "lost",
+        "opened",
+        "resting",
+        "shaken",
+        "shared",
+        "state",
+        "turned_away",
+        "watchers",
+    )
+
     def __init__(self, group: "Group[Session]", channel: Channel, route: str, metrics: Metrics, tasks: Tasks) -> None:
         self.group = group
         self.channel = channel
@@ -63,7 +88,8 @@ class Session:
         """The call that was sent and not answered yet."""
         self._owes = False
         """Whether the call of the process that opened the session may still run."""
-        self._settled = asyncio.Event()
+        self._settled: asyncio.Event | None = None
+        """Made by the first that waits for the end of the call in flight."""
         self._log_level: str | None = None
         self._own_answers = OwnAnswers(route, tasks, self._answer_now)
         self._headers = NO_HEADERS
@@ -110,7 +136,8 @@ class Session:
         self._show(Direction.TO_UPSTREAM, message)
         self.channel, result = await self.channel.open(message, headers)
         self._show(Direction.FROM_UPSTREAM, bytes(result))
-        self.shaken = handshake.handshake(result)
+        shaken, known = handshake.handshake(result), self.group.shaken
+        self.shaken = known if known is not None and known == shaken else shaken  # all sessions share one
         await self._listen(headers)
         ready = jsonrpc.notification(mcp.INITIALIZED)
         self._show(Direction.TO_UPSTREAM, ready)
@@ -141,7 +168,7 @@ class Session:
         self.channel.adopt(owner.channel.session_id, owner.shaken.version)
         self.shaken, self.shared = owner.shaken, owner.shared
         self.opened = True
-        self.shared.joiners.add(self)
+        self.shared.join(self)
 
     async def set_log_level(self, level: str, headers: Headers, idle_seconds: float) -> None:
         """Set the log level, if it differs and the upstream offers logging; a refusal costs only the logs."""
@@ -189,7 +216,7 @@ class Session:
         """Track a call while its stream is read."""
         assert self.in_flight is None, "one call in flight per session"
         self.in_flight, call.headers = call, headers
-        self._settled.clear()
+        self._settled = None
         self.turned_away = False
         call.sent = call.heard = time.monotonic()
         try:
@@ -252,7 +279,8 @@ class Session:
     def _settle(self) -> None:
         """The call is no longer in flight."""
         self.in_flight = None
-        self._settled.set()
+        if self._settled is not None:
+            self._settled.set()
 
     def detach(self) -> None:
         """Leave the session and its call to another process: read and answer nothing more, and do not end it."""
@@ -268,9 +296,10 @@ class Session:
     async def settled(self, seconds: float) -> None:
         """Wait at most this long for the call in flight to end."""
         if self.pending:
+            settled = self._settled = self._settled or asyncio.Event()
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    _ = await self._settled.wait()
+                    _ = await settled.wait()
 
     async def answer(self, upstream_id: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Answer one nested request."""

@@ -55,14 +55,15 @@ def test_a_call_begins_beside_calls_that_wait_for_their_users_and_were_named(
     owner: str, joiners: list[str], asked: str, *, can_begin: bool, has_room: bool
 ) -> None:
     shared = SharedSession(FakeMember(owner))
-    shared.joiners |= {FakeMember(state) for state in joiners}
+    for state in joiners:
+        shared.join(FakeMember(state))
     shared.asked_in_call, shared.asked_aside = "call" in asked, "aside" in asked
     assert (shared.can_begin, shared.has_room) == (can_begin, has_room)
 
 
 def test_what_a_joiner_found_lost_is_lost_for_the_owner() -> None:
     shared, joiner = SharedSession(FakeMember("")), FakeMember("")
-    shared.joiners.add(joiner)
+    shared.join(joiner)
     shared.leave(joiner)
     assert not shared.owner.lost
     joiner.lost = True
