@@ -34,5 +34,7 @@ class Context(msgspec.Struct, eq=False):
     """Where the result may be kept, if it is a list."""
     server_info: Raw | None = None
     """Known as soon as there was a session."""
+    is_state_whole: bool = False
+    """Whether the newest requestState has everything that continues the call."""
     binding: Binding | None = None
     """Made with the first requestState: every round is bound to the same request and principal."""

@@ -71,6 +71,13 @@ class UpstreamCall:
         return channel is not None and channel.session_id is not None and channel.cursor is not None
 
     @property
+    def can_be_left(self) -> bool:
+        """Whether nothing is lost if the streams of the call are closed now, and resumed later."""
+        session = self._session
+        is_sending = "_outgoing" in self.__dict__ and self._outgoing.is_sending
+        return self.is_resumable and session is not None and session.can_be_left and not is_sending
+
+    @property
     def may_be_resumed_elsewhere(self) -> bool:
         """Whether another replica could have resumed the call without this one knowing."""
         return self._session is not None and self._may_be_resumed_elsewhere(self._session)

@@ -16,6 +16,7 @@ from gateway import __version__
 from gateway.admin.probes import Admin
 from gateway.admin.snapshot import SnapshotSource
 from gateway.auth.authenticator import Authenticator
+from gateway.bridge.cold_expiry import ColdExpiry
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
@@ -77,9 +78,13 @@ class Gateway:
         self.recent_errors = RecentErrors()
         self.began = time.monotonic()
         self.lot: Lot[Driver] = Lot(
-            in_force.part(lambda config: config.hold), in_force.part(lambda config: config.limits.results_bytes)
+            in_force.part(lambda config: config.hold),
+            in_force.part(lambda config: config.limits.results_bytes),
+            in_force.part(lambda config: config.limits.cold_bytes),
         )
+        self._cold_expiry = ColdExpiry(self.lot.cold, self.tasks)
         self.metrics.watch_budget(self.lot.results.name, self.lot.results.status)
+        self.metrics.watch_budget("limits.cold_bytes", self.lot.cold.status)
         self._keyrings = Keyrings(in_force, worker.key if worker is not None else None)
         self._peer_sealer = PeerSealer(self._keyrings.peer)
         timeouts = in_force.part(lambda config: config.timeouts)
@@ -94,7 +99,7 @@ class Gateway:
         self._traces = traces
         self._stream_times = stream_times
         self._peers = PeerClient(self._peer_connections, self.members, self.metrics)
-        self._witness = Witness(self.members, self._peers, self.lot.find, self.tasks)
+        self._witness = Witness(self.members, self._peers, self.lot.trace, self.tasks)
         self._epoch = secrets.token_hex(8)
         self._client: Client
         self.routes: RouteTable
@@ -142,6 +147,7 @@ class Gateway:
         self.listen = await self._open(self.downstream.handle, config.listen, shared=True, tls=tls.listener)
         self._client_listener = self._listeners[-1]
         await self._open_admin()
+        self._cold_expiry.begin()
         self.ready = True
         log.info(
             Event.SERVER_STARTED,
@@ -251,6 +257,8 @@ class Gateway:
         self.reload.closed = True
         drain = Drain(self._in_force, self.downstream, self.routes, self.lot, self.members)
         await drain.run(self._listeners, delay_seconds=delay_seconds, is_resumable=self._is_resumable)
+        if not self._is_resumable():
+            self._cold_expiry.give_up_all()
 
     def _is_resumable(self) -> bool:
         """Return whether another process has the keys of this one's states."""

@@ -107,6 +107,16 @@ class Session:
         return not self.lost and self.opened and self.channel.session_id is not None
 
     @property
+    def can_be_left(self) -> bool:
+        """Whether its call alone speaks in it, and every question of the server came on the stream of that call.
+
+        Only then may its streams be closed while the call waits: a question on the side stream would be lost.
+        """
+        shared = self.shared
+        is_exclusive = not (self._is_shared or self.group.is_affine or self.is_joiner or shared.joiners)
+        return is_exclusive and not shared.asked_aside
+
+    @property
     def pending(self) -> bool:
         """Whether a call is in flight."""
         return self.in_flight is not None
@@ -303,10 +313,7 @@ class Session:
 
     async def answer(self, upstream_id: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Answer one nested request."""
-        if isinstance(body, jsonrpc.Error):
-            message = jsonrpc.failure(upstream_id, body)
-        else:
-            message = jsonrpc.result(upstream_id, body)
+        message = jsonrpc.answer(upstream_id, body)
         self._show(Direction.TO_UPSTREAM, message, self.in_flight)
         await self.channel.send(message, headers)
         self._headers = headers
