@@ -1,4 +1,4 @@
-"""Gives up the cold calls whose clients did not come back: answers their questions, cancels them, ends their sessions."""
+"""Gives up cold calls whose clients did not come back: answers their questions, cancels them, ends their sessions."""
 
 import asyncio
 import time

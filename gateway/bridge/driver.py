@@ -119,8 +119,9 @@ class Driver:
     ) -> None:
         """Restore the exchange of a retry whose owner cannot be reached, and continue it; raises Busy.
 
-        `is_proven` if the owner is certainly dead, or the call was `cold` here. Nothing goes upstream before the answers are checked. The exchange
-        takes its place in the parking lot before that; a failure in here gives it back, and nothing is awaited.
+        `is_proven` if the owner is certainly dead, or the call was `cold` here. Nothing goes upstream before the
+        answers are checked. The exchange takes its place in the parking lot before that; a failure in here gives it
+        back, and nothing is awaited.
         """
         context = self._context
         self.id = envelope.exchange
@@ -342,7 +343,7 @@ class Driver:
             self._lot.remove(self)
 
     def _give_back(self, error: GatewayError) -> None:
-        """Forget a call that cannot be picked up now, or while its silent owner may hold it; its client comes again."""
+        """Forget a call that cannot be picked up now; its client comes again. A silent owner may hold it."""
         self.hear(on.Broke(error))
         self._timers.disarm(Timer.LINGER)
         self._feed(on.Expired())

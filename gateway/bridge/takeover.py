@@ -24,7 +24,7 @@ class Takeover:
     declares it lost, and gives the exchange back if it cannot resume the call.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (the parts of one exchange, and what is known of its owner)
         self,
         context: Context,
         report: Report,

@@ -133,7 +133,7 @@ class Continuation:
         return await self._answer(round_, envelope, self.lot.find(envelope.exchange) or driver)
 
     def _cold(self, envelope: Envelope) -> ColdCall | None:
-        """Return the cold call that a state continues; another replica has continued the call if its round is newer."""
+        """Return the cold call of a state; another replica has continued the call if the state is of a newer round."""
         cold = self.lot.cold.find(envelope.exchange)
         if cold is not None and cold.round < envelope.round:
             _ = self.lot.cold.take(cold)

@@ -23,7 +23,7 @@ _RECORD_BYTES: Final = 448
 
 
 class Remains(msgspec.Struct, frozen=True, array_like=True):
-    """What is sent upstream if the client does not come back: the open questions (JSON of the id, method) of a call."""
+    """Where a call is, with its open questions (JSON of the id, method): what it takes to give it up upstream."""
 
     upstream: Upstream
     questions: tuple[tuple[bytes, str], ...]
