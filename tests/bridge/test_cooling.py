@@ -1,119 +1,19 @@
 """Cold calls: parked calls whose streams are closed until their clients come back."""
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
+from gateway.config import parse
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
-from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
+from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
+from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.replicas import later, steps
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Reply, Stand, eventually
-
-SOON = {"quiet_seconds": 0.02, "grace_seconds": 0.05, "cold_seconds": 0.05}
-
-
-class FakeCall:
-    """One call of the tool: the events on its stream, with what the gateway sent about it."""
-
-    def __init__(self, id_: Any) -> None:
-        self.id = id_
-        self.events: list[dict[str, Any]] = []
-        self.answers: list[Any] = []
-        self.changed = asyncio.Condition()
-
-    async def add(self, message: dict[str, Any]) -> None:
-        self.events.append({"jsonrpc": "2.0", **message})
-        async with self.changed:
-            self.changed.notify_all()
-
-
-class FakeStore:
-    """A FAKE server with an event store, whose tool asks `rounds` times and returns all answers.
-
-    It works on without a stream, as real servers do: a GET with Last-Event-ID gets all events behind that one.
-    """
-
-    def __init__(self, upstream: FakeUpstream, rounds: int = 1) -> None:
-        self.calls: dict[str | None, FakeCall] = {}
-        self.rounds = rounds
-        self.question = "Name?"
-        self.resumed = 0
-        """Streams that were resumed."""
-        self.hold = asyncio.Event()
-        """Cleared while the server takes no answer."""
-        self.hold.set()
-        self.ends_when_cancelled = True
-        upstream.tool(self._call)
-        upstream.on("answer", self._answer)
-        upstream.on("resume", self._resume)
-        upstream.on(mcp.CANCELLED, self._cancel)
-
-    async def _call(self, turn: Turn) -> None:
-        call = self.calls[turn.session] = FakeCall(turn.id)
-        await self._ask(call)
-        await self._stream(turn, call, 0)
-
-    async def _ask(self, call: FakeCall) -> None:
-        number = len(call.answers)
-        params = {"message": self.question, "requestedSchema": {**FORM["requestedSchema"], "title": f"q{number}"}}  # type: ignore[dict-item]
-        await call.add({"id": number, "method": mcp.ELICIT, "params": params})
-
-    async def _answer(self, turn: Turn) -> None:
-        call = self.calls[turn.session]
-        await self.hold.wait()
-        turn.reply(202)
-        call.answers.append(turn.body.get("result", turn.body.get("error")))
-        if len(call.answers) < self.rounds:
-            await self._ask(call)
-        elif len(call.answers) == self.rounds:
-            await call.add({"id": call.id, "result": text(json.dumps(call.answers))})
-
-    async def _resume(self, turn: Turn) -> None:
-        self.resumed += 1
-        await self._stream(turn, self.calls[turn.session], int(turn.seen.headers["Last-Event-ID"].removeprefix("e")))
-
-    async def _cancel(self, turn: Turn) -> None:
-        call = self.calls[turn.session]
-        if self.ends_when_cancelled:
-            await call.add({"id": call.id, "error": {"code": 0, "message": "Request cancelled"}})
-        turn.reply(202)
-
-    async def _stream(self, turn: Turn, call: FakeCall, sent: int) -> None:
-        await turn.raw(b":\n\n")
-        while True:
-            while sent < len(call.events):
-                sent += 1
-                await turn.say(call.events[sent - 1], f"e{sent}")
-            if "method" not in call.events[-1]:
-                return
-            async with call.changed:
-                if sent == len(call.events):
-                    _ = await call.changed.wait()
-
-
-def cold(stand: Stand) -> int:
-    assert stand.metric("mcp_gateway_cold_calls") == len(stand.gateway.lot.cold)
-    return len(stand.gateway.lot.cold)
-
-
-def ended(stand: Stand) -> dict[str, int]:
-    endings = ("resumed", "expired", "continued")
-    counts = {each: int(stand.metric("mcp_gateway_cold_calls_ended_total", ending=each)) for each in endings}
-    return {ending: count for ending, count in counts.items() if count}
-
-
-async def cool(stand: Stand, upstream: FakeUpstream, **options: Any) -> Reply:
-    """Make a call that asks, and wait until it is cold."""
-    before = cold(stand)
-    asked = await stand.client(**options).call()
-    await eventually(lambda: cold(stand) == before + 1, "the call is cold")
-    await eventually(upstream.of("tools/call")[-1].cut.is_set, "its stream is closed")
-    return asked
+from tests.support.workbench import ACCEPT, Stand, configuration, eventually, jwt
 
 
 @pytest.fixture
@@ -253,6 +153,10 @@ async def test_a_call_without_an_answer_that_came_back_from_the_cold_is_cancelle
     assert cancelled.body["params"]["requestId"] == next(iter(store.calls.values())).id
 
 
+USER_1, USER_2 = (jwt(iss="https://issuer.example", sub="user", client_id="app", number=number) for number in (1, 2))
+"""Two tokens of one principal."""
+
+
 async def looked_at(stand: Stand) -> None:
     """Wait until it was decided again whether the one held call may go cold."""
     (driver,) = stand.gateway.lot.waiting()
@@ -345,3 +249,66 @@ async def test_the_log_says_that_a_call_is_cold(
     _ = await stand.client().answer(asked)
     await eventually(lambda: log_lines("exchange.finished"))
     assert not log_lines("call.taken_over")
+
+
+# -- the process around them ------------------------------------------------------------------------------------------
+
+
+async def test_a_drain_neither_waits_for_cold_calls_nor_cancels_them(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold={**SOON, "drain_seconds": 60})
+    asked = await cool(stand, upstream)
+    await stand.gateway.drain(delay_seconds=0)
+    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+    assert mcp.CANCELLED not in upstream.words
+
+
+async def test_a_drain_cancels_cold_calls_that_no_process_can_continue(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold=SOON, state={"keys": []})
+    _ = await cool(stand, upstream)
+    await stand.gateway.drain(delay_seconds=0)
+    _ = await upstream.saw(mcp.CANCELLED)
+    await stand.gateway.close()
+    assert upstream.words[-1] == "DELETE"
+
+
+@pytest.mark.parametrize("change", ["another upstream", "no route"])
+async def test_a_cold_call_outlives_its_route(
+    begin: Start, upstream: FakeUpstream, store: FakeStore, change: str
+) -> None:
+    stand = await begin(hold=SOON)
+    asked = await cool(stand, upstream)
+    route = {"path": "/other"} if change == "no route" else {}
+    url = upstream.url.replace("/mcp", "/elsewhere")
+    stand.gateway.apply(parse(configuration(url, hold=SOON, route=route), "test", {}))
+    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+    assert {seen.path for seen in upstream.seen} == {"/mcp"}
+
+
+async def test_a_retry_after_a_restart_of_the_process_resumes_its_cold_call(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    before = await begin(hold=SOON)
+    asked = await cool(before, upstream)
+    await before.gateway.close()
+    after = await begin(hold=SOON)
+    assert json.loads((await after.client().answer(asked)).text) == [ACCEPT]
+    assert steps(after) == {"resumed": 1}
+
+
+async def test_a_caller_whose_credential_the_upstream_refuses_learns_nothing_of_a_cold_call(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold=SOON)
+    asked = await cool(stand, upstream, authorization=USER_1)
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(401)
+
+    upstream.on("ping", refuse)
+    assert (await stand.client(USER_2).answer(asked)).status == 401
+    assert (cold(stand), "answer" in upstream.words) == (1, False)
+    assert json.loads((await stand.client(USER_1).answer(asked)).text) == [ACCEPT]
