@@ -1,5 +1,6 @@
 """Cold calls: parked calls whose streams are closed until their clients come back."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -8,12 +9,16 @@ import pytest
 from gateway.config import parse
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
+from gateway.telemetry import SessionState
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.replicas import later, steps
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Stand, configuration, eventually, jwt
+
+USER_1, USER_2 = (jwt(iss="https://issuer.example", sub="user", client_id="app", number=number) for number in (1, 2))
+"""Two tokens of one principal."""
 
 
 @pytest.fixture
@@ -26,7 +31,8 @@ async def test_a_cold_call_has_no_streams_and_its_retry_gets_the_result(
 ) -> None:
     stand = await begin(hold=SOON)
     asked = await cool(stand, upstream)
-    assert (stand.held, stand.sessions("busy"), len(stand.gateway.lot)) == (0, 0, 0)
+    assert (stand.held, len(stand.gateway.lot)) == (0, 0)
+    assert [stand.sessions(state) for state in SessionState] == [0, 0, 0]
     await eventually(upstream.of("GET")[0].cut.is_set, "the standalone stream is closed, too")
     assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
     assert steps(stand) == {"resumed": 1}
@@ -60,11 +66,53 @@ async def test_two_retries_of_a_cold_call_at_once_get_one_result_and_send_its_an
     retries = [later(stand.client().answer(asked)) for _ in range(5)]
     await upstream.saw("answer")
     await eventually(lambda: stand.gateway.downstream.in_flight == 5)
+    (driver,) = stand.gateway.downstream.running
+    assert Timer.COLD not in driver._timers, "a call whose client waits does not go cold"
     store.hold.set()
     for retry in retries:
         assert json.loads((await retry).text) == [ACCEPT]
     assert len(upstream.of("answer")) == 1
     assert steps(stand)["resumed"] == 1
+
+
+class Pings:
+    """Has the upstream take its time to accept a credential."""
+
+    def __init__(self, upstream: FakeUpstream) -> None:
+        self.go = asyncio.Event()
+        upstream.on("ping", self._ping)
+
+    async def _ping(self, turn: Turn) -> None:
+        await self.go.wait()
+        await turn.result({})
+
+
+async def test_two_retries_whose_credential_is_being_checked_resume_a_cold_call_once(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold=SOON)
+    asked = await cool(stand, upstream, authorization=USER_1)
+    pings = Pings(upstream)
+    retries = [later(stand.client(USER_2).answer(asked)) for _ in range(2)]
+    _ = await upstream.saw("ping", 2)
+    pings.go.set()
+    for retry in retries:
+        assert json.loads((await retry).text) == [ACCEPT]
+    assert (store.resumed, len(upstream.of("answer"))) == (1, 1)
+
+
+async def test_a_retry_that_comes_while_its_cold_call_expires_sends_no_answer(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold={**SOON, "ttl_seconds": 0.3})
+    asked = await cool(stand, upstream, authorization=USER_1)
+    pings = Pings(upstream)
+    retry = later(stand.client(USER_2).answer(asked))
+    _ = await upstream.saw("ping")
+    _ = await upstream.saw("DELETE")
+    pings.go.set()
+    assert (await retry).outcome == (400, -32602, "invalid_request_state")
+    assert store.calls.popitem()[1].answers == [{"action": "cancel"}]
 
 
 async def test_a_retry_with_other_answers_does_not_change_those_of_a_cold_call(
@@ -151,10 +199,6 @@ async def test_a_call_without_an_answer_that_came_back_from_the_cold_is_cancelle
     _ = await stand.client().call(state=asked.state, answers={})
     (cancelled,) = await upstream.saw(mcp.CANCELLED)
     assert cancelled.body["params"]["requestId"] == next(iter(store.calls.values())).id
-
-
-USER_1, USER_2 = (jwt(iss="https://issuer.example", sub="user", client_id="app", number=number) for number in (1, 2))
-"""Two tokens of one principal."""
 
 
 async def looked_at(stand: Stand) -> None:
