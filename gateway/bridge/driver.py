@@ -10,14 +10,13 @@ from typing import Final, assert_never
 from msgspec import Raw
 
 from gateway.bridge import rerun_rules
-from gateway.bridge.cooling import cooled
 from gateway.bridge.exchange_context import Context
 from gateway.bridge.exchange_report import HELD, Report
 from gateway.bridge.exchange_timers import Timers
 from gateway.bridge.replies import Replies
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.bridge.sealing import input_required
-from gateway.bridge.takeover import Takeover
+from gateway.bridge.takeover import Takeover, cooled
 from gateway.bridge.translation import modern_event
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import commands as do

@@ -1,16 +1,18 @@
-"""Picks up the call that another replica sent, or that this one let go of."""
+"""Lets go of a parked call that its requestState can continue, and picks up such a call of this or another replica."""
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from gateway.bridge import rerun_rules
-from gateway.bridge.cold_expiry import end_orphan
 from gateway.bridge.exchange_context import Context
 from gateway.bridge.exchange_report import Report
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
+from gateway.protocol import mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, OwnerStalled, Refused, UpstreamError
-from gateway.routes.cold_calls import Remains
+from gateway.routes.cold_calls import ColdCall, Remains, packed
+from gateway.routes.cold_expiry import end_orphan
 from gateway.seal.request_state import Envelope, Upstream
 from gateway.sessions.call import Listener
 from gateway.telemetry import Step
@@ -120,6 +122,34 @@ class Takeover:
                 await live.upstream.pool.cancel_orphan(upstream, self._orphaned, headers)
         except (UpstreamError, TimeoutError) as exc:
             self._report.unsent(str(exc))
+
+
+def cooled(
+    id_: str, context: Context, upstream: Upstream | None, due: float, *, is_taken_over: bool
+) -> ColdCall | None:
+    """The record of a parked call that is due at a monotonic time; None if the call must stay held.
+
+    A call without open questions still works, and its client comes back at once. A state that was shortened lacks
+    what a retry may need: the text of a question that is still open then, or the way to the call.
+    """
+    exchange = context.exchange
+    if upstream is None or not exchange.questions or not context.is_state_whole:
+        return None
+    questions = [(bytes(each.upstream_id), each.method) for each in exchange.questions.values() if each.upstream_id]
+    headers = {name: value for name, value in context.headers.items() if name not in mcp.TRACE_KEYS}
+    # The server's own description of itself is in the state.
+    upstream = Upstream(upstream.session, upstream.version, upstream.call, b"", upstream.cursor)
+    texts = packed(Remains(upstream, tuple(questions)), headers)
+    return ColdCall(
+        id_,
+        exchange.round,
+        math.ceil(due),
+        context.live,
+        context.key.principal,
+        context.address,
+        is_taken_over,
+        *texts,
+    )
 
 
 def _owner_lost(owner: str) -> CallLost:

@@ -16,7 +16,6 @@ from gateway import __version__
 from gateway.admin.probes import Admin
 from gateway.admin.snapshot import SnapshotSource
 from gateway.auth.authenticator import Authenticator
-from gateway.bridge.cold_expiry import ColdExpiry
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
@@ -35,6 +34,7 @@ from gateway.http.traffic import Traffic
 from gateway.http_client.client import HttpClient
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
+from gateway.routes.cold_expiry import ColdExpiry
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
 from gateway.routes.table import RouteTable
