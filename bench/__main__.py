@@ -13,16 +13,18 @@ from typing import Any
 import uvloop
 
 from bench import modern, report
+from bench.cold import ColdOutcome, cool
 from bench.hostile import MIB, HostileOutcome, hostile
 from bench.load import Operation
 from bench.processes import ROOT, Fleet, Process, ProcessError
 from bench.scenarios import Interleaved, ParkedOutcome, Target, forward, interleave, most_calls, park
 
-SCENARIOS = ("echo", "sse", "ask", "forwarded", "parked", "hostile")
+SCENARIOS = ("echo", "sse", "ask", "forwarded", "parked", "cold", "hostile")
 # These start gateways of their own.
-APART = {"forwarded", "parked", "hostile"}
+APART = {"forwarded", "parked", "cold", "hostile"}
 # A round of `ask` waits out the quiet window, so it takes fewer operations to fill a slice.
 ASKS_PER_REQUEST = 0.25
+COLD_ANSWERED = 1_000
 
 
 def default_gateway() -> str:
@@ -53,9 +55,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=2000, help="requests in a slice (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=32, help="connections at once (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=10_000, help="calls to park (default: %(default)s)")
+    parser.add_argument("--cold-calls", type=int, default=1_000, help="calls that go cold (default: %(default)s)")
+    parser.add_argument(
+        "--cold-records", type=int, default=100_000, help="cold calls made at the start (default: %(default)s)"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every slice to FILE")
     return parser.parse_args()
+
+
+Outcome = Interleaved | ParkedOutcome | ColdOutcome | HostileOutcome
 
 
 class Bench:
@@ -73,7 +82,7 @@ class Bench:
         if options.gateway != "none" and not APART.issuperset(options.only):
             self._gateway = fleet.gateway(options.gateway, self._upstream)
 
-    def run(self, name: str) -> Interleaved | ParkedOutcome | HostileOutcome | None:
+    def run(self, name: str) -> Outcome | None:
         """None when the scenario says nothing without a gateway."""
         match name:
             case "echo":
@@ -86,6 +95,8 @@ class Bench:
                 return self._forwarded()
             case "parked":
                 return self._parked()
+            case "cold":
+                return self._cold()
             case _:
                 return self._hostile()
 
@@ -124,6 +135,17 @@ class Bench:
         park(gateway, outcome, self._options.clients)
         return outcome
 
+    def _cold(self) -> ColdOutcome | None:
+        """On processes of its own. They run from this tree, because one of them makes records at its start."""
+        if self._options.gateway == "none":
+            return None
+        opened, records = self._options.cold_calls, self._options.cold_records
+        upstream = self._fleet.upstream()
+        outcome = ColdOutcome(records, opened, min(opened, COLD_ANSWERED))
+        bare = self._fleet.cold_gateway(upstream, 0)
+        cool(bare, self._fleet.cold_gateway(upstream, records), outcome, self._options.clients)
+        return outcome
+
     def _hostile(self) -> HostileOutcome | None:
         if self._options.gateway == "none":
             return None
@@ -140,7 +162,9 @@ def environment(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def run_all(options: argparse.Namespace, fleet: Fleet) -> dict[str, Interleaved | ParkedOutcome | HostileOutcome]:
+def run_all(
+    options: argparse.Namespace, fleet: Fleet
+) -> dict[str, Interleaved | ParkedOutcome | ColdOutcome | HostileOutcome]:
     outcomes = {}
     try:
         bench = Bench(options, fleet)

@@ -4,6 +4,7 @@ import dataclasses
 import statistics
 from typing import Any
 
+from bench.cold import ColdOutcome
 from bench.hostile import MIB, HostileOutcome
 from bench.scenarios import FORWARDED, Interleaved, ParkedOutcome
 
@@ -63,6 +64,22 @@ def parked_rows(outcome: ParkedOutcome) -> list[list[str]]:
     ]
 
 
+def cold_rows(outcome: ColdOutcome) -> list[list[str]]:
+    def moments(values: dict[str, int] | dict[str, float], unit: float = 1) -> str:
+        return ", ".join(f"{moment} {value / unit:.0f}" for moment, value in values.items())
+
+    return [
+        ["cold calls", f"{outcome.records} made at the start, {outcome.opened} opened, {outcome.answered} answered"],
+        ["memory per cold call", f"{outcome.bytes_per_call('bare', 'records', outcome.records):.0f} bytes"],
+        ["resident MiB", moments(outcome.rss_kib, 1024)],
+        ["open files", moments(outcome.descriptors)],
+        ["cold gauge", moments(outcome.cold)],
+        ["open", f"CPU {outcome.open_cpu_us:.0f} µs per call, with the end of its streams"],
+        ["answer", f"CPU {outcome.answer_cpu_us:.0f} µs per call"],
+        ["wrong", str(len(outcome.wrong))],
+    ]
+
+
 def hostile_rows(outcome: HostileOutcome) -> list[list[str]]:
     return [
         [
@@ -89,12 +106,15 @@ def layout(header: list[str], body: list[list[str]], *, markdown: bool) -> str:
     return "\n".join(lines)
 
 
-def text(outcome: Interleaved | ParkedOutcome | HostileOutcome, *, markdown: bool) -> str:
+def text(outcome: Interleaved | ParkedOutcome | ColdOutcome | HostileOutcome, *, markdown: bool) -> str:
     """One titled table, and the first few of the replies that were wrong."""
     if isinstance(outcome, ParkedOutcome):
         title = "parked: calls held at once, then each answered"
         title += f" ({outcome.limit})" if outcome.limit else ""
         table = layout(["parked", "mrtr-gateway"], parked_rows(outcome), markdown=markdown)
+    elif isinstance(outcome, ColdOutcome):
+        title = "cold: parked calls without connections, some of them then answered"
+        table = layout(["cold", "mrtr-gateway"], cold_rows(outcome), markdown=markdown)
     elif isinstance(outcome, HostileOutcome):
         title = "hostile: one expensive message at a time"
         header = ["message", "MiB", "CPU ms", "ms/MiB", "longest hold ms", "peak MiB", "reply"]
@@ -108,14 +128,14 @@ def text(outcome: Interleaved | ParkedOutcome | HostileOutcome, *, markdown: boo
     return "\n".join([heading, table, *(f"wrong: {one}" for one in complaints(outcome)[:5]), ""])
 
 
-def complaints(outcome: Interleaved | ParkedOutcome | HostileOutcome) -> list[str]:
+def complaints(outcome: Interleaved | ParkedOutcome | ColdOutcome | HostileOutcome) -> list[str]:
     if not isinstance(outcome, Interleaved):
         return outcome.wrong
     in_slices = [complaint for slices in outcome.slices.values() for one in slices for complaint in one.wrong]
     return outcome.wrong + in_slices
 
 
-def as_json(outcome: Interleaved | ParkedOutcome | HostileOutcome) -> dict[str, Any]:
+def as_json(outcome: Interleaved | ParkedOutcome | ColdOutcome | HostileOutcome) -> dict[str, Any]:
     plain = dataclasses.asdict(outcome)
     if isinstance(outcome, Interleaved):
         plain["ratios"] = {name: ratios(outcome, name) for name in outcome.slices}

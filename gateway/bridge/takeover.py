@@ -1,4 +1,4 @@
-"""Lets go of a parked call that its requestState can continue, and picks up such a call of this or another replica."""
+"""Continues calls from their requestState alone: those of other replicas, or cold ones that this one let go of."""
 
 import asyncio
 import math
