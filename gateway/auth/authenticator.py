@@ -61,12 +61,22 @@ class Authenticator:
         `is_checked`: the upstream sees the credential of the request, so it checks that credential. Raises
         Unauthorized or NoKeys if callers must be verified, and InvalidRequest for a repeated header.
         """
-        if incoming.caller is None:
+        known = self.known_caller(incoming, is_checked=is_checked)
+        if known is not None or self._verifier is None:
+            assert known is not None, "only a verifier takes time"
+            return known
+        check_once((AUTHORIZATION, self._config.header), incoming.headers)
+        principal = await self._verifier.principal(incoming.headers.get(AUTHORIZATION))
+        incoming.caller = Caller(principal, None, self._address(incoming))
+        return incoming.caller
+
+    def known_caller(self, incoming: Incoming, *, is_checked: bool) -> Caller | None:
+        """As `caller`, but None if the caller has yet to be verified."""
+        if incoming.caller is None and self._verifier is None:
             config = self._config
             is_trusted = config.source != "header" or principals.is_trusted(incoming.remote, self._networks)
-            distrusted = None if is_trusted else config.header
-            principal = await self._principal(incoming, config, is_trusted=is_trusted, is_checked=is_checked)
-            incoming.caller = Caller(principal, distrusted, self._address(incoming))
+            principal = self._principal(incoming, config, is_trusted=is_trusted, is_checked=is_checked)
+            incoming.caller = Caller(principal, None if is_trusted else config.header, self._address(incoming))
         return incoming.caller
 
     def _address(self, incoming: Incoming) -> str:
@@ -74,11 +84,10 @@ class Authenticator:
             return ""
         return principals.client_address(incoming.remote, joined(incoming.headers, _FORWARDED_FOR), self._networks)
 
-    async def _principal(self, incoming: Incoming, config: Principal, *, is_trusted: bool, is_checked: bool) -> bytes:
+    @staticmethod
+    def _principal(incoming: Incoming, config: Principal, *, is_trusted: bool, is_checked: bool) -> bytes:
         check_once((AUTHORIZATION, config.header), incoming.headers)
         authorization = incoming.headers.get(AUTHORIZATION)
-        if self._verifier is not None:
-            return await self._verifier.principal(authorization)
         if config.source == "header" and config.header is not None:
             return principals.of_header(incoming.headers.get(config.header) if is_trusted else None)
         return principals.of_authorization(authorization, is_checked=is_checked)

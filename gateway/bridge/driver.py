@@ -29,10 +29,12 @@ from gateway.protocol.request import Request
 from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.coarse_timer import TICK_SECONDS
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, digest_answers
-from gateway.sessions.call import PoolKey
+from gateway.sessions.call import Call, PoolKey
 from gateway.sessions.list_cache import CacheKey
+from gateway.sessions.session import Session
 from gateway.telemetry import NestedOutcome
 from gateway.telemetry.process_status import HeldStatus
 from gateway.upstream.channel import Headers
@@ -112,6 +114,16 @@ class Driver:
         self._context.ticket = ticket
         self._replies.add(queue)
         self._feed(on.Called(queue.leg))
+
+    def carry_on(
+        self, queue: ResponseQueue, ticket: CacheKey | None, session: Session, call: Call, seconds: float
+    ) -> None:
+        """Start with the first leg, whose call has run in this session for `seconds` already."""
+        self._upstream_call.carry_on(session, call)
+        self._report.began_before(seconds)
+        self.begin(queue, ticket)
+        if seconds > TICK_SECONDS and Timer.LEG in self._timers:
+            self._timers.arm(Timer.LEG, self._fire, max(0.0, self.live.config.legs.limit_seconds - seconds))
 
     def take_over(
         self, envelope: Envelope, queue: ResponseQueue, *, is_proven: bool, cold: ColdCall | None = None

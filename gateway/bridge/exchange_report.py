@@ -10,7 +10,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
 from gateway.routes.deadlines import wait_seconds
 from gateway.seal.request_state import Envelope
-from gateway.telemetry import COMPLETE, TOOL_ERROR, Ending, Event, Operation, Outcome, Span, Step, get_logger
+from gateway.telemetry import COMPLETE, TOOL_FAILED, Ending, Event, Operation, Outcome, Span, Step, get_logger
 from gateway.telemetry.process_status import HeldStatus
 from gateway.telemetry.recent_errors import presentable
 
@@ -20,7 +20,6 @@ HELD: Final = (State.PARKED, State.REFERRED, State.BROKEN)
 """The states in which a call waits for its client."""
 _NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
 """How an upstream call ends whose result cannot be passed on."""
-_TOOL_FAILED: Final = Ending(Outcome.COMPLETE, TOOL_ERROR)
 _NAME_CHARACTERS: Final = 80
 _TARGET_CHARACTERS: Final = 200
 
@@ -37,6 +36,10 @@ class Report:
         self._cause = ""
         self._error: GatewayError | None = None
         self._is_cold = False
+
+    def began_before(self, seconds: float) -> None:
+        """The call began earlier than the exchange."""
+        self._started -= seconds
 
     def held_status(self, now: float) -> HeldStatus:
         """The exchange on the status page: nothing in it comes from a client or an upstream, except the target."""
@@ -75,7 +78,7 @@ class Report:
 
     def tool_failed(self) -> None:
         """The result says that the tool failed."""
-        self.ending = _TOOL_FAILED
+        self.ending = TOOL_FAILED
 
     def failed(self, error: GatewayError) -> None:
         """The legs end with an error of the gateway."""

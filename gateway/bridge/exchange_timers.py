@@ -26,8 +26,8 @@ class Timers:
     def __contains__(self, timer: Timer) -> bool:
         return timer in self._armed
 
-    def arm(self, timer: Timer, fire: Callable[[Timer], None]) -> None:
-        """Start a timer, or start it anew.
+    def arm(self, timer: Timer, fire: Callable[[Timer], None], seconds: float | None = None) -> None:
+        """Start a timer, or start it anew; `seconds` if it is shorter than usual.
 
         `fire` is held while the timer runs and no longer, so that a finished exchange is not part of a reference
         cycle.
@@ -36,7 +36,7 @@ class Timers:
         self.disarm(timer)
         if timer is Timer.LEG and not live.config.legs.rounds:
             return
-        shared = live.deadlines.shared.get(timer)
+        shared = live.deadlines.shared.get(timer) if seconds is None else None
         if timer is Timer.COLD and shared is None:
             return
         ring = partial(self._ring, timer, fire)
@@ -44,7 +44,8 @@ class Timers:
             self._armed[timer] = None
             shared.arm(self, ring)
             return
-        seconds = live.config.hold.quiet_seconds if timer is Timer.QUIET else live.config.hold.grace_seconds
+        if seconds is None:
+            seconds = live.config.hold.quiet_seconds if timer is Timer.QUIET else live.config.hold.grace_seconds
         guarded = live.process.tasks.guard(ring, f"timer {timer}")
         self._armed[timer] = asyncio.get_running_loop().call_later(seconds, guarded)
 

@@ -15,7 +15,7 @@ from gateway.exchange.events import Leg
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import DownstreamError, GatewayError, LocalProtocolError
 from gateway.runtime.budget import Share
-from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.runtime.coarse_timer import TICK_SECONDS, CoarseTimer
 from gateway.telemetry import COMPLETE, Ending, Outcome, Span
 
 _MAX_BEHIND: Final = 1024
@@ -71,6 +71,13 @@ class ResponseQueue:
         self._share: Share | None = None
         """What waits here, while the client is behind."""
         self._waiter: asyncio.Future[None] | None = None
+        self._silence_left: float | None = None
+        """When the first keep-alive is due, if the client waited before this queue was made."""
+
+    def was_silent(self, seconds: float, limit: float) -> None:
+        """The client has waited for `seconds` already, of the `limit` after which it needs a keep-alive."""
+        if seconds > TICK_SECONDS:
+            self._silence_left = max(0.0, limit - seconds)
 
     def send(self, message: bytes) -> None:
         """Queue one notification."""
@@ -125,12 +132,18 @@ class ResponseQueue:
 
     async def take(self) -> bytes | FinalMessage | None:
         """The next message; None if the client needs a keep-alive."""
+        left, self._silence_left = self._silence_left, None
         if self._pending() is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            self._silence.arm(self, self._wake)
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            handle = loop.call_later(left, self._wake) if left is not None else None
+            if handle is None:
+                self._silence.arm(self, self._wake)
             try:
                 await self._waiter
             finally:
+                if handle is not None:
+                    handle.cancel()
                 self._silence.disarm(self)
                 self._waiter = None
         taken = self._next()

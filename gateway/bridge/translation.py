@@ -11,16 +11,19 @@ from gateway.exchange import events as on
 from gateway.exchange import results
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost
+from gateway.protocol.request import Request
+from gateway.routes.live_route import LiveRoute
 from gateway.sessions import tool_schemas
-from gateway.sessions.call import Call, Listener
+from gateway.sessions.call import Call, Listener, PoolKey
+from gateway.sessions.list_cache import CacheKey
 from gateway.telemetry import Span
+from gateway.upstream.channel import Headers
 
 _TRACESTATE: Final = "tracestate"
 
 
-def legacy_call(context: Context, call_id: bytes, span: Span | None, listener: Listener) -> Call:
+def legacy_call(request: Request, call_id: bytes, listener: Listener, span: Span | None = None) -> Call:
     """The request as a legacy server knows it."""
-    request = context.request
     meta: dict[str, Raw] = dict(request.user_meta)
     token = call_id if request.progress_token is not None else None
     if token is not None:
@@ -39,7 +42,7 @@ def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
     request = context.request
     match event:
         case on.Resulted(result=result):
-            return _modern_result(context, report, Raw(result))
+            return _modern(context, report, result)
         case on.Failed(error=error) if error.code != mcp.LEGACY_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, error))
         case on.Withdrawn(id=id_):
@@ -48,16 +51,20 @@ def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
             return event
 
 
-def _modern_result(context: Context, report: Report, result: Raw) -> on.Resulted | on.Broke:
-    """The modern result. The pool learns from it what later calls need: a list, and the tools in it."""
+def _modern(context: Context, report: Report, result: bytes | Raw) -> on.Resulted | on.Broke:
     assert context.server_info is not None, "a result comes from a session"
-    request, pool, route = context.request, context.live.upstream.pool, context.live.route
-    cache = route.cache.of(request.method)
-    is_retried = context.exchange.round > 0 or request.input_responses is not None
+    live, request, route = context.live, context.request, context.live.route
     try:
-        if request.method == mcp.TOOLS_LIST:
-            result = tool_schemas.usable(pool, result)
-        body, is_tool_error = results.modern(request.method, result, context.server_info, cache, retried=is_retried)
+        body, is_tool_error = modern_result(
+            live,
+            request,
+            context.key,
+            context.headers,
+            result,
+            context.server_info,
+            context.ticket,
+            is_later_round=context.exchange.round > 0,
+        )
     except ValueError as exc:
         flaw = f"has {exc}" if isinstance(exc, jsonrpc.TooMany) else "is not an object"
         return on.Broke(
@@ -68,8 +75,31 @@ def _modern_result(context: Context, report: Report, result: Raw) -> on.Resulted
         )
     if is_tool_error:
         report.tool_failed()
-    if request.method == mcp.TOOLS_LIST:
-        tool_schemas.learn(pool.group(context.key), request.params, result, context.headers)
-    if context.ticket is not None:
-        pool.keep(context.ticket, result, body)
     return on.Resulted(body)
+
+
+def modern_result(  # noqa: PLR0913  (what a call and its session know)
+    live: LiveRoute,
+    request: Request,
+    key: PoolKey,
+    headers: Headers,
+    result: bytes | Raw,
+    server_info: Raw,
+    ticket: CacheKey | None,
+    *,
+    is_later_round: bool = False,
+) -> results.Modern:
+    """The modern result. The pool learns from it what later calls need: a list, and the tools in it.
+
+    Raises ValueError if the result is not an object.
+    """
+    pool, method, legacy = live.upstream.pool, request.method, Raw(result)
+    is_retried = is_later_round or request.input_responses is not None
+    if method == mcp.TOOLS_LIST:
+        legacy = tool_schemas.usable(pool, legacy)
+    modern = results.modern(method, legacy, server_info, live.route.cache.of(method), retried=is_retried)
+    if method == mcp.TOOLS_LIST:
+        tool_schemas.learn(pool.group(key), request.params, legacy, headers)
+    if ticket is not None:
+        pool.keep(ticket, legacy, modern.body)
+    return modern

@@ -47,6 +47,8 @@ class UpstreamCall:
         self._released: Session | None = None
         """The session of a call that was given up: late questions are answered there."""
         self._call: Call | None = None
+        self._begun: tuple[Session, Call] | None = None
+        """A call to carry on with at `start`."""
         self._is_sent = False
         self._task: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[bool] | None = None
@@ -118,7 +120,9 @@ class UpstreamCall:
 
     def start(self) -> None:
         """Send the call, in the session of the exchange if it has one."""
-        self._task = self._context.live.process.tasks.start(self._run(), "call")
+        begun, self._begun = self._begun, None
+        if begun is None or begun[0].works_on(begun[1]):
+            self._task = self._context.live.process.tasks.start(self._run(begun), "call")
 
     def run_again(self) -> None:
         """Send the call once more, and ignore what is still said about the one before."""
@@ -135,18 +139,29 @@ class UpstreamCall:
         self._opened = opened
         self._task = self._context.live.process.tasks.start(resuming, "call")
 
-    async def _run(self) -> None:
-        """The call's own task: it outlives the leg that started it."""
+    def carry_on(self, session: Session, call: Call) -> None:
+        """Take over a call that was begun in a session, so that it need not be started."""
+        self._session, self._call, self._is_sent = session, call, True
+        self._begun = session, call
+        self._context.server_info = session.shaken.server_info
+        if session.works_on(call) and call.reply is not None:
+            call.reply.keep()
+
+    async def _run(self, begun: tuple[Session, Call] | None = None) -> None:
+        """The call's own task: it outlives the leg that started it. A call that was `begun` is only read."""
         call, live = None, self._context.live
         try:
-            session = self._idle_session() or await self._ready_session()
-            if not self._context.exchange.calling:
-                self.release(clean=True)  # given up at the moment the session came
-                return
-            span = self._report.call_span(session.shaken.version)
-            call = legacy_call(self._context, session.next_id(), span, self._listener)
+            if begun is None:
+                session = self._idle_session() or await self._ready_session()
+                if not self._context.exchange.calling:
+                    self.release(clean=True)  # given up at the moment the session came
+                    return
+                span = self._report.call_span(session.shaken.version)
+                call = legacy_call(self._context.request, session.next_id(), self._listener, span)
+            else:
+                session, call = begun
             try:
-                await self._send(call, session)
+                await (self._send(call, session) if begun is None else self._read(call, session))
             except SessionLost:
                 await self._send(call, await self._another_session(session))
         except GatewayError as exc:
@@ -245,13 +260,23 @@ class UpstreamCall:
         self._sent(call)
         await session.run(call, self._call_headers(call))
 
+    async def _read(self, call: Call, session: Session) -> None:
+        if self._is_watched:
+            self._check_silence()
+        await session.read(call)
+
     def _sent(self, call: Call) -> None:
         """Note that the call may have effects from here on, and limit the silence of its upstream."""
         self._call = call
         self._is_sent = True
-        config = self._context.live.config
-        if Timer.LEG not in self._timers or config.timeouts.idle_seconds < config.legs.limit_seconds:
+        if self._is_watched:
             self.watch_silence()
+
+    @property
+    def _is_watched(self) -> bool:
+        """Whether the silence of the upstream is limited from the beginning of a call."""
+        config = self._context.live.config
+        return Timer.LEG not in self._timers or config.timeouts.idle_seconds < config.legs.limit_seconds
 
     # -- silence ------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,14 @@
 """Serves a round by its method."""
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Final
 
 from aiohttp import web
 
 from gateway.bridge import subscription
 from gateway.bridge.driver import Driver
+from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ending_of
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
@@ -15,6 +17,7 @@ from gateway.exchange import handshake
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, Stopping, UpstreamError
 from gateway.sessions import tool_schemas
+from gateway.sessions.list_cache import CacheKey
 from gateway.telemetry import COMPLETE, OTHER_ERROR, Ending, Outcome
 
 _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
@@ -47,20 +50,25 @@ class Dispatcher:
             round_.count(ending)
         return response
 
-    async def _dispatch(self, round_: Round) -> Replied:
+    def _dispatch(self, round_: Round) -> Awaitable[Replied]:
+        """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""
         request = round_.request
         if request.method == mcp.DISCOVER:
-            return await self._discover(round_)
+            return self._discover(round_)
         if request.request_state is not None:
-            return await self._continuation.serve(round_)
+            return self._continuation.serve(round_)
         if self.stopping:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         if request.method == mcp.LISTEN:
-            opener = round_.opener
-            async with subscription.subscription(round_.live, request, round_.key, round_.headers, opener) as stream:
-                round_.count(COMPLETE)  # the time that a subscription stays open is not a latency
-                return await round_.write(stream)
-        return await self._begin(round_)
+            return self._listen(round_)
+        return self._begin(round_)
+
+    async def _listen(self, round_: Round) -> Replied:
+        """Serve a subscription."""
+        request, opener = round_.request, round_.opener
+        async with subscription.subscription(round_.live, request, round_.key, round_.headers, opener) as stream:
+            round_.count(COMPLETE)  # the time that a subscription stays open is not a latency
+            return await round_.write(stream)
 
     async def _discover(self, round_: Round) -> Replied:
         """Answer server/discover with the capabilities that the legacy server declares in its handshake."""
@@ -69,21 +77,38 @@ class Dispatcher:
         shaken = await live.upstream.pool.handshake(key, headers, round_.opener)
         return await round_.answer(handshake.discover_result(shaken, *live.route.cache.of(mcp.DISCOVER)))
 
-    async def _begin(self, round_: Round) -> Replied:
+    def _begin(self, round_: Round) -> Awaitable[Replied]:
         """Begin an exchange, unless the list that the client asks for is cached."""
         live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
         pool = live.upstream.pool
         if request.method in mcp.ASKING:
             self._lot.check(key.principal, round_.caller.address)
         if request.method == mcp.TOOLS_CALL and not tool_schemas.mirrors_nothing(pool, key, request, headers):
-            await tool_schemas.check(pool, key, request, round_.incoming.values, headers, round_.opener)
+            return self._begin_checked(round_)
         ticket = pool.ticket(key, request, headers)
-        if ticket is not None:
-            cached = await pool.kept(ticket, headers, round_.opener)
-            live.process.metrics.list_answered(live.route.path, from_memory=cached is not None)
-            if cached is not None:
-                return await round_.answer(cached)
-        driver = Driver(live, self._lot, request, key, headers, round_.caller.address)
+        return self._call(round_, None) if ticket is None else self._list(round_, ticket)
+
+    async def _begin_checked(self, round_: Round) -> Replied:
+        """Begin a call whose arguments may have to be repeated in headers."""
+        live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
+        await tool_schemas.check(live.upstream.pool, key, request, round_.incoming.values, headers, round_.opener)
+        return await self._call(round_, None)
+
+    async def _list(self, round_: Round, ticket: CacheKey) -> Replied:
+        """Answer with a list from the cache, if it is there."""
+        live, headers = round_.live, round_.headers
+        cached = await live.upstream.pool.kept(ticket, headers, round_.opener)
+        live.process.metrics.list_answered(live.route.path, from_memory=cached is not None)
+        return await (round_.answer(cached) if cached is not None else self._call(round_, ticket))
+
+    def _call(self, round_: Round, ticket: CacheKey | None) -> Awaitable[Replied]:
+        """Send a call upstream."""
+        live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
+        address = round_.caller.address
+        plain = PlainCall(live, self._lot, request, key, headers, address, round_.queue, ticket)
+        if round_.incoming.peer_request is None and plain.begin():
+            return self._legs.write_plain(round_, plain)
+        driver = Driver(live, self._lot, request, key, headers, address)
         queue = round_.queue()
         driver.begin(queue, ticket)
-        return await self._legs.write(round_, driver, queue)
+        return self._legs.write(round_, driver, queue)

@@ -14,6 +14,7 @@ from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import era as eras
 from gateway.protocol import mcp
 from gateway.protocol.errors import DownstreamError
+from gateway.protocol.request import names_modern
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.cipher import PREFIX
 
@@ -27,6 +28,13 @@ class EraRouting:
         self._authenticator = authenticator
         self._continuation = continuation
         self._passthrough = passthrough
+
+    def is_bridged(self, incoming: Incoming, live: LiveRoute) -> bool:
+        """Whether it is clear at once that a request is bridged, as it is for most."""
+        era = live.upstream.era
+        if incoming.method != "POST" or not (era is None or live.route.era == "bridge" or era.known is False):
+            return False
+        return names_modern(incoming.headers.get(mcp.PROTOCOL_VERSION))
 
     async def passed(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
         """Return the upstream's own reply; None if the request must be bridged."""

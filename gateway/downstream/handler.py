@@ -11,13 +11,15 @@ from aiohttp import web
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.host_check import HostCheck
 from gateway.auth.oauth_proxy import OAuthProxy
+from gateway.bridge.driver import Driver
+from gateway.bridge.response_queue import ending_of
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.config import Config, InForce, Limits
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
 from gateway.downstream.rejections import Rejections, no_route
-from gateway.downstream.round import begin_span, new_round, span_ended_on_error
+from gateway.downstream.round import LEFT, begin_span, new_round
 from gateway.http import request_id as ids
 from gateway.http.client import Client
 from gateway.http.incoming import Incoming
@@ -58,7 +60,7 @@ class RequestHandler:
         self._ids = ids.numbered(secrets.token_hex(6))
         self.in_flight = 0
         """Requests whose final message has not been written yet."""
-        self.running, self.relayed = continuation.legs.running, continuation.legs.relayed
+        self._legs = continuation.legs
 
     def _use(self, config: Config) -> None:
         self._config = config
@@ -67,6 +69,16 @@ class RequestHandler:
     def stop(self) -> None:
         """Accept no new calls and no new streams."""
         self._dispatcher.stopping = self._passthrough.stopping = True
+
+    @property
+    def running(self) -> set[Driver]:
+        """The exchanges with a leg of a client of this replica."""
+        return self._legs.running
+
+    @property
+    def relayed(self) -> set[Driver]:
+        """The exchanges with a leg of a request that another replica forwarded."""
+        return self._legs.relayed
 
     @property
     def stopping(self) -> bool:
@@ -85,7 +97,7 @@ class RequestHandler:
             raise no_route(path)
         return live.upstream.client
 
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    def handle(self, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""
         # Until the body is here, the configuration of the present route holds.
         live = self._routes.live.get(http.path)
@@ -101,11 +113,11 @@ class RequestHandler:
             json_depth=config.limits.json_depth,
         )
         reply = HttpReply(http, config.timeouts.send_seconds, self._oauth_proxy.challenge)
-        return await self._replied(self._serve_client(http, incoming, reply, config.limits), incoming, reply)
+        return self._replied(self._serve_client(http, incoming, reply, config.limits), incoming, reply)
 
-    async def handle_hop(self, incoming: Incoming, reply: ReplyWriter) -> web.StreamResponse:
+    def handle_hop(self, incoming: Incoming, reply: ReplyWriter) -> Awaitable[web.StreamResponse]:
         """Serve one request that another replica forwarded; raises PeerFailed if this replica cannot serve it."""
-        return await self._replied(self._serve_replica(incoming, reply), incoming, reply)
+        return self._replied(self._serve_replica(incoming, reply), incoming, reply)
 
     async def _replied(
         self, serving: Awaitable[web.StreamResponse], incoming: Incoming, reply: ReplyWriter
@@ -134,15 +146,30 @@ class RequestHandler:
                 raise no_route(incoming.path)
         if self._authenticator.verifies:
             await self._verify(http, incoming, limits)
-        incoming.body = await self._bodies.read(http, limits.body_bytes, limits.receive_seconds)
+        body = self._bodies.read_now(http, limits.body_bytes)
+        if body is None:
+            body = await self._bodies.read(http, limits.body_bytes, limits.receive_seconds)
+        incoming.body = body
         if bodies.on:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
+        return await self._route(incoming, reply)
+
+    def _route(self, incoming: Incoming, reply: HttpReply) -> Awaitable[web.StreamResponse]:
+        """Bridge a request, or pass it through."""
         live = self._routes.live.get(incoming.path)  # once more: a reload may have come before the body
         if live is None:
-            return await self._serve_without_route(incoming, reply)
+            return self._serve_without_route(incoming, reply)
+        if self._era_routing.is_bridged(incoming, live):
+            return self._bridge_first(incoming, reply, live)
+        return self._pass(incoming, reply, live)
+
+    async def _pass(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse:
+        """Pass a request through, unless it must be bridged."""
         passed = await self._era_routing.passed(incoming, reply, live)
-        if passed is not None:
-            return passed
+        return passed if passed is not None else await self._bridge_first(incoming, reply, live)
+
+    async def _bridge_first(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse:
+        """Bridge a request, or pass it through if the upstream turns out to be modern."""
         try:
             return await self._bridge(incoming, reply, live)
         except NoHandshake:
@@ -181,8 +208,15 @@ class RequestHandler:
             # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
             return web.Response(status=202)
         started = time.monotonic()
-        incoming.span = begin_span(incoming, live)
-        with span_ended_on_error(incoming.span):
-            caller = await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route))
+        span = incoming.span = begin_span(incoming, live)
+        try:
+            is_checked = asks_as_client(live.route)
+            caller = self._authenticator.known_caller(incoming, is_checked=is_checked)
+            if caller is None:
+                caller = await self._authenticator.caller(incoming, is_checked=is_checked)
             round_ = new_round(incoming, reply, live, caller, started)
+        except BaseException as exc:
+            if span is not None:  # the request is refused, or left, before its round begins
+                span.end(ending_of(exc) if isinstance(exc, GatewayError) else LEFT)
+            raise
         return await self._dispatcher.serve(round_)

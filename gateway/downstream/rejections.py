@@ -13,6 +13,7 @@ from gateway.protocol.errors import (
     InvalidState,
     MethodNotFound,
     OwnerStalled,
+    StateFromFuture,
     UpstreamError,
 )
 from gateway.routes.table import RouteTable
@@ -25,7 +26,6 @@ _STATE_NOTES: Final = {
     "for state.ttl_seconds",
     "forged": "changed in transit, or sealed with another key of the same id: give all replicas the same state.keys",
     "expired": "the client retried after state.ttl_seconds",
-    "future": "sealed by a replica whose clock is more than a minute ahead: compare the clocks",
     "version": "sealed by another version of the gateway: an upgrade that changes the version loses such calls",
     "other_principal": "another caller sent it: if it was the same caller, check principal.source",
     "other_headers": "it came with other credentials in routes[].bind_headers, or without them: rotating a key ends "
@@ -84,6 +84,8 @@ class Rejections:
         elif isinstance(error, UpstreamError):
             self._log(Event.UPSTREAM_FAILED, error, incoming, reason=error.reason)
         elif isinstance(error, OwnerStalled):
+            if isinstance(error, StateFromFuture):
+                self._metrics.state_rejected("future")
             self._log(Event.PEER_FAILED, error, incoming)
 
     def _log(self, event: Event, error: GatewayError, incoming: Incoming, **fields: object) -> None:

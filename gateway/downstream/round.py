@@ -2,20 +2,19 @@
 
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
-from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
 from gateway.exchange.events import Leg
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.http.upstream_headers import for_call, joined, own_headers
 from gateway.protocol import jsonrpc, mcp, sse
-from gateway.protocol.errors import GatewayError, NoHandshake
+from gateway.protocol.errors import NoHandshake
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
 from gateway.sessions.assignment import Opener
@@ -83,7 +82,11 @@ class Round(msgspec.Struct, eq=False):
             item = await queue.take()
         if isinstance(item.cause, NoHandshake) and not self.reply.started:
             raise item.cause  # the upstream may be modern, and answer this very request
-        return await self.reply.whole(item.body, item.status, item.headers, item.ending), item.ending
+        return await self.finish(item)
+
+    async def finish(self, last: FinalMessage) -> Replied:
+        """Write the final message."""
+        return await self.reply.whole(last.body, last.status, last.headers, last.ending), last.ending
 
     def continued(self, step: Step) -> None:
         """Count how a retry found its call."""
@@ -119,6 +122,8 @@ def _upstream_headers(incoming: Incoming, live: LiveRoute, caller: Caller) -> He
     _ = sent.pop(caller.distrusted_header or "", None)
     meta = incoming.request().user_meta
     for name in mcp.TRACE_KEYS:
+        if name not in incoming.headers and name not in meta:
+            continue
         value = (jsonrpc.text(meta.get(name)) if meta else None) or joined(incoming.headers, name)
         if value is not None and _TRACE_VALUE.fullmatch(value):
             sent[name] = value
@@ -127,7 +132,8 @@ def _upstream_headers(incoming: Incoming, live: LiveRoute, caller: Caller) -> He
         for name in _TRACE_CONTEXT:
             _ = sent.pop(name, None)
         sent.update(incoming.span.headers())
-    sent.update(own_headers(live.route))
+    if own := own_headers(live.route):
+        sent.update(own)
     return sent
 
 
@@ -147,17 +153,6 @@ def begin_span(incoming: Incoming, live: LiveRoute) -> Span | None:
     rpc_id = (jsonrpc.text(request.id) or bytes(request.id).decode()).encode("utf-8", "replace").decode()
     carried = _bounded(traces.carried(meta)), _bounded(traces.carried(headers))
     return traces.round(about, ClientRequest(rpc_id, incoming.request_id, incoming.remote, *carried))
-
-
-@contextmanager
-def span_ended_on_error(span: Span | None) -> Iterator[None]:
-    """End a span whose request is refused, or left, before its round begins."""
-    try:
-        yield
-    except BaseException as exc:
-        if span is not None:
-            span.end(ending_of(exc) if isinstance(exc, GatewayError) else LEFT)
-        raise
 
 
 def _bounded(values: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,12 @@ from msgspec import Raw
 
 from gateway.protocol import jsonrpc, mcp
 
+MAX_RESULT_BYTES: Final = 262_144
+"""The bound for an InitializeResult, which is kept with its sessions."""
+MAX_INFO_BYTES: Final = 16_384
+"""The bound for `serverInfo`, which goes into each reply and each `requestState`."""
 _TASKS: Final = "io.modelcontextprotocol/tasks"
+_NAMED: Final = ("name", "version")
 _UNKNOWN: Final = Raw(b'{"name":"unknown","version":"0"}')
 _CLIENT_KEYS: Final = ("elicitation", "sampling", "roots", "experimental")
 _SERVER_KEYS: Final = (
@@ -56,7 +61,9 @@ def initialize_params(client_info: Raw, capabilities: Raw) -> dict[str, object]:
 
 
 def handshake(result: Raw) -> Handshake:
-    """Read an InitializeResult; raises ValueError if it is malformed or its version is unknown."""
+    """Read an InitializeResult; raises ValueError if it is malformed or too large, or its version is unknown."""
+    if (size := len(bytes(result))) > MAX_RESULT_BYTES:
+        raise ValueError(f"its InitializeResult has {size:,} bytes, more than {MAX_RESULT_BYTES:,}")
     opened = jsonrpc.fields(result)
     version = jsonrpc.text(opened.get("protocolVersion"))
     if version is None:
@@ -64,13 +71,12 @@ def handshake(result: Raw) -> Handshake:
     if version not in mcp.LEGACY_VERSIONS:
         raise ValueError(f"the server wants protocol version {version[:40]!r}")
     # Clients validate these values, so malformed ones are replaced or dropped.
-    info = opened.get("serverInfo")
     instructions = opened.get("instructions")
     capabilities = jsonrpc.fields(opened.get("capabilities", jsonrpc.EMPTY))
     return Handshake(
         version,
         {key: raw if _is_object(raw) else jsonrpc.EMPTY for key, raw in capabilities.items() if _is_set(raw)},
-        info if info is not None and _is_implementation(info) else _UNKNOWN,
+        _server_info(opened.get("serverInfo")),
         instructions if jsonrpc.text(instructions) is not None else None,
     )
 
@@ -88,11 +94,14 @@ def _is_object(raw: Raw) -> bool:
     return bytes(raw).startswith(b"{")
 
 
-def _is_implementation(raw: Raw) -> bool:
-    if not _is_object(raw):
-        return False
+def _server_info(raw: Raw | None) -> Raw:
+    """Of `serverInfo` what can be passed on: all of it, its name and version if it is large, or a name of our own."""
+    if raw is None or not _is_object(raw):
+        return _UNKNOWN
     opened = jsonrpc.fields(raw)
-    return jsonrpc.text(opened.get("name")) is not None and jsonrpc.text(opened.get("version")) is not None
+    named = {key: opened[key] for key in _NAMED if jsonrpc.text(opened.get(key)) is not None}
+    info = raw if len(bytes(raw)) <= MAX_INFO_BYTES else Raw(jsonrpc.merge(named.items()))
+    return info if len(named) == len(_NAMED) and len(bytes(info)) <= MAX_INFO_BYTES else _UNKNOWN
 
 
 def discover_result(shaken: Handshake, ttl_ms: int, scope: str) -> bytes:

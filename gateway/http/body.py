@@ -26,12 +26,16 @@ class BodyReader:
         self._addresses: dict[str, Budget] = {}
         """Only addresses with bodies under way."""
 
+    def read_now(self, http: web.BaseRequest, limit: int) -> bytes | None:
+        """Return a body that came with its head, as small ones do; None if it must be waited for. Raises as `read`."""
+        return _whole(http, _inflation(http), limit) if http.content.is_eof() else None
+
     async def read(self, http: web.BaseRequest, limit: int, seconds: float) -> bytes:
         """Return the whole body, inflated; raises TooLarge, UnsupportedEncoding, InvalidRequest or Busy."""
+        body = self.read_now(http, limit)
+        if body is not None:
+            return body
         inflation = _inflation(http)
-        if http.content.is_eof():
-            # The body came with its head, as small ones do: nothing to wait for.
-            return _whole(http, inflation, limit)
         if http.content_length is not None and http.content_length > limit:
             raise _too_large(limit)
         if http.headers.get("Expect", "").lower() == "100-continue" and http.version >= HttpVersion11:
@@ -165,6 +169,8 @@ def _receiving_bytes_per_address(limits: Limits) -> int:
 
 def _inflation(http: web.BaseRequest) -> _Inflation | None:
     values = http.headers.getall(hdrs.CONTENT_ENCODING, ())
+    if not values:
+        return None
     encoding = ", ".join(values).strip().lower()
     if encoding in ("", "identity"):
         return None

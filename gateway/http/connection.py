@@ -107,6 +107,11 @@ class Connection(RequestHandler):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002  (as of aiohttp)
+        """Read on after a pause; aiohttp calls this for every body, though hardly any was paused."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def begin_request(self) -> None:
         """Do what the beginning of a request means: what was received ahead of it is its own now."""
         if self._ahead is not None and not self._messages:

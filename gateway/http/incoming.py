@@ -49,20 +49,24 @@ class Incoming(msgspec.Struct, eq=False):
     """The span of its round; set after the checks, if requests are traced."""
     caller: Caller | None = None
     """Set once the caller is authenticated."""
-    opened: ParsedBody | DownstreamError | None = None
+    opened: ParsedBody | None = None
     """The outcome of `parsed`."""
+    is_unreadable: bool = False
+    """Whether `parsed` has failed."""
+    unreadable_id: bytes | None = None
+    """What could be read of an unreadable body: the JSON of its id."""
     checked: Request | None = None
     """The outcome of `request`."""
 
     def parsed(self) -> ParsedBody:
-        """Return the body as JSON-RPC, parsed at the first call only; raises ParseError or InvalidRequest."""
+        """Return the body as JSON-RPC, parsed once if it is valid; raises ParseError or InvalidRequest."""
         if self.opened is None:
             try:
                 self.opened = read(self.body, self.json_depth)
             except DownstreamError as exc:
-                self.opened = exc
-        if isinstance(self.opened, DownstreamError):
-            raise self.opened
+                # Not the error itself: its traceback refers to this object, and the cycle would keep the body.
+                self.is_unreadable, self.unreadable_id = True, exc.request_id
+                raise
         return self.opened
 
     def request(self) -> Request:
@@ -74,10 +78,12 @@ class Incoming(msgspec.Struct, eq=False):
     @property
     def rpc_id(self) -> bytes | None:
         """JSON of the request's id; None if the body has none, or has not been received."""
+        if self.is_unreadable:
+            return self.unreadable_id
         try:
             id_ = self.parsed().id
-        except DownstreamError as exc:
-            return exc.request_id
+        except DownstreamError:
+            return self.unreadable_id
         return bytes(id_) if id_ is not None else None
 
     def values(self, name: str) -> Sequence[str]:

@@ -6,7 +6,7 @@ A reply is one whole body, or an SSE stream that ends with the final message. Th
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
+from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import HttpVersion11, web
@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 
 from gateway.http import request_id
 from gateway.http.connection import Connection
+from gateway.http.json_reply import JsonReply
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
 from gateway.telemetry import Direction, Ending, bodies
@@ -77,6 +78,9 @@ class HttpReply(ReplyWriter):
         if bodies.on:
             self._show(body)
         if len(body) <= _PIECE_BYTES:
+            http = self._http
+            if status == HTTPStatus.OK and not headers and http.version == HttpVersion11 and http.method == "POST":
+                return JsonReply(body, http[request_id.KEY])
             return web.Response(body=body, status=status, headers=headers, content_type=_JSON)
         return _LargeReply(self._http, body, self._send_seconds, status=status, headers=headers)
 
@@ -136,11 +140,11 @@ class _LargeReply(web.StreamResponse):
     def __init__(self, http: web.BaseRequest, body: bytes, send_seconds: float, **head: Any) -> None:
         super().__init__(**head)
         self.content_type, self.content_length = _JSON, len(body)
-        self._rest = partial(_send_pieces, http, self, body, send_seconds)
+        self._http, self._json, self._send_seconds = http, body, send_seconds
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Send the body."""
-        await self._rest()
+        await _send_pieces(self._http, self, self._json, self._send_seconds)
         await super().write_eof(data)
 
 

@@ -18,6 +18,7 @@ AUTHORIZATION: Final = "Authorization"
 _NEVER: Final = HOP_BY_HOP | {"host", "expect", "content-length"}
 """The HTTP client that connects to the upstream writes these itself."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_NONE: Final[dict[str, str]] = {}
 _TRUSTED: Final = frozenset({"authorization", "cookie", "forwarded", "x-real-ip"})
 _TRUSTED_PREFIXES: Final = ("x-forwarded-", "mcp-")
 """Headers that servers believe; no other spelling of them goes upstream."""
@@ -34,7 +35,7 @@ def check_once(names: Iterable[str | None], headers: MultiMapping[str]) -> None:
     If a proxy in front appends its own value, the caller could otherwise choose which of the values counts.
     """
     for name in names:
-        if name is not None and (times := len(headers.getall(name, ()))) > 1:
+        if name is not None and name in headers and (times := len(headers.getall(name))) > 1:
             raise InvalidRequest(
                 f"The header {name} came {times} times, and it tells who is calling; send it once, and have a proxy "
                 "in front of the gateway replace it, not append to it"
@@ -72,11 +73,10 @@ def for_call(route: Route, headers: MultiMapping[str]) -> dict[str, str]:
     check_once((AUTHORIZATION, *route.bound_headers), headers)
     sent: dict[str, str] = {}
     for name in (AUTHORIZATION, *route.forward_headers) if asks_as_client(route) else route.forward_headers:
-        value = joined(headers, name)
-        if value is not None:
+        if name in headers and (value := joined(headers, name)) is not None:
             sent[name] = _sendable(name, value)
-    sent.update(own_headers(route))
-    return sent
+    own = own_headers(route)
+    return {**sent, **own} if own else sent
 
 
 def credentials_in(route: Route, headers: Mapping[str, str]) -> bool:
@@ -130,9 +130,11 @@ def passed_back(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     )
 
 
-def own_headers(route: Route) -> dict[str, str]:
+def own_headers(route: Route) -> Mapping[str, str]:
     """The headers that the route sets; they replace those of the client and of the trace."""
     credentials = route.credentials
+    if not route.set_headers and credentials.mode != "replace":
+        return _NONE
     own = dict(route.set_headers)
     if credentials.mode == "replace" and credentials.token is not None:
         if credentials.header is None:

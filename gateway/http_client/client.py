@@ -51,12 +51,27 @@ class HttpClient:
     ) -> PendingRequest:
         """Send a request, at once if a connection is idle. Raises ValueError for headers that cannot be sent."""
         encoded = head.encoded(headers, len(body))
+        return self.begin_encoded(
+            origin, encoded, body, listener, is_head=head.is_head, connect_seconds=connect_seconds
+        )
+
+    def begin_encoded(  # noqa: PLR0913  (what one request consists of)
+        self,
+        origin: Origin,
+        encoded: bytes,
+        body: bytes,
+        listener: ReplyListener,
+        *,
+        connect_seconds: float,
+        is_head: bool = False,
+    ) -> PendingRequest:
+        """As `begin`, with the bytes of the head."""
         pending = PendingRequest(listener)
         connection = None if self._is_closed else self._idle.take(origin)
         if connection is not None:
-            connection.start(pending, encoded, body, is_head=head.is_head)
+            connection.start(pending, encoded, body, is_head=is_head)
             return pending
-        opening = self._open(pending, origin, encoded, body, connect_seconds, is_head=head.is_head)
+        opening = self._open(pending, origin, encoded, body, connect_seconds, is_head=is_head)
         task = self._tasks.start(opening, "connect upstream")
         self._connecting.add(task)
         pending.connecting(task)

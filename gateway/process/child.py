@@ -172,7 +172,9 @@ class Child:
         _ = self._process.wait()
         _ = await asyncio.wait((self.stderr_log.ended,), timeout=_LAST_OUTPUT_SECONDS)
         for transport in self._transports:
-            _abort(transport)
+            transport.close()
+        if not self._input.is_lost:  # asyncio's transports cannot be aborted after that
+            self._stdin.abort()  # a close would wait for unwritten data
         self._report()
         self.gone.set_result(None)
 
@@ -302,6 +304,7 @@ class _Input(asyncio.BaseProtocol):
     def __init__(self) -> None:
         self.free: asyncio.Future[None] | None = None
         """Done when the pipe has taken everything; None if it has."""
+        self.is_lost = False
 
     def pause_writing(self) -> None:
         self.free = asyncio.get_running_loop().create_future()
@@ -312,6 +315,7 @@ class _Input(asyncio.BaseProtocol):
             self.free = None
 
     def connection_lost(self, _exc: Exception | None) -> None:
+        self.is_lost = True
         self.resume_writing()
 
 
@@ -347,11 +351,3 @@ def _describe_exit(code: int) -> str:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"was ended by signal {-code}"
-
-
-def _abort(transport: asyncio.BaseTransport) -> None:
-    """Close without waiting for unwritten data."""
-    if isinstance(transport, asyncio.WriteTransport):
-        transport.abort()
-    else:
-        transport.close()

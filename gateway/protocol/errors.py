@@ -298,6 +298,15 @@ class OwnerStalled(GatewayError):
         self.headers["Retry-After"] = "1"
 
 
+class StateFromFuture(OwnerStalled):
+    """A genuine state was sealed by a replica whose clock is ahead: it opens once the clocks agree, or elsewhere."""
+
+    fix = "compare the clocks of the replicas, for example with chronyc tracking: they must agree to within 60 s"
+
+    def __init__(self, member: str) -> None:
+        super().__init__(member or "(any)", "has a clock that is more than 60 s ahead of this replica's")
+
+
 class OwnerSilent(OwnerStalled):
     """This replica could not give the request to the owner, but nothing proves that the owner is dead.
 

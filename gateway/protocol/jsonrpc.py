@@ -82,7 +82,10 @@ def message(data: bytes) -> Message:
 def _hidden(raw: Raw | bytes, refused: msgspec.DecodeError) -> bytes:
     """JSON that msgspec refused, with its unpaired surrogates hidden; raises `refused` if they are not the cause."""
     if isinstance(refused, msgspec.ValidationError) or (hidden := unpaired_surrogates.hidden(bytes(raw))) is None:
-        raise refused
+        try:
+            raise refused
+        finally:
+            del refused  # its traceback refers to this frame, and the cycle would keep the message
     return hidden
 
 
@@ -447,8 +450,17 @@ def distinct(raw: Raw | bytes) -> Fields:
     smuggling in JSON), so it is refused. Detection compares lengths: in compact JSON, which most clients send, the
     members add up to the object. Other JSON is compacted first.
     """
+    data = bytes(raw)
+    if len(data) <= MAX_MEMBERS:  # it has fewer members, so the usual case needs no other check
+        try:
+            opened = _decode_fields(data)
+        except (msgspec.DecodeError, RecursionError):
+            pass  # `_open` knows why
+        else:
+            if len(data) == 1 + len("".join(opened)) + len(b"".join(opened.values())) + 4 * len(opened):
+                return opened
     opened, hidden = _open(raw)
-    if hidden is None and len(bytes(raw)) == _compact_length(opened, len("".join(opened))):
+    if hidden is None and len(data) == _compact_length(opened, len("".join(opened))):
         return opened
     if hidden is None:
         written = msgspec.json.format(bytes(raw), indent=-1)

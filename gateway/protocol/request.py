@@ -9,7 +9,7 @@ Validation), server/utilities/logging.
 
 import re
 from functools import _lru_cache_wrapper, lru_cache
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -39,6 +39,7 @@ _PROTOCOL_META: Final = frozenset(
 )
 _OURS: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
 """Params that do not go upstream; `task` would start a 2025-11-25 task, which modern clients do not understand."""
+_PROGRESS_TOKEN: Final = mcp.META_PROGRESS_TOKEN.encode()
 _MAX_DECLARATION_BYTES: Final = 16_384
 _REMEMBERED_BYTES: Final = 1_024
 _UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
@@ -95,6 +96,12 @@ class _Declared(msgspec.Struct):
 _decode_declared = msgspec.json.Decoder(_Declared).decode
 
 
+def _repeated_key(body: bytes) -> InvalidRequest:
+    error = InvalidRequest("The request repeats a key; send each key once")
+    error.request_id = _usable_id(jsonrpc.fields(body))
+    return error
+
+
 def read(body: bytes, max_depth: int) -> ParsedBody:
     """Open a body; raises ParseError or InvalidRequest.
 
@@ -104,9 +111,7 @@ def read(body: bytes, max_depth: int) -> ParsedBody:
         jsonrpc.check_bounds(body, max_depth)
         opened = jsonrpc.distinct(body)
     except jsonrpc.RepeatedKey as exc:
-        refused = InvalidRequest("The request repeats a key; send each key once")
-        refused.request_id = _usable_id(jsonrpc.fields(body))
-        raise refused from exc
+        raise _repeated_key(body) from exc
     except msgspec.ValidationError as exc:
         raise InvalidRequest("The body must be one JSON-RPC object; batches were removed from MCP") from exc
     except jsonrpc.TooMany as exc:
@@ -137,8 +142,20 @@ def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> ParsedBody:
     if "id" in opened and id_ is None:
         raise InvalidRequest('"id" must be a string or an integer')
     params = _object(opened.get("params"), '"params"', InvalidRequest)
-    meta = _object(params["_meta"], '"params._meta"', InvalidParams) if "_meta" in params else None
-    return ParsedBody(id_, method, params, meta)
+    return ParsedBody(id_, method, params, _read_meta(params["_meta"]) if "_meta" in params else None)
+
+
+def _read_meta(raw: Raw) -> jsonrpc.Fields:
+    """Open `_meta`; the result must not be changed, since the requests of one client share it."""
+    data = bytes(raw)
+    if len(data) > _REMEMBERED_BYTES or _PROGRESS_TOKEN in data:
+        return _object(raw, '"params._meta"', InvalidParams)
+    return _usual_meta(data)
+
+
+@lru_cache(maxsize=1024)
+def _usual_meta(raw: bytes) -> jsonrpc.Fields:
+    return _object(Raw(raw), '"params._meta"', InvalidParams)
 
 
 def _object(raw: Raw | None, name: str, error: type[DownstreamError]) -> jsonrpc.Fields:
@@ -174,12 +191,11 @@ def names_modern(version: str | None) -> bool:
 def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
     """Check a modern request; raises the DownstreamError of the first check that fails."""
     assert parsed.id is not None, "the caller answers notifications"
-    meta = parsed.meta or {}
-    version = _required_version(meta)
-    declared_raw, declared = _capabilities(meta)
-    log_level = _log_level(meta)
-    progress_token = _progress_token(meta)
-    client_info = _client_info(meta)
+    raw = parsed.params.get("_meta")
+    data = b"" if raw is None else bytes(raw)
+    is_usual = 0 < len(data) <= _REMEMBERED_BYTES and _PROGRESS_TOKEN not in data  # else each differs
+    meta = _usual_declarations(data) if is_usual else _declarations(parsed.meta or {})
+    version, declared_raw, declared, log_level, progress_token, client_info, user_meta = meta
     target = header_mismatch.check(parsed.method, parsed.params, version, headers)
     if version not in mcp.SUPPORTED_VERSIONS:
         raise UnsupportedVersion(version)
@@ -196,7 +212,7 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
         method=parsed.method,
         version=version,
         params={key: value for key, value in parsed.params.items() if key not in _OURS},
-        user_meta={key: value for key, value in meta.items() if key not in _PROTOCOL_META},
+        user_meta=user_meta,
         target=target or "",
         client_info=client_info,
         capabilities=declared_raw,
@@ -208,10 +224,37 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
     )
 
 
+class _Declarations(NamedTuple):
+    """What the `_meta` of a request says."""
+
+    version: str
+    capabilities: Raw
+    declared: Capabilities
+    log_level: str | None
+    progress_token: Raw | None
+    client_info: Raw
+    user_meta: jsonrpc.Fields
+    """Not to be changed, since the requests of one client share it."""
+
+
+def _declarations(meta: jsonrpc.Fields) -> _Declarations:
+    version = _required_version(meta)
+    capabilities, declared = _capabilities(meta)
+    log_level, progress_token, client_info = _log_level(meta), _progress_token(meta), _client_info(meta)
+    user_meta = {key: value for key, value in meta.items() if key not in _PROTOCOL_META}
+    return _Declarations(version, capabilities, declared, log_level, progress_token, client_info, user_meta)
+
+
+@lru_cache(maxsize=1024)
+def _usual_declarations(raw: bytes) -> _Declarations:
+    """Cached, because a client says the same in every request."""
+    return _declarations(_usual_meta(raw))
+
+
 def _check_numbers(params: jsonrpc.Fields) -> None:
     """Refuse numbers that cannot be compared, since a requestState is bound to them, before anything runs."""
     for key, value in params.items():
-        if key == "_meta":
+        if key == "_meta" or bytes(value)[:1] == b'"':
             continue
         try:
             jsonrpc.check_numbers(value)

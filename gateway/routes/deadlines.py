@@ -22,6 +22,8 @@ class Deadlines:
         self.lengths = idle, silence, leg, ttl, linger, cold = lengths(config)
         self.idle = CoarseTimer(idle, tasks, "idle")
         self.silence = CoarseTimer(silence, tasks, "keep-alive")
+        self.plain = CoarseTimer(min(idle, silence, leg), tasks, "plain call")
+        """The first deadline of a plain call; it takes an exchange to know what happens then."""
         self.shared = {
             Timer.LEG: CoarseTimer(leg, tasks, Timer.LEG),
             Timer.TTL: CoarseTimer(ttl, tasks, Timer.TTL),

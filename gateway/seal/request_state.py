@@ -16,7 +16,7 @@ import msgspec
 from gateway.config import InForce
 from gateway.exchange.replay_ledger import Recorded
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import InvalidParams, InvalidState
+from gateway.protocol.errors import InvalidParams, InvalidState, StateFromFuture
 from gateway.protocol.request import Request
 from gateway.seal.cipher import Keyring
 
@@ -164,9 +164,10 @@ class Sealer:
         return state
 
     def open(self, state: str, binding: Binding, now: float, digest: Digest) -> Envelope:
-        """The envelope of `state`, if it is authentic, in time and belongs to this request; raises InvalidState.
+        """The envelope of `state`, if it is authentic, in time and belongs to this request.
 
-        `digest` digests the request's headers of the names in the envelope.
+        `digest` digests the request's headers of the names in the envelope. Raises InvalidState; StateFromFuture only
+        for the request that the state belongs to, so that nothing is revealed to others.
         """
         if len(state) > self._most:
             raise InvalidState("too_large")
@@ -176,8 +177,6 @@ class Sealer:
             raise InvalidState("version") from exc
         if envelope.version != VERSION:
             raise InvalidState("version")
-        if envelope.issued > now + SKEW_SECONDS:
-            raise InvalidState("future")
         if envelope.expires < now:
             raise InvalidState("expired")
         for name in _REPEATED:
@@ -185,6 +184,8 @@ class Sealer:
                 raise InvalidState(f"other_{name}")
         if not _has_its_headers(envelope.binding, binding, digest):
             raise InvalidState("other_headers")
+        if envelope.issued > now + SKEW_SECONDS:
+            raise StateFromFuture(envelope.owner)
         return envelope
 
 

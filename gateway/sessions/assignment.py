@@ -185,6 +185,11 @@ class Capacity(Generic[S]):
         return newcomer if proven is None or newcomer.turn < proven.turn else proven
 
     @property
+    def is_asked_for_room(self) -> bool:
+        """Whether a request waits that room for a new session would satisfy."""
+        return bool(self._eligible or self._eligible_newcomers)
+
+    @property
     def lacks_newcomer_room(self) -> bool:
         """Whether the reserve of newcomers is used up."""
         return self.newcomers >= self._limits.newcomers
@@ -285,7 +290,8 @@ class Capacity(Generic[S]):
                 self.evictable_newcomers[session] = None
             if session in self._address_of:
                 self._addresses[self._address_of[session]].evictable[session] = None
-            self._settle(group.principal, quota)
+            if quota.openers:
+                self._settle(group.principal, quota)
 
     def occupied(self, session: S, group: Queue[S]) -> None:
         """A session is not idle any more, if it was."""
@@ -296,7 +302,8 @@ class Capacity(Generic[S]):
             self.evictable_newcomers.pop(session, None)
             if session in self._address_of:
                 del self._addresses[self._address_of[session]].evictable[session]
-            self._settle(group.principal, quota)
+            if quota.openers:
+                self._settle(group.principal, quota)
 
     def _set_opener(self, request: Request[S], *, is_opener: bool) -> None:
         principal = request.group.principal

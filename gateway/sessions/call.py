@@ -12,7 +12,7 @@ from msgspec import Raw
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.telemetry import Span
-from gateway.upstream.channel import NO_HEADERS, Headers
+from gateway.upstream.channel import NO_HEADERS, BegunReply, Headers
 
 
 class PoolKey(msgspec.Struct, frozen=True):
@@ -65,6 +65,8 @@ class Call(msgspec.Struct, eq=False):
     """Monotonic time of the last message."""
     reader: asyncio.Task[object] | None = None
     """The task that reads the call's own stream."""
+    reply: BegunReply | None = None
+    """The call's own stream, as long as no task reads it."""
     left: bool = False
     """Whether `leave` ended the reading."""
     span: Span | None = None
@@ -74,9 +76,13 @@ class Call(msgspec.Struct, eq=False):
 
     def leave(self) -> None:
         """Stop reading: the answer came on the side stream, or the call was given up."""
-        if self.reader is not None and not self.left:
-            self.left = True
+        if self.left:
+            return
+        self.left = True
+        if self.reader is not None:
             _ = self.reader.cancel()
+        elif self.reply is not None:
+            self.reply.close()
 
 
 class OwnListener:

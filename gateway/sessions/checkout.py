@@ -183,6 +183,8 @@ class Checkout(ABC):
 
     def _assign(self, group: Group[Session] | None) -> None:
         """Carry out every assignment that a change in a group, or elsewhere, makes possible."""
+        if not self._capacity.is_asked_for_room and (group is None or not group.takers):
+            return
         while (found := assignment.assign(group, self._capacity)) is not None:
             if isinstance(found, assignment.Discard | assignment.Close):
                 self._remove(found.session, end=isinstance(found, assignment.Close))

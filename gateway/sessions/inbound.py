@@ -99,7 +99,7 @@ def meaning(
     """
     method = message.method
     if method is None:
-        return _response(message, call)
+        return answer(message, call) or UnknownId()
     if not isinstance(message.id, Raw):
         return _notification(method, message.params, call)
     if method == mcp.PING:
@@ -117,13 +117,14 @@ def answers(message: jsonrpc.Message, call: InFlight | None) -> bool:
     return call is not None and message.method is None and message.id == Raw(call.id)
 
 
-def _response(message: jsonrpc.Message, call: InFlight | None) -> Answer | UnknownId:
+def answer(message: jsonrpc.Message, call: InFlight | None) -> Answer | None:
+    """The response to the call in flight, if the message is one."""
     if answers(message, call):
         if isinstance(message.result, Raw):
             return Answer(on.Resulted(message.result))
         if isinstance(message.error, Raw):
             return Answer(on.Failed(jsonrpc.error(message.error)))
-    return UnknownId()
+    return None
 
 
 def _notification(method: str, params: Raw | msgspec.UnsetType, call: InFlight | None) -> Change | Notice | Unrelated:

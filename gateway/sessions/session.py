@@ -89,7 +89,7 @@ class Session:
         self._owes = False
         """Whether the call of the process that opened the session may still run."""
         self._settled: asyncio.Event | None = None
-        """Made by the first that waits for the end of the call in flight."""
+        """Made for those that wait for the call's end."""
         self._log_level: str | None = None
         self._own_answers = OwnAnswers(route, tasks, self._answer_now)
         self._headers = NO_HEADERS
@@ -213,6 +213,26 @@ class Session:
         self._show(Direction.TO_UPSTREAM, call.message, call)
         await self._follow(call, headers, self.channel.request(call.message, headers, self._hear_call))
 
+    def begin(self, call: Call, headers: Headers, unusual: Callable[[], None]) -> bool:
+        """Send a call from which nothing but its answer is expected; returns False if the transport cannot.
+
+        `unusual` is called if something else comes; it has to call `keep`, and to have a task `read` it all.
+        """
+        reply = call.reply = self.channel.begin(call.message, headers)
+        if reply is None:
+            return False
+        reply.start(self._hear_answer, unusual)
+        self._sent(call, headers)
+        return True
+
+    async def read(self, call: Call) -> None:
+        """Read a begun call whose reply was kept, from its beginning, as `run` does."""
+        reply, call.reply = call.reply, None
+        if reply is not None and not call.left:
+            await self._read(call, reply.read(self._hear_call))
+        elif self.in_flight is call:  # its answer is not wanted any more
+            self._settle()
+
     async def resume(self, call: Call, cursor: str, headers: Headers, attached: Callable[[], None]) -> None:
         """Pick up a call that another process sent, else as `run`. Raises what `Channel.resume` raises."""
         try:
@@ -224,11 +244,18 @@ class Session:
 
     async def _follow(self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | Raw | None]) -> None:
         """Track a call while its stream is read."""
+        self._sent(call, headers)
+        await self._read(call, reading)
+
+    def _sent(self, call: Call, headers: Headers) -> None:
+        """The call is in flight from now on."""
         assert self.in_flight is None, "one call in flight per session"
         self.in_flight, call.headers = call, headers
-        self._settled = None
         self.turned_away = False
         call.sent = call.heard = time.monotonic()
+
+    async def _read(self, call: Call, reading: Awaitable[jsonrpc.Error | Raw | None]) -> None:
+        """Read the stream of the call in flight."""
         try:
             call.reader = asyncio.current_task()
             refusal = await reading
@@ -291,6 +318,7 @@ class Session:
         self.in_flight = None
         if self._settled is not None:
             self._settled.set()
+            self._settled = None
 
     def detach(self) -> None:
         """Leave the session and its call to another process: read and answer nothing more, and do not end it."""
@@ -346,6 +374,15 @@ class Session:
                 "had effects"
             ) from exc
         return self._take(call, inbound.meaning(message, call, can_ask=self.channel.can_ask), data, aside=False)
+
+    def _hear_answer(self, data: bytes) -> bool:
+        """Take a message of a begun call if it is the answer; else return False, for the task that reads the rest."""
+        call = self.in_flight
+        try:
+            answer = inbound.answer(jsonrpc.message(data), call)
+        except (ValueError, msgspec.MsgspecError):
+            return False
+        return call is not None and answer is not None and self._take_for_call(call, answer, aside=False)
 
     def _hear_side(self, data: bytes) -> bool:
         self._show(Direction.FROM_UPSTREAM, data, self.in_flight)

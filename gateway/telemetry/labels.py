@@ -27,6 +27,7 @@ class Ending(NamedTuple):
 COMPLETE: Final = Ending(Outcome.COMPLETE)
 TOOL_ERROR: Final = "tool_error"
 """The `error.type` of a tool result with `isError` (OpenTelemetry's conventions for MCP)."""
+TOOL_FAILED: Final = Ending(Outcome.COMPLETE, TOOL_ERROR)
 OTHER_ERROR: Final = "_OTHER"
 """OpenTelemetry's fallback for `error.type`."""
 

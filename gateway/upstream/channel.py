@@ -5,8 +5,8 @@ implement it; only streamable HTTP can `resume`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Raw
 
@@ -17,6 +17,9 @@ Headers = Mapping[str, str]
 
 Receive = Callable[[bytes], bool]
 """Takes one JSON-RPC message; returns whether it answers the request in flight."""
+
+Reading = Coroutine[Any, Any, Error | Raw | None]
+"""Reads a reply until it answers the request, as `Channel.request` does."""
 
 NO_HEADERS: Final[Headers] = {}
 
@@ -30,6 +33,25 @@ class SideListener(NamedTuple):
     changed: Callable[[bool], None]
     """Called with True when the side stream was opened again: messages in between are lost. Called with False when it
     will not be opened again."""
+
+
+class BegunReply(Protocol):
+    """The reply to a request that is read by callback as long as it holds nothing but the answer."""
+
+    def start(self, receive: Receive, unusual: Callable[[], None]) -> None:
+        """Say who reads: `receive` returns False for a message that is not the answer, and does nothing with it.
+
+        `unusual` is called if the reply must be read by a coroutine; it has to call `keep`.
+        """
+
+    def keep(self) -> None:
+        """Keep everything for `read` from now on, and all that came before."""
+
+    def read(self, receive: Receive) -> Reading:
+        """Read the reply by a coroutine, from its beginning."""
+
+    def close(self) -> None:
+        """Read nothing more: the answer came another way, or is not wanted."""
 
 
 class Channel(ABC):
@@ -71,6 +93,10 @@ class Channel(ABC):
     @abstractmethod
     async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
         """Open the side stream, before `initialized` is sent."""
+
+    def begin(self, message: bytes, headers: Headers) -> BegunReply | None:  # noqa: ARG002  (for the transports)
+        """Send a request whose reply is read by callback; None if this transport cannot."""
+        return None
 
     @abstractmethod
     async def request(self, message: bytes, headers: Headers, receive: Receive) -> Error | Raw | None:

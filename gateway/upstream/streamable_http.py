@@ -11,12 +11,13 @@ import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from msgspec import Raw
 
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http.client import FOREIGN, REDIRECTS, Exchange, mapped
+from gateway.http.client import FOREIGN, REDIRECTS, Exchange, Prepared, mapped
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
@@ -34,6 +35,7 @@ from gateway.upstream.http_errors import (
 )
 from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.jsonrpc_batches import hand_over
+from gateway.upstream.plain_reply import PlainReply
 from gateway.upstream.resumption import Resumption, asked_seconds
 from gateway.upstream.silence_timeout import SilenceTimeout
 from gateway.upstream.standalone_stream import StandaloneStream
@@ -70,6 +72,7 @@ class StreamableChannel(Channel):
         self._silence = SilenceTimeout(self._resumption)
         self._reply_began = False
         """Whether the response to the current request has begun."""
+        self._prepared: Prepared | None = None
         self._is_ready = False
         """Whether the server accepted `initialized`; some servers crash on a ping before it."""
 
@@ -169,14 +172,44 @@ class StreamableChannel(Channel):
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | Raw | None:
-        """POST a request and read its reply until it is answered; resume it if the server supports that."""
+    def begin(self, message: bytes, headers: Headers) -> PlainReply:
+        """POST a request whose reply is read by callback as long as it holds nothing but the answer."""
         self._resumption.begin()
+        self._reply_began = self.taken = False
+
+        def accepted() -> None:
+            self._reply_began = self.taken = True
+            self._headers = headers
+
+        return PlainReply(
+            partial(self._client.begin_prepared, self._prepared_post(headers), message),
+            accepted,
+            self._resumption,
+            max_bytes=self._client.limits.event_bytes,
+            drain_seconds=self._times.drain_seconds,
+            read=lambda reply, receive: self.request(message, headers, receive, reply),
+        )
+
+    def _prepared_post(self, headers: Headers) -> Prepared:
+        """The head of a call; the calls of a session often have the same."""
+        whole = {**headers, **self._fixed}
+        prepared = self._prepared = self._client.prepared("POST", self._endpoint.url, whole, self._prepared)
+        return prepared
+
+    async def request(
+        self, message: bytes, headers: Headers, receive: Receive, begun: AwaitedReply | None = None
+    ) -> jsonrpc.Error | Raw | None:
+        """POST a request and read its reply until it is answered; resume it if the server supports that."""
         endpoint = self._endpoint
         try:
             # Without the context managers of the other requests: this is the hot path.
-            self._reply_began = self.taken = False
-            response = await self._client.send("POST", endpoint.url, {**headers, **self._fixed}, message)
+            if begun is None:
+                self._resumption.begin()
+                self._reply_began = self.taken = False
+                response = await self._client.send("POST", endpoint.url, {**headers, **self._fixed}, message)
+            else:
+                response = begun
+                await response.begun()
             self._reply_began = True
             try:
                 self._keep_headers(response, headers)

@@ -109,9 +109,17 @@ async def test_a_result_is_kept_for_the_linger_time_only(upstream: FakeUpstream,
     assert stand.metric("mcp_gateway_state_rejected_total", reason="ended") == 1
 
 
-@pytest.mark.parametrize(("jump", "reason"), [(600, "expired"), (-600, "future")])
+@pytest.mark.parametrize(
+    ("jump", "reason", "outcome"),
+    [(600, "expired", (400, -32602, "invalid_request_state")), (-600, "future", (503, -32603, "owner_stalled"))],
+)
 async def test_a_clock_that_jumps_ends_no_held_call(
-    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch, jump: float, reason: str
+    upstream: FakeUpstream,
+    begin: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    jump: float,
+    reason: str,
+    outcome: tuple[int, int, str],
 ) -> None:
     """Deadlines use the monotonic clock. A state looks too old or too new until the clock is right again."""
     stand = await begin(hold={"ttl_seconds": 300})
@@ -121,7 +129,7 @@ async def test_a_clock_that_jumps_ends_no_held_call(
     now = time.time
     with monkeypatch.context() as clock:
         clock.setattr(time, "time", lambda: now() + jump)
-        assert (await client.answer(asked)).outcome == (400, -32602, "invalid_request_state")
+        assert (await client.answer(asked)).outcome == outcome
         assert stand.metric("mcp_gateway_state_rejected_total", reason=reason) == 1
         await asyncio.sleep(2 * TICK_SECONDS)  # the timers of this event loop that are due before it have rung
     assert stand.held == 1

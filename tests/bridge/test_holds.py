@@ -176,10 +176,9 @@ class Crowd:
 
 def reach_leg_limit(stand: Stand) -> None:
     """Let the time of the one leg that waits pass."""
-    alarm = stand.gateway.routes.live["/mcp"].deadlines.shared[Timer.LEG]
-    ((driver, (_, ring)),) = alarm._waiting.items()
-    alarm.disarm(driver)
-    ring()
+    (driver,) = stand.gateway.downstream.running
+    driver._timers.disarm(Timer.LEG)
+    driver._fire(Timer.LEG)
 
 
 CAPS = [{"max_calls": 1}, {"max_calls_per_principal": 1}]

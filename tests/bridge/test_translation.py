@@ -91,17 +91,17 @@ def test_the_trace_of_the_call_replaces_that_of_its_client() -> None:
     context = _fake_context({"traceparent": Raw(b'"old"'), "tracestate": Raw(b'"old"'), "own": Raw(b"1")})
     fake_span = Mock()
     fake_span.headers.return_value = {"traceparent": "new"}
-    call = legacy_call(context, b'"id"', fake_span, Mock())
+    call = legacy_call(context.request, b'"id"', Mock(), fake_span)
     assert json.loads(call.message)["params"]["_meta"] == {"traceparent": "new", "own": 1}
-    call = legacy_call(context, b'"id"', None, Mock())
+    call = legacy_call(context.request, b'"id"', Mock())
     assert json.loads(call.message)["params"]["_meta"] == {"traceparent": "old", "tracestate": "old", "own": 1}
 
 
 def test_a_call_has_no_meta_unless_something_is_in_it_and_a_progress_token_only_if_its_client_sent_one() -> None:
     context = _fake_context()
-    assert json.loads(legacy_call(context, b'"id"', None, Mock()).message)["params"] == {}
+    assert json.loads(legacy_call(context.request, b'"id"', Mock()).message)["params"] == {}
     context.request.progress_token = Raw(b'"mine"')
-    call = legacy_call(context, b'"id"', None, Mock())
+    call = legacy_call(context.request, b'"id"', Mock())
     assert json.loads(call.message)["params"] == {"_meta": {"progressToken": "id"}}
     assert call.progress_token == b'"id"'
 

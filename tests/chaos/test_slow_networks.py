@@ -122,11 +122,6 @@ async def test_a_refused_state_from_the_future_harms_no_call(apart: Stage) -> No
 
 
 @pytest.mark.skipif(FAKETIME is None, reason="apt install libfaketime")
-@pytest.mark.xfail(
-    strict=True,
-    reason="decision 7 promises 503 owner_stalled, but a state that is more than 60 s from the future gets 400 "
-    "invalid_request_state, which no client retries: the user's answer is lost although the call still waits",
-)
 async def test_a_state_from_the_future_asks_its_client_to_come_again(apart: Stage) -> None:
     call = Call(apart.plain, "ask_slow", "come again")
     state = await call.begin(apart.at("gw-3", apart.plain))
@@ -135,10 +130,6 @@ async def test_a_state_from_the_future_asks_its_client_to_come_again(apart: Stag
 
 
 @pytest.mark.skipif(FAKETIME is None, reason="apt install libfaketime")
-@pytest.mark.xfail(
-    strict=True,
-    reason="a state from the future proves that two clocks differ, but only a metric counts it: no log line names it",
-)
 async def test_a_state_from_the_future_is_logged_with_its_cause(apart: Stage) -> None:
     refuser = apart.c.replica("gw-2")
     call = Call(apart.plain, "ask_slow", "logged")

@@ -6,7 +6,7 @@ from gateway.auth import jwks, oauth_proxy, oauth_upstream
 from gateway.bridge import rerun_rules, response_queue, subscription, upstream_messages
 from gateway.cluster import discovery, membership, peer_connections, peer_listener
 from gateway.downstream import handler
-from gateway.exchange import machine, questions, replay_ledger
+from gateway.exchange import handshake, machine, questions, replay_ledger
 from gateway.http import listener, upstream_url
 from gateway.http_client import connection, idle_connections
 from gateway.identity import bearer_token
@@ -60,6 +60,7 @@ FIXED = [
         "OAuth's paths",
         [count(oauth_proxy._AT_ONCE), size(oauth_proxy._BODY_BYTES), size(oauth_upstream.ANSWER_BYTES)],
     ),
+    ("the server's InitializeResult", [size(handshake.MAX_RESULT_BYTES), size(handshake.MAX_INFO_BYTES)]),
     ("the head of an MCP reply", [size(connection.MAX_HEAD_BYTES), f"{connection.MAX_INTERIM_REPLIES} interim"]),
     (
         "an idle connection for MCP",

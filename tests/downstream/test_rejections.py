@@ -12,7 +12,7 @@ from gateway.downstream.rejections import Rejections
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.protocol import mcp
-from gateway.protocol.errors import InvalidState
+from gateway.protocol.errors import InvalidState, StateFromFuture
 from gateway.runtime.budget import Share
 from gateway.telemetry import Ending, StateReason
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -168,7 +168,6 @@ REASONS = {
     StateReason.FORGED: "changed in transit, or sealed with another key of the same id",
     StateReason.VERSION: "sealed by another version of the gateway",
     StateReason.EXPIRED: "the client retried after state.ttl_seconds",
-    StateReason.FUTURE: "sealed by a replica whose clock",
     StateReason.OTHER_ROUTE: "it came with another request",
     StateReason.OTHER_METHOD: "it came with another request",
     StateReason.OTHER_TARGET: "it came with another request",
@@ -203,7 +202,18 @@ class FakeReply(ReplyWriter):
         raise NotImplementedError
 
 
-@pytest.mark.parametrize("reason", StateReason)
+async def test_a_state_from_the_future_is_logged_with_what_to_check(stand: Stand, log_lines: Lines) -> None:
+    reply = FakeReply()
+    incoming = Incoming("/mcp", CIMultiDictProxy(CIMultiDict()), None, b"{}")
+    await Rejections(stand.gateway.routes).answer(StateFromFuture("gw-2"), incoming, reply)
+    assert (reply.status, json.loads(reply.body)["error"]["data"]["reason"]) == (503, "owner_stalled")
+    assert stand.metric("mcp_gateway_state_rejected_total", reason="future") == 1
+    (line,) = log_lines("peer.failed")
+    assert "gw-2 that holds this call has a clock" in line["cause"]
+    assert line["fix"].startswith("compare the clocks")
+
+
+@pytest.mark.parametrize("reason", REASONS)
 async def test_a_rejected_state_is_counted_and_logged_with_its_reason(
     stand: Stand, log_lines: Lines, reason: StateReason
 ) -> None:

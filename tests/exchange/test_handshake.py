@@ -56,6 +56,23 @@ def test_a_server_without_a_name_gets_one(named: dict[str, Any]) -> None:
     assert found.capabilities == {}
 
 
+def test_of_a_large_server_info_only_name_and_version_are_kept() -> None:
+    icons = [{"src": "data:image/png;base64," + "A" * handshake.MAX_INFO_BYTES}]
+    found = shaken(serverInfo={"name": "s", "version": "2", "icons": icons})
+    assert json.loads(bytes(found.server_info)) == {"name": "s", "version": "2"}
+
+
+def test_a_server_with_a_large_name_gets_another_one() -> None:
+    found = shaken(serverInfo={"name": "s" * handshake.MAX_INFO_BYTES, "version": "2"})
+    assert json.loads(bytes(found.server_info)) == {"name": "unknown", "version": "0"}
+
+
+def test_a_large_handshake_is_a_value_error() -> None:
+    assert shaken(instructions="i" * (handshake.MAX_RESULT_BYTES - 200)).instructions is not None
+    with pytest.raises(ValueError, match=r"InitializeResult has 262,\d\d\d bytes, more than 262,144"):
+        shaken(instructions="i" * handshake.MAX_RESULT_BYTES)
+
+
 @pytest.mark.parametrize(
     "result",
     [

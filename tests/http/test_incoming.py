@@ -6,6 +6,7 @@ from gateway.http import incoming
 from gateway.protocol import request as modern
 from gateway.seal.cipher import PREFIX
 from tests.support.fake_upstream import FakeUpstream
+from tests.support.garbage import cycles
 from tests.support.workbench import Client, Stand
 
 
@@ -30,3 +31,15 @@ async def test_a_body_is_opened_once_however_many_ask(
         async with stand.http.post(stand.url, headers=headers, data=body) as response:
             _ = await response.read()
     assert opened == [body for _, body in bodies]
+
+
+@pytest.mark.parametrize("body", [b"{", b"null", b"[" * 50_000, b'{"jsonrpc": "2.0", "id": 1, "id": 2}'], ids=range(4))
+async def test_an_unreadable_body_is_freed_with_its_request(stand: Stand, body: bytes) -> None:
+    with cycles() as found:
+        async with stand.http.post(stand.url, headers={"Content-Type": "application/json"}, data=body) as response:
+            assert response.status >= 400
+            _ = await response.read()
+        # Until the next request, aiohttp keeps what belonged to this one.
+        async with stand.http.get(stand.url) as response:
+            _ = await response.read()
+    assert "gateway.http.incoming.Incoming" not in found

@@ -5,17 +5,21 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import pytest
 import pytest_asyncio
+import uvloop
 
 from gateway.__main__ import main
 from gateway.config import Upstream
-from gateway.process.child import given_secrets
+from gateway.process.child import Child, given_secrets
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Metrics
 from tests.e2e.wire import ACCEPT, Wire, headers_of, request, wire
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 from tests.support.gateway_process import Gateway, gateway
@@ -80,6 +84,7 @@ ROUTES: Final = {
     "/silent": upstream("--silent", warm=0),
     "/one": upstream(max_children=1),
     "/wrapped": wrapped("--stubborn"),
+    "/slow": upstream(max_children=3, warm=0, new_children_per_second=0.001),
 }
 
 
@@ -267,6 +272,21 @@ async def test_there_are_never_more_children_than_allowed(client: Wire, gw: Gate
     assert await gw.metric(CHILDREN, route="/one") == 1
 
 
+async def test_invented_callers_start_few_children(client: Wire, gw: Gateway) -> None:
+    at = client.on(gw.base + "/slow")
+    pids = set[str]()
+    errors = set[str]()
+    for number in range(20):
+        reply = await at.on(Authorization=f"Bearer invented {number}").call("pid")
+        if "error" in reply.final:
+            errors.add(reply.error["message"])
+        else:
+            pids.add(reply.text)
+    assert len(pids) == 3
+    (error,) = errors
+    assert "upstream.new_children_per_second" in error
+
+
 async def test_a_killed_gateway_leaves_no_process() -> None:
     async with gateway(wrapped("--stubborn"), check=False, workers=2) as gw, wire(gw.url) as client:
         families = [client.on(Authorization=f"Bearer {number}") for number in range(3)]
@@ -380,3 +400,29 @@ async def test_an_idle_child_is_ended() -> None:
             return await gw.metric(ENDED, why="asked") == 1
 
         await gw.until(counted, "its end is counted")
+
+
+async def test_a_child_that_closes_its_input_and_ends_is_gone_on_any_event_loop() -> None:
+    for factory in (asyncio.SelectorEventLoop, uvloop.new_event_loop):
+        assert await asyncio.to_thread(run_child_without_input, factory) == "ended (exit code 0)"
+
+
+def run_child_without_input(factory: Callable[[], asyncio.AbstractEventLoop]) -> str:
+    """Run a child to its end; return why it ended."""
+
+    async def run() -> str:
+        tasks = Tasks(Metrics("test"))
+        command = ("sh", "-c", "exec <&-; read -r _ < fifo")
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkfifo(fifo := f"{folder}/fifo")
+            child = Child(Upstream(command=command, cwd=folder), "/mcp", 4096, tasks)
+            await child.start()
+            async with asyncio.timeout(20):
+                while not child._input.is_lost:
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(Path(fifo).write_text, "end\n")
+                await child.gone
+        return child.over.result()
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(run())

@@ -1,0 +1,153 @@
+"""A call from which nothing but its result has come, as nearly all calls are.
+
+No task reads it, and it has no exchange, no queue and no timer of its own. Its result goes from the connection to the
+client in one stack: reply, session, `hear`, and the future for which the request waits. As soon as anything else
+happens (a question, a notification, an error, a stream that breaks, the time for a keep-alive, a client that leaves, a
+drain), `promote` makes the driver of a full exchange in its place, which is then RUNNING as if it had been from the
+beginning (decision 38).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from gateway.bridge.driver import Driver
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue
+from gateway.bridge.translation import legacy_call, modern_result
+from gateway.bridge.upstream_call import BUG
+from gateway.exchange import events as on
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import CallLost
+from gateway.protocol.request import Request
+from gateway.routes.held_calls import Lot
+from gateway.routes.live_route import LiveRoute
+from gateway.sessions.call import Call, PoolKey
+from gateway.sessions.list_cache import CacheKey
+from gateway.sessions.session import Session  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.telemetry import COMPLETE, TOOL_FAILED, bodies
+from gateway.upstream.channel import Headers
+
+
+class PlainCall:
+    """One call in flight; the listener of its session."""
+
+    __slots__ = (
+        "_address",
+        "_call",
+        "_headers",
+        "_key",
+        "_live",
+        "_lot",
+        "_new_queue",
+        "_request",
+        "_session",
+        "_started",
+        "_ticket",
+        "driver",
+        "final",
+        "queue",
+        "request_id",
+        "waiter",
+    )
+
+    def __init__(  # noqa: PLR0913  (everything that a first round knows)
+        self,
+        live: LiveRoute,
+        lot: Lot[Driver],
+        request: Request,
+        key: PoolKey,
+        headers: Headers,
+        address: str,
+        new_queue: Callable[[], ResponseQueue],
+        ticket: CacheKey | None,
+    ) -> None:
+        self.request_id = ""
+        self.final: FinalMessage | None = None
+        """The result, once it is here."""
+        self.driver: Driver | None = None
+        """The exchange that has taken the call over."""
+        self.queue: ResponseQueue
+        """The queue of that exchange for the client."""
+        self._live, self._lot, self._request, self._key = live, lot, request, key
+        self._headers, self._address, self._new_queue, self._ticket = headers, address, new_queue, ticket
+        self._call: Call
+        self._session: Session
+        self._started = 0.0
+        self.waiter: asyncio.Future[None]
+        """Done when `final` or `driver` is set."""
+
+    def begin(self) -> bool:
+        """Send the call; returns False if it takes an exchange from the beginning.
+
+        It does if no session is idle, something has to be set on the session, the transport is not Streamable HTTP,
+        or the call is traced.
+        """
+        live, request = self._live, self._request
+        if request.log_level is not None or live.process.traces is not None or bodies.on:
+            return False
+        pool = live.upstream.pool
+        session = pool.take(self._key)
+        if session is None:
+            return False
+        is_begun = False
+        try:
+            call = self._call = legacy_call(request, session.next_id(), self)
+            is_begun = session.begin(call, self._headers, self._unusual)
+        finally:
+            if not is_begun:
+                pool.release(session, clean=True)
+        if not is_begun:
+            return False
+        self._session, self._started = session, call.sent
+        self.waiter = asyncio.get_running_loop().create_future()
+        live.deadlines.plain.arm(self, self._unusual)
+        return True
+
+    def leave(self) -> None:
+        """The client has closed its connection."""
+        if self.final is None:
+            driver = self.promote()
+            driver.leave(self.queue.leg)
+
+    def hear(self, event: on.Event) -> None:
+        """Take the result; anything else is for an exchange."""
+        live = self._live
+        if isinstance(event, on.Resulted):
+            try:
+                server_info, ticket = self._session.shaken.server_info, self._ticket
+                body, is_tool_error = modern_result(
+                    live, self._request, self._key, self._headers, event.result, server_info, ticket
+                )
+            except ValueError:
+                pass
+            except Exception:
+                self.promote().hear(on.Broke(CallLost(BUG)))
+                raise
+            else:
+                ending = TOOL_FAILED if is_tool_error else COMPLETE
+                self.final = FinalMessage(jsonrpc.result(self._request.id, body), ending=ending)
+                live.deadlines.plain.disarm(self)
+                self._wake()
+                live.upstream.pool.release(self._session, clean=True)
+                return
+        self.promote().hear(event)
+
+    def promote(self) -> Driver:
+        """Have an exchange take the call over, unless one has."""
+        if self.driver is None:
+            self._live.deadlines.plain.disarm(self)
+            seconds = time.monotonic() - self._started
+            queue = self.queue = self._new_queue()
+            queue.was_silent(seconds, self._live.config.timeouts.keepalive_seconds)
+            driver = Driver(self._live, self._lot, self._request, self._key, self._headers, self._address)
+            self.driver = self._call.listener = driver
+            driver.carry_on(queue, self._ticket, self._session, self._call, seconds)
+            self._wake()
+        return self.driver
+
+    def _unusual(self) -> None:
+        _ = self.promote()
+
+    def _wake(self) -> None:
+        if not self.waiter.done():
+            self.waiter.set_result(None)
