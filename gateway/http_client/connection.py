@@ -134,6 +134,10 @@ class Connection(asyncio.Protocol):
         socket.register(self._socket, select.POLLIN)
         return not socket.poll(0)
 
+    def uses(self, socket: int) -> None:
+        """The connection will be opened on this socket, by its number."""
+        self._socket = socket
+
     def start(self, pending: PendingRequest, head: bytes, body: bytes, *, is_head: bool) -> None:
         """Send a request on an open connection."""
         transport = self._transport
@@ -175,12 +179,17 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
+    def take_less_memory(self) -> None:
+        """Drop the parser if a new one can begin behind the last chunk."""
+        if self._parser is not None and self._is_between_chunks and not self._is_complete:
+            self._keeps_alive = self._parser.should_keep_alive()
+            self._parser = None
+
     # -- from the event loop ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is open, TLS included."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transports have other bases
-        self._socket = transport.get_extra_info("socket").fileno()
         self._parser = self._new_parser()
 
     def data_received(self, data: bytes) -> None:
@@ -209,9 +218,8 @@ class Connection(asyncio.Protocol):
             self._end()
         elif self._other_bytes > MAX_HEAD_BYTES:
             self._fail(MalformedReply(f"more than {MAX_HEAD_BYTES} bytes that are no body"))
-        elif pending.is_silent and self._is_between_chunks and data.endswith(b"\n"):
-            # Without the line end, the beginning of a size line may have been read.
-            self._drop_parser()
+        elif self._is_between_chunks:
+            self._pause_between_chunks(pending, data)
 
     def eof_received(self) -> None:
         """The upstream sends nothing more."""
@@ -303,16 +311,17 @@ class Connection(asyncio.Protocol):
 
     # -----------------------------------------------------------------------------------------------------------
 
+    def _pause_between_chunks(self, pending: PendingRequest, data: bytes) -> None:
+        """Note whether all that was read belongs to complete chunks."""
+        # Without a line end, the beginning of a size line may have been read.
+        self._is_between_chunks = data.endswith(b"\n")
+        if pending.is_silent:
+            self.take_less_memory()
+
     def _new_parser(self) -> httptools.HttpResponseParser:
         parser = httptools.HttpResponseParser(self)
         parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
         return parser
-
-    def _drop_parser(self) -> None:
-        """Keep only what a new parser needs behind a chunk."""
-        assert self._parser is not None
-        self._keeps_alive = self._parser.should_keep_alive()
-        self._parser = None
 
     def _skip_interim(self, status: int) -> None:
         """Leave out a reply like 100 or 103. Raises MalformedReply."""

@@ -39,6 +39,9 @@ class Carrier(Protocol):
     def resume_reading(self) -> None:
         """Read from the socket again."""
 
+    def take_less_memory(self) -> None:
+        """Keep no more than it takes to read on."""
+
 
 class PendingRequest:
     """The handle of one request. All methods do nothing once its reply has ended."""
@@ -85,6 +88,12 @@ class PendingRequest:
         self.is_paused = False
         if self._carrier is not None:
             self._carrier.resume_reading()
+
+    def expect_silence(self) -> None:
+        """Save memory between the parts of the rest of the reply, which come seldom. Not for a listener's methods."""
+        self.is_silent = True
+        if self._carrier is not None:
+            self._carrier.take_less_memory()
 
     @property
     def is_connecting(self) -> bool:

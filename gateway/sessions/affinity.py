@@ -9,7 +9,7 @@ an owner only while one call is in flight. Rule 2: a further call therefore wait
 waits for its user in a session whose questions named their calls so far.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
 
@@ -39,8 +39,8 @@ class SharedSession(Generic[M]):
 
     def __init__(self, owner: M) -> None:
         self.owner = owner
-        self.joiners: frozenset[M] = frozenset()
-        """Replaced with each change: nearly all sessions have none, and share the empty one."""
+        self.joiners: Collection[M] = ()
+        """Replaced with each change: nearly all sessions have none."""
         self.asked_in_call = False
         """The server has asked on the stream of a call, which names the call."""
         self.asked_aside = False
@@ -74,9 +74,9 @@ class SharedSession(Generic[M]):
 
     def join(self, joiner: M) -> None:
         """Let a joiner in."""
-        self.joiners |= {joiner}
+        self.joiners = frozenset((*self.joiners, joiner))
 
     def leave(self, joiner: M) -> None:
         """Take a joiner out; what it found lost is lost for the owner."""
-        self.joiners -= {joiner}
+        self.joiners = frozenset(each for each in self.joiners if each is not joiner)
         self.owner.lost |= joiner.lost

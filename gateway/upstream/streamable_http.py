@@ -61,7 +61,30 @@ class _StreamCut(CallLost):
 class StreamableChannel(Channel):
     """One session over streamable HTTP."""
 
+    __slots__ = (
+        "__weakref__",
+        "_client",
+        "_endpoint",
+        "_fixed",
+        "_headers",
+        "_is_ready",
+        "_prepared",
+        "_reply_began",
+        "_resumption",
+        "_silence",
+        "_standalone",
+        "_times",
+        "_upstream",
+        "can_ask",
+        "forgotten",
+        "session_id",
+        "taken",
+    )
+
     def __init__(self, upstream: HttpUpstream) -> None:
+        self.can_ask = True
+        self.taken = self.forgotten = False
+        self.session_id: str | None = None
         self._upstream = upstream
         self._client, self._endpoint, _, self._times = upstream
         self._fixed: dict[str, str] = {"Accept": _ACCEPT, "Content-Type": "application/json"}
@@ -264,6 +287,7 @@ class StreamableChannel(Channel):
                     attached()
                     attached = None
                 try:
+                    response.expect_silence()
                     async with silence.start():
                         await self._read_events(response, hear, again=True)
                     return
@@ -387,6 +411,8 @@ class StreamableChannel(Channel):
         if response.status >= 300:
             return await read_refusal(response, self._endpoint, sent)
         if response.content_type == "text/event-stream":
+            if sent is not None:
+                response.expect_silence()
             await self._read_events(response, receive)
             return None
         body = await read_response(response, self._client.limits.event_bytes, self._endpoint.where)

@@ -89,7 +89,8 @@ def test_a_message_of_the_side_stream_is_about_the_call_that_it_answers_or_the_o
 ) -> None:
     members = [FakeMember(state) for state in states]
     shared = SharedSession(members[0])
-    shared.joiners |= set(members[1:])
+    for member in members[1:]:
+        shared.join(member)
     answered = None if answers is None else members[answers]
     assert shared.speaker(lambda each: each is answered) == (members[speaker], is_ambiguous)
 
