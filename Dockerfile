@@ -51,7 +51,7 @@ RUN MRTR_UPSTREAM=http://127.0.0.1:9000/mcp mrtr-gateway check --config /etc/mrt
 USER 65532:65532
 WORKDIR /
 # Clients, peers, probes and metrics.
-EXPOSE 8080 8081 9090
+EXPOSE 8080 8081 9464
 # Alive, not ready: a container that drains is healthy until it ends.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=15s --retries=3 \
     CMD ["mrtr-gateway", "health", "--config", "/etc/mrtr-gateway/config.yaml"]

@@ -14,14 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-import uvloop
-
-from gateway import __version__, health
+from gateway import __version__, completion, health
 from gateway.config import Config, ConfigError, Level, cautions, for_command, for_upstream, load, notes, with_log_level
 from gateway.config.schema import json_schema
 from gateway.demo import run as demo
 from gateway.probe import command as probe
 from gateway.process.child import not_here
+from gateway.runtime import event_loop
 from gateway.server import supervisor
 from gateway.server.serve import serve
 from gateway.telemetry import Event, TracesUnavailable, check_traces, configure_logging, get_logger
@@ -108,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("health", help="check whether the gateway on this machine is alive", add_help=False)
     schema = commands.add_parser("schema", help="print the JSON Schema of the configuration file")
     schema.set_defaults(run=_schema)
+    shell = commands.add_parser("completion", help="print a script that completes commands and options in a shell")
+    shell.add_argument("shell", choices=completion.SHELLS)
+    shell.set_defaults(run=_completion)
     keygen = commands.add_parser("keygen", help="print a new key for state.keys")
     keygen.set_defaults(run=_keygen)
     commands.add_parser("demo", help="show a legacy server, the gateway and a modern client at work", add_help=False)
@@ -120,7 +122,7 @@ def _serve(options: argparse.Namespace) -> int:
         if config.traces:
             check_traces()
     except ConfigError as exc:
-        print(exc, file=sys.stderr)
+        print(*exc.located, sep="\n", file=sys.stderr)
         return 1
     except TracesUnavailable as exc:
         print(exc.message, file=sys.stderr)
@@ -129,8 +131,8 @@ def _serve(options: argparse.Namespace) -> int:
     read = None if options.config is None else partial(load, options.config, log_level=options.log_level)
     try:
         if config.workers > 1:
-            return uvloop.run(supervisor.supervise(config, read))
-        uvloop.run(serve(config, read=read))
+            return event_loop.run(supervisor.supervise(config, read))
+        event_loop.run(serve(config, read=read))
     except OSError as exc:
         log.error(Event.SERVER_FAILED, cause=exc.strerror or str(exc))  # noqa: TRY400 - for an operator, who needs no trace
         return 1
@@ -153,7 +155,7 @@ def _check(options: argparse.Namespace) -> int:
     try:
         config = load(options.config)
     except ConfigError as exc:
-        print(exc, file=sys.stderr)
+        print(*exc.located, sep="\n", file=sys.stderr)
         return 1
     print("configuration is valid")
     remarks = [f"caution: {sentence}" for sentence in cautions(config)]
@@ -177,6 +179,11 @@ def _notes(config: Config) -> Iterator[str]:
 
 def _schema(_: argparse.Namespace) -> int:
     print(json.dumps(json_schema(), indent=2))
+    return 0
+
+
+def _completion(options: argparse.Namespace) -> int:
+    print(completion.script(options.shell, _parser()), end="")
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import yaml
 
-_DEFAULT: Final = "127.0.0.1:9090"
+_DEFAULT: Final = "127.0.0.1:9464"
 """The default of `admin` in the configuration; a test compares them."""
 _TIMEOUT_SECONDS: Final = 3.0
 _MAX_TIMEOUT_SECONDS: Final = 60.0

@@ -38,6 +38,7 @@ from gateway.telemetry.process_status import (
     health,
 )
 from gateway.telemetry.recent_errors import RecentErrors, presentable
+from gateway.telemetry.saturation import Load, RouteLoad, Use
 
 _PAGE_BYTES: Final = resource.getpagesize()
 _CALLER_BYTES: Final = 4
@@ -109,6 +110,27 @@ def take_snapshot(source: SnapshotSource, salt: bytes) -> Status:
         errors=source.recent_errors.told(),
     )
     return cut(status)
+
+
+def load_of(source: SnapshotSource) -> Load:
+    """Return how much of its limits a process uses, for the metrics."""
+    config, lot = source.config, source.lot
+    return Load(
+        is_ready=source.is_ready,
+        connections=Use(source.connections, config.limits.connections),
+        requests_in_flight=source.in_flight,
+        held_of_one_address=Use(lot.most_of_one_address, config.hold.max_calls_per_address),
+        routes={path: _route_load(live) for path, live in source.routes.live.items()},
+    )
+
+
+def _route_load(live: LiveRoute) -> RouteLoad:
+    pool, upstream = live.upstream.pool, live.route.upstream
+    return RouteLoad(
+        sessions_limit=pool.most,
+        children_limit=upstream.max_children if upstream.command is not None else None,
+        of_one_address=Use(pool.most_of_one_address, live.config.sessions.max_per_address),
+    )
 
 
 def now() -> str:

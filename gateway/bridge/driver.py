@@ -218,7 +218,9 @@ class Driver:
             return
         translated = modern_event(self._context, self._report, event)
         if isinstance(event, on.Resulted | on.Failed):
-            self._upstream_call.end_span(self._report.call_ending(event, translated))
+            ending = self._report.call_ending(event, translated)
+            self._report.answered(ending)
+            self._upstream_call.end_span(ending)
         self._feed(translated)
 
     # -- the machine --------------------------------------------------------------------------------------------

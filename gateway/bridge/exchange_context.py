@@ -32,6 +32,8 @@ class Context(msgspec.Struct, eq=False):
     """The span of the newest leg, if it is traced."""
     ticket: CacheKey | None = None
     """Where the result may be kept, if it is a list."""
+    is_repeatable: bool = False
+    """Whether the replica that sent the call knew from the server that its tool may run twice."""
     server_info: Raw | None = None
     """Known as soon as there was a session."""
     is_state_whole: bool = False

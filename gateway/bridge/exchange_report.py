@@ -32,6 +32,8 @@ class Report:
         """How the legs that get the result end."""
         self._context = context
         self._started = self._parked_at = time.monotonic()
+        self._held_seconds = 0.0
+        """For how long the call was parked, until it was unparked last."""
         self._outcome = Outcome.COMPLETE
         self._cause = ""
         self._error: GatewayError | None = None
@@ -66,8 +68,16 @@ class Report:
 
     def unparked(self) -> None:
         """The call no longer waits for its client."""
-        live = self._context.live
-        live.process.metrics.call_released(live.route.path, time.monotonic() - self._parked_at)
+        live, seconds = self._context.live, time.monotonic() - self._parked_at
+        self._held_seconds += seconds
+        live.process.metrics.call_released(live.route.path, seconds)
+
+    def answered(self, ending: Ending) -> None:
+        """The upstream has answered the call: count the time that it took for that."""
+        now, context = time.monotonic(), self._context
+        until = self._parked_at if context.exchange.state in HELD else now
+        seconds = until - self._started - self._held_seconds
+        context.live.process.metrics.call_answered(context.live.route.path, context.request.method, ending, seconds)
 
     def step(self, step: Step) -> None:
         """Count the step by which a retry continued."""

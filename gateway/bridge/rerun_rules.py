@@ -21,7 +21,13 @@ def may_run_twice(context: Context) -> bool:
         return True
     if any(fnmatchcase(request.target, pattern) for pattern in route.ephemeral):
         return True
-    return tool_schemas.is_ephemeral(context.live.upstream.pool, context.key, request.target)
+    return is_repeatable(context)
+
+
+def is_repeatable(context: Context) -> bool:
+    """Whether the server says of the tool of this call that it may run twice, as far as is known."""
+    request, pool = context.request, context.live.upstream.pool
+    return context.is_repeatable or tool_schemas.is_ephemeral(pool, context.key, request.target)
 
 
 async def may_run_again(context: Context, error: GatewayError) -> bool:
@@ -29,7 +35,8 @@ async def may_run_again(context: Context, error: GatewayError) -> bool:
     exchange, request, pool = context.exchange, context.request, context.live.upstream.pool
     if not isinstance(error, _NO_RESULT_WILL_COME) or not (exchange.round and exchange.calling):
         return False
-    if request.method == mcp.TOOLS_CALL and not tool_schemas.is_listed(pool, context.key):
+    is_unknown = not context.is_repeatable and not tool_schemas.is_listed(pool, context.key)
+    if request.method == mcp.TOOLS_CALL and is_unknown:
         try:
             async with asyncio.timeout(_LEARN_SECONDS):
                 await tool_schemas.know(pool, context.key, context.headers, request.target)

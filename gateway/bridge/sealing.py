@@ -2,6 +2,7 @@
 
 import time
 
+from gateway.bridge import rerun_rules
 from gateway.bridge.exchange_context import Context
 from gateway.exchange import questions
 from gateway.exchange.commands import Ask
@@ -63,6 +64,7 @@ def _envelope(context: Context, exchange_id: str, ask: Ask, upstream: Upstream |
         upstream=upstream if ask.held else None,
         record=pack_record(exchange.record) if exchange.record is not None else None,
         trace=span.token if span is not None else None,
+        repeatable=rerun_rules.is_repeatable(context),
     )
 
 

@@ -80,6 +80,7 @@ class Takeover:
 
     async def _resume(self, opened: asyncio.Future[bool]) -> None:
         envelope = self._envelope
+        self._context.is_repeatable = envelope.repeatable
         if not self._was_cold:
             self._report.taken_over(envelope, owner_is_dead=self._owner_is_dead)
         upstream = envelope.upstream

@@ -256,9 +256,9 @@ class UpstreamCall:
             return self._context.headers
         return {**self._context.headers, **call.span.headers(), **own_headers(self._context.live.route)}
 
-    async def _send(self, call: Call, session: Session) -> None:
+    def _send(self, call: Call, session: Session) -> Coroutine[Any, Any, None]:
         self._sent(call)
-        await session.run(call, self._call_headers(call))
+        return session.run(call, self._call_headers(call))
 
     async def _read(self, call: Call, session: Session) -> None:
         if self._is_watched:

@@ -36,6 +36,8 @@ class PeerClient:
         self._connections = connections
         self._membership = membership
         self._metrics = metrics
+        self.ends_at: float | None = None
+        """Monotonic; set when this process drains: by then a forwarded request must have its reply."""
 
     # -- requests of clients ------------------------------------------------------------------------------------
 
@@ -47,7 +49,9 @@ class PeerClient:
         """
         try:
             return await self._forward(kind, member, incoming, reply)
-        except ReplyBroken:
+        except ReplyBroken as exc:
+            if kind == "new":
+                raise PeerStuck(member, "broke off its reply") from exc  # sent twice, the call would run twice
             # The process died, or only the connection did. If it is alive, it joins both requests: a round's answers
             # are used once.
             try:
@@ -61,13 +65,29 @@ class PeerClient:
         for _ in range(_TRIES):
             address = await self._address(kind, member)
             try:
-                return await self._counted(address, _peer_request(kind, member, incoming), reply, fresh=fresh)
+                return await self._counted(address, self._request(kind, member, incoming), reply, fresh=fresh)
             except PeerDead:
                 self._membership.forget_address(member)
                 if not await self._membership.is_back(member):
                     raise
                 fresh = True
         raise self._connections.slow(member)
+
+    def _request(self, kind: messages.Kind, member: str, incoming: Incoming) -> PeerRequest:
+        """A client's request as a message to another replica."""
+        return PeerRequest(
+            kind=kind,
+            to=member,
+            issued=time.time(),
+            nonce=messages.nonce(),
+            path=incoming.path,
+            headers=tuple((_bytes(name), _bytes(value)) for name, value in incoming.headers.items()),
+            remote=incoming.remote,
+            body=incoming.body,
+            request_id=incoming.request_id,
+            trace=incoming.span.token if incoming.span is not None else b"",
+            leg_seconds=max(0.0, self.ends_at - time.monotonic()) if self.ends_at is not None else None,
+        )
 
     async def _address(self, kind: messages.Kind, member: str) -> Address:
         """The address to send a request to; raises and counts PeerDead and OwnerSilent."""
@@ -179,22 +199,6 @@ def _testimony(failure: Exception) -> str:
             return "reached"  # it refuses the request, so it is alive
         case _:
             return "unknown"
-
-
-def _peer_request(kind: messages.Kind, member: str, incoming: Incoming) -> PeerRequest:
-    """A client's request as a message to another replica."""
-    return PeerRequest(
-        kind=kind,
-        to=member,
-        issued=time.time(),
-        nonce=messages.nonce(),
-        path=incoming.path,
-        headers=tuple((_bytes(name), _bytes(value)) for name, value in incoming.headers.items()),
-        remote=incoming.remote,
-        body=incoming.body,
-        request_id=incoming.request_id,
-        trace=incoming.span.token if incoming.span is not None else b"",
-    )
 
 
 def _bytes(text: str) -> bytes:

@@ -30,7 +30,7 @@ from gateway.config.parsing.state_keys import decode_key
 from gateway.config.reloadable import changes, refused
 from gateway.config.route_overrides import RouteSettings, on_route
 from gateway.config.schema import json_schema
-from gateway.config.tls import Contexts, contexts, jwks_context
+from gateway.config.tls import Contexts, contexts, expiries, jwks_context
 
 __all__ = [
     "HOP_BY_HOP",
@@ -62,6 +62,7 @@ __all__ = [
     "contexts",
     "decode_key",
     "digest",
+    "expiries",
     "for_command",
     "for_upstream",
     "json_schema",

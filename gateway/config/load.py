@@ -12,8 +12,8 @@ from gateway.config.files import with_files
 from gateway.config.model import Config, Level
 from gateway.config.parsing.decoder import Walker
 from gateway.config.parsing.environment import override
-from gateway.config.parsing.problems import ConfigError, Given, Problem, touches
-from gateway.config.parsing.yaml_tree import MAX_TEXT_CHARACTERS, read_tree
+from gateway.config.parsing.problems import ConfigError, Given, Problem, parent, touches
+from gateway.config.parsing.yaml_tree import MAX_TEXT_CHARACTERS, lines, read_tree
 from gateway.config.rules import broken_rules
 
 
@@ -40,7 +40,22 @@ def with_log_level(config: Config, level: Level | None) -> Config:
 def parse(text: str, source: str, env: Mapping[str, str] | None = None) -> Config:
     """Return the configuration in a YAML text; `*_file` paths are relative to the folder of `source`."""
     tree, problems = read_tree(text)
-    return _finish(tree, problems, source, os.environ if env is None else env)
+    try:
+        return _finish(tree, problems, source, os.environ if env is None else env)
+    except ConfigError as exc:
+        raise ConfigError(exc.problems, source, _places(exc.problems, lines(text))) from None
+
+
+def _places(problems: Sequence[str], found: Mapping[str, int]) -> dict[int, int]:
+    """Return the line of each problem, by its place in the list; a value of the environment is in no line."""
+    places = {}
+    for place, problem in enumerate(problems):
+        path = problem.partition(": ")[0]
+        while path and path not in found:
+            path = parent(path)
+        if path and "(from GATEWAY_" not in problem:
+            places[place] = found[path]
+    return places
 
 
 def for_upstream(

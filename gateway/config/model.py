@@ -519,7 +519,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """host:port for clients. Port 0 picks a free port."""
     public_url: Origin | None = None
     """Origin at which clients reach this gateway, used in OAuth metadata. null: the request's `Host`."""
-    admin: Address | None = "127.0.0.1:9090"
+    admin: Address | None = "127.0.0.1:9464"
     """host:port of /metrics, /healthz, /readyz and /status. null: no admin listener."""
     workers: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Number of processes that share `listen`. The caps of hold, limits and sessions apply to each process."""

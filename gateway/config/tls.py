@@ -1,7 +1,11 @@
 """Builds TLS contexts from the files that the configuration names."""
 
 import ssl
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, NamedTuple
+
+from cryptography import x509
 
 from gateway.config.model import Config, Principal, Tls, UpstreamTls
 from gateway.config.parsing.problems import ConfigError, Problem, unreadable
@@ -84,6 +88,22 @@ def jwks_context(principal: Principal) -> ssl.SSLContext | None:
         return upstream_context(UpstreamTls(ca_file=principal.jwks_ca_file))
     except BadFile as exc:
         raise ConfigError((f"principal.jwks_ca_file: {exc}",)) from exc
+
+
+def expiries(config: Config) -> dict[str, float]:
+    """Return when each certificate that the gateway shows expires, by the path of its key; Unix time.
+
+    A file that has become unreadable is left out: `contexts` reports it.
+    """
+    files = {"tls.cert_file": config.tls.cert_file}
+    files |= {f"routes[{route.path}].upstream.tls.cert_file": route.upstream.tls.cert_file for route in config.routes}
+    found = {}
+    for key, path in files.items():
+        if path is not None:
+            with suppress(OSError, ValueError):
+                chain = x509.load_pem_x509_certificates(Path(path).read_bytes())
+                found[key] = min(each.not_valid_after_utc.timestamp() for each in chain)
+    return found
 
 
 def _trust(context: ssl.SSLContext, key: str, path: str) -> None:

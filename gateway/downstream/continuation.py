@@ -12,6 +12,7 @@ from aiohttp import web
 
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver
+from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.downstream.legs import Legs
@@ -33,13 +34,19 @@ class Continuation:
     """The further rounds that reach one listener."""
 
     def __init__(
-        self, process: ProcessScope, lot: Lot[Driver], authenticator: Authenticator, retry_routing: RetryRouting
+        self,
+        process: ProcessScope,
+        lot: Lot[Driver],
+        authenticator: Authenticator,
+        retry_routing: RetryRouting,
+        new_calls: NewCalls,
     ) -> None:
         self.lot = lot
         self.legs = Legs()
         self._process = process
         self._authenticator = authenticator
         self._retry_routing = retry_routing
+        self.new_calls = new_calls
 
     async def serve(self, round_: Round) -> Replied:
         """Serve a further round on a route; raises InvalidState if its state does not open."""

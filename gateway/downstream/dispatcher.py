@@ -10,6 +10,7 @@ from gateway.bridge import subscription
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ending_of
+from gateway.cluster.peer_errors import PeerReplaced
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.round import LEFT, Round
@@ -58,7 +59,7 @@ class Dispatcher:
         if request.request_state is not None:
             return self._continuation.serve(round_)
         if self.stopping:
-            raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
+            return self._send_on(round_)
         if request.method == mcp.LISTEN:
             return self._listen(round_)
         return self._begin(round_)
@@ -69,6 +70,17 @@ class Dispatcher:
         async with subscription.subscription(round_.live, request, round_.key, round_.headers, opener) as stream:
             round_.count(COMPLETE)  # the time that a subscription stays open is not a latency
             return await round_.write(stream)
+
+    async def _send_on(self, round_: Round) -> Replied:
+        """Have another replica begin the call, since this one ends."""
+        incoming = round_.incoming
+        if incoming.peer_request is not None:
+            raise PeerReplaced(incoming.peer_request.to)  # one hop only: the sender tries the next replica
+        if round_.request.method != mcp.LISTEN:  # a subscription would end with this process
+            replied = await self._continuation.new_calls.send_on(incoming, round_.reply)
+            if replied is not None:
+                return replied
+        raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
 
     async def _discover(self, round_: Round) -> Replied:
         """Answer server/discover with the capabilities that the legacy server declares in its handshake."""

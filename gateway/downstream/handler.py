@@ -66,9 +66,15 @@ class RequestHandler:
         self._config = config
         self._host_check = HostCheck(config.security, config.listen)
 
-    def stop(self) -> None:
-        """Accept no new calls and no new streams."""
+    def stop(self, ends_at: float | None = None) -> None:
+        """Begin no new calls and no new streams.
+
+        Other replicas serve the new calls, and end each of their legs by `ends_at` (monotonic). None: there is no
+        other replica, and new calls are refused.
+        """
         self._dispatcher.stopping = self._passthrough.stopping = True
+        self._passthrough.refuses_calls = ends_at is None
+        self._continuation.new_calls.end_legs(ends_at)
 
     @property
     def running(self) -> set[Driver]:
@@ -82,7 +88,7 @@ class RequestHandler:
 
     @property
     def stopping(self) -> bool:
-        """Whether new calls are refused."""
+        """Whether this process begins no new calls."""
         return self._dispatcher.stopping
 
     @property

@@ -1,6 +1,8 @@
 """The legs of exchanges that wait for messages, by where their client is."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
@@ -44,9 +46,25 @@ class Legs:
         waiting = self.relayed if is_relayed else self._running
         waiting.add(driver)
         try:
-            return await round_.write(queue)
+            with _handed_over_in_time(round_, driver):
+                return await round_.write(queue)
         except BaseException:
             driver.leave(queue.leg, is_relayed=is_relayed)
             raise
         finally:
             waiting.discard(driver)
+
+
+@contextmanager
+def _handed_over_in_time(round_: Round, driver: Driver) -> Iterator[None]:
+    """End the leg before the replica that relays it does, so that its client comes back through another one."""
+    peer_request = round_.incoming.peer_request
+    if peer_request is None or peer_request.leg_seconds is None:
+        yield
+        return
+    guarded = round_.live.process.tasks.guard(driver.hand_over, "end a relayed leg")
+    timer = asyncio.get_running_loop().call_later(peer_request.leg_seconds, guarded)
+    try:
+        yield
+    finally:
+        timer.cancel()

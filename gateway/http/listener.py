@@ -42,16 +42,26 @@ class _Request(web.BaseRequest):
             response.headers[_ID_HEADER] = self[request_id.KEY]
 
 
+class _LastRequest(_Request):
+    """A request that began during a drain: its connection ends with its reply."""
+
+    @property
+    def keep_alive(self) -> bool:
+        """Have aiohttp close the connection, and say so in the head of the reply."""
+        return False
+
+
 class _BoundedServer(web.Server):
     """Refuses connections past limits.connections."""
 
     def __init__(self, handler: Handler, traffic: Traffic, **kwargs: Any) -> None:
         super().__init__(handler, request_factory=self._request, **kwargs)
         self._traffic = traffic
+        self.request_class = _Request
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         protocol.begin_request()
-        return _Request(message, payload, protocol, writer, task, self._loop)
+        return self.request_class(message, payload, protocol, writer, task, self._loop)
 
     def __call__(self) -> RequestHandler:
         if len(self.connections) >= self._traffic.limits.value.connections:
@@ -172,6 +182,17 @@ class Listener:
                 await site.start()
             for site in before:
                 await site.stop()
+
+    def send_away(self) -> None:
+        """Close each connection after its next reply, so that its client opens the next one elsewhere."""
+        self._server.request_class = _LastRequest
+
+    async def stop_accepting(self) -> None:
+        """Refuse new connections; open ones are served on."""
+        async with self._securing:
+            for site in self._sites:
+                await site.stop()
+            self._sites = []
 
     async def _start_unix(self, path: Path) -> str:
         # The event loop would remove an existing socket file, even if another process still listens there.

@@ -39,6 +39,8 @@ class Passthrough:
 
     def __init__(self, in_force: InForce[Config], endpoints: EndpointRewriter, process: ProcessScope) -> None:
         self.stopping = False
+        self.refuses_calls = False
+        """Whether a drain refuses the calls of modern upstreams, because no other replica serves them."""
         self.long_lived = 0
         """Open streams that a drain does not wait for."""
         self._headers = HeaderRules(in_force, process.epoch)
@@ -71,9 +73,9 @@ class Passthrough:
         headers = self._headers.upstream(incoming, live.route)
         if not (probe.known or await probe.is_modern(probe_headers(headers), waits=waits)):
             return None
-        if self.stopping:
-            raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         passage = Passage(incoming, reply, live, probe, TrafficEra.MODERN)
+        if self.stopping and (self.refuses_calls or passage.is_long_lived):
+            raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         with self._counted(passage), closing(await self._open(passage, headers)) as response:
             if _may_refute(response):
                 return await self._read(passage, response, headers)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final, TextIO
 
 import msgspec
-import uvloop
 from msgspec import structs
 from multidict import CIMultiDict
 
@@ -39,6 +38,7 @@ from gateway.probe.runner import run_probe, secrets
 from gateway.probe.steps.context import Subject
 from gateway.probe.steps.environment import look_around
 from gateway.protocol.errors import GatewayError
+from gateway.runtime import event_loop
 from gateway.telemetry import configure_logging
 
 _USAGE: Final = 2
@@ -132,7 +132,7 @@ def run(options: argparse.Namespace) -> int:
         return 1 if isinstance(exc, ConfigError) and options.config is not None else _USAGE
     configure_logging("error", "console")
     try:
-        found = uvloop.run(_report(subjects, config))
+        found = event_loop.run(_report(subjects, config))
     except KeyboardInterrupt:
         print("interrupted; all sessions are closed", file=sys.stderr)
         return _INTERRUPTED

@@ -21,12 +21,13 @@ _NONCE_BYTES: Final = 16
 _MAX_REMEMBERED: Final = 200_000
 _LENGTH_BYTES: Final = 4
 
-Kind = Literal["owner", "heir", "resume", "who", "reach", "holds"]
+Kind = Literal["owner", "heir", "resume", "new", "who", "reach", "holds"]
 """`owner`: the receiver holds this call. `heir`: the call's owner is dead, and the receiver is to take it over.
-`resume`: as `heir`, but the owner is silent and may be alive, so the receiver must not disturb the call. `who`: asks
-for the receiver's id (the sender is `path`, if given). `reach`: asks whether the receiver reaches the replica `path`.
-`holds`: asks whether the receiver took over the exchange `path` after the round in `body`. A replica refuses a kind
-that it does not know with HTTP 403."""
+`resume`: as `heir`, but the owner is silent and may be alive, so the receiver must not disturb the call. `new`: a new
+call that a draining replica does not begin itself; a receiver that drains too answers `Gone`. `who`: asks for the
+receiver's id (the sender is `path`, if given). `reach`: asks whether the receiver reaches the replica `path`. `holds`:
+asks whether the receiver took over the exchange `path` after the round in `body`. A replica refuses a kind that it
+does not know with HTTP 403."""
 
 
 class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -34,7 +35,8 @@ class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     `to` is a member (`gw-1`, `gw-2#0`) or the host of several (`gw-2`); `remote` is the client's address as the first
     replica saw it. `headers` are unchanged bytes. `request_id` identifies the request in the logs of both replicas.
-    `trace` is the token of its span, if it is traced.
+    `trace` is the token of its span, if it is traced. `leg_seconds` is set by a replica that will end: until then the
+    receiver must have replied, at least with a state-only round.
     """
 
     kind: Kind
@@ -48,6 +50,7 @@ class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     body: bytes = b""
     request_id: str = ""
     trace: bytes = b""
+    leg_seconds: float | None = None
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, tag="head"):

@@ -91,6 +91,8 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     upstream: Upstream | None = None
     record: bytes | None = None
     trace: bytes | None = None
+    repeatable: bool = False
+    """Whether the server's own list of tools said that the tool may run twice."""
 
 
 _RECORD: Final = msgspec.msgpack.Decoder(tuple[Recorded, ...])

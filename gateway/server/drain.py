@@ -1,8 +1,14 @@
-"""Drains a process: new calls are refused, calls in flight get `hold.drain_seconds`, the rest is handed over."""
+"""Drains a process: calls in flight get `hold.drain_seconds`, the rest is handed over.
+
+Other replicas begin the new calls that it receives; without other replicas it refuses them. The listener of the
+clients closes as soon as no call is held here or runs here, and at the latest at the deadline, so that a balancer
+sends the next connection elsewhere. Requests on open connections are still served.
+"""
 
 import asyncio
+import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.bridge.driver import Driver
 from gateway.cluster.membership import Membership
@@ -19,6 +25,15 @@ log = get_logger()
 _POLL_SECONDS: Final = 0.05
 _IDLE_POLLS: Final = 2
 """A drain is over after so many polls in a row that find nothing left to do; see `Listener.is_writing`."""
+_LAST_SECONDS: Final = 1.0
+"""After the deadline: how long the replies may take that other replicas end by then."""
+
+
+class Listeners(NamedTuple):
+    """The listeners of one process."""
+
+    clients: Listener
+    all: list[Listener]
 
 
 class Drain:
@@ -38,7 +53,7 @@ class Drain:
         self._lot = lot
         self._membership = membership
 
-    async def run(self, listeners: list[Listener], *, delay_seconds: float, is_resumable: Callable[[], bool]) -> None:
+    async def run(self, listeners: Listeners, *, delay_seconds: float, is_resumable: Callable[[], bool]) -> None:
         """Return when every call has ended or was handed over.
 
         `is_resumable` returns whether another process has the keys to continue a call of this one.
@@ -51,21 +66,42 @@ class Drain:
             delay_seconds=delay_seconds,
             deadline_seconds=delay_seconds + seconds,
         )
+        listeners.clients.send_away()
         await asyncio.sleep(delay_seconds)  # load balancers notice meanwhile; what they still send is served
-        self._refuse_new_calls()
-        deadline, idle_polls = loop.time() + seconds, 0
-        while idle_polls < _IDLE_POLLS and loop.time() < deadline:
-            idle_polls = 0 if self._is_busy(listeners) else idle_polls + 1
-            await asyncio.sleep(_POLL_SECONDS)
+        deadline = loop.time() + seconds
+        self._begin_no_calls(time.monotonic() + seconds)
+        if not self._membership.alone:
+            await _until(lambda: not self._has_calls, deadline)
+            # A balancer sends a refused connection to another replica, and no request is lost with it.
+            await listeners.clients.stop_accepting()
+        await self._until_idle(listeners, deadline)
         self._end_remaining(is_resumable=is_resumable())
+        if not self._membership.alone:
+            await self._until_idle(listeners, loop.time() + _LAST_SECONDS)
 
-    def _refuse_new_calls(self) -> None:
-        self._downstream.stop()
+    def _begin_no_calls(self, ends_at: float) -> None:
+        alone = self._membership.alone
+        self._downstream.stop(None if alone else ends_at)
         for live in self._routes.live.values():
             live.upstream.end_streams()
-        if not self._membership.alone:
+        if not alone:
             for driver in self._downstream.running - self._downstream.relayed:
                 driver.hand_over()
+
+    @property
+    def _has_calls(self) -> bool:
+        """Whether a call of this replica is held or runs; what it passes on to other replicas does not count."""
+        return bool(len(self._lot) or self._downstream.running or self._downstream.relayed)
+
+    async def _until_idle(self, listeners: Listeners, deadline: float) -> None:
+        idle_polls = 0
+
+        def is_idle() -> bool:
+            nonlocal idle_polls
+            idle_polls = 0 if self._is_busy(listeners.all) else idle_polls + 1
+            return idle_polls >= _IDLE_POLLS
+
+        await _until(is_idle, deadline)
 
     def _is_busy(self, listeners: list[Listener]) -> bool:
         """Return whether a call is held, or a reply is not completely written."""
@@ -83,3 +119,10 @@ class Drain:
             driver.stop(error)
         if unfinished:
             log.info(Event.SERVER_PARTED, let_go=len(unfinished & kept), cancelled=len(unfinished - kept))
+
+
+async def _until(condition: Callable[[], bool], deadline: float) -> None:
+    """Poll until a condition holds, or a time of the event loop has come."""
+    loop = asyncio.get_running_loop()
+    while loop.time() < deadline and not condition():
+        await asyncio.sleep(_POLL_SECONDS)

@@ -14,17 +14,18 @@ from typing import Final
 
 from gateway import __version__
 from gateway.admin.probes import Admin
-from gateway.admin.snapshot import SnapshotSource
+from gateway.admin.snapshot import SnapshotSource, load_of
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.membership import Membership
+from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.peer_listener import PeerListener
 from gateway.cluster.retry_routing import RetryRouting
 from gateway.cluster.witness import Witness
 from gateway.cluster.worker import Worker, member_id
-from gateway.config import Config, InForce, cautions, contexts, digest
+from gateway.config import Config, InForce, cautions, contexts, digest, expiries
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
 from gateway.http.client import Bounds, Client
@@ -41,12 +42,13 @@ from gateway.routes.table import RouteTable
 from gateway.runtime.tasks import Tasks
 from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import Sealer
-from gateway.server.drain import Drain
+from gateway.server.drain import Drain, Listeners
 from gateway.server.keyrings import Keyrings
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.recent_errors import RecentErrors
+from gateway.telemetry.saturation import Load
 from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
 
 log = get_logger()
@@ -113,6 +115,7 @@ class Gateway:
         """The address that clients can reach; known after `start`."""
         self.admin = ""
         self.ready = False
+        self._saturation = self.metrics.watch_load(self._load)
         self._show_settings(config)
         in_force.after_replace(self._show_settings)
         self.reload = Reload(
@@ -182,7 +185,8 @@ class Gateway:
     def _new_downstream(self) -> RequestHandler:
         process = self.routes.process
         retry_routing = RetryRouting(self.members, self._peers, self._witness)
-        continuation = Continuation(process, self.lot, self._authenticator, retry_routing)
+        new_calls = NewCalls(self.members, self._peers, self.metrics)
+        continuation = Continuation(process, self.lot, self._authenticator, retry_routing, new_calls)
         passthrough = Passthrough(self._in_force, EndpointRewriter(self._keyrings.endpoint), process)
         return RequestHandler(self._in_force, self.routes, self._authenticator, continuation, passthrough)
 
@@ -247,7 +251,11 @@ class Gateway:
             self.tasks.spawn(self._client_listener.secure(tls.listener), "change the certificate")
         _log_cautions(config)
 
+    def _load(self) -> Load:
+        return load_of(self._snapshot_source())
+
     def _show_settings(self, config: Config) -> None:
+        self._saturation.show_certificates(expiries(config))
         self.metrics.set_held_limit(config.hold.max_calls)
         bodies.on = config.debug.bodies
 
@@ -256,7 +264,8 @@ class Gateway:
         self.ready = False
         self.reload.closed = True
         drain = Drain(self._in_force, self.downstream, self.routes, self.lot, self.members)
-        await drain.run(self._listeners, delay_seconds=delay_seconds, is_resumable=self._is_resumable)
+        listeners = Listeners(self._client_listener, self._listeners)
+        await drain.run(listeners, delay_seconds=delay_seconds, is_resumable=self._is_resumable)
         if not self._is_resumable():
             self._cold_expiry.give_up_all()
 

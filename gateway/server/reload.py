@@ -79,7 +79,7 @@ class Reload:
             new = await asyncio.to_thread(self._read)
             files = await asyncio.to_thread(contents, new)
         except ConfigError as exc:
-            return self._reject(exc.problems)
+            return self._reject(exc.located)
         if self.closed:
             return None
         found = changes(self._config, new)

@@ -24,14 +24,13 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Final
 
-import uvloop
-
 from gateway import __version__
 from gateway.admin.workers_view import Overview
 from gateway.cluster.worker import Worker
 from gateway.config import Config, InForce, split_address
 from gateway.http.listener import UNIX, Listener
 from gateway.http.traffic import Traffic
+from gateway.runtime import event_loop
 from gateway.runtime.tasks import Tasks
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
@@ -286,7 +285,7 @@ def _work(config: Config, worker: Worker, error: "Connection[Any, Any]") -> None
     os.setsid()
     configure_logging(config.log.level, config.log.format)
     try:
-        uvloop.run(_serve(config, worker))
+        event_loop.run(_serve(config, worker))
     except OSError as exc:
         error.send(exc.args)
         sys.exit(1)

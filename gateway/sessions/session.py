@@ -8,9 +8,9 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
@@ -208,10 +208,13 @@ class Session:
         """JSON of an id that is unique across sessions: some servers key streams of all sessions by it."""
         return b'"gw-%b-%x"' % (_PROCESS, next(_CALL_NUMBERS))
 
-    async def run(self, call: Call, headers: Headers) -> None:
-        """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises."""
+    def run(self, call: Call, headers: Headers) -> Coroutine[Any, Any, None]:
+        """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises.
+
+        Not a coroutine itself: while a call is held, each one that waits for another takes memory.
+        """
         self._show(Direction.TO_UPSTREAM, call.message, call)
-        await self._follow(call, headers, self.channel.request(call.message, headers, self._hear_call))
+        return self._follow(call, headers, self.channel.request(call.message, headers, self._hear_call))
 
     def begin(self, call: Call, headers: Headers, unusual: Callable[[], None]) -> bool:
         """Send a call from which nothing but its answer is expected; returns False if the transport cannot.
@@ -242,10 +245,12 @@ class Session:
             self.lost = True  # for this process; the call still runs there, so the session must not be deleted
             raise
 
-    async def _follow(self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | Raw | None]) -> None:
+    def _follow(
+        self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | Raw | None]
+    ) -> Coroutine[Any, Any, None]:
         """Track a call while its stream is read."""
         self._sent(call, headers)
-        await self._read(call, reading)
+        return self._read(call, reading)
 
     def _sent(self, call: Call, headers: Headers) -> None:
         """The call is in flight from now on."""

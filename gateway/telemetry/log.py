@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TextIO
 
 import structlog
-from structlog.typing import FilteringBoundLogger, Processor
+from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from gateway.telemetry.redaction import redact
 
@@ -63,7 +63,7 @@ def configure_logging(level: str, format: str, stream: TextIO | None = None) -> 
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,  # before redact: messages of exceptions quote what failed
     ]
-    end: list[Processor] = [redact, _renderer(format, stream)]
+    end: list[Processor] = [redact, _in_order, _renderer(format, stream)]
     least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=ours + end,
@@ -72,6 +72,12 @@ def configure_logging(level: str, format: str, stream: TextIO | None = None) -> 
         cache_logger_on_first_use=True,
     )
     _route_stdlib(least, stream, [structlog.stdlib.add_logger_name, *ours], end)
+
+
+def _in_order(_: object, __: str, line: EventDict) -> EventDict:
+    """Begin each line with its time, its level and its event, where a reader looks first."""
+    first = {key: line.pop(key) for key in ("timestamp", "level", "event") if key in line}
+    return {**first, **line}
 
 
 def _renderer(format: str, stream: TextIO) -> Processor:  # noqa: A002

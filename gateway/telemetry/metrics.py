@@ -41,6 +41,7 @@ from gateway.telemetry.labels import (
     UpstreamFailure,
 )
 from gateway.telemetry.process_status import BudgetStatus
+from gateway.telemetry.saturation import Load, Saturation
 
 OTHER = "other"
 _NESTED_METHODS = frozenset({mcp.ELICIT, mcp.SAMPLE, mcp.ROOTS})
@@ -124,6 +125,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        self.saturation: Saturation | None = None
         self._declare_traffic()
         self._declare_holds()
         self._declare_upstreams()
@@ -131,6 +133,11 @@ class Metrics:
         self._show_own_zeroes()
         for route in routes:
             self.show_zeroes(route)
+
+    def watch_load(self, read: Callable[[], Load]) -> Saturation:
+        """Show how much of its limits a process that serves clients uses."""
+        self.saturation = Saturation(self._registry, read)
+        return self.saturation
 
     def _counter(self, name: str, text: str, *labels: str) -> _Children[Counter]:
         return _Children(Counter(f"mcp_gateway_{name}", text, labels, registry=self._registry))
@@ -194,6 +201,9 @@ class Metrics:
         self._peer_requests = self._counter(
             "peer_requests_total", "Requests forwarded to another replica, by outcome.", "outcome"
         )
+        self._sent_on = self._counter(
+            "calls_sent_on_total", "New calls that this replica sent to another one while it drained."
+        )[()]
         self._peer_rejections = self._counter(
             "peer_rejected_total",
             "Requests on the peer listener that no replica sealed, or that arrived twice.",
@@ -227,6 +237,12 @@ class Metrics:
         self._children = self._gauge("children", "Child processes: warm, idle, in use or ending.", "route")
         self._children_ended = self._counter(
             "children_ended_total", "Child processes that ended, by whether the gateway asked them to.", "route", "why"
+        )
+        self._calls = self._histogram(
+            "mcp_client_operation_duration_seconds",
+            "Time that an upstream took for a call, without the time that people thought.",
+            ("route", "method", "error_type"),
+            _DURATIONS,
         )
         self._failures = self._counter("upstream_errors_total", "Failures of upstreams, by kind.", "route", "kind")
         self._probes = self._counter("era_probes_total", "Probes of upstreams, by the era found.", "route", "era")
@@ -277,6 +293,11 @@ class Metrics:
         outcome, error = ending
         error = error if error in ERROR_TYPES else OTHER_ERROR
         self._operations[route, bounded_method(method), bounded_version(version), outcome, error].observe(seconds)
+
+    def call_answered(self, route: str, method: str, ending: Ending, seconds: float) -> None:
+        """Count an upstream call that has its answer, with the time that the upstream took for it."""
+        error = ending.error_type if ending.error_type in ERROR_TYPES else OTHER_ERROR
+        self._calls[route, bounded_method(method), error].observe(seconds)
 
     def downstream_rejected(self, reason: str) -> None:
         """Count a refused request, by a `Rejection`."""
@@ -358,6 +379,10 @@ class Metrics:
         """Count a request to another replica."""
         self._peer_requests[outcome,].inc()
 
+    def sent_on(self) -> None:
+        """Count a new call that another replica served during the drain of this one."""
+        self._sent_on.inc()
+
     def peer_rejected(self, reason: str) -> None:
         """Count a request on the peer listener that was refused, by a `PeerReason`."""
         self._peer_rejections[_bounded(reason, PeerReason),].inc()
@@ -423,6 +448,8 @@ class Metrics:
     def config_reloaded(self, *, applied: bool) -> None:
         """Count a reload; a rejected one left the old configuration in place."""
         self._reloads["applied" if applied else "rejected",].inc()
+        if self.saturation is not None:
+            self.saturation.reloaded(applied=applied)
 
     def worker_restarted(self) -> None:
         """Count a worker that replaces one that ended unexpectedly."""
@@ -438,6 +465,8 @@ class Metrics:
 
     def render(self) -> tuple[bytes, str]:
         """Return (body, content type) of /metrics."""
+        if self.saturation is not None:
+            self.saturation.refresh()
         for labels, count in self._session_counts.items():
             self._sessions[labels].set(count)
         for budget, status in self.budgets().items():

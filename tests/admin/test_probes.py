@@ -10,7 +10,7 @@ from tests.support.status import fetch
 from tests.support.workbench import Stand
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:9090", "localhost.evil.example", ""])
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:9464", "localhost.evil.example", ""])
 async def test_a_rebound_name_gets_nothing(stand: Stand, host: str) -> None:
     for path in ("/status", "/status.json", "/metrics", "/healthz", "/readyz", "/other"):
         status, body, _ = await fetch(stand, path, Host=host)
@@ -18,7 +18,7 @@ async def test_a_rebound_name_gets_nothing(stand: Stand, host: str) -> None:
         assert "security.allowed_hosts" in body
 
 
-@pytest.mark.parametrize("host", ["gateway:9090", "gw.mcp.svc", "gw.mcp.svc.cluster.local:9090", "10.1.2.3:9090"])
+@pytest.mark.parametrize("host", ["gateway:9464", "gw.mcp.svc", "gw.mcp.svc.cluster.local:9464", "10.1.2.3:9464"])
 async def test_a_scraper_reaches_the_metrics_by_the_name_of_a_service(stand: Stand, host: str) -> None:
     assert (await fetch(stand, "/metrics", Host=host))[0] == 200
 
@@ -41,7 +41,7 @@ async def test_an_odd_host_is_refused_without_an_error_in_the_log(log_lines: Lin
 
 async def test_addresses_and_configured_names_are_served(begin: Start) -> None:
     stand = await begin(security={"allowed_hosts": ["gw.example", "127.0.0.1"]})
-    for host in ("127.0.0.1:9090", "localhost", "10.1.2.3:9090", "[::1]:9090", "GW.example:9090"):
+    for host in ("127.0.0.1:9464", "localhost", "10.1.2.3:9464", "[::1]:9464", "GW.example:9464"):
         assert (await fetch(stand, "/status", Host=host))[0] == 200, host
 
 

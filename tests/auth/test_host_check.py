@@ -75,9 +75,9 @@ def serves_status(names: frozenset[str], host: str | None) -> bool:
 
 def test_the_status_is_served_under_addresses_and_configured_names() -> None:
     security = {"allowed_hosts": ["GW.example", "other.example:444"]}
-    config = parse(configuration("http://127.0.0.1:1/mcp", admin="gw-host:9090", security=security), "test", {})
+    config = parse(configuration("http://127.0.0.1:1/mcp", admin="gw-host:9464", security=security), "test", {})
     names = admin_names(config)
-    for host in ("localhost", "127.0.0.1:9090", "10.1.2.3", "[::1]:9090", "gw.EXAMPLE:1", "gw-host:9090"):
+    for host in ("localhost", "127.0.0.1:9464", "10.1.2.3", "[::1]:9464", "gw.EXAMPLE:1", "gw-host:9464"):
         assert serves_status(names, host), host
     assert serves_status(names, "other.example:444")
     for host in (None, "", "evil.example", "localhost.evil.example", "10.1.2.3.evil.example", "other.example", "[::1"):
@@ -85,7 +85,7 @@ def test_the_status_is_served_under_addresses_and_configured_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["gateway", "gateway:9090", "gw.mcp.svc", "gw.mcp.svc.cluster.local:9090", "a.internal"]
+    "host", ["gateway", "gateway:9464", "gw.mcp.svc", "gw.mcp.svc.cluster.local:9464", "a.internal"]
 )
 def test_service_names_that_the_public_name_service_does_not_have_are_served(host: str) -> None:
     assert serves_status(frozenset(), host)

@@ -1,6 +1,6 @@
 """A rolling restart of all replicas while eighty users think: SIGTERM, exit 0, start again, and the next one.
 
-Behind HAProxy, which looks whether a replica is back. nginx leaves one out for 5 s that it could not reach, and knows
+Behind HAProxy, which looks whether a replica is back. nginx leaves one out for 1 s that it could not reach, and knows
 none that lives when three are restarted faster than that.
 """
 

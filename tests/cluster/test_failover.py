@@ -79,13 +79,27 @@ async def test_a_dead_owners_call_runs_again_if_it_may_run_twice(upstream: FakeU
     assert steps(two) == {"replayed": 1}
 
 
+async def test_a_tool_that_was_known_to_be_repeatable_runs_again_even_if_its_server_is_slow(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+    upstream.tool(ask)
+    _ = await one.client().post("tools/list")
+    asked = await one.client().call()
+    await cluster.crash(one)
+    upstream.on("tools/list", lambda turn: turn.for_ever())
+    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert len(upstream.of("tools/call")) == 2
+    assert steps(two) == {"replayed": 1}
+
+
 @pytest.mark.parametrize("slower", ["stream", "answer"])
 async def test_a_call_taken_over_runs_again_once_if_its_stream_and_its_answer_both_fail(
     upstream: FakeUpstream, cluster: Cluster, slower: str
 ) -> None:
     """Both then look up whether the tool may run twice. The slower one must not send the call again."""
     one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
 
     async def asks(turn: Turn) -> None:
         params = {**FORM, "requestedSchema": {**FORM["requestedSchema"], "title": "q"}}
@@ -110,6 +124,8 @@ async def test_a_call_taken_over_runs_again_once_if_its_stream_and_its_answer_bo
     upstream.tool(asks)
     asked = await one.client().call()
     await cluster.crash(one)
+    # The state does not say it, because the first replica did not know it.
+    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
     gate = Gate(upstream)
     upstream.on("resume", gone)
     upstream.once("resume", until_answered)

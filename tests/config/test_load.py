@@ -35,12 +35,12 @@ def test_every_error_is_reported_at_once() -> None:
         "line 4",
         "GATEWAY_ADMN",
         "rotes",
+        "routes",
         "listen",
         "workers",
         "hold.ttl_second",
         "hold.max_calls",
         "legs",
-        "routes",
         "principal.header",
         "principal.trusted_proxies",
     ]
@@ -135,6 +135,6 @@ def test_a_command_of_the_command_line_is_taken_word_by_word() -> None:
 
 
 def test_the_configuration_of_the_command_line_has_a_digest() -> None:
-    config = for_upstream("http://127.0.0.1:9000/mcp", "127.0.0.1:8080", "127.0.0.1:9090", {})
+    config = for_upstream("http://127.0.0.1:9000/mcp", "127.0.0.1:8080", "127.0.0.1:9464", {})
     assert len(digest(config)) == 12
     assert {type(text) for text in (config.listen, config.admin, config.routes[0].upstream.url)} == {str}

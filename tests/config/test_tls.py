@@ -1,12 +1,13 @@
 """TLS contexts, and the files that cannot be used for them."""
 
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.config import ConfigError, contexts, jwks_context, parse
+from gateway.config import ConfigError, contexts, expiries, jwks_context, parse
 from gateway.config.model import Principal
 from tests.support.authority import Authority
 from tests.support.configurations import missing
@@ -90,3 +91,19 @@ def test_the_authority_of_the_keys_must_be_readable(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         jwks_context(Principal(jwks_ca_file=str(file)))
     assert caught.value.problems == (f"principal.jwks_ca_file: {missing(file)}",)
+
+
+def test_the_end_of_each_certificate_is_known_by_its_key(tmp_path: Path, ca: Authority) -> None:
+    listener, client = ca.sign("listener", days=5), ca.sign("client", days=7)
+    upstream = {"url": "https://127.0.0.1:1/mcp", "tls": {"cert_file": str(client)}}
+    config = parse(
+        configuration("https://127.0.0.1:1/mcp", tls={"cert_file": str(listener)}, route={"upstream": upstream}),
+        "test",
+        {},
+    )
+    found = expiries(config)
+    assert list(found) == ["tls.cert_file", "routes[/mcp].upstream.tls.cert_file"]
+    days = [round((moment - datetime.now(UTC).timestamp()) / 86400) for moment in found.values()]
+    assert days == [5, 7]
+    listener.unlink()
+    assert list(expiries(config)) == ["routes[/mcp].upstream.tls.cert_file"]

@@ -58,7 +58,7 @@ def test_the_configuration_loads_with_the_containers_environment(folder: str, se
     config = configuration(folder, service, tmp_path)
     assert config.routes[0].upstream.url == ENVIRONMENT["MRTR_UPSTREAM"]
     assert len(config.state.raw_keys()) == 1
-    assert {config.listen, config.admin} == {"0.0.0.0:8080", "0.0.0.0:9090"}, "as the image exposes them"
+    assert {config.listen, config.admin} == {"0.0.0.0:8080", "0.0.0.0:9464"}, "as the image exposes them"
     assert {"localhost", "127.0.0.1"} <= set(config.security.allowed_hosts)
 
 
@@ -143,5 +143,5 @@ def test_every_configuration_names_its_schema() -> None:
 def test_the_image_has_a_configuration() -> None:
     path = FOLDERS["gateway"].parents[1] / "container" / "config.yaml"
     config = load(path, ENVIRONMENT)
-    assert (config.listen, config.admin) == ("0.0.0.0:8080", "0.0.0.0:9090")
+    assert (config.listen, config.admin) == ("0.0.0.0:8080", "0.0.0.0:9464")
     assert [route.upstream.url for route in config.routes] == [ENVIRONMENT["MRTR_UPSTREAM"]]

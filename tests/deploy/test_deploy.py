@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,9 @@ def test_haproxy_accepts_the_unchanged_file(name: BalancerName) -> None:
 def test_only_addresses_and_paths_are_replaced_for_the_tests(name: BalancerName, tmp_path: Path) -> None:
     """The tests must not run lines that the shipped file lacks."""
     shipped = FILES[name].read_text()
-    places = [Place(f"gw-{number}", f"10.0.0.1{number}:8080", "10.0.0.1:9090") for number in (1, 2, 3)]
+    places = [Place(f"gw-{number}", f"10.0.0.1{number}:8080", "10.0.0.1:9464") for number in (1, 2, 3)]
     used = CONFIGURATIONS[name](shipped, tmp_path, "127.0.0.1:80", places)
-    paths = re.compile(r"/\S*/|127\.0\.0\.1:|(?<=bind ):| port 9090$", re.MULTILINE)
+    paths = re.compile(r"/\S*/|127\.0\.0\.1:|(?<=bind ):| port 9464$", re.MULTILINE)
     ours = {paths.sub("", line) for line in used.splitlines()}
     theirs = {paths.sub("", line) for line in shipped.splitlines()}
     assert {line for line in ours - theirs if "_temp_path" not in line} == set()
@@ -124,3 +125,37 @@ def test_the_schema_that_a_file_names_exists_and_accepts_it(path: Path) -> None:
 def test_every_configuration_names_its_schema() -> None:
     assert {path.name for path in WITH_SCHEMA} >= {"gateway.yaml", "values.yaml"}
     assert not set(DEPLOY.glob("**/gateway.yaml")) - set(WITH_SCHEMA)
+
+
+# --- files of programs that are not here ---
+
+NOT_RUN = ["traefik/traefik.yaml", "traefik/dynamic.yaml", "envoy/envoy.yaml", "cloud-run/service.yaml"]
+
+
+def values(tree: Any) -> Iterator[str]:
+    """Every scalar of a tree, as text."""
+    if isinstance(tree, dict | list):
+        for each in tree.values() if isinstance(tree, dict) else tree:
+            yield from values(each)
+    else:
+        yield str(tree)
+
+
+@pytest.mark.parametrize("name", NOT_RUN)
+def test_the_files_of_programs_that_are_not_here_parse(name: str) -> None:
+    assert yaml.safe_load((DEPLOY / name).read_text())
+
+
+@pytest.mark.parametrize("name", ["traefik/dynamic.yaml", "envoy/envoy.yaml"])
+def test_each_balancer_checks_readiness_at_the_admin_port(name: str) -> None:
+    found = set(values(yaml.safe_load((DEPLOY / name).read_text())))
+    assert {"/readyz", "9464"} <= found
+
+
+@pytest.mark.parametrize("name", ["nomad/mrtr-gateway.nomad.hcl", "ecs/service.yaml"])
+def test_each_engine_gives_a_process_longer_than_its_drain(name: str) -> None:
+    text = (DEPLOY / name).read_text()
+    (seconds,) = re.findall(r"(?:kill_timeout +=|StopTimeout:) \"?(\d+)", text)
+    given = dict(re.findall(r"GATEWAY_HOLD__(\w+), Value: \"(\d+)\"", text))
+    needed = int(given.get("DRAIN_DELAY_SECONDS", 2)) + int(given.get("DRAIN_SECONDS", 30)) + 5
+    assert int(seconds) > needed

@@ -1,5 +1,13 @@
-"""What the wheel contains."""
+"""What the wheel and the sdist contain, and that two builds of them are the same."""
 
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -25,3 +33,81 @@ def test_the_wheel_ships_every_source_file_and_the_style_sheet(shipped: set[str]
     folder = REPOSITORY / "gateway"
     needed = {str(path.relative_to(REPOSITORY)) for kind in ("*.py", "*.css") for path in folder.rglob(kind)}
     assert needed <= shipped
+
+
+def build(tree: Path, *, epoch: str | None = "1700000000") -> dict[str, str]:
+    """Run `scripts/release` in a folder; return the digests of what it built."""
+    environment = {**os.environ, **({"SOURCE_DATE_EPOCH": epoch} if epoch is not None else {})}
+    command = [sys.executable, str(tree / "scripts" / "release"), "--draft", "--without-image"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tree, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sums = (tree / "dist" / "SHA256SUMS").read_text()
+    found = {name: digest for digest, name in re.findall(r"^(\w{64})  (\S+)$", sums, re.MULTILINE)}
+    for name, digest in found.items():
+        assert hashlib.sha256((tree / "dist" / name).read_bytes()).hexdigest() == digest
+    return found
+
+
+def copied(folder: Path) -> Path:
+    """Copy the tracked files, with other time stamps and under another path."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=REPOSITORY,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        source, target = REPOSITORY / name, folder / name
+        if source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _ = shutil.copyfile(source, target)
+            target.chmod(source.stat().st_mode)
+    _ = subprocess.run(["git", "init", "--quiet"], check=True, cwd=folder)
+    return folder
+
+
+def test_two_builds_of_a_release_are_byte_identical(tmp_path: Path) -> None:
+    first, second = (build(copied(tmp_path / name)) for name in ("one", "two"))
+    assert first == second
+    kinds = sorted(re.sub(r"^mrtr_gateway-[^-]*?(?=-py3|\.tar|\.cdx)", "", name) for name in first)
+    assert kinds == ["-py3-none-any.whl", ".cdx.json", ".tar.gz"]
+
+
+def test_a_release_needs_a_clean_folder_and_a_public_address(tmp_path: Path) -> None:
+    tree = copied(tmp_path / "tree")
+    done = subprocess.run(
+        [sys.executable, str(tree / "scripts" / "release")], capture_output=True, text=True, check=False, cwd=tree
+    )
+    assert done.returncode == 1
+    assert "there are changes that are not committed" in done.stdout
+    assert "placeholder URLs" in done.stdout
+    assert not (tree / "dist").exists()
+
+
+def test_the_sdist_has_the_package_and_no_page_of_another_folder(tmp_path: Path) -> None:
+    _ = build(tree := copied(tmp_path / "tree"))
+    (built,) = (tree / "dist").glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    tops = {name.partition("/")[0] for name in names}
+    assert tops <= {
+        "gateway",
+        "config",
+        "docs",
+        "README.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        "PKG-INFO",
+        "pyproject.toml",
+        ".gitignore",
+    }
+    assert [name for name in names if name.endswith("README.md")] == ["README.md"]
+    assert "gateway/py.typed" in names
+
+
+def test_the_package_asks_for_uvloop_only_where_it_exists() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    (uvloop,) = (each for each in project["dependencies"] if each.startswith("uvloop"))
+    assert "sys_platform != 'win32'" in uvloop
+    assert "platform_python_implementation == 'CPython'" in uvloop

@@ -224,7 +224,7 @@ def systemd(tmp_path: Path) -> Iterator[Systemd]:
     (etc / "state-keys").chmod(0o600)
     listen, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     text = replaced((SYSTEMD / "gateway.yaml").read_text(), "127.0.0.1:8080", listen)
-    (etc / "gateway.yaml").write_text(replaced(text, "127.0.0.1:9090", admin))
+    (etc / "gateway.yaml").write_text(replaced(text, "127.0.0.1:9464", admin))
     boot = BOOT.format(here=tmp_path, python=sys.executable, program=PROGRAM)
     with (tmp_path / "boot.log").open("wb") as log:
         namespaces = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")

@@ -1,7 +1,7 @@
 """Runs the commands of one page in order, as its reader would: in one folder; servers that it starts keep running.
 
 Ports of 127.0.0.1 are others than on the page (a test shares its machine); outputs have the page's own again.
-At 127.0.0.1:9000 is a real legacy server, and at :8080 and :9090 a gateway in front of it, unless the page starts its
+At 127.0.0.1:9000 is a real legacy server, and at :8080 and :9464 a gateway in front of it, unless the page starts its
 own. `npx` runs what scripts/parts installed, and downloads nothing.
 """
 
@@ -26,7 +26,7 @@ COMMAND_SECONDS: Final = 60.0
 START_SECONDS: Final = 20.0
 STOP_SECONDS: Final = 15.0
 
-OLD_SERVER, LISTEN, ADMIN = "9000", "8080", "9090"
+OLD_SERVER, LISTEN, ADMIN = "9000", "8080", "9464"
 _PORT: Final = re.compile(r"(?P<before>127\.0\.0\.1:|localhost:|PORT=)(?P<port>\d{4,5})\b")
 _GATEWAY: Final = re.compile(r"^(?!#).*\bmrtr-gateway serve\b", re.MULTILINE)
 _SERVER: Final = re.compile(r"^(?!#).*(?:\bmrtr-gateway serve\b|server-everything (?:streamableHttp|sse)\b)")

@@ -267,7 +267,7 @@ async def test_compose_starts_three_replicas_behind_nginx(
     async with AsyncExitStack() as stack:
         boxes = []
         for name, host in hosts.items():
-            config = {"listen": f"{host}:8080", "admin": f"{host}:9090", "routes": [{"path": "/mcp"}]}
+            config = {"listen": f"{host}:8080", "admin": f"{host}:9464", "routes": [{"path": "/mcp"}]}
             own = [*given(config, server), f"--env=GATEWAY_REPLICA__LISTEN={host}:8081"]
             options = [*compose.podman_options(parsed, name, folder), *known, *own]
             boxes.append(await stack.enter_async_context(container(name, config, *options)))

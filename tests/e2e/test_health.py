@@ -165,7 +165,7 @@ async def test_a_gateway_without_an_admin_listener_cannot_be_asked(tmp_path: Pat
 async def test_an_invalid_address_is_reported(address: str) -> None:
     code, said = await ask("--admin", address)
     assert code == 1
-    assert said == f"not healthy: '{address}' (--admin) is not an address; use the form 127.0.0.1:9090"
+    assert said == f"not healthy: '{address}' (--admin) is not an address; use the form 127.0.0.1:9464"
 
 
 async def test_an_ipv6_address_is_used_without_brackets() -> None:

@@ -301,7 +301,7 @@ async def gateway(
     connector = None
     if host is not None:
         connector, prefix = host.connector(), (*host.prefix, *prefix)
-        overrides = {"listen": f"{host.address}:8080", "admin": f"{host.address}:9090", **overrides}
+        overrides = {"listen": f"{host.address}:8080", "admin": f"{host.address}:9464", **overrides}
     with tempfile.TemporaryDirectory(prefix="mrtr-gateway-") as directory:
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=30)) as http:
             gw = Gateway(configuration(upstream, overrides), Path(directory), http, prefix=prefix)

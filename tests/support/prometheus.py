@@ -31,7 +31,7 @@ def configuration(targets: Sequence[str]) -> str:
     """Only addresses and intervals differ from the file."""
     text = (DIRECTORY / "prometheus.yml").read_text()
     given = "[" + ", ".join(f'"{target}"' for target in targets) + "]"
-    text = replaced(text, '["10.0.0.11:9090", "10.0.0.12:9090", "10.0.0.13:9090"]', given)
+    text = replaced(text, '["10.0.0.11:9464", "10.0.0.12:9464", "10.0.0.13:9464"]', given)
     for name in ("scrape_interval", "evaluation_interval"):
         text = replaced(text, f"{name}: 15s", f"{name}: {INTERVAL}")
     return text

@@ -53,6 +53,14 @@ def test_a_line_is_json_with_event_level_utc_time_and_bound_fields() -> None:
     }
 
 
+def test_a_line_begins_with_its_time_its_level_and_its_event() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    get_logger(route="/mcp").info(Event.EXCHANGE_FINISHED, rounds=2)
+    logging.getLogger("library").warning("hello")
+    assert [list(line)[:3] for line in lines(stream)] == [["timestamp", "level", "event"]] * 2
+
+
 def test_lines_below_the_level_are_not_written() -> None:
     stream = io.StringIO()
     configure_logging("warning", "json", stream)

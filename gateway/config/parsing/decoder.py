@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import inspect
 
+from gateway.config.parsing import advice
 from gateway.config.parsing.environment import substitute
 from gateway.config.parsing.formats import FORMS, Form
 from gateway.config.parsing.problems import Given, Problem, Surprise, joined, nearest, shown
@@ -53,7 +54,7 @@ class Walker:
             self.spoilt.append(path)
             return UNREAD
         if isinstance(value, Surprise):
-            return self._refuse(path, _surprise(value, extra))
+            return self._refuse(path, _surprise(value, kind, extra))
         return self._read_plain(kind, value, path, extra)
 
     def _substituted(self, text: str, path: str) -> object:
@@ -78,7 +79,7 @@ class Walker:
             case inspect.BoolType():
                 found = self._truth(value, path)
             case inspect.IntType() | inspect.FloatType():
-                found = self._number(kind, value, path)
+                found = self._number(kind, value, path, extra)
             case inspect.StrType():
                 found = self._text(kind, value, path, extra)
             case _:
@@ -87,33 +88,42 @@ class Walker:
 
     def _struct(self, kind: inspect.StructType, value: object, path: str) -> object:
         if not isinstance(value, dict):
-            return self._refuse(path or "document", f"{_as_read(value)}, but a section is expected; write key: value")
+            text = f"{_as_read(value)}, but a section is expected; {advice.for_section(kind, value)}"
+            return self._refuse(path or "document", text)
         fields = {field.name: field for field in kind.fields}
-        for key in value:
-            if key not in fields:
-                self._unknown(key, fields, path)
-        found = {name: self._field(field, value, path) for name, field in fields.items()}
+        misspelt = {self._unknown(key, value, fields, path) for key in value if key not in fields}
+        found = {name: self._field(field, value, path) for name, field in fields.items() if name not in misspelt}
+        found |= {name: _empty(fields[name].type) for name in misspelt if name is not None and fields[name].required}
         return kind.cls(**{name: item for name, item in found.items() if item is not UNREAD})
 
     def _field(self, field: inspect.Field, section: dict[str, object], path: str) -> object:
         """Return the field's value; UNREAD keeps the default, and a required field gets an empty value."""
         place = joined(path, field.name)
         if field.name in section:
-            value = self._read(field.type, section[field.name], place, {})
+            value = self._read(field.type, section[field.name], place, {"default": field.default})
         else:
             value = self._refuse(place, "is missing; add it") if field.required else UNREAD
         return _empty(field.type) if value is UNREAD and field.required else value
 
-    def _unknown(self, key: str, known: Mapping[str, object], path: str) -> None:
+    def _unknown(
+        self, key: str, section: dict[str, object], known: Mapping[str, inspect.Field], path: str
+    ) -> str | None:
+        """Refuse a key, and what is wrong with its value; return the missing key that was probably meant."""
         meant = nearest(key, known)
         hint = f'did you mean "{meant}"?' if meant else f"remove it, or use one of: {', '.join(known)}"
         self._refuse(joined(path, key), f"unknown key; {hint}")
-        if meant:
-            self.spoilt.append(joined(path, meant))
+        if meant is None:
+            return None
+        self.spoilt.append(joined(path, meant))
+        if meant in section:
+            return None
+        _ = self._field(known[meant], {meant: section[key]}, path)
+        return meant
 
     def _list(self, kind: inspect.VarTupleType, value: object, path: str, extra: _Extra) -> object:
         if not isinstance(value, list):
-            return self._refuse(path, f"{_as_read(value, extra)}, but a list is expected; write [ ] around it")
+            fix = advice.for_list(kind, value, secret=bool(extra.get("secret")) or _is_secret(kind.item_type))
+            return self._refuse(path, f"{_as_read(value, extra)}, but a list is expected; {fix}")
         if len(value) < (kind.min_length or 0):
             return self._refuse(path, "is an empty list; give at least one entry")
         items = (self._read(kind.item_type, item, joined(path, place), extra) for place, item in enumerate(value))
@@ -147,14 +157,15 @@ class Walker:
             value = {"true": True, "false": False}.get(value, value)
         return value if isinstance(value, bool) else self._refuse(path, f"{_as_read(value)}; write true or false")
 
-    def _number(self, kind: inspect.IntType | inspect.FloatType, value: object, path: str) -> object:
+    def _number(self, kind: advice.Number, value: object, path: str, extra: _Extra) -> object:
         if isinstance(value, Given):
             found = number(value)
             value = value if found is None else found
         wanted = (int,) if isinstance(kind, inspect.IntType) else (int, float)
         if type(value) not in wanted:
             noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
-            return self._refuse(path, f"{_as_read(value)}, but {noun} is expected; write e.g. {kind.ge or 0}")
+            fix = advice.for_number(kind, value, path, extra.get("default"))
+            return self._refuse(path, f"{_as_read(value)}, but {noun} is expected; {fix}")
         assert isinstance(value, int | float)
         if not self._in_range(kind, value, path):
             return UNREAD
@@ -191,11 +202,14 @@ def _empty(kind: inspect.Type) -> object:
     return inner.cls() if isinstance(inner, inspect.StructType) else ()
 
 
-def _surprise(value: Surprise, extra: _Extra) -> str:
+def _surprise(value: Surprise, kind: inspect.Type, extra: _Extra) -> str:
     if extra.get("secret"):
         return f"is read as {value.reads_as} by YAML; put it in quotes"
-    raw = shown(value)
-    return f'{raw} is read as {value.reads_as} by YAML; write "{raw}" in quotes for the text, or a plain value'
+    return f"{shown(value)} is read as {value.reads_as} by YAML; {advice.for_surprise(value, kind)}"
+
+
+def _is_secret(kind: inspect.Type) -> bool:
+    return isinstance(kind, inspect.Metadata) and bool((kind.extra or {}).get("secret"))
 
 
 def _not_text(value: object, form: Form | None, extra: _Extra) -> str:

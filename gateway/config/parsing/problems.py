@@ -4,7 +4,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -19,10 +19,22 @@ _SHOWN_CHARACTERS = 60
 class ConfigError(Exception):
     """The configuration cannot be used: `problems` holds every reason as `path: what; fix`."""
 
-    def __init__(self, problems: Iterable[str], source: str = "configuration") -> None:
+    def __init__(
+        self, problems: Iterable[str], source: str = "configuration", lines: Mapping[int, int] | None = None
+    ) -> None:
+        """`lines` has line numbers by the places of the problems."""
         self.problems = tuple(problems)
         self.source = source
+        self._lines = lines or {}
         super().__init__("\n".join(self.problems))
+
+    @property
+    def located(self) -> tuple[str, ...]:
+        """The reasons, each beginning with its line in the file if it has one there."""
+        return tuple(
+            f"line {self._lines[place]}: {problem}" if place in self._lines else problem
+            for place, problem in enumerate(self.problems)
+        )
 
 
 class Problem(NamedTuple):
@@ -90,6 +102,11 @@ def joined(path: str, key: str | int) -> str:
         return f"{path}[{key}]"
     name = key if re.fullmatch(r"[\w.-]{1,31}", key) else shown(key)
     return f"{path}.{name}" if path else name
+
+
+def parent(path: str) -> str:
+    """Return the path of what `path` is in: `routes[0]` for `routes[0].path`."""
+    return path[: max(path.rfind("."), path.rfind("["), 0)]
 
 
 def unreadable(file: str | Path, exc: OSError) -> str:

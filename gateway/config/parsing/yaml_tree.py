@@ -12,7 +12,7 @@ from typing import Any, Final
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gateway.config.parsing.problems import Problem, Surprise, shown
+from gateway.config.parsing.problems import Problem, Surprise, joined, shown
 
 MAX_TEXT_CHARACTERS = 262_144
 _MAX_DEPTH = 32
@@ -45,6 +45,32 @@ def read_tree(text: str) -> tuple[object, list[Problem]]:
     except yaml.YAMLError as exc:
         return UNREAD, [_syntax_problem(exc)]
     return ({} if node is None else _build(node, problems)), problems
+
+
+def lines(text: str) -> dict[str, int]:
+    """Return the line of each key and of each item of a list, by its path; nothing for a text that cannot be read."""
+    found: dict[str, int] = {}
+    try:
+        node, _ = _compose(text)
+    except (yaml.YAMLError, _TooDeepError):
+        return found
+    if node is not None:
+        _note_lines(node, "", found)
+    return found
+
+
+def _note_lines(node: Node, path: str, found: dict[str, int]) -> None:
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if isinstance(key, ScalarNode):
+                place = joined(path, key.value)
+                found[place] = key.start_mark.line + 1
+                _note_lines(value, place, found)
+    elif isinstance(node, SequenceNode):
+        for number_, item in enumerate(node.value):
+            place = joined(path, number_)
+            found[place] = item.start_mark.line + 1
+            _note_lines(item, place, found)
 
 
 def _compose(text: str) -> tuple[Node | None, list[Problem]]:

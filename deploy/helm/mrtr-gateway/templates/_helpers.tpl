@@ -29,7 +29,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- $ours := dict
       "listen" "0.0.0.0:8080"
-      "admin" "0.0.0.0:9090"
+      "admin" "0.0.0.0:9464"
       "state" $keys
       "replica" (dict "id" "${POD_NAME}" "listen" "0.0.0.0:8081" "peers_dns" (printf "%s-peers:8081" $name)) }}
 {{- toYaml (merge $config $ours) }}

@@ -1,0 +1,53 @@
+"""Sends the new calls of a draining replica to another one.
+
+A new call is sent to the replicas one after the other until one takes it. A replica that does not take it has run
+nothing: it cannot be reached, it refuses the message, or it drains as well. A call that was taken is never sent again.
+"""
+
+from gateway.cluster.membership import Membership
+from gateway.cluster.peer_client import PeerClient
+from gateway.cluster.peer_errors import PeerFailed, PeerStuck
+from gateway.cluster.reply_relay import Replied
+from gateway.http.incoming import Incoming
+from gateway.http.reply import ReplyWriter
+from gateway.protocol.errors import CallLost, OwnerStalled
+from gateway.telemetry import Metrics
+
+
+class NewCalls:
+    """The new calls of this replica while it drains."""
+
+    def __init__(self, membership: Membership, peers: PeerClient, metrics: Metrics) -> None:
+        self._membership = membership
+        self._peers = peers
+        self._metrics = metrics
+        self._turn = 0
+
+    def end_legs(self, ends_at: float | None) -> None:
+        """Have other replicas end the legs of whatever this one sends them, by a monotonic time."""
+        self._peers.ends_at = ends_at
+
+    async def send_on(self, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+        """Have another replica serve a call; None if none takes it. Raises CallLost if one took it and broke off."""
+        for host in self._in_turn():
+            try:
+                replied = await self._peers.forward("new", host, incoming, reply)
+            except PeerStuck as exc:
+                raise CallLost(
+                    f"The gateway is shutting down, and the replica {host}, which took this call instead, did not "
+                    "complete its reply; the call may have had effects",
+                    data={"reason": "call_lost"},
+                ) from exc
+            except (PeerFailed, OwnerStalled):
+                continue
+            self._metrics.sent_on()
+            return replied
+        return None
+
+    def _in_turn(self) -> list[str]:
+        """Return the other hosts, each time beginning with the next one."""
+        hosts = sorted(self._membership.other_hosts())
+        if not hosts:
+            return []
+        self._turn = (self._turn + 1) % len(hosts)
+        return hosts[self._turn :] + hosts[: self._turn]

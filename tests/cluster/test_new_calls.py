@@ -1,0 +1,148 @@
+"""A draining replica sends its new calls to another one, which serves each as its own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.protocol import mcp
+from tests.support.fake_peer import Asked, FakePeer
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.replicas import Cluster, asked_peers, drop, in_time, later, sample
+from tests.support.workbench import Stand, eventually
+
+
+@asynccontextmanager
+async def draining(stand: Stand) -> AsyncIterator[None]:
+    """Keep a replica in its drain: it holds a call until the end."""
+    client = stand.client()
+    asked = await client.call("tool")
+    drain = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
+    await eventually(lambda: stand.gateway.downstream.stopping)
+    yield
+    assert (await client.answer(asked)).text == "tool"
+    await in_time(drain)
+
+
+async def echo(turn: Turn) -> None:
+    """The tool `tool` asks a question; each tool returns its name."""
+    name = turn.body["params"]["name"]
+    if name == "tool":
+        await turn.elicit("q")
+    await turn.result(text(name))
+
+
+async def test_another_replica_serves_a_new_call_with_all_its_rounds(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(echo)
+    async with draining(one):
+        client = one.client()
+        assert (await client.call("plain")).text == "plain"
+        asked = await client.call("tool")
+        assert two.held == 1
+        assert (await client.answer(asked)).text == "tool"
+        assert sample(one, "mcp_gateway_calls_sent_on_total") == 2
+        assert asked_peers(one) == {"served": 3}
+    assert [turn.body["params"]["name"] for turn in upstream.of("tools/call")].count("plain") == 1
+
+
+async def test_replicas_take_turns_with_the_new_calls_of_another_one(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3")
+    upstream.tool(echo)
+    async with draining(one):
+        before = [sample(each, "mcp_gateway_sessions_opened_total", route="/mcp") for each in (two, three)]
+        for _ in range(4):
+            assert (await one.client().call("plain")).text == "plain"
+        after = [sample(each, "mcp_gateway_sessions_opened_total", route="/mcp") for each in (two, three)]
+    assert before == [0, 0]
+    assert after == [1, 1]
+
+
+async def test_a_new_call_is_refused_when_every_other_replica_is_gone_or_drains(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3")
+    upstream.tool(echo)
+    await cluster.crash(three)
+    async with draining(one), draining(two):
+        refused = await one.client().call("plain")
+        assert refused.outcome == (503, -32603, "stopping")
+        assert asked_peers(one) == {"dead": 1, "gone": 1}
+        assert asked_peers(two) == {}, "a forwarded call is never forwarded again"
+    assert not [turn for turn in upstream.of("tools/call") if turn.body["params"]["name"] == "plain"]
+
+
+async def test_a_new_call_goes_past_a_replica_that_does_not_react_or_refuses_it(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    async def refuses(asked: Asked) -> None:
+        await asked.raw(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+
+    old = await cluster.fake(FakePeer(refuses))
+    one, _ = await cluster.begin("gw-1", "gw-3", fakes={"gw-2": old.address})
+    upstream.tool(echo)
+    async with draining(one):
+        for _ in range(2):
+            assert (await one.client().call("plain")).text == "plain"
+        assert asked_peers(one) == {"stalled": 1, "served": 2}
+
+
+async def test_a_new_call_that_was_taken_is_never_sent_again(upstream: FakeUpstream, cluster: Cluster) -> None:
+    async def dies(asked: Asked) -> None:
+        await asked.take()
+        asked.die()
+
+    taken = await cluster.fake(FakePeer(dies))
+    one, _ = await cluster.begin("gw-1", "gw-3", fakes={"gw-2": taken.address})
+    upstream.tool(echo)
+    async with draining(one):
+        outcomes = [(await one.client().call("plain")) for _ in range(2)]
+        lost = next(reply for reply in outcomes if "error" in reply.final)
+        assert lost.error["data"]["reason"] == "call_lost"
+        assert "may have had effects" in lost.error["message"]
+        assert asked_peers(one) == {"broke": 1, "served": 1}
+    assert len([turn for turn in upstream.of("tools/call") if turn.body["params"]["name"] == "plain"]) == 1
+
+
+async def test_a_new_call_that_outlasts_the_drain_comes_back_through_another_replica(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", hold={"drain_seconds": 0.3})
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        if turn.body["params"]["name"] == "parked":
+            await turn.elicit("q")
+        await go.wait()
+        await turn.result(text("late"))
+
+    upstream.tool(tool)
+    await one.client().call("parked")
+    drain = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
+    await eventually(lambda: one.gateway.downstream.stopping)
+    sent_on = await one.client().call("tool")
+    assert sent_on.questions == {}
+    assert sent_on.state
+    await in_time(drain)
+    await drop(one)
+    waiting = later(two.client().answer(sent_on))
+    go.set()
+    assert (await waiting).text == "late"
+    assert len([turn for turn in upstream.of("tools/call") if turn.body["params"]["name"] == "tool"]) == 1
+
+
+async def test_a_subscription_is_refused_rather_than_sent_on(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, _ = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(echo)
+    async with draining(one):
+        refused = await one.client().post(mcp.LISTEN, {"notifications": {"toolsListChanged": True}})
+        assert refused.outcome == (503, -32603, "stopping")
+
+
+async def test_connections_end_with_their_next_reply_while_a_replica_drains(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    one, _ = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(echo)
+    assert "Connection" not in (await one.client().call("plain")).headers
+    async with draining(one):
+        assert (await one.client().call("plain")).headers["Connection"] == "close"

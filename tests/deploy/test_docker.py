@@ -1,0 +1,181 @@
+"""A real Docker Engine: the image, the Compose files and the Swarm stack, updated under load.
+
+The balancers run from an image with Debian's nginx and HAProxy, since there is no registry to take theirs from.
+"""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+
+from tests.chaos.stage import built
+from tests.e2e.wire import Wire, wire
+from tests.parts.launch import OldServer, old_server
+from tests.support.cluster import DEPLOY, program
+from tests.support.docker_engine import BALANCERS, GATEWAY, Docker, engine, missing, own_address
+from tests.support.steady_load import Load
+
+UNTIL_SECONDS = 150.0
+KEY = "0f" * 32
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+    pytest.mark.skipif(not built("py130"), reason="scripts/parts has not been run"),
+]
+
+
+@pytest.fixture(scope="module")
+def docker() -> Iterator[Docker]:
+    with engine() as found:
+        found.make_images()
+        yield found
+
+
+@asynccontextmanager
+async def legacy() -> AsyncIterator[OldServer]:
+    """A legacy server that containers can reach."""
+    async with old_server("py130", host=own_address()) as server:
+        yield server
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    try:
+        async with asyncio.timeout(UNTIL_SECONDS):
+            while not await condition():
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        raise AssertionError(f"not in {UNTIL_SECONDS} s: {what}") from None
+
+
+def think(number: int) -> float:
+    """People think for up to four seconds, so that each replica holds calls at any time."""
+    return number % 5
+
+
+async def serves(client: Wire) -> bool:
+    """Whether one request after another gets through."""
+    try:
+        return all([(await client.call("echo", {"text": "x"})).text == "x" for _ in range(6)])
+    except (aiohttp.ClientError, AssertionError, ValueError, KeyError):
+        return False
+
+
+# -- Compose --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="apt install docker-compose")
+async def test_an_update_of_the_compose_story_refuses_no_call_and_loses_none(docker: Docker, tmp_path: Path) -> None:
+    folder = tmp_path / "replicas"
+    shutil.copytree(DEPLOY / "compose" / "replicas", folder)
+    docker.run("tag", BALANCERS, "nginx:1.28")
+    async with legacy() as server:
+        env = {
+            "MRTR_IMAGE": GATEWAY,
+            "MRTR_STATE_KEY": KEY,
+            "MRTR_UPSTREAM": server.url.replace(own_address(), "host.docker.internal"),
+        }
+
+        async def compose(*words: str) -> str:
+            command = ("docker-compose", *words)
+            return await asyncio.to_thread(docker.run, *command, env=env, cwd=folder)
+
+        try:
+            await compose("up", "--detach", "--no-build")
+            async with wire("http://127.0.0.1:8080/mcp") as client:
+                await until(lambda: serves(client), "the story serves")
+                load = Load(server, client, think)
+                async with load.running():
+                    for name in ("gw-1", "gw-2", "gw-3"):
+                        await compose("up", "--detach", "--no-build", "--no-deps", "--force-recreate", name)
+                        (container,) = (await compose("ps", "--quiet", name)).split()
+
+                        async def healthy(container: str = container) -> bool:
+                            state = ("inspect", "--format", "{{.State.Health.Status}}", container)
+                            return (await asyncio.to_thread(docker.run, *state)).strip() == "healthy"
+
+                        await until(healthy, f"{name} is healthy")
+                        await compose("exec", "-T", "nginx", "nginx", "-s", "reload")
+                load.assert_nothing_was_refused_or_lost(least=300)
+        finally:
+            await compose("down", "--timeout", "1")
+
+
+# -- Swarm ----------------------------------------------------------------------------------------------------------
+
+
+def stack_file(folder: Path) -> Path:
+    """Copy the stack, with a key."""
+    shutil.copytree(DEPLOY / "swarm", folder)
+    key = folder / "state_keys"
+    key.write_text(f"{KEY}\n")
+    return folder / "stack.yaml"
+
+
+@pytest.fixture(scope="module")
+def swarm(docker: Docker) -> Iterator[Docker]:
+    docker.run("swarm", "init", "--advertise-addr", "127.0.0.1")
+    yield docker
+    docker.run("swarm", "leave", "--force")
+
+
+async def test_an_update_of_the_swarm_stack_refuses_no_call_and_loses_none(swarm: Docker, tmp_path: Path) -> None:
+    path = stack_file(tmp_path / "swarm")
+    async with legacy() as server:
+        env = {"MRTR_IMAGE": GATEWAY, "HAPROXY_IMAGE": BALANCERS, "MRTR_UPSTREAM": server.url}
+
+        async def docker(*words: str | Path) -> str:
+            return await asyncio.to_thread(swarm.run, *words, env=env, cwd=path.parent)
+
+        async def tasks() -> list[str]:
+            told = await docker("service", "ps", "--format", "{{.ID}} {{.CurrentState}}", "mrtr_gateway")
+            return [line.split()[0] for line in told.splitlines() if line.split()[1] == "Running"]
+
+        async def updated() -> bool:
+            state = "{{if .UpdateStatus}}{{.UpdateStatus.State}}{{end}}"
+            return (await docker("service", "inspect", "--format", state, "mrtr_gateway")).strip() == "completed"
+
+        try:
+            await docker("stack", "deploy", "--compose-file", path, "mrtr")
+            async with wire("http://127.0.0.1:8080/mcp") as client:
+                await until(lambda: serves(client), "the stack serves")
+
+                async def all_run() -> bool:
+                    return len(await tasks()) == 3
+
+                await until(all_run, "three tasks run")
+                for order in ("start-first", "stop-first"):
+                    before = set(await tasks())
+                    load = Load(server, client, think)
+                    async with load.running():
+                        update = ("--force", "--detach", "--update-order", order, "--update-delay", "2s")
+                        await docker("service", "update", *update, "--update-monitor", "5s", "mrtr_gateway")
+                        await asyncio.sleep(1)  # until then, the state is that of the update before
+                        await until(updated, f"the {order} update is complete")
+                    load.assert_nothing_was_refused_or_lost(least=300)
+                    assert not before & set(await tasks()), "every task is new"
+        finally:
+            await docker("stack", "rm", "mrtr")
+
+
+# -- the files ------------------------------------------------------------------------------------------------------
+
+
+def test_the_swarm_stack_gives_a_replica_time_to_drain() -> None:
+    stack = yaml.safe_load((DEPLOY / "swarm" / "stack.yaml").read_text())["services"]["gateway"]
+    assert float(stack["stop_grace_period"].removesuffix("s")) > 2 + 30 + 5
+    assert stack["deploy"]["update_config"]["parallelism"] == 1
+
+
+def test_haproxy_accepts_the_file_of_the_stack() -> None:
+    found = program("haproxy")
+    if found is None:
+        pytest.skip("apt install haproxy")
+    assert os.spawnv(os.P_WAIT, found, [found, "-c", "-q", "-f", str(DEPLOY / "swarm" / "haproxy.cfg")]) == 0

@@ -1,0 +1,70 @@
+"""New calls through a balancer at a steady rate; every second one asks a question, which a person answers.
+
+load = Load(server, client, think=lambda number: number % 5)
+async with load.running():
+    ...  # whatever must not lose a call
+load.assert_nothing_was_refused_or_lost()
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from tests.chaos.stage import Call
+from tests.e2e.wire import Wire
+from tests.parts.launch import OldServer
+
+CALLS_PER_SECOND: Final = 20
+
+
+class Load:
+    """The calls of one test, with what went wrong."""
+
+    def __init__(self, server: OldServer, client: Wire, think: Callable[[int], float] = lambda _: 0) -> None:
+        """`think` returns for how many seconds the person of a call thinks, by its number."""
+        self.calls: list[Call] = []
+        self.problems: list[str] = []
+        self.count = 0
+        self._server = server
+        self._client = client
+        self._think = think
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Begin calls in here; afterwards all have ended."""
+        async with asyncio.TaskGroup() as group:
+            driver = group.create_task(self._drive(group))
+            try:
+                yield
+            finally:
+                driver.cancel()
+
+    async def _drive(self, group: asyncio.TaskGroup) -> None:
+        while True:
+            self.count += 1
+            group.create_task(self._one(self.count))
+            await asyncio.sleep(1 / CALLS_PER_SECOND)
+
+    async def _one(self, number: int) -> None:
+        try:
+            if number % 2:
+                answer = await self._client.call("echo", {"text": str(number)})
+                assert answer.text == str(number)
+            else:
+                call = Call(self._server, "ask_slow", f"call {number}")
+                self.calls.append(call)
+                state = await call.begin(self._client)
+                await asyncio.sleep(self._think(number))
+                assert call.outcome(await call.retry(self._client, state)) == "result"
+        except Exception as exc:  # noqa: BLE001 - every way to fail counts
+            self.problems.append(f"{number}: {exc!r}"[:600])
+
+    def assert_nothing_was_refused_or_lost(self, least: int = 100) -> None:
+        """Each call began once, got its answer once, and gave its result."""
+        assert not self.problems, f"{len(self.problems)} of {self.count} calls: {self.problems[:5]}"
+        assert self.count > least
+        ran = {entry["arguments"]["question"]: 0 for entry in self._server.ledger("run", "ask_slow")}
+        for entry in self._server.ledger("run", "ask_slow"):
+            ran[entry["arguments"]["question"]] += 1
+        assert {ran[call.name] for call in self.calls} == {1}
