@@ -19,7 +19,7 @@ from gateway.telemetry.process_status import BudgetStatus
 from gateway.upstream.channel import Headers
 
 _RECORD_BYTES: Final = 448
-"""What a record takes besides its texts, with its places in three tables; measured with a million of them."""
+"""What a record takes besides its texts, if its caller has no other: 372 bytes were measured with 1,000 of each."""
 
 
 class Remains(msgspec.Struct, frozen=True, array_like=True):
