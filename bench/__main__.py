@@ -13,6 +13,7 @@ from typing import Any
 import uvloop
 
 from bench import legacy, modern, report
+from bench.cold import ColdOutcome, cool
 from bench.hostile import MIB, HostileOutcome, hostile
 from bench.load import Operation
 from bench.processes import ENDED_CONFIG, PARKED_CONFIG, ROOT, Fleet, Process, ProcessError
@@ -37,9 +38,9 @@ LARGE = {
     "huge": ("large", 1_000_000),
     "huge-sse": ("large_sse", 1_000_000),
 }
-SCENARIOS = ("echo", "sse", "passed", *LARGE, "ask", "forwarded", "workers", "parked", "ended", "hostile")
+SCENARIOS = ("echo", "sse", "passed", *LARGE, "ask", "forwarded", "workers", "parked", "ended", "cold", "hostile")
 # These start gateways of their own.
-APART = {"forwarded", "workers", "parked", "ended", "hostile"}
+APART = {"forwarded", "workers", "parked", "ended", "cold", "hostile"}
 ENDED_CALLS = 5000
 ENDED_CLIENTS = 256
 # A round of `ask` waits out the quiet window, so it takes fewer operations to fill a slice.
@@ -47,6 +48,7 @@ ASKS_PER_REQUEST = 0.25
 # A slice of large results copies as much as this for each of `--requests`.
 LARGE_BYTES = 10_000
 LARGE_CLIENTS = 8
+COLD_ANSWERED = 1_000
 
 
 def default_gateway() -> str:
@@ -77,9 +79,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=2000, help="requests in a slice (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=32, help="connections at once (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=10_000, help="calls to park (default: %(default)s)")
+    parser.add_argument("--cold-calls", type=int, default=1_000, help="calls that go cold (default: %(default)s)")
+    parser.add_argument(
+        "--cold-records", type=int, default=100_000, help="cold calls made at the start (default: %(default)s)"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every slice to FILE")
     return parser.parse_args()
+
+
+Outcome = Interleaved | ParkedOutcome | ColdOutcome | HostileOutcome
 
 
 class Bench:
@@ -118,6 +127,8 @@ class Bench:
                 return self._parked()
             case "ended":
                 return self._ended()
+            case "cold":
+                return self._cold()
             case _:
                 return self._hostile()
 
@@ -199,6 +210,17 @@ class Bench:
         gateway = self._fleet.gateway(self._options.gateway, upstream, config=PARKED_CONFIG)
         outcome = ParkedOutcome(self._options.calls, calls, limit)
         park(gateway, outcome, self._options.clients)
+        return outcome
+
+    def _cold(self) -> ColdOutcome | None:
+        """On processes of its own. They run from this tree, because one of them makes records at its start."""
+        if self._options.gateway == "none":
+            return None
+        opened, records = self._options.cold_calls, self._options.cold_records
+        upstream = self._fleet.upstream()
+        outcome = ColdOutcome(records, opened, min(opened, COLD_ANSWERED))
+        bare = self._fleet.cold_gateway(upstream, 0)
+        cool(bare, self._fleet.cold_gateway(upstream, records), outcome, self._options.clients)
         return outcome
 
     def _hostile(self) -> HostileOutcome | None:

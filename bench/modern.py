@@ -111,11 +111,11 @@ class Parked:
     request_state: str
 
 
-async def open_ask(connection: Connection) -> Parked:
+async def open_ask(connection: Connection, tool: str = "ask") -> Parked:
     """First round: the call, up to the question."""
     call_id = next(ids)
     marker = f"m{call_id}"
-    result = result_of(await connection.request(call(call_id, "ask", marker)), call_id)
+    result = result_of(await connection.request(call(call_id, tool, marker)), call_id)
     if result.get("resultType") != "input_required":
         raise Wrong(f"expected input_required: {result}")
     requests = result.get("inputRequests") or {}
@@ -125,11 +125,11 @@ async def open_ask(connection: Connection) -> Parked:
     return Parked(marker, next(iter(requests)), result["requestState"])
 
 
-async def answer_ask(connection: Connection, parked: Parked) -> None:
+async def answer_ask(connection: Connection, parked: Parked, tool: str = "ask") -> None:
     """Second round: the answer, up to the result, which must join this call's marker to this answer's."""
     call_id = next(ids)
     answer = {parked.key: {"action": "accept", "content": {"marker": f"a{call_id}"}}}
-    retry = call(call_id, "ask", parked.marker, inputResponses=answer, requestState=parked.request_state)
+    retry = call(call_id, tool, parked.marker, inputResponses=answer, requestState=parked.request_state)
     result = result_of(await connection.request(retry), call_id)
     if result.get("resultType") != "complete":
         raise Wrong(f"expected complete: {result}")

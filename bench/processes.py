@@ -66,6 +66,21 @@ routes:
     upstream: {{url: "http://{upstream}/mcp"}}
 """
 
+COLD_CONFIG = """\
+listen: {listen}
+admin: {admin}
+log: {{level: warning}}
+state: {{ttl_seconds: 86400}}
+hold:
+  {{max_calls: 20000, max_calls_per_principal: 2000000, ttl_seconds: 86400, cold_seconds: 1, max_cold_calls: 2000000}}
+limits: {{cold_bytes: 1073741824}}
+sessions:
+  {{max: 20000, max_per_principal: 20000, new_per_second: 100000, new_per_second_per_principal: 100000}}
+routes:
+  - path: /mcp
+    upstream: {{url: "http://{upstream}/mcp"}}
+"""
+
 ENDED_CONFIG = PARKED_CONFIG.replace("ttl_seconds: 600", "ttl_seconds: 600, linger_seconds: 2").replace(
     "max_per_principal: 20000}}\nroutes", "max_per_principal: 20000, idle_seconds: 2}}\nroutes"
 )
@@ -120,6 +135,9 @@ class Process:
 
     def rss_kib(self) -> int:
         return sum(status_kib(pid, "VmRSS") for pid in self.tree())
+
+    def descriptors(self) -> int:
+        return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in self.tree())
 
     def forget_peak(self) -> None:
         """Begin to measure `peak_kib` anew."""
@@ -219,6 +237,14 @@ class Fleet:
         else:
             options = ["--upstream", f"http://{upstream.address}/mcp", "--listen", listen, "--admin", admin]
         return self.start("mrtr-gateway", [*shlex.split(command), "serve", *options], listen, admin)
+
+    def cold_gateway(self, upstream: Process, records: int) -> Process:
+        """A gateway in which calls go cold, with so many records of cold calls made at its start (cold_gateway.py)."""
+        listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        config = self.folder / "cold.yaml"
+        config.write_text(COLD_CONFIG.format(listen=listen, admin=admin, upstream=upstream.address))
+        command = [sys.executable, "-m", "bench.cold_gateway", str(config), str(records)]
+        return self.start("mrtr-gateway", command, listen, admin)
 
     def pair(self, command: str, upstream: Process) -> Pair:
         key = secrets.token_hex(32)

@@ -4,10 +4,11 @@ import dataclasses
 import statistics
 from typing import Any
 
+from bench.cold import ColdOutcome
 from bench.hostile import MIB, HostileOutcome
 from bench.scenarios import FORWARDED, TWO_WORKERS, EndedOutcome, Interleaved, ParkedOutcome
 
-Outcome = Interleaved | ParkedOutcome | EndedOutcome | HostileOutcome
+Outcome = Interleaved | ParkedOutcome | EndedOutcome | ColdOutcome | HostileOutcome
 
 
 def columns(anchor: str) -> list[str]:
@@ -85,6 +86,22 @@ def ended_rows(outcome: EndedOutcome) -> list[list[str]]:
     return table
 
 
+def cold_rows(outcome: ColdOutcome) -> list[list[str]]:
+    def moments(values: dict[str, int] | dict[str, float], unit: float = 1) -> str:
+        return ", ".join(f"{moment} {value / unit:.0f}" for moment, value in values.items())
+
+    return [
+        ["cold calls", f"{outcome.records} made at the start, {outcome.opened} opened, {outcome.answered} answered"],
+        ["memory per cold call", f"{outcome.bytes_per_call('bare', 'records', outcome.records):.0f} bytes"],
+        ["resident MiB", moments(outcome.rss_kib, 1024)],
+        ["open files", moments(outcome.descriptors)],
+        ["cold gauge", moments(outcome.cold)],
+        ["open", f"CPU {outcome.open_cpu_us:.0f} µs per call, with the end of its streams"],
+        ["answer", f"CPU {outcome.answer_cpu_us:.0f} µs per call"],
+        ["wrong", str(len(outcome.wrong))],
+    ]
+
+
 def hostile_rows(outcome: HostileOutcome) -> list[list[str]]:
     return [
         [
@@ -121,6 +138,9 @@ def text(outcome: Outcome, *, markdown: bool) -> str:
         title = f"ended: resident MiB around {outcome.calls} held calls"
         header = ["mrtr-gateway", "before", "held", "just answered", "quiet", "stays"]
         table = layout(header, ended_rows(outcome), markdown=markdown)
+    elif isinstance(outcome, ColdOutcome):
+        title = "cold: parked calls without connections, some of them then answered"
+        table = layout(["cold", "mrtr-gateway"], cold_rows(outcome), markdown=markdown)
     elif isinstance(outcome, HostileOutcome):
         title = "hostile: one expensive message at a time"
         header = ["message", "MiB", "CPU ms", "ms/MiB", "longest hold ms", "peak MiB", "reply"]

@@ -8,7 +8,8 @@ use real servers.
 Tools: `echo` (JSON reply), `echo_sse` (the same as one SSE event), `large` and `large_sse`, whose results are as long
 as the marker says, `hostile` (hostile.py) and `ask`, which asks the user on its own stream and returns `<marker of the
 arguments>/<marker of the answer>`, so that an answer at the wrong call is visible. Ids of nested requests count from 0
-in each session, as in real servers: alone they name nothing.
+in each session, as in real servers: alone they name nothing. `ask_stored` does the same with event ids. It remembers
+nothing of a call whose stream is closed: the event id has all that it needs when the stream is resumed.
 
 All but `ask` also answer without a session, which is what the plain forwarders are measured with.
 """
@@ -33,7 +34,7 @@ TOOLS = msgspec.json.encode(
             "name": name,
             "inputSchema": {"type": "object", "properties": {"marker": {"type": "string"}}},
         }
-        for name in ("echo", "echo_sse", "large", "large_sse", "ask", "hostile")
+        for name in ("echo", "echo_sse", "large", "large_sse", "ask", "ask_stored", "hostile")
     ]
 )
 INITIALIZED = (
@@ -147,7 +148,7 @@ class Connection(asyncio.Protocol):
             if verb == b"post":
                 self._post(message)
             elif verb == b"get ":
-                self._get(message.header(b"mcp-session-id"))
+                self._get(message.header(b"mcp-session-id"), message.header(b"last-event-id"))
             elif verb == b"dele":
                 self._delete(message.header(b"mcp-session-id"))
             else:
@@ -203,16 +204,21 @@ class Connection(asyncio.Protocol):
                 self._stream(large_result(call_id, marker), last=True)
             case "hostile":
                 self._hostile(call_id, marker)
-            case "ask" if session:
+            case "ask" | "ask_stored" if session:
                 number = self._state.sessions[session]
                 self._state.sessions[session] = number + 1
-                self._open_question = (session, b"%d" % number)
-                self._state.questions[self._open_question] = Question(self, call_id, marker)
-                self._stream(QUESTION % (number, marker.encode()))
-            case "ask":
+                self._wait(session, b"%d" % number, call_id, marker)
+                place = b"%d~%b~%b" % (number, call_id, marker.encode()) if params.name == "ask_stored" else b""
+                self._stream(QUESTION % (number, marker.encode()), event_id=place)
+            case "ask" | "ask_stored":
                 self._reply(b"400 Bad Request", error(call_id, -32600, "Bad Request: Missing session ID"))
             case name:
                 self._reply(b"200 OK", error(call_id, -32602, f"Unknown tool: {name}"))
+
+    def _wait(self, session: bytes, number: bytes, call_id: bytes, marker: str) -> None:
+        """The result of a call goes out here, after the answer to its question."""
+        self._open_question = (session, number)
+        self._state.questions[self._open_question] = Question(self, call_id, marker)
 
     def _answer(self, session: bytes, nested_id: bytes, answer: Answer) -> None:
         """202 whatever it is, as real servers do: only the result on the call's stream proves anything."""
@@ -223,9 +229,14 @@ class Connection(asyncio.Protocol):
         given = answer.content.marker if answer.content is not None else answer.action
         question.call.finish(text_result(question.call_id, f"{question.marker}/{given}"))
 
-    def _get(self, session: bytes) -> None:
+    def _get(self, session: bytes, last_event_id: bytes) -> None:
         if session not in self._state.sessions:
             self._reply(b"400 Bad Request", error(b"", -32600, "Bad Request: Missing session ID"))
+            return
+        if last_event_id:
+            number, call_id, marker = last_event_id.split(b"~")
+            self._wait(session, number, call_id, marker.decode())
+            self._stream(b"")
             return
         self._state.streams[session] = self
         self._stream(b"")
@@ -259,18 +270,18 @@ class Connection(asyncio.Protocol):
             % (status, more, len(body), body)
         )
 
-    def _stream(self, first: bytes, *, last: bool = False) -> None:
+    def _stream(self, first: bytes, *, last: bool = False, event_id: bytes = b"") -> None:
         head = (
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
         )
-        body = (chunk(first) if first else b"") + (b"0\r\n\r\n" if last else b"")
+        body = (chunk(first, event_id) if first else b"") + (b"0\r\n\r\n" if last else b"")
         self._transport.write(head + body)
 
 
-def chunk(message: bytes) -> bytes:
+def chunk(message: bytes, event_id: bytes = b"") -> bytes:
     """One SSE event in one HTTP chunk."""
-    event = b"event: message\ndata: %b\n\n" % message
+    event = (b"id: %b\n" % event_id if event_id else b"") + b"event: message\ndata: %b\n\n" % message
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 

@@ -215,6 +215,8 @@ def _process(source: SnapshotSource) -> ProcessStatus:
         held_of_one_caller_limit=config.hold.max_calls_per_principal,
         held_of_one_address=lot.most_of_one_address,
         held_of_one_address_limit=config.hold.max_calls_per_address or 0,
+        cold=len(lot.cold),
+        cold_limit=config.hold.max_cold_calls,
         connections=source.connections,
         connections_limit=config.limits.connections,
         open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),

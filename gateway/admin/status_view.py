@@ -126,6 +126,7 @@ def _limits(status: Status) -> Iterator[tuple[str, int, int, str]]:
             each.held_of_one_address_limit,
             "hold.max_calls_per_address",
         )
+        yield f"Cold calls{where}", each.cold, each.cold_limit, "hold.max_cold_calls"
         yield f"Connections{where}", each.connections, each.connections_limit, "limits.connections"
         yield f"Open files{where}", each.open_files, each.open_files_limit, "ulimit -n"
     for route in status.routes:

@@ -17,7 +17,7 @@ from gateway.bridge.exchange_timers import Timers
 from gateway.bridge.replies import Replies
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.bridge.sealing import input_required
-from gateway.bridge.takeover import Takeover
+from gateway.bridge.takeover import Takeover, cooled
 from gateway.bridge.translation import modern_event
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import commands as do
@@ -27,6 +27,7 @@ from gateway.exchange.machine import Exchange, Policy, State
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.request import Request
+from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import TICK_SECONDS
@@ -80,7 +81,9 @@ class Driver:
         self._upstream_call = new_call(self._context, self._timers, self._report, self)
         self._replies = Replies(self._context, self._report)
         self._takeover: Takeover | None = None
-        """Made if another replica began the exchange."""
+        """Made if another replica began the exchange, or this one let go of it."""
+        self._cold: ColdCall | None = None
+        """What was kept of the exchange while it was cold."""
         self._events: list[on.Event] = []
         """What happened while another event was being handled."""
         self._is_handling = False
@@ -126,17 +129,23 @@ class Driver:
         if seconds > TICK_SECONDS and Timer.LEG in self._timers:
             self._timers.arm(Timer.LEG, self._fire, max(0.0, self.live.config.legs.limit_seconds - seconds))
 
-    def take_over(self, envelope: Envelope, queue: ResponseQueue, *, is_proven: bool) -> None:
+    def take_over(
+        self, envelope: Envelope, queue: ResponseQueue, *, is_proven: bool, cold: ColdCall | None = None
+    ) -> None:
         """Restore the exchange of a retry whose owner cannot be reached, and continue it; raises Busy.
 
-        `is_proven` if the owner is certainly dead. Nothing goes upstream before the answers are checked. The exchange
-        takes its place in the parking lot before that; a failure in here gives it back, and nothing is awaited.
+        `is_proven` if the owner is certainly dead, or the call was `cold` here. Nothing goes upstream before the
+        answers are checked. The exchange takes its place in the parking lot before that; a failure in here gives it
+        back, and nothing is awaited.
         """
         context = self._context
         self.id = envelope.exchange
         if envelope.upstream is not None:
             context.server_info = Raw(envelope.upstream.server_info)
-        self._takeover = Takeover(context, self._report, self._upstream_call, envelope, owner_is_dead=is_proven)
+        self._cold = cold
+        self._takeover = Takeover(
+            context, self._report, self._upstream_call, envelope, owner_is_dead=is_proven, was_cold=cold is not None
+        )
         try:
             self._lot.park(self, is_continued=True)
             self._exchange.restore(handoff.past(envelope))
@@ -189,8 +198,12 @@ class Driver:
 
     def has_taken_over(self, round_: int) -> bool:
         """Whether this replica continued the exchange after that round, in the same upstream call."""
-        is_ours = self._exchange.round > round_ or self._takeover is not None
+        is_ours = self._exchange.round > round_ or self._is_of_another_replica
         return is_ours and self._upstream_call.runs == 0
+
+    @property
+    def _is_of_another_replica(self) -> bool:
+        return self._takeover is not None if self._cold is None else self._cold.is_taken_over
 
     def stop(self, error: GatewayError) -> None:
         """Give the exchange up, and end its waiting legs with this error."""
@@ -252,6 +265,10 @@ class Driver:
         elif was_held and not is_held:
             self._upstream_call.note("unparked")
             self._report.unparked()
+        if after is State.PARKED:
+            self._timers.arm(Timer.COLD, self._fire)
+        elif before is State.PARKED:
+            self._timers.disarm(Timer.COLD)
         if after is State.ENDED:
             self._ended()
 
@@ -286,6 +303,8 @@ class Driver:
                 self._upstream_call.respond(id_, result if result is not None else refusal)
             case do.CancelCall(reason=reason):
                 self._report.cancelled()
+                if self._takeover is not None and not self._upstream_call.is_started:
+                    self._takeover.give_up(reason)
                 self._upstream_call.cancel(reason)
             case do.Forward(leg=leg, message=message):
                 self._replies.forward(leg, message)
@@ -313,7 +332,24 @@ class Driver:
 
     # -- the end of a wait --------------------------------------------------------------------------------------
 
+    def _cool(self) -> None:
+        """Let go of a parked call that its state alone continues; any other one is looked at again later."""
+        call, due = self._upstream_call, self._timers.deadline(Timer.TTL)
+        upstream = call.whereabouts() if call.can_be_left else None
+        is_taken_over = self._is_of_another_replica and call.runs == 0
+        record = cooled(self.id, self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
+        if record is None or not self._lot.cold.has_room(record):
+            self._timers.arm(Timer.COLD, self._fire)
+            return
+        self._report.cooled()
+        call.let_go()
+        self._feed(on.LetGo(cancel=False))
+        self._lot.cold.add(record)
+
     def _fire(self, timer: Timer) -> None:
+        if timer is Timer.COLD:
+            self._cool()
+            return
         if timer is Timer.LEG:
             self._upstream_call.watch_silence()
         if timer is Timer.TTL or (timer is Timer.GRACE and self._was_relayed):
@@ -324,11 +360,13 @@ class Driver:
             self._lot.remove(self)
 
     def _give_back(self, error: GatewayError) -> None:
-        """Forget a call that cannot be picked up while its silent owner may hold it; its client comes again."""
+        """Forget a call that cannot be picked up now; its client comes again. A silent owner may hold it."""
         self.hear(on.Broke(error))
         self._timers.disarm(Timer.LINGER)
         self._feed(on.Expired())
         self._lot.remove(self)
+        if self._cold is not None:
+            self._lot.cold.add(self._cold)
 
     def _feed_unless_resumed_elsewhere(self, event: on.Event) -> None:
         """Give the call up, or let it go silently if a replica that believed this one dead has resumed it."""

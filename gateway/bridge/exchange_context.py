@@ -36,5 +36,7 @@ class Context(msgspec.Struct, eq=False):
     """Whether the replica that sent the call knew from the server that its tool may run twice."""
     server_info: Raw | None = None
     """Known as soon as there was a session."""
+    is_state_whole: bool = False
+    """Whether the newest requestState has everything that continues the call."""
     binding: Binding | None = None
     """Made with the first requestState: every round is bound to the same request and principal."""

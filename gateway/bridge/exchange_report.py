@@ -37,6 +37,7 @@ class Report:
         self._outcome = Outcome.COMPLETE
         self._cause = ""
         self._error: GatewayError | None = None
+        self._is_cold = False
 
     def began_before(self, seconds: float) -> None:
         """The call began earlier than the exchange."""
@@ -121,6 +122,16 @@ class Report:
             request_id=self._context.request_id,
         )
 
+    def cooled(self) -> None:
+        """The call is let go of, and nothing more is said about it until its client comes back."""
+        self._is_cold = True
+        live = self._context.live
+        live.process.metrics.call_cooled(live.route.path)
+        route = live.route.path
+        log.info(
+            Event.CALL_COOLED, route=route, round=self._context.exchange.round, request_id=self._context.request_id
+        )
+
     def unsent(self, cause: str) -> None:
         """A message to the upstream that needs no reply did not arrive."""
         route = self._context.live.route.path
@@ -145,7 +156,7 @@ class Report:
         """The exchange is over. A plain call is counted by its request, so nothing is said about it here."""
         request, live = self._context.request, self._context.live
         rounds = self._context.exchange.round + 1
-        if rounds == 1 and self._outcome is Outcome.COMPLETE:
+        if self._is_cold or (rounds == 1 and self._outcome is Outcome.COMPLETE):
             return
         live.process.metrics.exchange_finished(live.route.path, rounds)
         error = self._error

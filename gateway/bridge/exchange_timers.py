@@ -36,8 +36,10 @@ class Timers:
         self.disarm(timer)
         if timer is Timer.LEG and not live.config.legs.rounds:
             return
-        ring = partial(self._ring, timer, fire)
         shared = live.deadlines.shared.get(timer) if seconds is None else None
+        if timer is Timer.COLD and shared is None:
+            return
+        ring = partial(self._ring, timer, fire)
         if shared is not None:
             self._armed[timer] = None
             shared.arm(self, ring)
@@ -46,6 +48,10 @@ class Timers:
             seconds = live.config.hold.quiet_seconds if timer is Timer.QUIET else live.config.hold.grace_seconds
         guarded = live.process.tasks.guard(ring, f"timer {timer}")
         self._armed[timer] = asyncio.get_running_loop().call_later(seconds, guarded)
+
+    def deadline(self, timer: Timer) -> float | None:
+        """Return the monotonic time at which a shared timer rings; None if it does not run."""
+        return self._live.deadlines.shared[timer].deadline(self)
 
     def disarm(self, timer: Timer) -> None:
         """Stop a timer; nothing happens if it does not run."""

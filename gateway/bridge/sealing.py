@@ -31,13 +31,15 @@ def input_required(context: Context, exchange_id: str, ask: Ask, upstream: Upstr
 
 
 def _sealed(context: Context, envelope: Envelope, *, held: bool) -> str:
-    process = context.live.process
+    process, upstream = context.live.process, envelope.upstream
     process.metrics.sealed()
     for smaller in handoff.ever_smaller(envelope, held=held):
         try:
-            return process.sealer.seal(smaller)
+            state = process.sealer.seal(smaller)
         except ValueError:
             continue
+        context.is_state_whole = smaller is envelope and upstream is not None and upstream.cursor is not None
+        return state
     raise CallLost(
         "The answers of this call do not fit into its requestState (limits.state_bytes), and the route keeps them "
         "nowhere else (continuation: replay)"

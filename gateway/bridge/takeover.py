@@ -1,6 +1,7 @@
-"""Picks up the call that another replica sent."""
+"""Continues calls from their requestState alone: those of other replicas, or cold ones that this one let go of."""
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from gateway.bridge import rerun_rules
@@ -8,7 +9,10 @@ from gateway.bridge.exchange_context import Context
 from gateway.bridge.exchange_report import Report
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
-from gateway.protocol.errors import CallLost, GatewayError, OwnerStalled, Refused, UpstreamError
+from gateway.protocol import mcp
+from gateway.protocol.errors import Busy, CallLost, GatewayError, OwnerStalled, Refused, UpstreamError
+from gateway.routes.cold_calls import ColdCall, Remains, packed
+from gateway.routes.cold_expiry import end_orphan
 from gateway.seal.request_state import Envelope, Upstream
 from gateway.sessions.call import Listener
 from gateway.telemetry import Step
@@ -16,20 +20,29 @@ from gateway.upstream.channel import Headers
 
 
 class Takeover:
-    """The call of another replica, which may be dead or only silent.
+    """The call of another replica, which may be dead or only silent, or a cold call of this one.
 
     As long as its death is not proven, that replica may still hold the call. So this one neither cancels the call nor
     declares it lost, and gives the exchange back if it cannot resume the call.
     """
 
-    def __init__(
-        self, context: Context, report: Report, call: UpstreamCall, envelope: Envelope, *, owner_is_dead: bool
+    def __init__(  # noqa: PLR0913  (the parts of one exchange, and what is known of its owner)
+        self,
+        context: Context,
+        report: Report,
+        call: UpstreamCall,
+        envelope: Envelope,
+        *,
+        owner_is_dead: bool,
+        was_cold: bool = False,
     ) -> None:
+        """`owner_is_dead` if no other process holds the call, so also if it `was_cold`."""
         self._context = context
         self._report = report
         self._call = call
         self._envelope = envelope
         self._owner_is_dead = owner_is_dead
+        self._was_cold = was_cold
 
     def pick_up(self, listener: Listener, give_back: Callable[[GatewayError], None]) -> None:
         """Find the stream of the call, or learn that the call is lost; nothing happens if the call was started here.
@@ -39,6 +52,10 @@ class Takeover:
         if self._context.exchange.calling and not self._call.is_started:
             opened = asyncio.get_running_loop().create_future()
             self._call.start_resuming(self._run(opened, listener, give_back), opened)
+
+    @property
+    def _orphaned(self) -> str:
+        return "it cannot be picked up again" if self._was_cold else "its gateway replica is gone"
 
     async def _run(
         self, opened: asyncio.Future[bool], listener: Listener, give_back: Callable[[GatewayError], None]
@@ -64,7 +81,8 @@ class Takeover:
     async def _resume(self, opened: asyncio.Future[bool]) -> None:
         envelope = self._envelope
         self._context.is_repeatable = envelope.repeatable
-        self._report.taken_over(envelope, owner_is_dead=self._owner_is_dead)
+        if not self._was_cold:
+            self._report.taken_over(envelope, owner_is_dead=self._owner_is_dead)
         upstream = envelope.upstream
         if upstream is None or not upstream.is_resumable:
             raise _owner_lost(envelope.owner)
@@ -77,6 +95,9 @@ class Takeover:
             why = "cannot be reached, and its call cannot be picked up here while it may live"
             give_back(error if isinstance(error, Refused) else OwnerStalled(self._envelope.owner, why))
             return
+        if self._was_cold and isinstance(error, Busy):
+            give_back(error)  # no session was free, so nothing has changed upstream
+            return
         upstream = self._envelope.upstream
         if self._owner_is_dead and upstream is not None:
             cancelling = self._cancel_orphan(upstream, self._context.headers)
@@ -85,14 +106,51 @@ class Takeover:
             self._report.step(Step.LOST)
         listener.hear(on.Broke(error, replayable))
 
+    def give_up(self, reason: str) -> None:
+        """Cancel a call that was never picked up, because no retry brought an answer, if no other process holds it."""
+        upstream = self._envelope.upstream
+        if upstream is None or not self._owner_is_dead:
+            return
+        questions = tuple((each.upstream_id, each.method) for each in self._envelope.open if each.upstream_id)
+        ending = end_orphan(self._context.live, Remains(upstream, questions), reason, self._context.headers)
+        self._context.live.process.tasks.spawn(ending, "send upstream")
+
     async def _cancel_orphan(self, upstream: Upstream, headers: Headers) -> None:
         """Cancel a call whose result no client will read, so that the upstream does not wait for an answer."""
         live = self._context.live
         try:
             async with asyncio.timeout(live.config.timeouts.cancel_seconds):
-                await live.upstream.pool.cancel_orphan(upstream, "its gateway replica is gone", headers)
+                await live.upstream.pool.cancel_orphan(upstream, self._orphaned, headers)
         except (UpstreamError, TimeoutError) as exc:
             self._report.unsent(str(exc))
+
+
+def cooled(
+    id_: str, context: Context, upstream: Upstream | None, due: float, *, is_taken_over: bool
+) -> ColdCall | None:
+    """The record of a parked call that is due at a monotonic time; None if the call must stay held.
+
+    A call without open questions still works, and its client comes back at once. A state that was shortened lacks
+    what a retry may need: the text of a question that is still open then, or the way to the call.
+    """
+    exchange = context.exchange
+    if upstream is None or not exchange.questions or not context.is_state_whole:
+        return None
+    questions = [(bytes(each.upstream_id), each.method) for each in exchange.questions.values() if each.upstream_id]
+    headers = {name: value for name, value in context.headers.items() if name not in mcp.TRACE_KEYS}
+    # The server's own description of itself is in the state.
+    upstream = Upstream(upstream.session, upstream.version, upstream.call, b"", upstream.cursor)
+    texts = packed(Remains(upstream, tuple(questions)), headers)
+    return ColdCall(
+        id_,
+        exchange.round,
+        math.ceil(due),
+        context.live,
+        context.key.principal,
+        context.address,
+        is_taken_over,
+        *texts,
+    )
 
 
 def _owner_lost(owner: str) -> CallLost:

@@ -73,6 +73,13 @@ class UpstreamCall:
         return channel is not None and channel.session_id is not None and channel.cursor is not None
 
     @property
+    def can_be_left(self) -> bool:
+        """Whether nothing is lost if the streams of the call are closed now, and resumed later."""
+        session = self._session
+        is_sending = "_outgoing" in self.__dict__ and self._outgoing.is_sending
+        return self.is_resumable and session is not None and session.can_be_left and not is_sending
+
+    @property
     def may_be_resumed_elsewhere(self) -> bool:
         """Whether another replica could have resumed the call without this one knowing."""
         return self._session is not None and self._may_be_resumed_elsewhere(self._session)
@@ -249,9 +256,9 @@ class UpstreamCall:
             return self._context.headers
         return {**self._context.headers, **call.span.headers(), **own_headers(self._context.live.route)}
 
-    async def _send(self, call: Call, session: Session) -> None:
+    def _send(self, call: Call, session: Session) -> Coroutine[Any, Any, None]:
         self._sent(call)
-        await session.run(call, self._call_headers(call))
+        return session.run(call, self._call_headers(call))
 
     async def _read(self, call: Call, session: Session) -> None:
         if self._is_watched:

@@ -32,6 +32,11 @@ class Outgoing:
         self._refusals = 0
         """How many answers of the gateway's own are in the queue."""
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether a message has not been sent yet, or the upstream has not accepted it."""
+        return self._is_sending
+
     def put(self, send: Callable[[], Awaitable[None]]) -> None:
         """Send something when everything before it is sent."""
         self._queue.append(send)

@@ -151,6 +151,11 @@ class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     SIGINT skips this delay."""
     drain_seconds: Seconds = 30.0
     """After that delay: how long parked calls may take to finish. Peers can still reach them."""
+    cold_seconds: Seconds = 0.0
+    """After this time, a parked call whose server stores events is let go of (a cold call): its connections are
+    closed, and the retry resumes it as another replica would. 0: never."""
+    max_cold_calls: Count = 1_000_000
+    """Maximum number of cold calls in this replica, besides `max_calls`. Beyond it, calls stay held."""
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -179,6 +184,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum size of all messages together that wait for legacy clients whose transport the gateway changes, or that
     such a client may ask for again. Beyond it, the oldest stream forgets what it delivered; if its client has not read
     it, the session ends. A value below `event_bytes` counts as `event_bytes`."""
+    cold_bytes: Bytes = 1_073_741_824
+    """Maximum size of what is kept of all cold calls together (`hold.cold_seconds`). Beyond it, calls stay held."""
     json_depth: Depth = 64
     """Maximum nesting of objects and arrays in a message."""
     state_bytes: Annotated[int, Meta(ge=1024, le=65_536)] = 8_192
@@ -427,6 +434,7 @@ class RouteHold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quiet_seconds: QuietSeconds | None = None
     grace_seconds: Seconds | None = None
     linger_seconds: Seconds | None = None
+    cold_seconds: Seconds | None = None
 
 
 class RouteLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -28,6 +28,8 @@ _APPLIED: Final[dict[str, tuple[str, ...]]] = {
         "linger_seconds",
         "drain_delay_seconds",
         "drain_seconds",
+        "cold_seconds",
+        "max_cold_calls",
     ),
     "limits": (
         "body_bytes",
@@ -38,6 +40,7 @@ _APPLIED: Final[dict[str, tuple[str, ...]]] = {
         "sending_bytes",
         "results_bytes",
         "replay_bytes",
+        "cold_bytes",
         "json_depth",
         "state_bytes",
         "receive_seconds",

@@ -25,12 +25,13 @@ from gateway.http.reply import ReplyWriter
 from gateway.http.upstream_headers import joined
 from gateway.identity import principal as principals
 from gateway.protocol.errors import DownstreamError, InvalidState
+from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.seal.request_state import Envelope, bind
 from gateway.tasks.follower import holder
 from gateway.tasks.task_call import TaskCall
-from gateway.telemetry import Step
+from gateway.telemetry import ColdEnding, Step
 
 
 class Continuation:
@@ -63,6 +64,9 @@ class Continuation:
         driver = self.lot.find(envelope.exchange)
         if driver is not None:
             return await self._resume(round_, envelope, driver)
+        cold = self._cold(envelope)
+        if cold is not None:
+            return await self._resume_cold(round_, envelope, cold)
         found = await self._elsewhere(envelope, incoming, round_.reply)
         if isinstance(found, TakeOver):
             return await self._take_over(round_, envelope, is_proven=found.proven)
@@ -87,6 +91,9 @@ class Continuation:
         driver = self.lot.find(envelope.exchange)
         if driver is not None:
             return driver.live
+        cold = self._cold(envelope)
+        if cold is not None:
+            return cold.live
         found = await self._elsewhere(envelope, incoming, reply)
         if isinstance(found, TakeOver):
             raise no_route(incoming.path)
@@ -135,6 +142,38 @@ class Continuation:
         # Before anything is answered: from then on, this client gets the messages of the upstream.
         await driver.authorise(round_.key, round_.headers)
         return await self._answer(round_, envelope, self.lot.find(envelope.exchange) or driver)
+
+    def _cold(self, envelope: Envelope) -> ColdCall | None:
+        """Return the cold call of a state; another replica has continued the call if the state is of a newer round."""
+        cold = self.lot.cold.find(envelope.exchange)
+        if cold is not None and cold.round < envelope.round:
+            _ = self.lot.cold.take(cold)
+            self._process.metrics.cold_call_ended(cold.live.route.path, ColdEnding.CONTINUED)
+            return None
+        return cold
+
+    async def _resume_cold(self, round_: Round, envelope: Envelope, cold: ColdCall) -> Replied:
+        """Take a cold call over from its state; nothing but the record shows that its answers were not sent yet."""
+        if envelope.round != cold.round:
+            raise InvalidState("answered")
+        if cold.live.upstream.pool is not round_.live.upstream.pool:
+            round_ = round_.on(cold.live)
+        live, key, headers = round_.live, round_.key, round_.headers
+        await live.upstream.pool.authorise(key, headers, elsewhere=envelope.upstream)
+        driver = self.lot.find(envelope.exchange)
+        if driver is not None:  # another retry resumed the call meanwhile
+            return await self._answer(round_, envelope, driver)
+        if not self.lot.cold.take(cold):
+            raise InvalidState("ended")
+        queue = round_.queue()
+        driver = Driver(live, self.lot, round_.request, key, headers, round_.caller.address)
+        try:
+            driver.take_over(envelope, queue, is_proven=True, cold=cold)
+        except BaseException:
+            self.lot.cold.add(cold)
+            raise
+        self._process.metrics.cold_call_ended(live.route.path, ColdEnding.RESUMED)
+        return await self.legs.write(round_, driver, queue)
 
     async def _take_over(self, round_: Round, envelope: Envelope, *, is_proven: bool) -> Replied:
         """Continue a call that no replica within reach holds."""

@@ -21,6 +21,8 @@ class Timer(StrEnum):
     GRACE = "grace"
     TTL = "ttl"
     LINGER = "linger"
+    COLD = "cold"
+    """The driver's own: the exchange does not know whether its call is resumable."""
 
 
 class _Base(msgspec.Struct, frozen=True, eq=False):

@@ -117,7 +117,7 @@ class Exchange:
         """The number of the last round that ended with an InputRequiredResult; 0 before the first."""
         self.questions: dict[str, Question] = {}
         """Open questions by key: those that the client has, and those that came since."""
-        self._shown: frozenset[str] = frozenset()
+        self._shown: tuple[str, ...] = ()
         """The keys of the last round; an answer under another key is ignored."""
         self._declared = declared
         self._policy = policy
@@ -142,7 +142,7 @@ class Exchange:
         self.state, self.round, self.sheds = past.state, past.round, past.sheds
         self.questions = dict(past.questions)
         self._ledger = ReplayLedger(past.record)
-        self._shown = frozenset(past.questions)
+        self._shown = tuple(past.questions)
         self._keys = {*past.questions, *(recorded.key for recorded in past.record or ())}
         self._seen = {bytes(q.upstream_id) for q in past.questions.values() if q.upstream_id is not None}
         self._given.clear()  # a retry's answers are for its round only
@@ -238,7 +238,7 @@ class Exchange:
     def _ask_again(self, leg: on.Leg) -> Commands:
         """Ask the open questions again in the same round; the client is active, so its time to live restarts."""
         self._check_askable(None)
-        self._shown = frozenset(self.questions)
+        self._shown = tuple(self.questions)
         held = self._policy.holds or self.state is State.PARKED
         ask = do.Ask((leg,), dict(self.questions), self.round, self.state, held)
         return [ask, do.Arm(Timer.TTL)] if held else [ask, *self._part(None)]
@@ -487,7 +487,7 @@ class Exchange:
         self._ledger.start_run()
         for memory in (self._keys, self._seen, self.questions):
             memory.clear()
-        self._shown, self._final, self._owes_answers = frozenset(), None, False
+        self._shown, self._final, self._owes_answers = (), None, False
         self.state = State.RUNNING if self.legs else State.DETACHED
         return out
 
@@ -545,7 +545,7 @@ class Exchange:
             return self._abort(_unrecorded())
         self.round += 1
         self.state = state
-        self._shown = frozenset(self.questions)
+        self._shown = tuple(self.questions)
         self._ledger.forget_withdrawn()  # an answer belongs to the questions that its round showed
         legs, self.legs = self.legs, ()
         resting = state if holds or state is State.REFERRED else State.BROKEN

@@ -8,7 +8,7 @@ had them: an answer that still comes is for the next run.
 The record travels in the requestState, so that another process can run the call again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -50,7 +50,7 @@ class ReplayLedger:
         """Questions that the upstream withdrew while the client had them, by key; their call may be run again."""
         self._withdrawn_ids: dict[bytes, bool] = {}
         """Upstream ids withdrawn after their answers were sent, and whether the call may be run again."""
-        self._unsent: set[str] = set()
+        self._unsent: tuple[str, ...] = ()
         """Keys on record whose answers the current run does not get, because it withdrew their questions."""
 
     @property
@@ -69,7 +69,7 @@ class ReplayLedger:
         """Put answers on record; a later answer to a question replaces the earlier one."""
         self.strike(question for question, _ in answers)
         if not sent:
-            self._unsent.update(question.key for question, _ in answers)
+            self._unsent = (*self._unsent, *(question.key for question, _ in answers))
         self._append(
             Recorded(question.key, question_digest(question), round_, bytes(answer)) for question, answer in answers
         )
@@ -77,7 +77,7 @@ class ReplayLedger:
     def strike(self, questions: Iterable[Question]) -> None:
         """Take the answers to these questions off the record."""
         keys = {question.key for question in questions}
-        self._unsent -= keys
+        self._unsent = tuple(key for key in self._unsent if key not in keys)
         if self.record is not None:
             self.record = tuple(recorded for recorded in self.record if recorded.key not in keys)
 
@@ -117,7 +117,7 @@ class ReplayLedger:
         """The upstream withdrew a question after its answer was sent."""
         self._withdrawn_ids[bytes(upstream_id)] = replayable
 
-    def still_open(self, questions: Iterable[Question], shown: frozenset[str]) -> dict[str, Question]:
+    def still_open(self, questions: Iterable[Question], shown: Collection[str]) -> dict[str, Question]:
         """Of questions whose answers were not delivered, those that the upstream did not withdraw meanwhile."""
         still = {}
         for question in questions:
@@ -156,4 +156,4 @@ class ReplayLedger:
         self.record, self._earlier = (), ()
         self._withdrawn.clear()
         self._withdrawn_ids.clear()
-        self._unsent.clear()
+        self._unsent = ()

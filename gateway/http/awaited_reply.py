@@ -6,6 +6,7 @@ listener instead, once its head is read: no coroutine has to wait then.
 
 import asyncio
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final, Self
 
 from multidict import CIMultiDict
@@ -16,6 +17,11 @@ from gateway.http_client.reply_head import ReplyHead
 
 _BUFFERED_BYTES: Final = 131_072
 """Nothing more is read from the socket while this much waits for the coroutine."""
+
+
+@lru_cache(maxsize=16)
+def _bare(status: int, version: str, content_type: str) -> ReplyHead:
+    return ReplyHead(status, version, [(b"Content-Type", content_type.encode("latin-1"))])
 
 
 class AwaitedReply:
@@ -86,6 +92,11 @@ class AwaitedReply:
 
     def __aiter__(self) -> Self:
         return self
+
+    def expect_silence(self) -> None:
+        """Take little memory from now on: the rest comes seldom, and only the status and the media type are needed."""
+        self._head = _bare(self._head.status, self._head.version, self.content_type)
+        self._pending.expect_silence()
 
     async def __anext__(self) -> bytes:
         """Return what has come of the body since the last part. Raises RequestFailed."""

@@ -32,6 +32,11 @@ _PART_BYTES: Final = 131_072
 """A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
 _SWITCHING_PROTOCOLS: Final = 101
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_BETWEEN_CHUNKS: Final = {
+    True: b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+    False: b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n",
+}
+"""What brings a new parser to the place behind a chunk of a reply, by whether the connection will be kept."""
 
 
 class Owner(Protocol):
@@ -55,6 +60,7 @@ class Connection(asyncio.Protocol):
         "_has_extra",
         "_heard",
         "_interim",
+        "_is_between_chunks",
         "_is_complete",
         "_is_head",
         "_is_interim",
@@ -86,7 +92,8 @@ class Connection(asyncio.Protocol):
         self._owner = owner
         self._transport: asyncio.Transport | None = None
         self._socket = -1
-        self._parser: httptools.HttpResponseParser
+        self._parser: httptools.HttpResponseParser | None = None
+        """None while there is nothing to parse for long: a parser takes as much memory as the rest of this object."""
         self._pending: PendingRequest | None = None
         self._listener: ReplyListener | None = None
         """The listener of the request in flight."""
@@ -112,6 +119,8 @@ class Connection(asyncio.Protocol):
         """How much was read since the last byte of a body."""
         self._until_close = False
         self._is_complete = False
+        self._is_between_chunks = False
+        """Whether the last thing that the parser reported was the end of a chunk, or of the head before the first."""
         self._has_extra = False
         """Whether the upstream sent something behind the complete reply."""
         self._keeps_alive = False
@@ -130,6 +139,10 @@ class Connection(asyncio.Protocol):
         socket.register(self._socket, select.POLLIN)
         return not socket.poll(0)
 
+    def uses(self, socket: int) -> None:
+        """The connection will be opened on this socket, by its number."""
+        self._socket = socket
+
     def start(self, pending: PendingRequest, head: bytes, body: bytes, *, is_head: bool) -> None:
         """Send a request on an open connection."""
         transport = self._transport
@@ -140,6 +153,7 @@ class Connection(asyncio.Protocol):
         self._listener = pending.listener
         pending.carried(self)
         if pending.is_lenient is not self._is_lenient:
+            assert self._parser is not None, "only a silent reply has none"
             self._is_lenient = pending.is_lenient
             self._parser.set_dangerous_leniencies(lenient_headers=self._is_lenient)
         if pending.is_paused:
@@ -174,14 +188,18 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
+    def take_less_memory(self) -> None:
+        """Drop the parser if a new one can begin behind the last chunk."""
+        if self._parser is not None and self._is_between_chunks and not self._is_complete:
+            self._keeps_alive = self._parser.should_keep_alive()
+            self._parser = None
+
     # -- from the event loop ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is open, TLS included."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transports have other bases
-        self._socket = transport.get_extra_info("socket").fileno()
-        self._parser = httptools.HttpResponseParser(self)
-        self._parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
+        self._parser = self._new_parser()
 
     def data_received(self, data: bytes) -> None:
         """Parse what was read; the parser calls the methods of the listener."""
@@ -190,9 +208,13 @@ class Connection(asyncio.Protocol):
             self.abort()  # nothing was asked for
             return
         self._heard = True
-        self._other_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            parser = self._parser
+            if parser is None:
+                parser = self._parser = self._new_parser()
+                parser.feed_data(_BETWEEN_CHUNKS[self._keeps_alive])
+            self._other_bytes += len(data)
+            parser.feed_data(data)
         except httptools.HttpParserCallbackError as exc:
             self._stop(exc.__context__)
         except httptools.HttpParserError as exc:
@@ -205,6 +227,8 @@ class Connection(asyncio.Protocol):
             self._end()
         elif self._other_bytes > MAX_HEAD_BYTES:
             self._fail(MalformedReply(f"more than {MAX_HEAD_BYTES} bytes that are no body"))
+        elif self._is_between_chunks:
+            self._pause_between_chunks(pending, data)
 
     def eof_received(self) -> None:
         """The upstream sends nothing more."""
@@ -218,7 +242,7 @@ class Connection(asyncio.Protocol):
         """The connection is closed, by whichever side."""
         self._transport = None
         self._fail(self._loss(exc))
-        del self._parser  # it refers to this object
+        self._parser = None  # it refers to this object
         self._owner.closed(self)
 
     def pause_writing(self) -> None:
@@ -254,21 +278,32 @@ class Connection(asyncio.Protocol):
         fields, listener = self._fields, self._listener
         if fields is None or listener is None:
             return  # it belongs to nothing that was asked for
-        status = self._parser.get_status_code()
+        parser = self._parser
+        assert parser is not None
+        status = parser.get_status_code()
         if self._other_bytes > MAX_HEAD_BYTES:
             # Much of what was read may be body.
             _check_size(fields)
         if status < 200:
             self._skip_interim(status)
             return
-        head = ReplyHead(status, self._parser.get_http_version(), fields, self._reason)
+        head = ReplyHead(status, parser.get_http_version(), fields, self._reason)
         self._until_close = _is_delimited_by_close(head)
+        self._is_between_chunks = head.get(b"transfer-encoding") is not None
         self._fields = None
         self._other_bytes = 0
         self.keep_alive_seconds = head.keep_alive_seconds
         # The parser expects a body, because it does not know of the HEAD. The connection is not used again.
         self._is_complete = self._is_head
         listener.on_head(head)
+
+    def on_chunk_header(self) -> None:
+        """The size of a chunk is here."""
+        self._is_between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        """A chunk is complete."""
+        self._is_between_chunks = True
 
     def on_body(self, data: bytes) -> None:
         """A part of a body."""
@@ -282,9 +317,22 @@ class Connection(asyncio.Protocol):
             self._is_interim = False
         elif not self._is_complete:
             self._is_complete = True
+            assert self._parser is not None
             self._keeps_alive = self._parser.should_keep_alive()
 
     # -----------------------------------------------------------------------------------------------------------
+
+    def _pause_between_chunks(self, pending: PendingRequest, data: bytes) -> None:
+        """Note whether all that was read belongs to complete chunks."""
+        # Without a line end, the beginning of a size line may have been read.
+        self._is_between_chunks = data.endswith(b"\n")
+        if pending.is_silent:
+            self.take_less_memory()
+
+    def _new_parser(self) -> httptools.HttpResponseParser:
+        parser = httptools.HttpResponseParser(self)
+        parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
+        return parser
 
     def _skip_interim(self, status: int) -> None:
         """Leave out a reply like 100 or 103. Raises MalformedReply."""

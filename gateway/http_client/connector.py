@@ -49,6 +49,7 @@ class Connector:
         addresses = await self._addresses.of(origin.host, origin.port)
         loop = asyncio.get_running_loop()
         sock = await start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS, interleave=1, loop=loop)
+        connection.uses(sock.fileno())  # asked later, the transport would make one more object for the answer
         try:
             _ = await loop.create_connection(
                 lambda: connection, sock=sock, ssl=origin.tls, server_hostname=origin.server_name

@@ -39,11 +39,14 @@ class Carrier(Protocol):
     def resume_reading(self) -> None:
         """Read from the socket again."""
 
+    def take_less_memory(self) -> None:
+        """Keep no more than it takes to read on."""
+
 
 class PendingRequest:
     """The handle of one request. All methods do nothing once its reply has ended."""
 
-    __slots__ = ("_carrier", "_connecting", "is_lenient", "is_over", "is_paused", "listener")
+    __slots__ = ("_carrier", "_connecting", "is_lenient", "is_over", "is_paused", "is_silent", "listener")
 
     def __init__(self, listener: ReplyListener, *, is_lenient: bool = False) -> None:
         self.listener = listener
@@ -53,6 +56,8 @@ class PendingRequest:
         self.is_over = False
         """Whether the listener has heard, or must hear, nothing more."""
         self.is_paused = False
+        self.is_silent = False
+        """Whether the caller expects the rest of the reply to come seldom: then memory is saved between its parts."""
         self._carrier: Carrier | None = None
         self._connecting: asyncio.Task[None] | None = None
 
@@ -85,6 +90,12 @@ class PendingRequest:
         self.is_paused = False
         if self._carrier is not None:
             self._carrier.resume_reading()
+
+    def expect_silence(self) -> None:
+        """Save memory between the parts of the rest of the reply, which come seldom. Not for a listener's methods."""
+        self.is_silent = True
+        if self._carrier is not None:
+            self._carrier.take_less_memory()
 
     @property
     def is_connecting(self) -> bool:

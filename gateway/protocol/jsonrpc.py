@@ -301,6 +301,11 @@ def result(id_: bytes | Raw, body: bytes | Raw) -> bytes:
     return b"".join((b'{"jsonrpc":"2.0","id":', bytes(id_), b',"result":', bytes(body), b"}"))
 
 
+def answer(id_: bytes | Raw, body: Raw | Error) -> bytes:
+    """A response: a failure if its body is an error, else a result."""
+    return failure(id_, body) if isinstance(body, Error) else result(id_, body)
+
+
 def failure(id_: bytes | Raw | None, body: Error) -> bytes:
     """An error response; it has no id if none could be read (basic/index, Error Responses)."""
     if id_ is None:

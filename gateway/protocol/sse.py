@@ -43,6 +43,19 @@ class Parser:
     fed again.
     """
 
+    __slots__ = (
+        "_after_cr",
+        "_data",
+        "_event",
+        "_id",
+        "_max",
+        "_size",
+        "_started",
+        "_unfinished",
+        "_unfinished_bytes",
+        "retry_ms",
+    )
+
     def __init__(self, max_bytes: int) -> None:
         self._max = max_bytes
         self._started = False

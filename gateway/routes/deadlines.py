@@ -19,7 +19,7 @@ class Deadlines:
     """
 
     def __init__(self, config: Config, tasks: Tasks) -> None:
-        self.lengths = idle, answer, silence, leg, ttl, linger = lengths(config)
+        self.lengths = idle, answer, silence, leg, ttl, linger, cold = lengths(config)
         self.idle = CoarseTimer(idle, tasks, "idle")
         self.answer = CoarseTimer(answer, tasks, "answer")
         self.silence = CoarseTimer(silence, tasks, "keep-alive")
@@ -30,9 +30,11 @@ class Deadlines:
             Timer.TTL: CoarseTimer(ttl, tasks, Timer.TTL),
             Timer.LINGER: CoarseTimer(linger, tasks, Timer.LINGER),
         }
+        if cold:
+            self.shared[Timer.COLD] = CoarseTimer(cold, tasks, Timer.COLD)
 
 
-def lengths(config: Config) -> tuple[float, float, float, float, float, float]:
+def lengths(config: Config) -> tuple[float, ...]:
     """Return the lengths in seconds; configurations with equal lengths share their timers."""
     timeouts = config.timeouts
     return (
@@ -42,4 +44,5 @@ def lengths(config: Config) -> tuple[float, float, float, float, float, float]:
         config.legs.limit_seconds,
         wait_seconds(config),
         config.hold.linger_seconds,
+        config.hold.cold_seconds,
     )

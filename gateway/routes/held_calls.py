@@ -11,9 +11,22 @@ from typing import Generic, Protocol, TypeVar
 
 from gateway.config import Hold, InForce
 from gateway.protocol.errors import Busy
+from gateway.routes.cold_calls import ColdCall, ColdCalls
 from gateway.runtime.budget import Budget, Share
 
 _RETRY_AFTER_SECONDS = 5
+
+
+class Counted(Protocol):
+    """What counts for a caller and for an address."""
+
+    @property
+    def principal(self) -> bytes:
+        """The caller."""
+
+    @property
+    def address(self) -> str:
+        """The client's address; empty if no limit depends on it."""
 
 
 class Parked(Protocol):
@@ -39,14 +52,19 @@ K = TypeVar("K", bytes, str)
 class Lot(Generic[P]):
     """Exchanges by id."""
 
-    def __init__(self, hold: InForce[Hold], results_bytes: InForce[int]) -> None:
-        """`hold` has the caps; a reload that lowers them ends no parked call. `results_bytes` limits kept results."""
+    def __init__(self, hold: InForce[Hold], results_bytes: InForce[int], cold_bytes: InForce[int]) -> None:
+        """`hold` has the caps; a reload that lowers them ends no parked call.
+
+        `results_bytes` limits kept results, `cold_bytes` the records of cold calls.
+        """
         self._hold = hold
         self.results = Budget("limits.results_bytes", results_bytes)
         self._waiting: dict[str, P] = {}
         self._kept: dict[str, tuple[P, Share]] = {}
         self._per_principal: Counter[bytes] = Counter()
         self._per_address: Counter[str] = Counter()
+        self.cold = ColdCalls(hold, cold_bytes, self._count)
+        """Calls that count for their callers and addresses as parked ones do, but not against `hold.max_calls`."""
 
     def __len__(self) -> int:
         """Return the number of parked calls, without kept results."""
@@ -68,6 +86,10 @@ class Lot(Generic[P]):
         """Return the exchange with this id, if this replica has it."""
         waiting = self._waiting.get(exchange_id)
         return waiting or self._kept.get(exchange_id, (None, None))[0]
+
+    def trace(self, exchange_id: str) -> P | ColdCall | None:
+        """Return the exchange with this id, or what is left of it as a cold call, if this replica has it."""
+        return self.find(exchange_id) or self.cold.find(exchange_id)
 
     @property
     def most_of_one_address(self) -> int:
@@ -119,9 +141,7 @@ class Lot(Generic[P]):
             return
         self.check(parked.principal, "" if is_continued else parked.address)
         self._waiting[parked.id] = parked
-        self._per_principal[parked.principal] += 1
-        if parked.address:
-            self._per_address[parked.address] += 1
+        self._count(parked, 1)
 
     def keep(self, parked: P) -> None:
         """Keep an exchange that has ended, so that `find` finds it; the oldest kept ones make room."""
@@ -150,14 +170,17 @@ class Lot(Generic[P]):
     def _leave(self, parked: P) -> bool:
         if self._waiting.pop(parked.id, None) is None:
             return False
-        _count_down(self._per_principal, parked.principal)
-        if parked.address:
-            _count_down(self._per_address, parked.address)
+        self._count(parked, -1)
         return True
 
+    def _count(self, call: Counted, change: int) -> None:
+        _change(self._per_principal, call.principal, change)
+        if call.address:
+            _change(self._per_address, call.address, change)
 
-def _count_down(counts: Counter[K], key: K) -> None:
-    """Count one less, and keep no zero."""
-    counts[key] -= 1
+
+def _change(counts: Counter[K], key: K, change: int) -> None:
+    """Count more or less, and keep no zero."""
+    counts[key] += change
     if not counts[key]:
         del counts[key]

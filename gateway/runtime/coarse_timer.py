@@ -39,6 +39,11 @@ class CoarseTimer:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._tick, self._guarded)
 
+    def deadline(self, key: object) -> float | None:
+        """Return the monotonic time at which `key` is called back; None if its time does not run."""
+        entry = self._waiting.get(key)
+        return None if entry is None else entry[0]
+
     def disarm(self, key: object) -> None:
         """Stop the time of `key`, if it runs."""
         self._waiting.pop(key, None)

@@ -9,7 +9,9 @@ from gateway.telemetry import Event, Metrics, get_logger
 log = get_logger()
 
 
-_SHORT = frozenset({"send upstream", "close session", "close subscription", "answer without a client"})
+_SHORT = frozenset(
+    {"send upstream", "close session", "close subscription", "answer without a client", "end cold calls"}
+)
 
 
 class Tasks:

@@ -46,6 +46,7 @@ from gateway.mirror.streamable.tokens import Tokens
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
 from gateway.protocol.errors import Stopping
+from gateway.routes.cold_expiry import ColdExpiry
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
 from gateway.routes.table import RouteTable
@@ -95,9 +96,13 @@ class Gateway:
         self.recent_errors = RecentErrors()
         self.began = time.monotonic()
         self.lot: Lot[Driver] = Lot(
-            in_force.part(lambda config: config.hold), in_force.part(lambda config: config.limits.results_bytes)
+            in_force.part(lambda config: config.hold),
+            in_force.part(lambda config: config.limits.results_bytes),
+            in_force.part(lambda config: config.limits.cold_bytes),
         )
+        self._cold_expiry = ColdExpiry(self.lot.cold, self.tasks)
         self.metrics.watch_budget(self.lot.results.name, self.lot.results.status)
+        self.metrics.watch_budget("limits.cold_bytes", self.lot.cold.status)
         self._keyrings = Keyrings(in_force, worker.key if worker is not None else None)
         self.task_table = TaskTable(
             in_force.part(lambda config: config.tasks), TaskSealer(self._keyrings.task), self.lot.results
@@ -116,7 +121,7 @@ class Gateway:
         self._stream_times = stream_times
         self._serves_host = serves_host
         self._peers = PeerClient(self._peer_connections, self.members, self.metrics)
-        self._witness = Witness(self.members, self._peers, self.lot.find, self.tasks)
+        self._witness = Witness(self.members, self._peers, self.lot.trace, self.tasks)
         self._epoch = secrets.token_hex(8)
         self._client: Client
         self.routes: RouteTable
@@ -171,6 +176,7 @@ class Gateway:
         self.listen = await self._open(self.downstream.handle, config.listen, shared=True, tls=tls.listener)
         self._client_listener = self._listeners[-1]
         await self._open_admin()
+        self._cold_expiry.begin()
         self.ready = True
         log.info(
             Event.SERVER_STARTED,
@@ -297,6 +303,8 @@ class Gateway:
         drain = Drain(self._in_force, self.downstream, self.routes, self.lot, self.task_table, self.members)
         listeners = Listeners(self._client_listener, self._listeners)
         await drain.run(listeners, delay_seconds=delay_seconds, is_resumable=self._is_resumable)
+        if not self._is_resumable():
+            self._cold_expiry.give_up_all()
 
     def _is_resumable(self) -> bool:
         """Return whether another process has the keys of this one's states."""

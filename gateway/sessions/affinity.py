@@ -9,7 +9,7 @@ an owner only while one call is in flight. Rule 2: a further call therefore wait
 waits for its user in a session whose questions named their calls so far.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
 
@@ -35,9 +35,12 @@ M = TypeVar("M", bound=Member)
 class SharedSession(Generic[M]):
     """One upstream session with the session objects that speak in it."""
 
+    __slots__ = ("asked_aside", "asked_in_call", "joiners", "owner")
+
     def __init__(self, owner: M) -> None:
         self.owner = owner
-        self.joiners: set[M] = set()
+        self.joiners: Collection[M] = ()
+        """Replaced with each change: nearly all sessions have none."""
         self.asked_in_call = False
         """The server has asked on the stream of a call, which names the call."""
         self.asked_aside = False
@@ -69,7 +72,11 @@ class SharedSession(Generic[M]):
         speaking = [each for each in speaking if is_answer(each)] or speaking
         return (speaking[0] if len(speaking) == 1 else self.owner), len(speaking) > 1
 
+    def join(self, joiner: M) -> None:
+        """Let a joiner in."""
+        self.joiners = frozenset((*self.joiners, joiner))
+
     def leave(self, joiner: M) -> None:
         """Take a joiner out; what it found lost is lost for the owner."""
-        self.joiners.discard(joiner)
+        self.joiners = frozenset(each for each in self.joiners if each is not joiner)
         self.owner.lost |= joiner.lost

@@ -27,35 +27,40 @@ Send = Callable[[Raw, Raw | jsonrpc.Error, Headers], Awaitable[None]]
 class OwnAnswers:
     """The queue of one session."""
 
+    __slots__ = ("_is_flooded", "_is_sending", "_queue", "_route", "_send", "_tasks")
+
     def __init__(self, route: str, tasks: Tasks, send: Send) -> None:
         self._route = route
         self._tasks = tasks
         self._send = send
-        self._queue: deque[tuple[Raw, Raw | jsonrpc.Error, Headers]] = deque()
+        self._queue: deque[tuple[Raw, Raw | jsonrpc.Error, Headers]] | None = None
+        """While answers wait: an empty queue would take more memory than all else that a silent session has here."""
         self._is_sending = self._is_flooded = False
 
     def add(self, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Queue one answer; beyond the bounds, warn once and drop it."""
-        if len(self._queue) >= _MAX_QUEUED or len(bytes(id_)) > _MAX_ID_BYTES:
+        queue = self._queue = deque() if self._queue is None else self._queue
+        if len(queue) >= _MAX_QUEUED or len(bytes(id_)) > _MAX_ID_BYTES:
             if not self._is_flooded:
                 self._is_flooded = True
                 log.warning(Event.UPSTREAM_FAILED, route=self._route, cause=_FLOODED, fix=_FLOODED_FIX)
             return
-        self._queue.append((Raw(bytes(id_)), body, headers))  # a copy: the id would keep the whole message
+        queue.append((Raw(bytes(id_)), body, headers))  # a copy: the id would keep the whole message
         if not self._is_sending:
             self._is_sending = True
-            self._tasks.spawn(self._send_all(), "answer without a client")
+            self._tasks.spawn(self._send_all(queue), "answer without a client")
 
-    async def _send_all(self) -> None:
+    async def _send_all(self, queue: deque[tuple[Raw, Raw | jsonrpc.Error, Headers]]) -> None:
         try:
-            while self._queue:
-                id_, body, headers = self._queue.popleft()
+            while queue:
+                id_, body, headers = queue.popleft()
                 try:
                     await self._send(id_, body, headers)
                 except GatewayError as exc:
                     log.debug(Event.UPSTREAM_FAILED, route=self._route, cause=exc.message)
         finally:
             self._is_sending = False
+            self._queue = None
 
 
 _FLOODED: Final = (

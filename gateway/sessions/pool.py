@@ -4,10 +4,11 @@ Which request gets which session is the matter of `sessions.checkout`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
+import msgspec
 from msgspec import Raw
 
 from gateway.config import InForce, RouteSettings
@@ -207,6 +208,28 @@ class Pool(Checkout):
         finally:
             await channel.close(end_session=False)
 
+    async def end_orphan(
+        self, whereabouts: Upstream, answers: Iterable[tuple[Raw, Raw | jsonrpc.Error]], reason: str, headers: Headers
+    ) -> None:
+        """Give up a call that no process reads: answer its questions, cancel it, and end its session if it ended.
+
+        Raises an UpstreamError or TimeoutError if one of that fails.
+        """
+        seconds = self._config.timeouts.cancel_seconds
+        messages = [jsonrpc.answer(id_, body) for id_, body in answers]
+        messages.append(jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(whereabouts.call), "reason": reason}))
+        channel, has_ended = self._adopted_channel(whereabouts), False
+        try:
+            async with asyncio.timeout(seconds):
+                for message in messages:
+                    await channel.send(message, headers)
+            # Only an answer on its stream shows that the call has ended: some servers crash if its session ends first.
+            async with asyncio.timeout(seconds):
+                await _until_answered(channel, whereabouts, headers)
+                has_ended = True
+        finally:
+            await channel.close(end_session=has_ended)
+
     def _adopted_channel(self, whereabouts: Upstream) -> Channel:
         channel = self._connect()
         channel.adopt(whereabouts.session, whereabouts.version)
@@ -229,6 +252,19 @@ class Pool(Checkout):
             raise explained from exc
         finally:
             self._end_start(session.group)
+
+
+async def _until_answered(channel: Channel, whereabouts: Upstream, headers: Headers) -> None:
+    """Read the stream of a call until its answer. Raises what `Channel.resume` raises."""
+
+    def is_answer(data: bytes) -> bool:
+        try:
+            message = jsonrpc.message(data)
+        except (ValueError, msgspec.MsgspecError):
+            return False
+        return message.method is None and message.id == Raw(whereabouts.call)
+
+    await channel.resume(whereabouts.cursor or "", headers, is_answer, lambda: None, is_shared=False)
 
 
 async def _is_served(

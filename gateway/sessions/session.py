@@ -8,9 +8,9 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
@@ -37,6 +37,32 @@ _CALL_NUMBERS: Final = itertools.count(1)
 
 class Session:
     """One session of a legacy server, for one call at a time."""
+
+    __slots__ = (
+        "__weakref__",
+        "_headers",
+        "_is_shared",
+        "_log_level",
+        "_metrics",
+        "_owes",
+        "_own_answers",
+        "_route",
+        "_settled",
+        "adopted",
+        "channel",
+        "group",
+        "idle_since",
+        "in_flight",
+        "lost",
+        "opened",
+        "resting",
+        "shaken",
+        "shared",
+        "standing",
+        "state",
+        "turned_away",
+        "watchers",
+    )
 
     def __init__(self, group: "Group[Session]", channel: Channel, route: str, metrics: Metrics, tasks: Tasks) -> None:
         self.group = group
@@ -84,6 +110,16 @@ class Session:
         return not self.lost and self.opened and self.channel.session_id is not None
 
     @property
+    def can_be_left(self) -> bool:
+        """Whether its call alone speaks in it, and every question of the server came on the stream of that call.
+
+        Only then may its streams be closed while the call waits: a question on the side stream would be lost.
+        """
+        shared = self.shared
+        is_exclusive = not (self._is_shared or self.group.is_affine or self.is_joiner or shared.joiners)
+        return is_exclusive and not shared.asked_aside
+
+    @property
     def pending(self) -> bool:
         """Whether a call is in flight."""
         return self.in_flight is not None
@@ -113,7 +149,8 @@ class Session:
         self._show(Direction.TO_UPSTREAM, message)
         self.channel, result = await self.channel.open(message, headers)
         self._show(Direction.FROM_UPSTREAM, bytes(result))
-        self.shaken = handshake.handshake(result)
+        shaken, known = handshake.handshake(result), self.group.shaken
+        self.shaken = known if known is not None and known == shaken else shaken  # all sessions share one
         await self._listen(headers)
         ready = jsonrpc.notification(mcp.INITIALIZED)
         self._show(Direction.TO_UPSTREAM, ready)
@@ -144,7 +181,7 @@ class Session:
         self.channel.adopt(owner.channel.session_id, owner.shaken.version)
         self.shaken, self.shared = owner.shaken, owner.shared
         self.opened = True
-        self.shared.joiners.add(self)
+        self.shared.join(self)
 
     async def set_log_level(self, level: str, headers: Headers, idle_seconds: float) -> None:
         """Set the log level, if it differs and the upstream offers logging; a refusal costs only the logs."""
@@ -174,10 +211,13 @@ class Session:
         """JSON of an id that is unique across sessions: some servers key streams of all sessions by it."""
         return b'"gw-%b-%x"' % (_PROCESS, next(_CALL_NUMBERS))
 
-    async def run(self, call: Call, headers: Headers) -> None:
-        """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises."""
+    def run(self, call: Call, headers: Headers) -> Coroutine[Any, Any, None]:
+        """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises.
+
+        Not a coroutine itself: while a call is held, each one that waits for another takes memory.
+        """
         self._show(Direction.TO_UPSTREAM, call.message, call)
-        await self._follow(call, headers, self.channel.request(call.message, headers, self._hear_call))
+        return self._follow(call, headers, self.channel.request(call.message, headers, self._hear_call))
 
     def begin(self, call: Call, headers: Headers, unusual: Callable[[], None]) -> bool:
         """Send a call from which nothing but its answer is expected; returns False if the transport cannot.
@@ -208,10 +248,12 @@ class Session:
             self.lost = True  # for this process; the call still runs there, so the session must not be deleted
             raise
 
-    async def _follow(self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | Raw | None]) -> None:
+    def _follow(
+        self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | Raw | None]
+    ) -> Coroutine[Any, Any, None]:
         """Track a call while its stream is read."""
         self._sent(call, headers)
-        await self._read(call, reading)
+        return self._read(call, reading)
 
     def _sent(self, call: Call, headers: Headers) -> None:
         """The call is in flight from now on."""
@@ -307,10 +349,7 @@ class Session:
 
     async def answer(self, upstream_id: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Answer one nested request."""
-        if isinstance(body, jsonrpc.Error):
-            message = jsonrpc.failure(upstream_id, body)
-        else:
-            message = jsonrpc.result(upstream_id, body)
+        message = jsonrpc.answer(upstream_id, body)
         self._show(Direction.TO_UPSTREAM, message, self.in_flight)
         await self.channel.send(message, headers)
         self._headers = headers

@@ -42,6 +42,14 @@ class Step(StrEnum):
     LOST = "lost"
 
 
+class ColdEnding(StrEnum):
+    """How a cold call ended: its client came back, it expired, or another replica had continued it."""
+
+    RESUMED = "resumed"
+    EXPIRED = "expired"
+    CONTINUED = "continued"
+
+
 class PeerOutcome(StrEnum):
     """How a request to another replica ended."""
 

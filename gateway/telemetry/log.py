@@ -45,6 +45,7 @@ class Event(StrEnum):
     PEER_REJECTED = "peer.rejected"
     PEER_FAILED = "peer.failed"
     CALL_TAKEN_OVER = "call.taken_over"
+    CALL_COOLED = "call.cooled"
     KEYS_FAILED = "keys.failed"
     CHILD_ENDED = "child.ended"
     CHILD_STDERR = "child.stderr"

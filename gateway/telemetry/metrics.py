@@ -27,6 +27,7 @@ from gateway.protocol import mcp
 from gateway.telemetry.labels import (
     OTHER_ERROR,
     TOOL_ERROR,
+    ColdEnding,
     Ending,
     Malformation,
     NestedOutcome,
@@ -235,6 +236,11 @@ class Metrics:
 
     def _declare_holds(self) -> None:
         self._held = self._gauge("held_calls", "Calls parked between two rounds.", "route")
+        self._cold = self._gauge("cold_calls", "Parked calls that were let go of, to be resumed.", "route")
+        self._cooled = self._counter("calls_cooled_total", "Parked calls that were let go of.", "route")
+        self._cold_endings = self._counter(
+            "cold_calls_ended_total", "Cold calls that ended, by how they ended.", "route", "ending"
+        )
         self._hold_times = self._histogram(
             "mcp_gateway_hold_duration_seconds", "Time that a call was parked.", ("route",), _HOLDS
         )
@@ -338,6 +344,8 @@ class Metrics:
         _ = self._held[route,], self._opened[route,], self._lost[route,], self._left_out[route,]
         _ = self._relayed[route,]
         _ = self._tasks[route,], [self._tasks_ended[route, outcome] for outcome in TaskOutcome]
+        _ = self._cold[route,], self._cooled[route,]
+        _ = [self._cold_endings[route, ending] for ending in ColdEnding]
         _ = [self._continuations[route, step] for step in Step]
         _ = [self._children_ended[route, why] for why in ("asked", "unasked")]
         _ = [self._failures[route, kind] for kind in UpstreamFailure]
@@ -412,6 +420,18 @@ class Metrics:
         """Remove a parked call, which was resumed or expired after `seconds`."""
         self._held[route,].dec()
         self._hold_times[route,].observe(seconds)
+
+    def show_cold_call(self, route: str, change: int) -> None:
+        """Add or remove a cold call."""
+        self._cold[route,].inc(change)
+
+    def call_cooled(self, route: str) -> None:
+        """Count a call that was let go of."""
+        self._cooled[route,].inc()
+
+    def cold_call_ended(self, route: str, ending: ColdEnding) -> None:
+        """Count how a cold call ended."""
+        self._cold_endings[route, ending].inc()
 
     def set_held_limit(self, calls: int) -> None:
         """Show `hold.max_calls`."""

@@ -156,6 +156,8 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     held_of_one_address: int = 0
     held_of_one_address_limit: int = 0
     """0: no limit."""
+    cold: int = 0
+    cold_limit: int = 0
     connections: int = 0
     connections_limit: int = 0
     open_files: int = 0

@@ -57,6 +57,8 @@ class BegunReply(Protocol):
 class Channel(ABC):
     """One session of one legacy server."""
 
+    __slots__ = ()
+
     can_ask: bool = True
     """Whether an answer can reach the server. The stateless mode of the legacy SDKs loses it."""
 

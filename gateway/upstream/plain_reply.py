@@ -89,6 +89,7 @@ class PlainReply(BegunReply):
         for part in self._parts:
             rest.on_body(part)
         self._parts.clear()
+        self._head = self._parser = None
         if self._failure is not None:
             rest.on_failed(self._failure)
         elif self._is_over:

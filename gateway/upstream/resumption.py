@@ -26,14 +26,16 @@ def asked_seconds(retry_ms: int | None) -> float:
 class Resumption:
     """The place of one request in its event stream, with the failures to resume it."""
 
+    __slots__ = ("_counts_local", "_failures", "_pauses", "_seen", "_silences", "_times", "cursor", "place")
+
     def __init__(self, times: StreamTimes) -> None:
         self.cursor: str | None = None
         """The last event id: the place after everything that was handed over. None if the stream cannot be resumed."""
         self.place = ""
         """The event id that a GET names: the stream continues behind it."""
         self._times = times
-        self._seen: set[int] = set()
-        """Hashes of the ids of the events that were handed over since `place`."""
+        self._seen: set[int] | None = None
+        """Hashes of the ids of the events that were handed over since `place`, if there are any."""
         self._counts_local = False
         self._failures = 0
         """GETs that the server failed in a row."""
@@ -45,8 +47,7 @@ class Resumption:
     def begin(self, cursor: str | None = None) -> None:
         """Start with another request, behind `cursor` if another process sent it."""
         self.cursor = cursor
-        if self._seen:
-            self._seen.clear()
+        self._seen = None
 
     def start(self, place: str, *, counts_local: bool = False) -> None:
         """The stream of the request broke: resume it behind this event id.
@@ -62,12 +63,15 @@ class Resumption:
             self.cursor = None  # the server withdrew it, or it does not fit into a header
             return False
         name = hash(event_id)
-        if name in self._seen:
+        seen = self._seen
+        if seen is None:
+            seen = self._seen = set()
+        if name in seen:
             return True
-        if len(self._seen) >= MAX_EVENT_IDS:
-            self._seen.clear()
+        if len(seen) >= MAX_EVENT_IDS:
+            seen.clear()
             self.place = event_id
-        self._seen.add(name)
+        seen.add(name)
         self.cursor = event_id
         return False
 

@@ -8,6 +8,8 @@ from gateway.upstream.resumption import Resumption
 class SilenceTimeout:
     """Ends a resumed stream that is silent for longer than its `Resumption` allows."""
 
+    __slots__ = ("_resumption", "_timeout")
+
     def __init__(self, resumption: Resumption) -> None:
         self._resumption = resumption
         self._timeout: asyncio.Timeout | None = None

@@ -31,6 +31,27 @@ _TAKEN: Final = 409
 class StandaloneStream:
     """Keeps the GET stream of one session open."""
 
+    __slots__ = (
+        "_attempts",
+        "_began",
+        "_client",
+        "_endpoint",
+        "_failures",
+        "_get_headers",
+        "_head",
+        "_headers",
+        "_is_closing",
+        "_is_repeated",
+        "_listener",
+        "_parser",
+        "_pending",
+        "_tasks",
+        "_timer",
+        "_times",
+        "_was_open",
+        "is_open",
+    )
+
     def __init__(self, upstream: HttpUpstream, get_headers: Callable[[Headers], dict[str, str]]) -> None:
         """`get_headers` completes the headers of a GET."""
         self.is_open = False
@@ -39,8 +60,8 @@ class StandaloneStream:
         self._headers: Headers
         self._listener: SideListener | None = None
         """Until the stream has ended for good."""
-        self._head: asyncio.Future[None]
-        """Done when the server answered the first GET."""
+        self._head: asyncio.Future[None] | None = None
+        """While `open` waits for the answer to the first GET."""
         self._was_open = False
         """Whether there ever was a stream; `is_open` may be a guess."""
         self._is_closing = False
@@ -58,12 +79,12 @@ class StandaloneStream:
     async def open(self, headers: Headers, listener: SideListener) -> None:
         """Open the stream and keep it open until `close`."""
         self._headers, self._listener = headers, listener
-        self._head = asyncio.get_running_loop().create_future()
+        head = self._head = asyncio.get_running_loop().create_future()
         self._get_after_pause()
         # Not `wait_for`: if it is cancelled in the moment the future completes, it swallows the cancellation
         # (Python 3.11), and a call whose client has left would run on.
-        _ = await asyncio.wait((self._head,), timeout=self._times.side_head_seconds)
-        if not self._head.done():
+        _ = await asyncio.wait((head,), timeout=self._times.side_head_seconds)
+        if not head.done():
             self.is_open = True
 
     def stop_reporting(self) -> None:
@@ -134,8 +155,9 @@ class StandaloneStream:
             self._timer = None
 
     def _note_head(self) -> None:
-        if not self._head.done():
-            self._head.set_result(None)
+        head, self._head = self._head, None
+        if head is not None and not head.done():
+            head.set_result(None)
 
     # -- the reply to a GET -------------------------------------------------------------------------------------
 
@@ -151,6 +173,8 @@ class StandaloneStream:
             self._end()  # the server does without this stream
         else:
             self.is_open = self._was_open = True
+            if self._pending is not None:
+                self._pending.is_silent = True
             self._parser = sse.Parser(self._client.limits.event_bytes)
             self._note_head()
             if self._attempts > 1:

@@ -61,6 +61,27 @@ class _StreamCut(CallLost):
 class StreamableChannel(Channel):
     """One session over streamable HTTP."""
 
+    __slots__ = (
+        "__weakref__",
+        "_accepted",
+        "_client",
+        "_endpoint",
+        "_fixed",
+        "_headers",
+        "_is_ready",
+        "_prepared",
+        "_reply_began",
+        "_resumption",
+        "_silence",
+        "_standalone",
+        "_times",
+        "_upstream",
+        "can_ask",
+        "forgotten",
+        "session_id",
+        "taken",
+    )
+
     def __init__(
         self,
         upstream: HttpUpstream,
@@ -68,6 +89,9 @@ class StreamableChannel(Channel):
         accepted: Callable[[Headers], None] = lambda _: None,
     ) -> None:
         """`fixed` has the headers of a session that another channel opened; it is told of `accepted` headers."""
+        self.can_ask = True
+        self.taken = self.forgotten = False
+        self.session_id: str | None = None
         self._upstream = upstream
         self._client, self._endpoint, _, self._times = upstream
         self._fixed = {"Accept": _ACCEPT, "Content-Type": "application/json"} if fixed is None else fixed
@@ -281,6 +305,7 @@ class StreamableChannel(Channel):
                     attached()
                     attached = None
                 try:
+                    response.expect_silence()
                     async with silence.start():
                         await self._read_events(response, hear, again=True)
                     return
@@ -405,6 +430,8 @@ class StreamableChannel(Channel):
         if response.status >= 300:
             return await read_refusal(response, self._endpoint, sent)
         if response.content_type == "text/event-stream":
+            if sent is not None:
+                response.expect_silence()
             await self._read_events(response, receive)
             return None
         body = await read_response(response, self._client.limits.event_bytes, self._endpoint.where)

@@ -47,6 +47,8 @@ class TransportDetection:
 class AutoDetectChannel(StreamableChannel):
     """Streamable HTTP unless `open` detects HTTP+SSE. A session that another process opened is streamable HTTP."""
 
+    __slots__ = ("_detection",)
+
     def __init__(self, upstream: HttpUpstream, detection: TransportDetection) -> None:
         super().__init__(upstream)
         self._detection = detection

@@ -2,13 +2,18 @@
 
 import asyncio
 import gc
+import socket
 import weakref
+from unittest.mock import Mock
 
 import pytest
+from yarl import URL
 
 from gateway.http_client.client import HttpClient
-from gateway.http_client.connection import MAX_HEAD_BYTES, MAX_INTERIM_REPLIES
+from gateway.http_client.connection import MAX_HEAD_BYTES, MAX_INTERIM_REPLIES, Connection
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut
+from gateway.http_client.origin import Origin
+from gateway.http_client.pending_request import PendingRequest
 from gateway.runtime.tasks import Tasks
 from tests.support.fake_http import OK, FakeHttp, Script, Wire, answers, says, stays
 from tests.support.reply_recorder import Recorder, Sender
@@ -619,6 +624,89 @@ async def test_a_closed_connection_leaves_no_circle_of_objects(client: HttpClien
             assert not [each for each in gc.get_objects() if type(each).__name__ == "Connection"]
         finally:
             gc.enable()
+
+
+class FakeTransport(asyncio.Transport):
+    """A FAKE open transport, over which a test hands a connection what the upstream says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_open = True
+        self._socket = socket.socket()
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return self._socket if name == "socket" else default
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return not self.is_open
+
+    def abort(self) -> None:
+        self.is_open = False
+        self._socket.close()
+
+
+def silent(*parts: bytes) -> tuple[Recorder, Connection, Mock]:
+    """A reply that its caller expects to be silent, after these parts; with its connection and the owner of that."""
+    owner, heard, transport = Mock(), Recorder(), FakeTransport()
+    connection = Connection(Origin.of(URL("http://127.0.0.1:1/mcp")), owner)
+    connection.connection_made(transport)
+    pending = PendingRequest(heard)
+    pending.is_silent = True
+    connection.start(pending, b"", b"", is_head=False)
+    for part in parts:
+        connection.data_received(part)
+    transport._socket.close()
+    return heard, connection, owner
+
+
+SILENT = [(what, b"".join(parts), body) for what, parts, body in UNDERSTOOD]
+SILENT += [
+    ("many chunks", CHUNKED + b"1\r\no\r\n" * 9 + b"0\r\n\r\n", b"o" * 9),
+    ("line ends in chunks", CHUNKED + b"4\r\n\r\n\r\n\r\n1\r\n\n\r\n0\r\n\r\n", b"\r\n\r\n\n"),
+    ("size lines in chunks", CHUNKED + b"5\r\n0\r\n\r\n\r\n5\r\n1\r\nx\n\r\n0\r\n\r\n", b"0\r\n\r\n1\r\nx\n"),
+]
+
+
+@pytest.mark.parametrize(("what", "said", "body"), SILENT, ids=[each[0] for each in SILENT])
+async def test_a_silent_reply_is_understood_wherever_it_pauses(what: str, said: bytes, body: bytes) -> None:
+    cuts = [(said[:at], said[at:]) for at in range(1, len(said))]
+    for parts in [*cuts, [said[at : at + 1] for at in range(len(said))]]:
+        heard, connection, owner = silent(*parts)
+        assert heard.words == (COMPLETE if body else ["head", "end"]), parts
+        assert heard.body == body, parts
+        owner.freed.assert_called_once_with(connection)
+
+
+async def test_a_connection_that_the_upstream_wants_closed_is_not_kept_after_a_silent_reply() -> None:
+    head = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    heard, connection, owner = silent(head, b"1\r\no\r\n", b"1\r\nk\r\n0\r\n\r\n")
+    assert (heard.words, heard.body) == (COMPLETE, b"ok")
+    owner.freed.assert_not_called()
+    assert not connection.is_open
+
+
+@pytest.mark.parametrize("said", [b"x\r\n", b"-1\r\n", b"\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
+async def test_a_silent_reply_with_chunks_that_are_not_valid_never_ends_well(said: bytes) -> None:
+    heard, _, _ = silent(CHUNKED, b"1\r\no\r\n", said)
+    assert heard.words == ["head", "body", "failed"]
+
+
+@pytest.mark.parametrize("parts", [[CHUNKED], [CHUNKED, b"1\r\no\r\n"], [CHUNKED + b"1\r\n", b"o\r\n"]])
+async def test_a_silent_reply_keeps_no_parser_between_its_parts(parts: list[bytes]) -> None:
+    kept = silent(*parts)
+    assert not [each for each in gc.get_referents(kept[1]) if type(each).__name__ == "HttpResponseParser"]
+
+
+@pytest.mark.parametrize("parts", [[CHUNKED[:-1]], [CHUNKED, b"1"], [CHUNKED, b"1\r\n"], [CHUNKED, b"2\r\n\r\n"]])
+async def test_a_silent_reply_keeps_its_parser_in_the_middle_of_a_part(parts: list[bytes]) -> None:
+    kept = silent(*parts)
+    assert [each for each in gc.get_referents(kept[1]) if type(each).__name__ == "HttpResponseParser"]
 
 
 STAYS = stays()

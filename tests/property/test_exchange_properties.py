@@ -224,7 +224,9 @@ class World:
         if again:
             assert state in (State.BROKEN, State.FINISHED)
             assert claimed is None, "run again for answers that were used already"
-            used = self.late | (before["_shown"] & set(before["questions"]) if state is State.BROKEN else set())
+            used = self.late | (
+                set(before["_shown"]).intersection(before["questions"]) if state is State.BROKEN else set()
+            )
             size = sum(len(bytes(event.answers.get(key, b""))) for key in used)
             assert size <= MAX_RECORD_BYTES, "run again without an answer"
         wordless = {key: question for key, question in before["questions"].items() if question.params is None}

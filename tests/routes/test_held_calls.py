@@ -17,7 +17,7 @@ class Car:
 
 
 def parking_lot(results_bytes: int = 1_000, **caps: int) -> Lot[Car]:
-    return Lot(InForce(Hold(**caps)), InForce(results_bytes))
+    return Lot(InForce(Hold(**caps)), InForce(results_bytes), InForce(1_000_000))
 
 
 def test_the_lot_is_bounded_per_principal_and_in_all() -> None:

@@ -55,14 +55,15 @@ def test_a_call_begins_beside_calls_that_wait_for_their_users_and_were_named(
     owner: str, joiners: list[str], asked: str, *, can_begin: bool, has_room: bool
 ) -> None:
     shared = SharedSession(FakeMember(owner))
-    shared.joiners |= {FakeMember(state) for state in joiners}
+    for state in joiners:
+        shared.join(FakeMember(state))
     shared.asked_in_call, shared.asked_aside = "call" in asked, "aside" in asked
     assert (shared.can_begin, shared.has_room) == (can_begin, has_room)
 
 
 def test_what_a_joiner_found_lost_is_lost_for_the_owner() -> None:
     shared, joiner = SharedSession(FakeMember("")), FakeMember("")
-    shared.joiners.add(joiner)
+    shared.join(joiner)
     shared.leave(joiner)
     assert not shared.owner.lost
     joiner.lost = True
@@ -88,7 +89,8 @@ def test_a_message_of_the_side_stream_is_about_the_call_that_it_answers_or_the_o
 ) -> None:
     members = [FakeMember(state) for state in states]
     shared = SharedSession(members[0])
-    shared.joiners |= set(members[1:])
+    for member in members[1:]:
+        shared.join(member)
     answered = None if answers is None else members[answers]
     assert shared.speaker(lambda each: each is answered) == (members[speaker], is_ambiguous)
 

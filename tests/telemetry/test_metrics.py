@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.protocol import mcp
 from gateway.telemetry import (
     COMPLETE,
+    ColdEnding,
     Ending,
     Metrics,
     NestedOutcome,
@@ -48,6 +49,9 @@ def exercised() -> Metrics:
     metrics.notification("/mcp", "notifications/progress", forwarded=True)
     metrics.notification("/mcp", "notifications/odd", forwarded=False)
     metrics.notifications_dropped("/mcp", 2)
+    metrics.show_cold_call("/mcp", 1)
+    metrics.call_cooled("/mcp")
+    metrics.cold_call_ended("/mcp", ColdEnding.EXPIRED)
     metrics.call_parked("/mcp")
     metrics.call_parked("/mcp")
     metrics.call_released("/mcp", 20)
@@ -177,7 +181,7 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     families = [
         family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
     ]
-    assert len(families) == 41
+    assert len(families) == 46
     for family in families:
         assert re.fullmatch(r"mcp_(gateway|server|client)(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")

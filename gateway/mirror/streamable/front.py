@@ -88,8 +88,9 @@ class Mirror:
         self._headers = HeaderRules(in_force, process.epoch)
         self._catalog = ToolCatalog()
         self._homes = Homes()
-        hold, results = in_force.part(lambda it: it.hold), in_force.part(lambda it: it.limits.results_bytes)
-        self.lot: Lot[HeldCall] = Lot(hold, results)
+        limits = in_force.part(lambda it: it.limits)
+        results, cold = limits.part(lambda it: it.results_bytes), limits.part(lambda it: it.cold_bytes)
+        self.lot: Lot[HeldCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
         self._shared = Shared(tokens, self.lot, {})
         self.long_lived = 0
         """Standalone streams, which a drain does not wait for."""

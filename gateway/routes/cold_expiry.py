@@ -1,0 +1,78 @@
+"""Gives up cold calls whose clients did not come back: answers their questions, cancels them, ends their sessions."""
+
+import asyncio
+import time
+from collections import deque
+from typing import Final
+
+from msgspec import Raw
+
+from gateway.exchange.questions import Question, withdrawn
+from gateway.protocol.errors import UpstreamError
+from gateway.routes.cold_calls import ColdCall, ColdCalls, Remains
+from gateway.routes.live_route import LiveRoute
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import ColdEnding, Event, get_logger
+from gateway.upstream.channel import Headers
+
+log = get_logger()
+
+_SWEEP_SECONDS: Final = 1.0
+_MOST_AT_ONCE: Final = 32
+"""Calls that are given up at the same time; the others wait."""
+
+
+class ColdExpiry:
+    """Looks for cold calls that are due, once a second."""
+
+    def __init__(self, cold: ColdCalls, tasks: Tasks) -> None:
+        self._cold = cold
+        self._tasks = tasks
+        self._queue: deque[ColdCall] = deque()
+        self._running = 0
+
+    def begin(self) -> None:
+        """Look from now on."""
+        self._tasks.spawn(self._sweep(), "cold call sweeper")
+
+    def give_up_all(self) -> None:
+        """Give all cold calls up, because no process has the keys to continue them."""
+        self._give_up(self._cold.take_due(float("inf")))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            self._give_up(self._cold.take_due(time.monotonic()))
+
+    def _give_up(self, calls: list[ColdCall]) -> None:
+        self._queue.extend(calls)
+        for _ in range(min(_MOST_AT_ONCE - self._running, len(self._queue))):
+            self._running += 1
+            self._tasks.spawn(self._end_queued(), "end cold calls")
+
+    async def _end_queued(self) -> None:
+        try:
+            while self._queue:
+                await self._end(self._queue.popleft())
+        finally:
+            self._running -= 1
+
+    async def _end(self, call: ColdCall) -> None:
+        process, route = call.live.process, call.live.route.path
+        if process.witness.is_needed and await process.witness.may_be_taken(call.id, call.round):
+            process.metrics.cold_call_ended(route, ColdEnding.CONTINUED)  # or another replica cannot be asked
+            return
+        process.metrics.cold_call_ended(route, ColdEnding.EXPIRED)
+        remains, headers = call.unpacked()
+        await end_orphan(call.live, remains, "the client did not answer in time", headers)
+
+
+async def end_orphan(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> None:
+    """Give up a call that no process reads; the outcome does not matter."""
+    answers = [(Raw(id_), *withdrawn(Question("", method, None, Raw(id_), b""))) for id_, method in remains.questions]
+    try:
+        await live.upstream.pool.end_orphan(
+            remains.upstream, [(id_, error or result or Raw(b"{}")) for id_, result, error in answers], reason, headers
+        )
+    except (UpstreamError, TimeoutError) as exc:
+        log.debug(Event.UPSTREAM_FAILED, route=live.route.path, cause=str(exc))

@@ -1,0 +1,358 @@
+"""Cold calls: parked calls whose streams are closed until their clients come back."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway.config import parse
+from gateway.exchange.commands import Timer
+from gateway.protocol import mcp
+from gateway.telemetry import SessionState
+from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.logs import Lines
+from tests.support.replicas import later, steps
+from tests.support.stand import Start
+from tests.support.workbench import ACCEPT, Stand, configuration, eventually, jwt
+
+USER_1, USER_2 = (jwt(iss="https://issuer.example", sub="user", client_id="app", number=number) for number in (1, 2))
+"""Two tokens of one principal."""
+
+
+@pytest.fixture
+def store(upstream: FakeUpstream) -> FakeStore:
+    return FakeStore(upstream)
+
+
+async def test_a_cold_call_has_no_streams_and_its_retry_gets_the_result(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold=SOON)
+    asked = await cool(stand, upstream)
+    assert (stand.held, len(stand.gateway.lot)) == (0, 0)
+    assert [stand.sessions(state) for state in SessionState] == [0, 0, 0]
+    await eventually(upstream.of("GET")[0].cut.is_set, "the standalone stream is closed, too")
+    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+    assert steps(stand) == {"resumed": 1}
+    assert (cold(stand), ended(stand)) == (0, {"resumed": 1})
+    assert (store.resumed, len(upstream.of("tools/call"))) == (1, 1)
+    await upstream.saw("DELETE")
+    assert mcp.CANCELLED not in upstream.words
+
+
+async def test_a_call_may_be_cold_in_each_of_its_rounds(begin: Start, upstream: FakeUpstream) -> None:
+    store = FakeStore(upstream, rounds=3)
+    stand = await begin(hold=SOON)
+    asked = await cool(stand, upstream)
+    for rounds in (1, 2):
+        asked = await stand.client().answer(asked)
+        assert list(asked.questions) == [f"q{rounds}"]
+        await eventually(lambda: cold(stand) == 1, "the call is cold")
+        await eventually(upstream.of("resume")[-1].cut.is_set, "its stream is closed")
+    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT] * 3
+    assert store.resumed == 3
+    assert ended(stand) == {"resumed": 3}
+    assert stand.metric("mcp_gateway_calls_cooled_total") == 3
+
+
+async def test_two_retries_of_a_cold_call_at_once_get_one_result_and_send_its_answers_once(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold=SOON)
+    asked = await cool(stand, upstream)
+    store.hold.clear()
+    retries = [later(stand.client().answer(asked)) for _ in range(5)]
+    await upstream.saw("answer")
+    await eventually(lambda: stand.gateway.downstream.in_flight == 5)
+    (driver,) = stand.gateway.downstream.running
+    assert Timer.COLD not in driver._timers, "a call whose client waits does not go cold"
+    store.hold.set()
+    for retry in retries:
+        assert json.loads((await retry).text) == [ACCEPT]
+    assert len(upstream.of("answer")) == 1
+    assert steps(stand)["resumed"] == 1
+
+
+class Pings:
+    """Has the upstream take its time to accept a credential."""
+
+    def __init__(self, upstream: FakeUpstream) -> None:
+        self.go = asyncio.Event()
+        upstream.on("ping", self._ping)
+
+    async def _ping(self, turn: Turn) -> None:
+        await self.go.wait()
+        await turn.result({})
+
+
+async def test_two_retries_whose_credential_is_being_checked_resume_a_cold_call_once(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold=SOON)
+    asked = await cool(stand, upstream, authorization=USER_1)
+    pings = Pings(upstream)
+    retries = [later(stand.client(USER_2).answer(asked)) for _ in range(2)]
+    _ = await upstream.saw("ping", 2)
+    pings.go.set()
+    for retry in retries:
+        assert json.loads((await retry).text) == [ACCEPT]
+    assert (store.resumed, len(upstream.of("answer"))) == (1, 1)
+
+
+async def test_a_retry_that_comes_while_its_cold_call_expires_sends_no_answer(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold={**SOON, "ttl_seconds": 0.3})
+    asked = await cool(stand, upstream, authorization=USER_1)
+    pings = Pings(upstream)
+    retry = later(stand.client(USER_2).answer(asked))
+    _ = await upstream.saw("ping")
+    _ = await upstream.saw("DELETE")
+    pings.go.set()
+    assert (await retry).outcome == (400, -32602, "invalid_request_state")
+    assert store.calls.popitem()[1].answers == [{"action": "cancel"}]
+
+
+async def test_a_retry_with_other_answers_does_not_change_those_of_a_cold_call(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold=SOON)
+    asked = await cool(stand, upstream)
+    store.hold.clear()
+    first = later(stand.client().answer(asked))
+    await upstream.saw("answer")
+    other = await stand.client().answer(asked, {"action": "decline"})
+    assert other.outcome == (400, -32602, "invalid_request_state")
+    store.hold.set()
+    assert json.loads((await first).text) == [ACCEPT]
+
+
+async def test_a_repeat_of_an_earlier_round_sends_nothing_to_a_cold_call(begin: Start, upstream: FakeUpstream) -> None:
+    _ = FakeStore(upstream, rounds=2)
+    stand = await begin(hold=SOON)
+    first = await cool(stand, upstream)
+    second = await stand.client().answer(first)
+    await eventually(lambda: cold(stand) == 1, "the call is cold again")
+    assert (await stand.client().answer(first)).outcome == (400, -32602, "invalid_request_state")
+    assert (cold(stand), len(upstream.of("answer"))) == (1, 1)
+    assert json.loads((await stand.client().answer(second)).text) == [ACCEPT] * 2
+
+
+async def test_a_malformed_answer_leaves_a_cold_call_as_it_was(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold=SOON)
+    asked = await cool(stand, upstream)
+    assert (await stand.client().answer(asked, {"action": 1})).outcome[:2] == (400, -32602)
+    assert (cold(stand), ended(stand), store.resumed) == (1, {}, 0)
+    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+
+
+async def test_a_retry_without_answers_is_asked_again_and_the_call_continues(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold=SOON)
+    asked = await cool(stand, upstream)
+    again = await stand.client().call(state=asked.state, answers={})
+    assert again.questions == asked.questions
+    assert store.resumed == 0
+    assert json.loads((await stand.client().answer(again)).text) == [ACCEPT]
+    assert len(upstream.of("answer")) == 1
+
+
+async def test_a_cold_call_whose_client_does_not_come_back_is_cancelled_and_its_session_ends(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold={**SOON, "ttl_seconds": 0.3})
+    asked = await cool(stand, upstream)
+    await upstream.saw("DELETE")
+    (call,) = store.calls.values()
+    assert call.answers[0] == {"action": "cancel"}
+    (cancelled,) = upstream.of(mcp.CANCELLED)
+    assert cancelled.body["params"]["requestId"] == call.id
+    assert upstream.words[-4:] == ["answer", mcp.CANCELLED, "resume", "DELETE"]
+    assert (cold(stand), ended(stand)) == (0, {"expired": 1})
+    late = await stand.client().answer(asked)
+    assert late.outcome == (400, -32602, "invalid_request_state")
+
+
+async def test_the_session_of_a_cancelled_cold_call_is_not_ended_while_the_call_may_run(
+    begin: Start, upstream: FakeUpstream
+) -> None:
+    store = FakeStore(upstream, rounds=9)
+    store.ends_when_cancelled = False
+    stand = await begin(hold={**SOON, "ttl_seconds": 0.3}, timeouts={"cancel_seconds": 0.2})
+    _ = await cool(stand, upstream)
+    await upstream.saw("resume")
+    await eventually(upstream.of("resume")[0].cut.is_set, "the gateway has stopped waiting")
+    await eventually(lambda: not stand.busy_tasks())
+    assert "DELETE" not in upstream.words
+
+
+async def test_a_call_without_an_answer_that_came_back_from_the_cold_is_cancelled_too(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold={**SOON, "ttl_seconds": 0.6})
+    asked = await cool(stand, upstream)
+    _ = await stand.client().call(state=asked.state, answers={})
+    (cancelled,) = await upstream.saw(mcp.CANCELLED)
+    assert cancelled.body["params"]["requestId"] == next(iter(store.calls.values())).id
+
+
+async def looked_at(stand: Stand) -> None:
+    """Wait until it was decided again whether the one held call may go cold."""
+    (driver,) = stand.gateway.lot.waiting()
+    first = driver._timers.deadline(Timer.COLD)
+    assert first is not None
+    await eventually(lambda: driver._timers.deadline(Timer.COLD) not in (first, None), "its time began anew")
+
+
+STAYS: dict[str, dict[str, Any]] = {
+    "too many cold calls": {"hold": {**SOON, "max_cold_calls": 1}},
+    "too many bytes": {"limits": {"cold_bytes": 1024}},
+    "all calls share a session": {"route": {"sessions": {"affinity": "principal"}}},
+    "its state was shortened": {"limits": {"state_bytes": 1024}},
+}
+
+
+@pytest.mark.parametrize("why", STAYS)
+async def test_a_call_that_its_state_cannot_continue_stays_held(
+    begin: Start, upstream: FakeUpstream, store: FakeStore, why: str
+) -> None:
+    stand = await begin(**{"hold": SOON, **STAYS[why]})
+    store.question = "?" * 1000
+    asked = [await cool(stand, upstream)] if why.startswith("too many") else []
+    asked.append(await stand.client().call())
+    await looked_at(stand)
+    assert (stand.held, cold(stand)) == (1, len(asked) - 1)
+    assert bool(stand.gateway.lot.cold.refused) == why.startswith("too many")
+    for each in asked:
+        assert json.loads((await stand.client().answer(each)).text) == [ACCEPT]
+
+
+@pytest.mark.parametrize("side", [False, True])
+async def test_a_call_whose_questions_would_be_lost_stays_held(
+    begin: Start, upstream: FakeUpstream, *, side: bool
+) -> None:
+    """Without event ids on its own stream, or with questions on the standalone stream, which is never resumed."""
+
+    async def asks(turn: Turn) -> None:
+        if side:
+            await turn.say({"method": mcp.PROGRESS, "params": {}}, "e1")
+        await turn.result(text(json.dumps(await turn.elicit("name", side=side))))
+
+    upstream.tool(asks)
+    stand = await begin(hold=SOON)
+    asked = await stand.client().call()
+    await looked_at(stand)
+    assert (stand.held, cold(stand)) == (1, 0)
+    assert json.loads((await stand.client().answer(asked)).text) == ACCEPT
+
+
+async def test_no_call_goes_cold_unless_the_configuration_says_so(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin()
+    asked = await stand.client().call()
+    (driver,) = stand.gateway.lot.waiting()
+    assert Timer.COLD not in driver._timers
+    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+
+
+async def test_cold_calls_count_for_their_caller(begin: Start, upstream: FakeUpstream, store: FakeStore) -> None:
+    stand = await begin(hold={**SOON, "max_calls_per_principal": 1})
+    asked = await cool(stand, upstream)
+    assert (await stand.client().call()).status == 429
+    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+    assert (await stand.client().call()).questions
+
+
+async def test_a_cold_call_without_a_place_stays_cold(begin: Start, upstream: FakeUpstream, store: FakeStore) -> None:
+    stand = await begin(hold={**SOON, "max_calls": 1})
+    asked = await cool(stand, upstream)
+    store.hold.clear()
+    other = await cool(stand, upstream)
+    working = later(stand.client().answer(other))
+    await upstream.saw("answer")
+    assert (await stand.client().answer(asked)).status == 503
+    assert (cold(stand), ended(stand)) == (1, {"resumed": 1})
+    store.hold.set()
+    assert json.loads((await working).text) == [ACCEPT]
+
+
+async def test_the_log_says_that_a_call_is_cold(
+    log_lines: Lines, begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold=SOON)
+    asked = await cool(stand, upstream)
+    (line,) = log_lines("call.cooled")
+    assert (line["route"], line["round"]) == ("/mcp", 1)
+    assert not log_lines("exchange.finished")
+    _ = await stand.client().answer(asked)
+    await eventually(lambda: log_lines("exchange.finished"))
+    assert not log_lines("call.taken_over")
+
+
+# -- the process around them ------------------------------------------------------------------------------------------
+
+
+async def test_a_drain_neither_waits_for_cold_calls_nor_cancels_them(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold={**SOON, "drain_seconds": 60})
+    asked = await cool(stand, upstream)
+    await stand.gateway.drain(delay_seconds=0)
+    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+    assert mcp.CANCELLED not in upstream.words
+
+
+async def test_a_drain_cancels_cold_calls_that_no_process_can_continue(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold=SOON, state={"keys": []})
+    _ = await cool(stand, upstream)
+    await stand.gateway.drain(delay_seconds=0)
+    _ = await upstream.saw(mcp.CANCELLED)
+    await stand.gateway.close()
+    assert upstream.words[-1] == "DELETE"
+
+
+@pytest.mark.parametrize("change", ["another upstream", "no route"])
+async def test_a_cold_call_outlives_its_route(
+    begin: Start, upstream: FakeUpstream, store: FakeStore, change: str
+) -> None:
+    stand = await begin(hold=SOON)
+    asked = await cool(stand, upstream)
+    route = {"path": "/other"} if change == "no route" else {}
+    url = upstream.url.replace("/mcp", "/elsewhere")
+    stand.gateway.apply(parse(configuration(url, hold=SOON, route=route), "test", {}))
+    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+    assert {seen.path for seen in upstream.seen} == {"/mcp"}
+
+
+async def test_a_retry_after_a_restart_of_the_process_resumes_its_cold_call(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    before = await begin(hold=SOON)
+    asked = await cool(before, upstream)
+    await before.gateway.close()
+    after = await begin(hold=SOON)
+    assert json.loads((await after.client().answer(asked)).text) == [ACCEPT]
+    assert steps(after) == {"resumed": 1}
+
+
+async def test_a_caller_whose_credential_the_upstream_refuses_learns_nothing_of_a_cold_call(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold=SOON)
+    asked = await cool(stand, upstream, authorization=USER_1)
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(401)
+
+    upstream.on("ping", refuse)
+    assert (await stand.client(USER_2).answer(asked)).status == 401
+    assert (cold(stand), "answer" in upstream.words) == (1, False)
+    assert json.loads((await stand.client(USER_1).answer(asked)).text) == [ACCEPT]

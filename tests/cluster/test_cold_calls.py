@@ -1,0 +1,81 @@
+"""Cold calls of one replica, with the others."""
+
+import json
+
+import pytest
+
+from gateway.protocol import mcp
+from tests.parts.launch import free_port
+from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
+from tests.support.fake_upstream import FakeUpstream
+from tests.support.replicas import Cluster, opened, order, resealed, steps
+from tests.support.workbench import ACCEPT, Reply, Stand, eventually
+
+
+async def test_a_retry_at_another_replica_reaches_the_owner_of_a_cold_call(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    _ = FakeStore(upstream)
+    one, two = await cluster.begin("gw-1", "gw-2", hold=SOON)
+    asked = await cool(one, upstream)
+    assert json.loads((await two.client().answer(asked)).text) == [ACCEPT]
+    assert (steps(one), steps(two)) == ({"resumed": 1}, {"forwarded": 1})
+    assert ended(one) == {"resumed": 1}
+
+
+async def test_a_cold_call_survives_the_death_of_its_owner(upstream: FakeUpstream, cluster: Cluster) -> None:
+    store = FakeStore(upstream)
+    one, two = await cluster.begin("gw-1", "gw-2", hold=SOON)
+    asked = await cool(one, upstream)
+    await cluster.crash(one)
+    assert json.loads((await two.client().answer(asked)).text) == [ACCEPT]
+    assert steps(two) == {"resumed": 1}
+    assert (len(upstream.of("answer")), store.resumed) == (1, 1)
+
+
+async def continued_elsewhere(one: Stand, two: Stand, upstream: FakeUpstream) -> tuple[Reply, Reply]:
+    """A cold call of `one`, and its next round at `two`, which took `one` for dead."""
+    while True:
+        asked = await cool(one, upstream)
+        if (await order(two, opened(asked.state).exchange))[0] == "gw-2":
+            break
+    asked.messages[-1]["result"]["requestState"] = resealed(asked.state, owner="gw-3")
+    again = await two.client().answer(asked)
+    assert again.questions
+    return asked, again
+
+
+@pytest.fixture
+async def pair(upstream: FakeUpstream, cluster: Cluster) -> tuple[Stand, Stand]:
+    _ = FakeStore(upstream, rounds=2)
+    fakes = {"gw-3": f"127.0.0.1:{free_port()}"}  # where nothing listens
+    one = (await cluster.begin("gw-1", "gw-2", fakes=fakes, hold={**SOON, "ttl_seconds": 5}))[0]
+    return one, cluster.stands["gw-2"]
+
+
+async def test_a_cold_call_that_another_replica_has_continued_is_not_cancelled(
+    upstream: FakeUpstream, pair: tuple[Stand, Stand]
+) -> None:
+    one, two = pair
+    _, again = await continued_elsewhere(one, two, upstream)
+    others = cold(one) - 1
+    expired = one.gateway.lot.cold.take_due(float("inf"))
+    one.gateway._cold_expiry._give_up(expired)
+    await eventually(lambda: sum(ended(one).values()) == others + 1)
+    assert ended(one)["continued"] == 1
+    await eventually(lambda: not one.busy_tasks())
+    calls = {seen.body["params"]["requestId"] for seen in upstream.of(mcp.CANCELLED)}
+    assert len(calls) == others
+    assert upstream.of("tools/call")[-1].body["id"] not in calls
+    assert json.loads((await two.client().answer(again)).text) == [ACCEPT] * 2
+
+
+async def test_a_later_round_of_a_cold_call_goes_to_the_replica_that_has_continued_it(
+    upstream: FakeUpstream, pair: tuple[Stand, Stand]
+) -> None:
+    one, two = pair
+    _, again = await continued_elsewhere(one, two, upstream)
+    before = cold(one)
+    assert json.loads((await one.client().answer(again)).text) == [ACCEPT] * 2
+    assert (cold(one), ended(one)) == (before - 1, {"continued": 1})
+    assert len([seen for seen in upstream.of("answer") if "result" in seen.body]) == 2

@@ -1,0 +1,130 @@
+"""Real legacy servers with an event store: a call whose streams are closed while its user thinks goes on as before.
+
+How many calls there are at once is `MRTR_COLD_CALLS` (20); the documents name the servers with the counts of larger
+runs.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.e2e.test_resume import store
+from tests.parts.launch import NODE, PARTS, OldServer
+from tests.support import workbench
+from tests.support.workbench import Client, Reply, Stand, eventually
+
+pytestmark = pytest.mark.real
+
+CALLS = int(os.environ.get("MRTR_COLD_CALLS", "20"))
+SERVERS = ("py130", "fm3", "py110", "ts132", "everything")
+
+
+@pytest.fixture(params=SERVERS)
+def name(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if not (NODE if name in {"ts132", "everything"} else PARTS / name).exists():
+        pytest.skip("scripts/parts has not built it")
+    return name
+
+
+@asynccontextmanager
+async def gateway(server: OldServer, **hold: float) -> AsyncIterator[Stand]:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        sections = {"hold": {"cold_seconds": 0.2, **hold}, "timeouts": {"cancel_seconds": 2}}
+        stand = await workbench.start(server.url, http, **sections)
+        try:
+            yield stand
+        finally:
+            await stand.gateway.close()
+
+
+def tool(name: str) -> str:
+    return "trigger-elicitation-request" if name == "everything" else "ask"
+
+
+def client(stand: Stand) -> Client:
+    return stand.client(
+        capabilities={"elicitation": {"form": {}}}
+    )  # without roots, for which `everything` asks at once
+
+
+async def ask(stand: Stand, name: str) -> Reply:
+    return await client(stand).call(tool(name))
+
+
+async def answer(stand: Stand, name: str, asked: Reply, marker: str) -> str:
+    answers = {key: {"action": "accept", "content": {"name": marker}} for key in asked.questions}
+    reply = await client(stand).call(tool(name), state=asked.state, answers=answers)
+    return "\n".join(str(each["text"]) for each in reply.result["content"])
+
+
+def counted(stand: Stand, **labels: str) -> float:
+    return stand.metric("mcp_gateway_cold_calls_ended_total", **labels)
+
+
+async def all_cold(stand: Stand, count: int) -> None:
+    async with asyncio.timeout(60):
+        while len(stand.gateway.lot.cold) < count:
+            await asyncio.sleep(0.02)
+    await eventually(lambda: not stand.sessions("busy"), "all streams are closed")
+
+
+async def test_cold_calls_get_their_own_answers_and_their_own_results(name: str) -> None:
+    async with store(name) as server, gateway(server) as stand:
+        asked = [await ask(stand, name) for _ in range(CALLS)]
+        await all_cold(stand, CALLS)
+        assert stand.held == 0
+        gate = asyncio.Semaphore(8)
+
+        async def one(number: int) -> str:
+            async with gate:
+                return await answer(stand, name, asked[number], f"marker-{number}-")
+
+        said = await asyncio.gather(*map(one, range(CALLS)))
+        for number, text in enumerate(said):
+            assert f"marker-{number}-" in text
+        assert counted(stand, ending="resumed") == CALLS
+        if name != "everything":  # it keeps no ledger
+            assert len(server.ledger("run", "ask")) == CALLS
+            assert len(server.ledger("answered", "ask")) == CALLS
+
+
+async def test_a_cold_call_is_answered_once_by_retries_at_the_same_moment(name: str) -> None:
+    async with store(name) as server, gateway(server) as stand:
+        asked = await ask(stand, name)
+        await all_cold(stand, 1)
+        said = await asyncio.gather(*(answer(stand, name, asked, "once") for _ in range(3)))
+        assert len(set(said)) == 1
+        assert "once" in said[0]
+        if name != "everything":
+            assert len(server.ledger("answered", "ask")) == 1
+
+
+async def test_a_cold_call_that_nobody_answers_is_cancelled(name: str) -> None:
+    async with store(name) as server, gateway(server, ttl_seconds=1) as stand:
+        _ = await ask(stand, name)
+        await all_cold(stand, 1)
+        await eventually(lambda: counted(stand, ending="expired") == 1, "it has expired")
+        await eventually(lambda: not stand.busy_tasks(), "it is given up")
+        if name != "everything":
+            (answered,) = await server.wait_for("answered", "ask")
+            assert "cancel" in str(answered)
+
+
+async def test_a_question_that_the_server_withdraws_from_a_cold_call_is_heard_when_the_client_comes_back(
+    name: str,
+) -> None:
+    if name in {"everything", "py110"}:
+        pytest.skip("it has no such tool, or loses every result that comes while no stream is open")
+    async with store(name) as server, gateway(server) as stand:
+        asked = await client(stand).call("give_up", {"seconds": 0.5})
+        await all_cold(stand, 1)
+        _ = await server.wait_for("finished", "give_up")
+        answers: dict[str, Any] = {key: {"action": "accept", "content": {"name": "x"}} for key in asked.questions}
+        reply = await client(stand).call("give_up", {"seconds": 0.5}, state=asked.state, answers=answers)
+        assert reply.text == "gave up"

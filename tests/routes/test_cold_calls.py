@@ -1,0 +1,112 @@
+"""The records of cold calls: what they take, when they are due, who may continue the call."""
+
+import secrets
+import tracemalloc
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from gateway.config import Hold, InForce
+from gateway.routes.cold_calls import ColdCall, ColdCalls, Remains, packed
+from gateway.seal.request_state import Upstream
+
+LIVE = SimpleNamespace(
+    process=SimpleNamespace(metrics=SimpleNamespace(show_cold_call=lambda _route, _change: None)),
+    route=SimpleNamespace(path="/mcp"),
+)
+QUESTIONS = ((b"0", "elicitation/create"),)
+
+
+def record(due: int = 10, id_: str = "", **changes: object) -> ColdCall:
+    session, call = secrets.token_hex(16), b'"gw-%b-1"' % secrets.token_hex(6).encode()
+    texts = packed(Remains(Upstream(session, "2025-11-25", call, b"", secrets.token_hex(16)), QUESTIONS), {"A": "b"})
+    fields = {
+        "round": 1,
+        "due": due,
+        "live": LIVE,
+        "principal": b"p",
+        "address": "",
+        "is_taken_over": False,
+        **changes,
+    }
+    return ColdCall(id_ or secrets.token_urlsafe(16), packed=texts[0], headers=texts[1], **fields)  # type: ignore[arg-type]
+
+
+def cold_calls(limit: int = 1 << 20, **caps: int) -> tuple[ColdCalls, Mock]:
+    count = Mock()
+    return ColdCalls(InForce(Hold(**caps)), InForce(limit), count), count
+
+
+def test_a_record_has_what_it_takes_to_give_the_call_up() -> None:
+    remains, headers = record().unpacked()
+    assert (remains.questions, dict(headers)) == (QUESTIONS, {"A": "b"})
+    assert remains.upstream.version == "2025-11-25"
+
+
+def test_the_size_of_a_record_is_hardly_less_than_what_it_takes() -> None:
+    calls, number = ColdCalls(InForce(Hold()), InForce(1 << 30), lambda _call, _change: None), 20_000
+    tracemalloc.start()
+    try:
+        for each in range(number):
+            calls.add(record(due=each % 600))
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    estimated = calls.status().used
+    assert used < estimated * 1.1
+    assert estimated / number < 1024
+
+
+def test_a_record_is_taken_once() -> None:
+    calls, count = cold_calls()
+    call = record()
+    calls.add(call)
+    assert calls.find(call.id) is call
+    assert [calls.take(call), calls.take(call)] == [True, False]
+    assert (len(calls), calls.status().used, calls.find(call.id)) == (0, 0, None)
+    assert [each.args[1] for each in count.call_args_list] == [1, -1]
+    assert calls.take_due(float("inf")) == []
+
+
+def test_a_newer_record_of_the_same_exchange_is_not_taken_with_an_older_one() -> None:
+    calls, _ = cold_calls()
+    older, newer = record(id_="x"), record(id_="x", round=2)
+    calls.add(older)
+    assert calls.take(older)
+    calls.add(newer)
+    assert not calls.take(older)
+    assert calls.find("x") is newer
+
+
+def test_records_are_due_in_the_order_of_their_seconds() -> None:
+    calls, count = cold_calls()
+    late, soon, now = (record(due=due) for due in (30, 20, 10))
+    for each in (late, soon, now):
+        calls.add(each)
+    assert calls.take_due(9.9) == []
+    assert calls.take_due(20.0) == [now, soon]
+    assert (len(calls), count.call_count) == (1, 5)
+    assert not calls.take(soon)
+    assert calls.take_due(float("inf")) == [late]
+
+
+@pytest.mark.parametrize("bounds", [{"limit": 1000}, {"max_cold_calls": 1}])
+def test_a_call_without_room_is_refused_and_counted(bounds: dict[str, int]) -> None:
+    calls, _ = cold_calls(**bounds)
+    first = record()
+    assert calls.has_room(first)
+    calls.add(first)
+    assert not calls.has_room(record())
+    assert (calls.refused, calls.status().given_way) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("round_", "is_taken_over", "asked_about", "has_taken_over"),
+    [(1, False, 1, False), (2, False, 1, True), (1, True, 1, True)],
+)
+def test_a_record_tells_whether_this_replica_has_continued_the_call(
+    round_: int, asked_about: int, *, is_taken_over: bool, has_taken_over: bool
+) -> None:
+    call = record(round=round_, is_taken_over=is_taken_over)
+    assert call.has_taken_over(asked_about) == has_taken_over
