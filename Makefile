@@ -13,7 +13,7 @@ PURE := $(addprefix tests/,exchange protocol identity seal config property test_
 PROGRAMS := $(addprefix --ignore=tests/,e2e chaos conformance parts deploy demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick unit test fuzz soak coverage check format lint types install parts conformance bench bench-instructions image release clean
+.PHONY: help demo quick unit test fuzz soak coverage check format lint types install parts conformance bench bench-instructions image interop release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -79,6 +79,10 @@ parts: $(VENV)/stamp ## the real legacy servers and modern clients of the tests
 
 image: ## the container image, with docker, podman or buildah
 	scripts/image
+
+interop: $(VENV)/stamp parts ## every client with every server, and the page about it
+	$(BIN)/python -m pytest -q tests/e2e/test_matrix.py
+	$(BIN)/python scripts/print_interop > docs/interop.md
 
 release: $(VENV)/stamp ## wheel, sdist, image, bill of materials and checksums into dist/, reproducibly
 	$(BIN)/python scripts/release

@@ -12,17 +12,41 @@ from typing import Any
 
 import uvloop
 
-from bench import modern, report
+from bench import legacy, modern, report
 from bench.hostile import MIB, HostileOutcome, hostile
 from bench.load import Operation
-from bench.processes import ROOT, Fleet, Process, ProcessError
-from bench.scenarios import Interleaved, ParkedOutcome, Target, forward, interleave, most_calls, park
+from bench.processes import ENDED_CONFIG, PARKED_CONFIG, ROOT, Fleet, Process, ProcessError
+from bench.scenarios import (
+    ONE_WORKER,
+    TWO_WORKERS,
+    EndedOutcome,
+    Interleaved,
+    ParkedOutcome,
+    Target,
+    end_all,
+    forward,
+    interleave,
+    most_calls,
+    park,
+)
 
-SCENARIOS = ("echo", "sse", "ask", "forwarded", "parked", "hostile")
+# The tool and the bytes of each large result.
+LARGE = {
+    "large": ("large", 100_000),
+    "large-sse": ("large_sse", 100_000),
+    "huge": ("large", 1_000_000),
+    "huge-sse": ("large_sse", 1_000_000),
+}
+SCENARIOS = ("echo", "sse", "passed", *LARGE, "ask", "forwarded", "workers", "parked", "ended", "hostile")
 # These start gateways of their own.
-APART = {"forwarded", "parked", "hostile"}
+APART = {"forwarded", "workers", "parked", "ended", "hostile"}
+ENDED_CALLS = 5000
+ENDED_CLIENTS = 256
 # A round of `ask` waits out the quiet window, so it takes fewer operations to fill a slice.
 ASKS_PER_REQUEST = 0.25
+# A slice of large results copies as much as this for each of `--requests`.
+LARGE_BYTES = 10_000
+LARGE_CLIENTS = 8
 
 
 def default_gateway() -> str:
@@ -73,24 +97,47 @@ class Bench:
         if options.gateway != "none" and not APART.issuperset(options.only):
             self._gateway = fleet.gateway(options.gateway, self._upstream)
 
-    def run(self, name: str) -> Interleaved | ParkedOutcome | HostileOutcome | None:
+    def run(self, name: str) -> report.Outcome | None:
         """None when the scenario says nothing without a gateway."""
         match name:
             case "echo":
                 return self._interleaved("echo: one request, JSON reply", "echo")
             case "sse":
                 return self._interleaved("sse: one request, SSE reply", "echo_sse")
+            case "passed":
+                return self._passed()
+            case "large" | "large-sse" | "huge" | "huge-sse":
+                return self._large(*LARGE[name])
             case "ask":
                 return self._ask()
             case "forwarded":
                 return self._forwarded()
+            case "workers":
+                return self._workers()
             case "parked":
                 return self._parked()
+            case "ended":
+                return self._ended()
             case _:
                 return self._hostile()
 
     def _interleaved(self, title: str, tool: str) -> Interleaved:
         return self._compare(title, modern.echo(tool), modern.echo(tool), self._options.requests)
+
+    def _passed(self) -> Interleaved:
+        title = "passed: one request of an old client, JSON reply"
+        return self._compare(title, legacy.echo("echo"), legacy.echo("echo"), self._options.requests)
+
+    def _large(self, tool: str, size: int) -> Interleaved:
+        """A result is copied by the anchors, bridged for a modern client, and passed through for an old one."""
+        kind = "SSE" if tool.endswith("_sse") else "JSON"
+        count = max(1, self._options.requests * LARGE_BYTES // size)
+        title = f"{size // 1000} kB: one {kind} reply of this size"
+        targets = self._anchor_targets(legacy.large(tool, size))
+        if self._gateway is not None:
+            targets.append(Target(self._gateway, modern.large(tool, size), "mrtr-gateway, bridged"))
+            targets.append(Target(self._gateway, legacy.large(tool, size), "mrtr-gateway, passed"))
+        return self._interleave(title, targets, count, min(LARGE_CLIENTS, self._options.clients))
 
     def _ask(self) -> Interleaved:
         """An ask is two requests of the client, so an anchor's operation is two forwarded ones."""
@@ -101,11 +148,17 @@ class Bench:
         return max(1, int(self._options.requests * ASKS_PER_REQUEST))
 
     def _compare(self, title: str, plain: Operation, bridged: Operation, count: int) -> Interleaved:
-        targets = [Target(self._upstream, plain, "upstream, no proxy")]
-        targets += [Target(anchor, plain, anchor.name) for anchor in self._anchors]
+        targets = self._anchor_targets(plain)
         if self._gateway is not None:
             targets.append(Target(self._gateway, bridged, self._gateway.name))
-        return uvloop.run(interleave(title, targets, self._options.rounds, count, self._options.clients))
+        return self._interleave(title, targets, count, self._options.clients)
+
+    def _anchor_targets(self, plain: Operation) -> list[Target]:
+        targets = [Target(self._upstream, plain, "upstream, no proxy")]
+        return targets + [Target(anchor, plain, anchor.name) for anchor in self._anchors]
+
+    def _interleave(self, title: str, targets: list[Target], count: int, clients: int) -> Interleaved:
+        return uvloop.run(interleave(title, targets, self._options.rounds, count, clients))
 
     def _forwarded(self) -> Interleaved | None:
         if self._options.gateway == "none":
@@ -113,13 +166,37 @@ class Bench:
         pair = self._fleet.pair(self._options.gateway, self._upstream)
         return forward(pair, self._options.rounds, self._asks(), self._options.clients)
 
+    def _workers(self) -> Interleaved | None:
+        if self._options.gateway == "none":
+            return None
+        one, two = (self._fleet.gateway(self._options.gateway, self._upstream, workers=n) for n in (1, 2))
+        echo = modern.echo("echo")
+        # Twice the connections, so that each worker is as busy as the one.
+        targets = [Target(one, echo, ONE_WORKER), Target(two, echo, TWO_WORKERS, clients=2)]
+        title = "workers: echo at a gateway with one worker, and with two and twice the connections"
+        count, clients = self._options.requests, self._options.clients
+        return uvloop.run(interleave(title, targets, self._options.rounds, count, clients, anchor=ONE_WORKER))
+
+    def _ended(self) -> EndedOutcome | None:
+        """With Python's own allocator, and with that of the C library, as the image has it."""
+        if self._options.gateway == "none":
+            return None
+        calls, _ = most_calls(min(ENDED_CALLS, self._options.calls), ENDED_CLIENTS)
+        outcome = EndedOutcome(calls)
+        for allocator in ("pymalloc", "malloc"):
+            command = f"env PYTHONMALLOC={allocator} {self._options.gateway}"
+            gateway = self._fleet.gateway(command, self._fleet.upstream(), config=ENDED_CONFIG)
+            row = outcome.rows[f"PYTHONMALLOC={allocator}"] = end_all(gateway, calls, ENDED_CLIENTS)
+            outcome.wrong.extend(row.wrong)
+        return outcome
+
     def _parked(self) -> ParkedOutcome | None:
         """On processes of its own, with fresh memory and with the limit of open files that it needs."""
         if self._options.gateway == "none":
             return None
         calls, limit = most_calls(self._options.calls, self._options.clients)
         upstream = self._fleet.upstream()
-        gateway = self._fleet.gateway(self._options.gateway, upstream, for_parked=True)
+        gateway = self._fleet.gateway(self._options.gateway, upstream, config=PARKED_CONFIG)
         outcome = ParkedOutcome(self._options.calls, calls, limit)
         park(gateway, outcome, self._options.clients)
         return outcome
@@ -140,7 +217,7 @@ def environment(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def run_all(options: argparse.Namespace, fleet: Fleet) -> dict[str, Interleaved | ParkedOutcome | HostileOutcome]:
+def run_all(options: argparse.Namespace, fleet: Fleet) -> dict[str, report.Outcome]:
     outcomes = {}
     try:
         bench = Bench(options, fleet)

@@ -83,6 +83,25 @@ def echo(tool: str, times: int = 1) -> Operation:
     return operation
 
 
+def expect_large(reply: Message, call_id: int, size: int) -> None:
+    """The result of `large`, for this id."""
+    result = result_of(reply, call_id)
+    text = (result.get("content") or [{}])[0].get("text", "")
+    if not text.startswith(f"m{call_id}|") or len(text) != size:
+        raise Wrong(f"expected {size} characters for m{call_id}: {text[:80]!r}")
+
+
+def large(tool: str, size: int) -> Operation:
+    """Call a tool whose result has `size` bytes of text."""
+
+    async def operation(connection: Connection) -> None:
+        call_id = next(ids)
+        reply = await connection.request(call(call_id, tool, f"m{call_id}|{size}"))
+        expect_large(reply, call_id, size)
+
+    return operation
+
+
 @dataclass(frozen=True, slots=True)
 class Parked:
     """A call that the gateway holds, as its client remembers it."""

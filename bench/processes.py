@@ -56,6 +56,20 @@ routes:
     upstream: {{url: "http://{upstream}/mcp"}}
 """
 
+WORKERS_CONFIG = """\
+listen: {listen}
+admin: {admin}
+workers: {workers}
+state: {{keys: ["{key}"]}}
+routes:
+  - path: /mcp
+    upstream: {{url: "http://{upstream}/mcp"}}
+"""
+
+ENDED_CONFIG = PARKED_CONFIG.replace("ttl_seconds: 600", "ttl_seconds: 600, linger_seconds: 2").replace(
+    "max_per_principal: 20000}}\nroutes", "max_per_principal: 20000, idle_seconds: 2}}\nroutes"
+)
+
 PEER_CONFIG = """\
 listen: {listen}
 admin: {admin}
@@ -193,12 +207,15 @@ class Fleet:
         command = [binary, "-p", str(self.folder), "-e", str(self.folder / "nginx-error.log")]
         return self.start("nginx", [*command, "-c", str(config)], address)
 
-    def gateway(self, command: str, upstream: Process, *, for_parked: bool = False) -> Process:
+    def gateway(self, command: str, upstream: Process, *, config: str = "", workers: int = 0) -> Process:
+        """A gateway of defaults, of a configuration, or with so many workers."""
         listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
-        if for_parked:
-            config = self.folder / "gateway.yaml"
-            config.write_text(PARKED_CONFIG.format(listen=listen, admin=admin, upstream=upstream.address))
-            options = ["--config", str(config)]
+        text = WORKERS_CONFIG if workers else config
+        if text:
+            file = self.folder / f"gateway-{len(self.started)}.yaml"
+            names = {"key": secrets.token_hex(32), "workers": workers, "upstream": upstream.address}
+            file.write_text(text.format(listen=listen, admin=admin, **names))
+            options = ["--config", str(file)]
         else:
             options = ["--upstream", f"http://{upstream.address}/mcp", "--listen", listen, "--admin", admin]
         return self.start("mrtr-gateway", [*shlex.split(command), "serve", *options], listen, admin)

@@ -5,7 +5,9 @@ import statistics
 from typing import Any
 
 from bench.hostile import MIB, HostileOutcome
-from bench.scenarios import FORWARDED, Interleaved, ParkedOutcome
+from bench.scenarios import FORWARDED, TWO_WORKERS, EndedOutcome, Interleaved, ParkedOutcome
+
+Outcome = Interleaved | ParkedOutcome | EndedOutcome | HostileOutcome
 
 
 def columns(anchor: str) -> list[str]:
@@ -28,6 +30,18 @@ def forwarding(outcome: Interleaved) -> str:
     by_round = forwarding_us(outcome)
     middle, least, most = (f(by_round) / 1e3 for f in (statistics.median, min, max))
     return f"forwarding adds {middle:.2f} ms of CPU to a retry ({least:.2f} to {most:.2f})"
+
+
+def scaling(outcome: Interleaved) -> str:
+    """How many times the work two workers do in the CPU time of one, and what they did here."""
+    by_cpu = [2 / ratio for ratio in ratios(outcome, TWO_WORKERS)]
+    pairs = zip(outcome.slices[TWO_WORKERS], outcome.slices[outcome.anchor], strict=True)
+    by_throughput = [two.per_second / one.per_second for two, one in pairs]
+    middle, least, most = (f(by_cpu) for f in (statistics.median, min, max))
+    return (
+        f"two workers with a core each do {middle:.2f} times the work of one by CPU per request "
+        f"({least:.2f} to {most:.2f}); by throughput here {statistics.median(by_throughput):.2f}"
+    )
 
 
 def rows(outcome: Interleaved) -> list[list[str]]:
@@ -63,6 +77,14 @@ def parked_rows(outcome: ParkedOutcome) -> list[list[str]]:
     ]
 
 
+def ended_rows(outcome: EndedOutcome) -> list[list[str]]:
+    table = []
+    for name, row in outcome.rows.items():
+        before, parked, after, quiet = (row.rss_kib[when] / 1024 for when in ("before", "parked", "after", "quiet"))
+        table.append([name, *(f"{mib:.0f}" for mib in (before, parked, after, quiet)), f"{quiet - before:+.0f}"])
+    return table
+
+
 def hostile_rows(outcome: HostileOutcome) -> list[list[str]]:
     return [
         [
@@ -89,12 +111,16 @@ def layout(header: list[str], body: list[list[str]], *, markdown: bool) -> str:
     return "\n".join(lines)
 
 
-def text(outcome: Interleaved | ParkedOutcome | HostileOutcome, *, markdown: bool) -> str:
+def text(outcome: Outcome, *, markdown: bool) -> str:
     """One titled table, and the first few of the replies that were wrong."""
     if isinstance(outcome, ParkedOutcome):
         title = "parked: calls held at once, then each answered"
         title += f" ({outcome.limit})" if outcome.limit else ""
         table = layout(["parked", "mrtr-gateway"], parked_rows(outcome), markdown=markdown)
+    elif isinstance(outcome, EndedOutcome):
+        title = f"ended: resident MiB around {outcome.calls} held calls"
+        header = ["mrtr-gateway", "before", "held", "just answered", "quiet", "stays"]
+        table = layout(header, ended_rows(outcome), markdown=markdown)
     elif isinstance(outcome, HostileOutcome):
         title = "hostile: one expensive message at a time"
         header = ["message", "MiB", "CPU ms", "ms/MiB", "longest hold ms", "peak MiB", "reply"]
@@ -104,18 +130,20 @@ def text(outcome: Interleaved | ParkedOutcome | HostileOutcome, *, markdown: boo
         table = layout(columns(outcome.anchor), rows(outcome), markdown=markdown)
         if FORWARDED in outcome.slices:
             table += ("\n\n" if markdown else "\n") + forwarding(outcome)
+        if TWO_WORKERS in outcome.slices:
+            table += ("\n\n" if markdown else "\n") + scaling(outcome)
     heading = f"### {title}\n" if markdown else title
     return "\n".join([heading, table, *(f"wrong: {one}" for one in complaints(outcome)[:5]), ""])
 
 
-def complaints(outcome: Interleaved | ParkedOutcome | HostileOutcome) -> list[str]:
+def complaints(outcome: Outcome) -> list[str]:
     if not isinstance(outcome, Interleaved):
         return outcome.wrong
     in_slices = [complaint for slices in outcome.slices.values() for one in slices for complaint in one.wrong]
     return outcome.wrong + in_slices
 
 
-def as_json(outcome: Interleaved | ParkedOutcome | HostileOutcome) -> dict[str, Any]:
+def as_json(outcome: Outcome) -> dict[str, Any]:
     plain = dataclasses.asdict(outcome)
     if isinstance(outcome, Interleaved):
         plain["ratios"] = {name: ratios(outcome, name) for name in outcome.slices}

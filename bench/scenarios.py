@@ -13,6 +13,8 @@ from bench.processes import Pair, Process, ephemeral_ports, raise_file_limit
 FORWARDER = "aiohttp forwarder"
 LOCAL = "local retry"
 FORWARDED = "forwarded retry"
+ONE_WORKER = "one worker"
+TWO_WORKERS = "two workers"
 HELD_GAUGE = "mcp_gateway_held_calls"
 SERVED_BY_PEER = 'mcp_gateway_peer_requests_total{outcome="served"}'
 # A held call has two upstream connections, the call's stream and its session's GET stream.
@@ -20,6 +22,8 @@ CONNECTIONS_PER_CALL = 2
 SPARE_FILES = 512
 # The last calls may be let go, and counted, just after their replies went out.
 SETTLE_SECONDS = 5
+# After this, the gateway has let go of idle sessions and kept results, and has noticed that it is quiet.
+QUIET_SECONDS = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class Target:
     process: Measured
     operation: Operation
     name: str
+    clients: int = 1
+    """How many times the connections of the other rows it has."""
 
 
 @dataclass(slots=True)
@@ -52,10 +58,10 @@ async def interleave(
     """A B C A B C ...: what else the machine does falls on all rows alike."""
     outcome = Interleaved(title, {target.name: [] for target in targets}, anchor)
     for target in targets:
-        await run(target.process.address, target.operation, warm_up(count, clients), clients)
+        await run(target.process.address, target.operation, warm_up(count, clients), clients * target.clients)
     for _ in range(rounds):
         for target in targets:
-            taken = await measure(target.process, target.operation, count, clients)
+            taken = await measure(target.process, target.operation, count, clients * target.clients)
             outcome.slices[target.name].append(taken)
     return outcome
 
@@ -76,6 +82,15 @@ def forward(pair: Pair, rounds: int, count: int, clients: int) -> Interleaved:
     if served != expected:
         outcome.wrong.append(f"{served:.0f} retries were served by the peer, expected {expected}")
     return outcome
+
+
+@dataclass(slots=True)
+class EndedOutcome:
+    """What stays of the memory of held calls after their end, by the name of a gateway."""
+
+    calls: int
+    rows: dict[str, "ParkedOutcome"] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -119,6 +134,15 @@ def sample(gateway: Process, name: str) -> float:
 
 def held_calls(gateway: Process) -> float:
     return sample(gateway, HELD_GAUGE)
+
+
+def end_all(gateway: Process, calls: int, clients: int) -> ParkedOutcome:
+    """Hold calls, answer all of them, and look at the gateway again when sessions and results are gone too."""
+    outcome = ParkedOutcome(calls, calls, "")
+    park(gateway, outcome, clients)
+    time.sleep(QUIET_SECONDS)
+    outcome.rss_kib["quiet"] = gateway.rss_kib()
+    return outcome
 
 
 def park(gateway: Process, outcome: ParkedOutcome, clients: int) -> None:

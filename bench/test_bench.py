@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
-from bench import report, scenarios
+from bench import legacy, modern, report, scenarios
 from bench.__main__ import default_gateway
 from bench.http1 import Reader
-from bench.load import Slice
+from bench.load import Slice, run
 from bench.processes import Fleet, Pair, Process
-from bench.scenarios import FORWARDED, LOCAL, Interleaved
+from bench.scenarios import FORWARDED, LOCAL, ONE_WORKER, TWO_WORKERS, EndedOutcome, Interleaved, ParkedOutcome
 
 HEADERS = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 WIRE = (
@@ -151,5 +152,29 @@ def test_forwarded_rounds_are_right_and_the_peer_counts_each(tmp_path: Path, mon
         outcome = scenarios.forward(Pair(pair.first, pair.first), rounds=1, count=3, clients=2)
         assert report.complaints(outcome) == ["0 retries were served by the peer, expected 5"]
         fleet.check()
+    finally:
+        fleet.stop()
+
+
+def test_two_workers_are_compared_by_the_cpu_of_a_request() -> None:
+    outcome = Interleaved("x", {ONE_WORKER: slices(100, 100), TWO_WORKERS: slices(100, 125)}, ONE_WORKER)
+    assert "do 1.80 times the work of one by CPU per request (1.60 to 2.00)" in report.text(outcome, markdown=False)
+
+
+def test_what_stays_is_the_memory_in_the_quiet_less_that_before() -> None:
+    row = ParkedOutcome(1, 1, "", rss_kib={"before": 102_400, "parked": 204_800, "after": 204_800, "quiet": 107_520})
+    shown = report.text(EndedOutcome(1, {"a gateway": row}), markdown=True)
+    assert "| a gateway    | 100    | 200  | 200           | 105   | +5    |" in shown
+
+
+@pytest.mark.parametrize("tool", ["large", "large_sse"])
+def test_a_large_result_is_as_long_as_asked_and_another_one_is_wrong(tmp_path: Path, tool: str) -> None:
+    fleet = Fleet(tmp_path)
+    try:
+        upstream = fleet.upstream()
+        gateway = fleet.gateway(default_gateway(), upstream)
+        for operation in (modern.large(tool, 100_000), legacy.large(tool, 100_000), legacy.echo("echo")):
+            assert uvloop.run(run(gateway.address, operation, 3, 2))[1] == []
+        assert len(uvloop.run(run(upstream.address, legacy.large("echo", 100_000), 2, 1))[1]) == 2
     finally:
         fleet.stop()

@@ -5,17 +5,19 @@ looks free and the machine is never busy with what we measure. So this one is ra
 hand-written HTTP/1.1, and speaks only as much of 2025-11-25 as the benchmarks use. The tests of the gateway
 use real servers.
 
-Tools: `echo` (JSON reply), `echo_sse` (the same as one SSE event), `hostile` (hostile.py) and `ask`, which asks the
-user on its own stream and returns `<marker of the arguments>/<marker of the answer>`, so that an answer at the wrong
-call is visible. Ids of nested requests count from 0 in each session, as in real servers: alone they name nothing.
+Tools: `echo` (JSON reply), `echo_sse` (the same as one SSE event), `large` and `large_sse`, whose results are as long
+as the marker says, `hostile` (hostile.py) and `ask`, which asks the user on its own stream and returns `<marker of the
+arguments>/<marker of the answer>`, so that an answer at the wrong call is visible. Ids of nested requests count from 0
+in each session, as in real servers: alone they name nothing.
 
-`echo` and `echo_sse` also answer without a session, which is what the plain forwarders are measured with.
+All but `ask` also answer without a session, which is what the plain forwarders are measured with.
 """
 
 import argparse
 import asyncio
 import uuid
 from dataclasses import dataclass, field
+from functools import cache
 from typing import cast
 
 import msgspec
@@ -31,7 +33,7 @@ TOOLS = msgspec.json.encode(
             "name": name,
             "inputSchema": {"type": "object", "properties": {"marker": {"type": "string"}}},
         }
-        for name in ("echo", "echo_sse", "ask", "hostile")
+        for name in ("echo", "echo_sse", "large", "large_sse", "ask", "hostile")
     ]
 )
 INITIALIZED = (
@@ -97,6 +99,18 @@ class State:
 
 def text_result(call_id: bytes, text: str) -> bytes:
     return response(call_id, b'{"content":[{"type":"text","text":%b}],"isError":false}' % msgspec.json.encode(text))
+
+
+def large_result(call_id: bytes, marker: str) -> bytes:
+    """A text of the size behind the marker's bar, which begins with the marker."""
+    size = int(marker.partition("|")[2])
+    return text_result(call_id, marker + padding(size - len(marker)))
+
+
+@cache
+def padding(size: int) -> str:
+    """Text without one repeated byte, as results are."""
+    return ("lorem ipsum dolor sit amet " * (size // 27 + 1))[:size]
 
 
 def response(call_id: bytes, result: bytes) -> bytes:
@@ -183,6 +197,10 @@ class Connection(asyncio.Protocol):
                 self._reply(b"200 OK", text_result(call_id, marker))
             case "echo_sse":
                 self._stream(text_result(call_id, marker), last=True)
+            case "large":
+                self._reply(b"200 OK", large_result(call_id, marker))
+            case "large_sse":
+                self._stream(large_result(call_id, marker), last=True)
             case "hostile":
                 self._hostile(call_id, marker)
             case "ask" if session:

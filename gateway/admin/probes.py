@@ -57,7 +57,8 @@ class Probes(ABC):
         if http.path == "/status.json" or prefers_json(http.headers.get("Accept", "")):
             body, content_type = msgspec.json.encode(status), "application/json"
         else:
-            body, content_type = page(status, every_seconds(http.query.get("refresh"))).encode(), "text/html"
+            refresh, route = every_seconds(http.query.get("refresh")), http.query.get("route")
+            body, content_type = page(status, refresh, route).encode(), "text/html"
         return web.Response(body=body, content_type=content_type, charset="utf-8", headers=HEADERS)
 
     @abstractmethod

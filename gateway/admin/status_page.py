@@ -14,7 +14,7 @@ from typing import Final
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from gateway.admin.status_view import NEAR, ago, duration, used, view
+from gateway.admin.status_view import NEAR, ago, duration, only, used, view
 from gateway.telemetry.process_status import MOST_ERRORS, Status
 
 _FOLDER: Final = resources.files(__package__)
@@ -67,9 +67,11 @@ def prefers_json(accept: str) -> bool:
     return "application/json" in accept and "text/html" not in accept
 
 
-def page(status: Status, refresh_seconds: int | None = None) -> str:
-    """Return the whole document."""
-    return _template().render(**view(status)._asdict(), refresh_seconds=refresh_seconds)
+def page(status: Status, refresh_seconds: int | None = None, route: str | None = None) -> str:
+    """Return the whole document; with a `route` of the status, only what concerns it."""
+    only_route = route if any(each.path == route for each in status.routes) else None
+    shown = status if only_route is None else only(status, only_route)
+    return _template().render(**view(shown)._asdict(), refresh_seconds=refresh_seconds, only_route=only_route)
 
 
 @cache

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from gateway.telemetry.process_status import HeldStatus, Notice, ProcessStatus, RouteStatus, Status
 
 NEAR: Final = 0.8
@@ -54,6 +56,20 @@ class View(NamedTuple):
     figures: Sequence[Figure]
     routes: Sequence[RouteRow]
     held: Sequence[HeldRow]
+
+
+def only(status: Status, path: str) -> Status:
+    """Return a status with the routes, held calls and errors of one path; the processes stay as they are."""
+    held = tuple(call for call in status.held if call.route == path)
+    routes = tuple(route for route in status.routes if route.path == path)
+    return replace(
+        status,
+        routes=routes,
+        routes_total=len(routes),
+        held=held,
+        held_total=sum(route.held for route in routes),
+        errors=tuple(error for error in status.errors if error.route == path),
+    )
 
 
 def view(status: Status) -> View:

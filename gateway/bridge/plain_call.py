@@ -127,6 +127,8 @@ class PlainCall:
                 ending = TOOL_FAILED if is_tool_error else COMPLETE
                 self.final = FinalMessage(jsonrpc.result(self._request.id, body), ending=ending)
                 live.deadlines.plain.disarm(self)
+                seconds = time.monotonic() - self._started
+                live.process.metrics.call_answered(live.route.path, self._request.method, ending, seconds)
                 self._wake()
                 session = self._session
                 del self._session, self._call  # the call refers to this object

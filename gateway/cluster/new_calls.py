@@ -10,7 +10,7 @@ from gateway.cluster.peer_errors import PeerFailed, PeerStuck
 from gateway.cluster.reply_relay import Replied
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
-from gateway.protocol.errors import CallLost, OwnerStalled
+from gateway.protocol.errors import OwnerStalled, TakenCallLost
 from gateway.telemetry import Metrics
 
 
@@ -28,16 +28,12 @@ class NewCalls:
         self._peers.ends_at = ends_at
 
     async def send_on(self, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
-        """Have another replica serve a call; None if none takes it. Raises CallLost if one took it and broke off."""
+        """Have another replica serve a call; None if none takes it. Raises TakenCallLost if one broke off."""
         for host in self._in_turn():
             try:
                 replied = await self._peers.forward("new", host, incoming, reply)
             except PeerStuck as exc:
-                raise CallLost(
-                    f"The gateway is shutting down, and the replica {host}, which took this call instead, did not "
-                    "complete its reply; the call may have had effects",
-                    data={"reason": "call_lost"},
-                ) from exc
+                raise TakenCallLost(host) from exc
             except (PeerFailed, OwnerStalled):
                 continue
             self._metrics.sent_on()

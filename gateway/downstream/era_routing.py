@@ -40,7 +40,7 @@ class EraRouting:
     async def passed(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
         """Return the upstream's own reply; None if the request must be bridged."""
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
-        if not eras.is_modern(incoming.method, version, incoming.parsed):
+        if not eras.is_modern(incoming.method, version, incoming.body, incoming.parsed):
             _ = await self._caller(incoming, live)
             return await self._passthrough.legacy(incoming, reply, live)
         if incoming.method != "POST":

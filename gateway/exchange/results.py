@@ -25,6 +25,7 @@ _RESERVED_CODES: Final = range(-32099, -32019)
 
 
 _UPSTREAM_DATA: Final = "upstreamData"
+_NULL: Final = Raw(b"null")
 
 
 class Modern(NamedTuple):
@@ -42,7 +43,8 @@ def modern(method: str, result: Raw, server_info: Raw, cache: tuple[int, str], *
     client's answers, so it must not be cached (server/utilities/caching, Cache Key).
     """
     if method == mcp.TOOLS_CALL and (plain := _plain(result)) is not None:
-        return Modern(_plain_prefix(bytes(server_info)) + bytes(result)[1:], _is_true(plain.isError))
+        body = b"".join((_plain_prefix(bytes(server_info)), memoryview(result)[1:]))  # copied once
+        return Modern(body, plain.isError is True)
     opened = jsonrpc.fields(result)
     parts: dict[str, bytes | Raw] = {"resultType": b'"complete"'}
     nulls = b"null" in bytes(result)
@@ -76,27 +78,71 @@ def stated_ttl_ms(raw: Raw | None) -> int | None:
     return int(bytes(raw)) if raw is not None and _TTL.fullmatch(bytes(raw)) else None
 
 
-class _Plain(msgspec.Struct):
-    """The members that decide whether a tool result can be copied as it is, and `isError`."""
+class _Object(msgspec.Struct):
+    """Any object."""
 
-    content: Raw | UnsetType = UNSET
-    resultType: Raw | UnsetType = UNSET  # noqa: N815  (the wire's spelling)
+
+class _Annotations(msgspec.Struct, forbid_unknown_fields=True):
+    audience: list[str] | UnsetType = UNSET
+    priority: float | UnsetType = UNSET
+    lastModified: str | UnsetType = UNSET  # noqa: N815  (the wire's spelling)
+
+
+class _Resource(msgspec.Struct, forbid_unknown_fields=True):
+    uri: str | UnsetType = UNSET
+    mimeType: str | UnsetType = UNSET  # noqa: N815
+    text: Raw | UnsetType = UNSET
+    blob: Raw | UnsetType = UNSET
+    annotations: _Annotations | UnsetType = UNSET
+    meta: _Object | UnsetType = msgspec.field(name="_meta", default=UNSET)
+
+
+class _Block(msgspec.Struct, forbid_unknown_fields=True):
+    """The members that content has; none may be null. The large ones are not copied.
+
+    `icons` is missing: icons may have nulls of their own, which the general path removes.
+    """
+
+    type: str | UnsetType = UNSET
+    text: Raw | UnsetType = UNSET
+    data: Raw | UnsetType = UNSET
+    mimeType: str | UnsetType = UNSET  # noqa: N815
+    uri: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    title: str | UnsetType = UNSET
+    description: str | UnsetType = UNSET
+    size: float | UnsetType = UNSET
+    annotations: _Annotations | UnsetType = UNSET
+    resource: _Resource | UnsetType = UNSET
+    meta: _Object | UnsetType = msgspec.field(name="_meta", default=UNSET)
+
+
+class _Plain(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool result that needs no change apart from two new members in front."""
+
+    content: list[_Block]
+    structuredContent: _Object | UnsetType = UNSET  # noqa: N815
+    isError: bool | UnsetType = UNSET  # noqa: N815
+    resultType: Raw | UnsetType = UNSET  # noqa: N815
     meta: Raw | UnsetType = msgspec.field(name="_meta", default=UNSET)
-    isError: Raw | UnsetType = UNSET  # noqa: N815
 
 
 _decode_plain = msgspec.json.Decoder(_Plain).decode
 
 
 def _plain(result: Raw) -> _Plain | None:
-    """A tool result that needs no change apart from two new members in front; it is copied once, whatever its size."""
-    if bytes(result).find(b"null") >= 0:  # `in` costs CPython an exception
-        return None
+    """The result, if it can be copied as it is. To search it for `null` would cost more than this."""
     try:
         plain = _decode_plain(result)
     except (ValueError, RecursionError):
-        return None  # the general path raises the error
-    return plain if plain.content is not UNSET and plain.resultType is UNSET and plain.meta is UNSET else None
+        return None  # the general path removes nulls, or raises the error
+    if plain.resultType is not UNSET or plain.meta is not UNSET:
+        return None
+    for block in plain.content:
+        resource = block.resource
+        if _NULL in (block.text, block.data) or (resource is not UNSET and _NULL in (resource.text, resource.blob)):
+            return None
+    return plain
 
 
 @lru_cache(maxsize=256)

@@ -1,6 +1,7 @@
 """A reply of an upstream for the one coroutine that awaits it.
 
-The head comes first, then the body part by part, from a bounded buffer.
+The head comes first, then the body part by part, from a bounded buffer. A stream that stays open for long goes to a
+listener instead, once its head is read: no coroutine has to wait then.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ from typing import Final, Self
 
 from multidict import CIMultiDict
 
-from gateway.http_client.errors import RequestFailed
+from gateway.http_client.errors import ReplyCut, RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
 
@@ -20,7 +21,17 @@ _BUFFERED_BYTES: Final = 131_072
 class AwaitedReply:
     """One reply. What came before a failure is handed over before the failure is raised."""
 
-    __slots__ = ("_buffered", "_failure", "_head", "_is_begun", "_is_over", "_parts", "_pending", "_waiter")
+    __slots__ = (
+        "_buffered",
+        "_failure",
+        "_head",
+        "_is_begun",
+        "_is_over",
+        "_listener",
+        "_parts",
+        "_pending",
+        "_waiter",
+    )
 
     def __init__(self, begin: Callable[[ReplyListener], PendingRequest]) -> None:
         """`begin` sends the request; its reply goes to the listener that it is given."""
@@ -32,6 +43,7 @@ class AwaitedReply:
         """Whether the reply has ended or failed."""
         self._failure: RequestFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._listener: ReplyListener | None = None
         self._pending = begin(self)
 
     # -- for the coroutine --------------------------------------------------------------------------------------
@@ -46,6 +58,11 @@ class AwaitedReply:
             raise
         if self._failure is not None and not self._is_begun:
             raise self._failure
+
+    @property
+    def head(self) -> ReplyHead:
+        """The head, which `begun` waits for."""
+        return self._head
 
     @property
     def status(self) -> int:
@@ -78,11 +95,24 @@ class AwaitedReply:
             if self._is_over:
                 raise StopAsyncIteration
             await self._change()
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        """Hand over what waits."""
         parts, self._parts = self._parts, []
         self._buffered = 0
-        if self._pending.is_paused:
-            self._pending.resume_reading()
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def whole_at_most(self, limit: int) -> bytes | None:
+        """Return the body if all of it is here, and it is no larger than `limit` bytes."""
+        if not self._is_over or self._failure is not None or self._buffered > limit:
+            return None
+        return self._taken()
+
+    def hold(self) -> None:
+        """Read nothing more from the socket until the next part is awaited."""
+        if not self._pending.is_paused:
+            self._pending.pause_reading()
 
     async def read_at_most(self, limit: int) -> bytes | None:
         """Return the whole body, or None if it is larger than `limit` bytes. Raises RequestFailed."""
@@ -100,12 +130,32 @@ class AwaitedReply:
         async for _ in self:
             pass
 
+    def pass_on(self, listener: ReplyListener) -> None:
+        """Hand the rest of the reply to a listener as it comes, what is here already first."""
+        self._listener = listener
+        if self._parts:
+            listener.on_body(self._taken())
+        if self._failure is not None:
+            listener.on_failed(self._failure)
+        elif self._is_over:
+            listener.on_end()
+        elif self._pending.is_paused:
+            self._pending.resume_reading()
+
     def close(self) -> None:
         """Read nothing more. A connection with the rest of the body in it is closed."""
         self._pending.abort()
         self._parts.clear()
 
+    def cut(self) -> None:
+        """End the reply from elsewhere: the coroutine hears that the rest will not come."""
+        if not self._is_over:
+            self._pending.abort()
+            self.on_failed(ReplyCut())
+
     async def _change(self) -> None:
+        if self._pending.is_paused:
+            self._pending.resume_reading()
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
@@ -122,6 +172,9 @@ class AwaitedReply:
 
     def on_body(self, data: bytes, /) -> None:
         """A part of the body is here."""
+        if self._listener is not None:
+            self._listener.on_body(data)
+            return
         self._parts.append(data)
         self._buffered += len(data)
         if self._buffered >= _BUFFERED_BYTES and not self._pending.is_paused:
@@ -131,12 +184,16 @@ class AwaitedReply:
     def on_end(self) -> None:
         """The reply is complete."""
         self._is_over = True
+        if self._listener is not None:
+            self._listener.on_end()
         self._wake()
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The reply will not be completed."""
         self._failure = failure
         self._is_over = True
+        if self._listener is not None:
+            self._listener.on_failed(failure)
         self._wake()
 
     def _wake(self) -> None:

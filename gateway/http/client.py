@@ -1,8 +1,8 @@
 """The HTTP client towards upstreams: one for each route, with the route's limits.
 
 All clients of a process share its connections, which are separated by TLS context. MCP traffic goes over `HttpClient`
-(`send`, `exchange`); aiohttp carries the rest: OAuth, signing keys, requests that pass through (`open`). `mapped`
-translates the exceptions of both.
+(`begin`, `send`, `exchange`); aiohttp carries the rest: OAuth, signing keys, the questions of `probe` (`open`).
+`mapped` translates the exceptions of both.
 """
 
 import os
@@ -23,7 +23,7 @@ from gateway.http_client.errors import NoReply, RequestFailed
 from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
-from gateway.http_client.request_head import RequestHead
+from gateway.http_client.request_head import HeaderLines, RequestHead
 from gateway.http_client.tls_errors import certificate_cause, handshake_cause
 from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
 
@@ -34,6 +34,8 @@ _FIRST_FINAL_STATUS: Final = 200
 _ONE_BYTE: Final = b"Content-Length: 1\r\n\r\n"
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 """Statuses whose Location header names another address of the same resource."""
+_IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+"""Methods that may run twice (RFC 9110 section 9.2.2)."""
 _ADDRESSES: Final = 256
 """Addresses whose origin and request line are kept for the next request."""
 
@@ -90,31 +92,46 @@ class Client:
         """Make one MCP request, a context manager that yields its reply."""
         return Exchange(self, (method, url, headers, body), where)
 
-    async def send(self, method: str, url: URL, headers: Mapping[str, str], body: bytes) -> AwaitedReply:
+    async def send(
+        self,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str] | HeaderLines,
+        body: bytes,
+        *,
+        is_lenient: bool = False,
+    ) -> AwaitedReply:
         """Send one MCP request; return its reply as soon as its head is here. The caller closes it.
 
-        Raises RequestFailed.
+        `is_lenient`: the headers of the reply may have control characters in their values. Raises RequestFailed.
         """
-        begin = partial(self.begin, method, url, headers, body)
+        begin = partial(self.begin, method, url, headers, body, is_lenient=is_lenient)
         reply = AwaitedReply(begin)
         try:
             await reply.begun()
         except NoReply as exc:
-            if not exc.reused or method == "POST":
+            if not exc.reused or method not in _IDEMPOTENT:
                 raise
-            # The upstream may have closed a connection that was idle. Only GET and DELETE may run twice.
+            # The upstream may have closed a connection that was idle.
             reply = AwaitedReply(begin)
             await reply.begun()
         return reply
 
-    def begin(
-        self, method: str, url: URL, headers: Mapping[str, str], body: bytes, listener: ReplyListener
+    def begin(  # noqa: PLR0913  (what one request consists of)
+        self,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str] | HeaderLines,
+        body: bytes,
+        listener: ReplyListener,
+        *,
+        is_lenient: bool = False,
     ) -> PendingRequest:
         """Send one MCP request, whose reply goes to `listener`. Raises ValueError for headers that cannot be sent."""
         bounds = self._bounds.value
         origin, head = _origin(url, bounds.tls, bounds.server_name), _request_head(method, url)
         seconds = bounds.timeouts.connect_seconds
-        return self._calls.begin(origin, head, headers, body, listener, connect_seconds=seconds)
+        return self._calls.begin(origin, head, headers, body, listener, connect_seconds=seconds, is_lenient=is_lenient)
 
     def prepared(self, method: str, url: URL, headers: Mapping[str, str], before: "Prepared | None") -> "Prepared":
         """Return the head of requests with these headers; `before`, if it is still right. Raises ValueError."""

@@ -1,21 +1,26 @@
-"""A JSON reply that is written in one piece, as nearly every reply is."""
+"""Replies whose head and body are written at once, as nearly every reply is."""
 
 import asyncio
+from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.helpers import rfc822_formatted_time
+from multidict import CIMultiDict
+
+from gateway.http.request_id import HEADER
 
 _HEAD: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nContent-Type: application/json\r\n"
     b"Date: %b\r\nX-Request-Id: %b\r\n%b\r\n%b"
 )
 _CLOSE: Final = b"Connection: close\r\n"
+_OWN: Final = frozenset({"content-length", "server", HEADER.lower()})
 
 
 class JsonReply(web.StreamResponse):
-    """One body of status 200 over HTTP/1.1; aiohttp calls `prepare`, then `write_eof`."""
+    """One JSON body of status 200 over HTTP/1.1; aiohttp calls `prepare`, then `write_eof`."""
 
     def __init__(self, body: bytes, request_id: str) -> None:
         # The constructor of aiohttp is left out: nothing reads the headers that it prepares.
@@ -49,7 +54,40 @@ class JsonReply(web.StreamResponse):
         if self._keep_alive is None:
             self._keep_alive = request.keep_alive
         date, close = rfc822_formatted_time().encode(), b"" if self._keep_alive else _CLOSE
-        whole = _HEAD % (len(self._whole), date, self._request_id.encode(), close, self._whole)
+        whole = self.encoded(date, close)
         request.writer.output_size += len(whole)
         transport.write(whole)
         self._eof_sent = True
+
+    def encoded(self, date: bytes, close: bytes) -> bytes:
+        """The bytes of the whole reply."""
+        return _HEAD % (len(self._whole), date, self._request_id.encode(), close, self._whole)
+
+
+class WholeReply(JsonReply):
+    """One body over HTTP/1.1 with the headers that the caller chose, whose values it has checked."""
+
+    def __init__(
+        self, body: bytes, request_id: str, status: int, reason: str | None, headers: CIMultiDict[str]
+    ) -> None:
+        super().__init__(body, request_id)
+        self._status = status
+        self._line = f"HTTP/1.1 {status} {_phrase(status) if reason is None else reason}\r\n"
+        self._lines = headers
+
+    def encoded(self, date: bytes, close: bytes) -> bytes:
+        """The bytes of the whole reply."""
+        lines = [f"{name}: {value}\r\n" for name, value in self._lines.items() if name.lower() not in _OWN]
+        if "Content-Type" not in self._lines:
+            lines.append("Content-Type: application/octet-stream\r\n")
+        if "Date" not in self._lines:
+            lines.append(f"Date: {date.decode()}\r\n")
+        own = f"Content-Length: {len(self.body)}\r\n{HEADER}: {self._request_id}\r\n"
+        return b"".join((f"{self._line}{''.join(lines)}{own}".encode(), close, b"\r\n", self.body))
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""

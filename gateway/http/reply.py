@@ -9,15 +9,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from aiohttp import HttpVersion11, web
+from aiohttp.http import StreamWriter
 from multidict import CIMultiDict
 
 from gateway.http import request_id
 from gateway.http.connection import Connection
-from gateway.http.json_reply import JsonReply
+from gateway.http.json_reply import JsonReply, WholeReply
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
 from gateway.telemetry import Direction, Ending, bodies
 
+_BODILESS: Final = (204, 304)
 _JSON: Final = "application/json"
 _OK: Final = 200
 _PIECE_BYTES: Final = 65_536
@@ -95,6 +97,15 @@ class HttpReply(ReplyWriter):
         """Send the head of an SSE stream."""
         await self.begin(web.StreamResponse(headers=SSE_HEADERS))
         self.started = True
+
+    def takes_whole(self, status: int) -> bool:
+        """Whether this client can have the reply that `at_once` makes."""
+        http = self._http
+        return http.version == HttpVersion11 and http.method != "HEAD" and status not in _BODILESS
+
+    def at_once(self, body: bytes, status: int, reason: str | None, headers: CIMultiDict[str]) -> web.StreamResponse:
+        """Return a reply of any kind whose head and body are written at once."""
+        return WholeReply(body, self._http[request_id.KEY], status, reason, headers)
 
     async def begin(self, stream: web.StreamResponse) -> None:
         """Send the head of a reply whose body is sent in parts."""
@@ -183,13 +194,26 @@ def share_unread(http: web.BaseRequest) -> Share:
 
 
 async def send(http: web.BaseRequest, stream: web.StreamResponse, data: bytes | memoryview, seconds: float) -> None:
-    """Write to the other side within a deadline, and wait until it has room for more; raises ConnectionError."""
+    """Write to the other side, and wait within a deadline until it has room for more; raises ConnectionError."""
+    writer = http.writer
+    is_written = isinstance(writer, StreamWriter) and not _is_behind(http)
+    if isinstance(writer, StreamWriter) and is_written:
+        # A timer costs as much as a write, and nearly all writes go to the kernel at once.
+        await writer.write(data, drain=False)
+        if not _is_behind(http):
+            return
     try:
         async with asyncio.timeout(seconds):
-            await stream.write(data)
-            if http.protocol.writing_paused:
-                await http.writer.drain()
+            if not is_written:
+                await stream.write(data)
+            if _is_behind(http):
+                await writer.drain()
     except TimeoutError as exc:
         if http.transport is not None:
             http.transport.abort()
         raise ConnectionResetError("the other side does not read its reply") from exc
+
+
+def _is_behind(http: web.BaseRequest) -> bool:
+    """Whether the other side has not read everything."""
+    return bool(http.protocol.writing_paused)

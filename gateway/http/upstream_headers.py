@@ -12,6 +12,7 @@ from typing import Final
 from multidict import CIMultiDict, CIMultiDictProxy, MultiMapping
 
 from gateway.config import HOP_BY_HOP, Route
+from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol.errors import InvalidRequest
 
 AUTHORIZATION: Final = "Authorization"
@@ -122,11 +123,13 @@ def disguised(headers: Iterable[str], names: AbstractSet[str]) -> set[str]:
     }
 
 
-def passed_back(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+def passed_back(head: ReplyHead) -> CIMultiDict[str]:
     """The headers of a reply that go to the client: all except hop-by-hop headers and those with invalid values."""
-    out = HOP_BY_HOP | _connection_headers(headers.getall("Connection", ()))
+    out: AbstractSet[str] = HOP_BY_HOP
+    if named := head.get_all(b"connection"):
+        out = out | _connection_headers(value.decode("latin-1") for value in named)
     return CIMultiDict(
-        (name, value) for name, value in headers.items() if name.lower() not in out and is_valid_value(value)
+        (name, value) for name, value in head.texts() if name.lower() not in out and is_valid_value(value)
     )
 
 

@@ -14,7 +14,7 @@ from gateway.http_client.errors import ClientClosed, NotConnected, RequestFailed
 from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, IdleConnections
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
-from gateway.http_client.request_head import RequestHead
+from gateway.http_client.request_head import HeaderLines, RequestHead
 from gateway.runtime.tasks import Tasks
 
 
@@ -43,16 +43,26 @@ class HttpClient:
         self,
         origin: Origin,
         head: RequestHead,
-        headers: Mapping[str, str],
+        headers: Mapping[str, str] | HeaderLines,
         body: bytes,
         listener: ReplyListener,
         *,
         connect_seconds: float,
+        is_lenient: bool = False,
     ) -> PendingRequest:
-        """Send a request, at once if a connection is idle. Raises ValueError for headers that cannot be sent."""
+        """Send a request, at once if a connection is idle. Raises ValueError for headers that cannot be sent.
+
+        `is_lenient`: the headers of the reply may have control characters in their values.
+        """
         encoded = head.encoded(headers, len(body))
         return self.begin_encoded(
-            origin, encoded, body, listener, is_head=head.is_head, connect_seconds=connect_seconds
+            origin,
+            encoded,
+            body,
+            listener,
+            is_head=head.is_head,
+            connect_seconds=connect_seconds,
+            is_lenient=is_lenient,
         )
 
     def begin_encoded(  # noqa: PLR0913  (what one request consists of)
@@ -64,9 +74,10 @@ class HttpClient:
         *,
         connect_seconds: float,
         is_head: bool = False,
+        is_lenient: bool = False,
     ) -> PendingRequest:
         """As `begin`, with the bytes of the head."""
-        pending = PendingRequest(listener)
+        pending = PendingRequest(listener, is_lenient=is_lenient)
         connection = None if self._is_closed else self._idle.take(origin)
         if connection is not None:
             connection.start(pending, encoded, body, is_head=is_head)

@@ -5,11 +5,13 @@ it. Whatever else comes, it is closed: what remains would be taken for the next 
 Rule 2: the listener is called from `data_received`. It may abort the request or pause its reply in every method. Once
 the reply is complete, the connection is ready for another request before the listener hears of it.
 Rule 3: llhttp parses strictly. Allowed are lines that end in a bare LF, and spaces behind the size of a chunk, which
-servers send in the wild. The bodies of replies that end with the connection are delimited here, because httptools does
-not offer llhttp's `finish`.
+servers send in the wild. For a request that passes through, the values of headers may have control characters too;
+llhttp then allows spaces behind a name as well, which is checked here. The bodies of replies that end with the
+connection are delimited here, because httptools does not offer llhttp's `finish`.
 """
 
 import asyncio
+import re
 import select
 import ssl
 from typing import Final, Protocol, cast
@@ -29,6 +31,7 @@ MAX_INTERIM_REPLIES: Final = 16
 _PART_BYTES: Final = 131_072
 """A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
 _SWITCHING_PROTOCOLS: Final = 101
+_TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 class Owner(Protocol):
@@ -55,6 +58,7 @@ class Connection(asyncio.Protocol):
         "_is_complete",
         "_is_head",
         "_is_interim",
+        "_is_lenient",
         "_is_writing_paused",
         "_keeps_alive",
         "_listener",
@@ -90,6 +94,7 @@ class Connection(asyncio.Protocol):
         self._unsent: memoryview | None = None
         """The rest of the request's body, of which no byte is in the transport yet."""
         self._is_writing_paused = False
+        self._is_lenient = False
         self._reset(is_head=False)
 
     def _reset(self, *, is_head: bool) -> None:
@@ -134,6 +139,9 @@ class Connection(asyncio.Protocol):
         self._pending = pending
         self._listener = pending.listener
         pending.carried(self)
+        if pending.is_lenient is not self._is_lenient:
+            self._is_lenient = pending.is_lenient
+            self._parser.set_dangerous_leniencies(lenient_headers=self._is_lenient)
         if pending.is_paused:
             transport.pause_reading()
         if len(body) <= _PART_BYTES:
@@ -235,7 +243,9 @@ class Connection(asyncio.Protocol):
             self._reason += text
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; those of trailers are ignored."""
+        """A header; those of trailers are ignored. Raises MalformedReply."""
+        if self._is_lenient and _TOKEN.fullmatch(name) is None:
+            raise MalformedReply("a header whose name is not a token")
         if self._fields is not None:
             self._fields.append((name, value))
 

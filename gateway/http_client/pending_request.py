@@ -43,11 +43,13 @@ class Carrier(Protocol):
 class PendingRequest:
     """The handle of one request. All methods do nothing once its reply has ended."""
 
-    __slots__ = ("_carrier", "_connecting", "is_over", "is_paused", "listener")
+    __slots__ = ("_carrier", "_connecting", "is_lenient", "is_over", "is_paused", "listener")
 
-    def __init__(self, listener: ReplyListener) -> None:
+    def __init__(self, listener: ReplyListener, *, is_lenient: bool = False) -> None:
         self.listener = listener
         """Until the request is over."""
+        self.is_lenient = is_lenient
+        """Whether the values of the reply's headers may have control characters, which the listener then removes."""
         self.is_over = False
         """Whether the listener has heard, or must hear, nothing more."""
         self.is_paused = False

@@ -9,7 +9,8 @@ raise ValueError. So do the headers that delimit a message, which only this file
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Set as AbstractSet
+from typing import Final, NamedTuple
 
 from yarl import URL
 
@@ -21,6 +22,20 @@ _METHOD: Final = re.compile(r"[A-Z]+")
 _TARGET: Final = re.compile(r"/[\x21-\x7e]*")
 _WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Methods whose requests say nothing about a body that they do not have."""
+
+
+class HeaderLines(NamedTuple):
+    """Some headers as they are sent."""
+
+    names: frozenset[str]
+    """In lower case."""
+    text: bytes
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> "HeaderLines":
+        """Raise ValueError for headers that cannot be sent."""
+        pairs = list(pairs)
+        return cls(frozenset(name.lower() for name, _ in pairs), _encoded(pairs))
 
 
 class RequestHead:
@@ -38,21 +53,36 @@ class RequestHead:
         self._default_names = frozenset(name.lower() for name in self._defaults)
         self._line = f"{method} {target} HTTP/1.1\r\n".encode() + _encoded(fixed.items())
         self._usual = self._line + _encoded(self._defaults.items())
+        self._starts: dict[frozenset[str], bytes] = {}
+        """The beginnings of heads, by the defaults that they do without."""
         self._no_body = b"\r\n" if method in _WITHOUT_BODY else b"Content-Length: 0\r\n\r\n"
 
-    def encoded(self, headers: Mapping[str, str], body_bytes: int) -> bytes:
-        """The head of one request. A repeated header of `headers` is sent as often. Raises ValueError."""
+    def encoded(self, headers: Mapping[str, str] | HeaderLines, body_bytes: int) -> bytes:
+        """The head of one request. A repeated header of `headers` is sent as often. Raises ValueError.
+
+        Lines must not have a header that is sent with every request.
+        """
         start = self._usual
+        if isinstance(headers, HeaderLines):
+            start = self._starts.get(headers.names & self._default_names) or self._start(headers.names)
+            start += headers.text
+            return start + (b"Content-Length: %d\r\n\r\n" % body_bytes if body_bytes else self._no_body)
         if headers:
             names = {name.lower() for name in headers}
             if not self._default_names.isdisjoint(names):
-                kept = [(name, value) for name, value in self._defaults.items() if name.lower() not in names]
-                start = self._line + _encoded(kept)
+                start = self._start(names)
             own: Iterable[tuple[str, str]] = headers.items()
             if not self._fixed.isdisjoint(names):
                 own = [(name, value) for name, value in own if name.lower() not in self._fixed]
             start += _encoded(own)
         return start + (b"Content-Length: %d\r\n\r\n" % body_bytes if body_bytes else self._no_body)
+
+    def _start(self, names: AbstractSet[str]) -> bytes:
+        """The line and the default headers but those of these names."""
+        replaced = self._default_names & names
+        kept = [(name, value) for name, value in self._defaults.items() if name.lower() not in replaced]
+        start = self._starts[replaced] = self._line + _encoded(kept)
+        return start
 
 
 def _defaults(url: URL) -> dict[str, str]:

@@ -6,32 +6,35 @@ Rule 3: headers are rebuilt, not copied (`header_rules.py`).
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Final
 
-import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
 from gateway.config import Config, InForce
+from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
 from gateway.http.upstream_headers import is_valid_value, passed_back
 from gateway.passthrough.header_rules import HeaderRules, probe_headers
 from gateway.passthrough.passage import Passage
 from gateway.passthrough.rejections import not_allowed, not_passable
-from gateway.passthrough.sse_endpoint import EndpointRewriter
-from gateway.passthrough.upstream_reply import ReplyCut, chunks, open_reply, read_reply
+from gateway.passthrough.sse_endpoint import EndpointRewriter, FirstEventRewriter
+from gateway.passthrough.upstream_reply import ReplyCut, next_part, open_reply, read_reply
 from gateway.protocol import era as eras
 from gateway.protocol import lost_session
 from gateway.protocol.errors import DownstreamError, Stopping, UpstreamError
 from gateway.routes.live_route import LiveRoute, ProcessScope
+from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.telemetry import Passed, TrafficEra
+from gateway.upstream.channel import Headers
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REFUTING_BYTES: Final = 65_536
 """The largest reply that is read whole, to see whether it shows the upstream to be of the other era."""
+_WHOLE_BYTES: Final = 65_536
+"""The largest body that goes to the client in one write, if it is here when the reply begins."""
 
 
 class Passthrough:
@@ -45,7 +48,7 @@ class Passthrough:
         """Open streams that a drain does not wait for."""
         self._headers = HeaderRules(in_force, process.epoch)
         self._endpoints = endpoints
-        self._metrics = process.metrics
+        self.metrics = process.metrics
 
     async def legacy(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse:
         """Relay the upstream's reply to a legacy request; raises GatewayError if there is none."""
@@ -56,10 +59,8 @@ class Passthrough:
         if incoming.method not in _METHODS:
             raise not_allowed(incoming.method, ", ".join(sorted(_METHODS)))
         passage = Passage(incoming, reply, live, live.upstream.era, TrafficEra.LEGACY)
-        with self._counted(passage):
-            headers = self._headers.upstream(incoming, live.route)
-            with closing(await self._open(passage, headers)) as response:
-                return await self._relay(passage, response)
+        with _Counted(self, passage), closing(await self._open(passage)) as said:
+            return await self._relay(passage, said)
 
     async def modern(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, waits: bool = False
@@ -70,110 +71,142 @@ class Passthrough:
         """
         probe = live.upstream.era
         assert probe is not None, "a child process is never modern"
-        headers = self._headers.upstream(incoming, live.route)
-        if not (probe.known or await probe.is_modern(probe_headers(headers), waits=waits)):
+        if not (probe.known or await probe.is_modern(self._probe_headers(incoming, live), waits=waits)):
             return None
         passage = Passage(incoming, reply, live, probe, TrafficEra.MODERN)
         if self.stopping and (self.refuses_calls or passage.is_long_lived):
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
-        with self._counted(passage), closing(await self._open(passage, headers)) as response:
-            if _may_refute(response):
-                return await self._read(passage, response, headers)
-            return await self._relay(passage, response)
+        with _Counted(self, passage), closing(await self._open(passage)) as said:
+            if _may_refute(said):
+                return await self._read(passage, said)
+            return await self._relay(passage, said)
 
-    @contextmanager
-    def _counted(self, passage: Passage) -> Iterator[None]:
-        """Count a request with its outcome; while it lasts, a drain can end the stream that it opened."""
-        streams, path, started = passage.live.upstream.streams, passage.live.route.path, time.monotonic()
-        if passage.is_long_lived:
-            streams.add(passage)
-            self.long_lived += 1
-        try:
-            yield
-        except DownstreamError:
-            passage.outcome = Passed.REFUSED
-            raise
-        except UpstreamError as exc:
-            passage.outcome = Passed.UNREACHABLE
-            self._metrics.upstream_failed(path, exc.reason)
-            if exc.status < 500:
-                exc.status = 502  # a legacy client would take a JSON-RPC error in HTTP 200 for its answer
-            raise
-        except ReplyCut:
-            passage.outcome = Passed.ENDED if passage.is_ended else Passed.CUT
-            raise
-        finally:
-            seconds = None if passage.is_long_lived else time.monotonic() - started
-            self._metrics.passed(path, passage.era, passage.outcome, seconds)
-            if passage.is_long_lived:
-                streams.discard(passage)
-                self.long_lived -= 1
+    async def _open(self, passage: Passage) -> AwaitedReply:
+        incoming = passage.incoming
+        target = self._endpoints.target(incoming, passage.probe.endpoint)
+        return await open_reply(passage, target, self._headers.lines(incoming, passage.live.route))
 
-    async def _open(self, passage: Passage, headers: CIMultiDict[str]) -> aiohttp.ClientResponse:
-        target = self._endpoints.target(passage.incoming, passage.probe.endpoint)
-        return await open_reply(passage, target, headers)
+    def _probe_headers(self, incoming: Incoming, live: LiveRoute) -> Headers:
+        return probe_headers(self._headers.upstream(incoming, live.route))
 
-    async def _read(
-        self, passage: Passage, response: aiohttp.ClientResponse, headers: CIMultiDict[str]
-    ) -> web.Response | None:
+    async def _read(self, passage: Passage, said: AwaitedReply) -> web.Response | None:
         """Return a refusal, unless a new probe finds that the upstream is not modern any more."""
         probe = passage.probe
-        said = await read_reply(response, probe.endpoint, passage.live.config.timeouts.idle_seconds)
-        if eras.refutes(response.status, said):
+        body = await read_reply(said, probe.endpoint, passage.live.deadlines.idle)
+        if eras.refutes(said.status, body):
             probe.doubt()
             # If the upstream may have run this request, only the next one is bridged.
-            is_answered = lost_session.is_answered(said, passage.incoming.body)
-            if not is_answered and not await probe.is_modern(probe_headers(headers)):
+            is_answered = lost_session.is_answered(body, passage.incoming.body)
+            if not is_answered and not await probe.is_modern(self._probe_headers(passage.incoming, passage.live)):
                 passage.outcome = Passed.BRIDGED
                 return None
         passage.outcome = Passed.REFUSED
-        return web.Response(body=said, status=response.status, headers=_headers(passage, response))
+        return web.Response(body=body, status=said.status, headers=_headers(passage, said))
 
-    async def _relay(self, passage: Passage, response: aiohttp.ClientResponse) -> web.StreamResponse:
-        """Write the reply as it arrives; a reply that the upstream cuts short has no end here either."""
-        passage.begin(response)
-        reply, incoming = passage.reply, passage.incoming
-        is_sse = response.content_type == "text/event-stream"
-        reason = response.reason if is_valid_value(response.reason or "") else None
-        stream = web.StreamResponse(status=response.status, reason=reason, headers=_headers(passage, response))
+    async def _relay(self, passage: Passage, said: AwaitedReply) -> web.StreamResponse:
+        """Send the reply to the client: whole if all of it is here, else as it arrives."""
+        passage.begin(said)
+        is_sse = said.content_type == "text/event-stream"
+        first_event = self._endpoints.first_event(passage.incoming, passage.probe.endpoint) if is_sse else None
+        headers = _headers(passage, said)
         if is_sse:
-            stream.headers.setdefault("X-Accel-Buffering", "no")
+            headers.setdefault("X-Accel-Buffering", "no")
+        reply, reason = passage.reply, _reason(said)
+        takes_whole = first_event is None and reply.takes_whole(said.status)
+        body = said.whole_at_most(_WHOLE_BYTES) if takes_whole else None
+        if body is None:
+            response = web.StreamResponse(status=said.status, reason=reason, headers=headers)
+        else:
+            response = reply.at_once(body, said.status, reason, headers)
         if self.stopping:
-            stream.force_close()
-        # An event stream may wait for people; any other body is complete when it begins.
-        seconds = None if is_sse else passage.live.config.timeouts.idle_seconds
-        first_event = self._endpoints.first_event(incoming, passage.probe.endpoint) if is_sse else None
-        outcome = _outcome(response.status)
+            response.force_close()
+        if body is None:
+            # An event stream may wait for people; any other body is complete when it begins.
+            deadline = None if is_sse else passage.live.deadlines.idle
+            await self._stream(passage, said, response, deadline, first_event)
+        if passage.outcome is not Passed.ENDED:
+            passage.outcome = _outcome(said.status)
+        return response
+
+    async def _stream(
+        self,
+        passage: Passage,
+        said: AwaitedReply,
+        stream: web.StreamResponse,
+        deadline: CoarseTimer | None,
+        first_event: FirstEventRewriter | None,
+    ) -> None:
+        """Write the reply as it arrives; a reply that the upstream cuts short has no end here either."""
+        reply = passage.reply
         await reply.begin(stream)
         try:
-            async for part in chunks(response, seconds, first_event):
-                await reply.send(part)
+            while (part := await next_part(said, deadline)) is not None:
+                if first_event is None or (part := first_event.feed(part)):
+                    await reply.send(part)
+            if first_event is not None and (rest := first_event.rest()):
+                await reply.send(rest)
         except ReplyCut:
             # A standalone GET stream may end at any time; a reply without its final message must not look complete.
-            if not passage.is_ended or incoming.method != "GET":
+            if not passage.is_ended or passage.incoming.method != "GET":
                 reply.cut_short()
                 raise
             stream.force_close()  # the client's next request finds another replica
-            outcome = Passed.ENDED
+            passage.outcome = Passed.ENDED
         except ConnectionError:
             raise  # the client has disconnected
         except Exception:
             reply.cut_short()
             raise
         await stream.write_eof()
-        passage.outcome = outcome
-        return stream
 
 
-def _headers(passage: Passage, response: aiohttp.ClientResponse) -> CIMultiDict[str]:
-    headers = passed_back(response.headers)
+class _Counted:
+    """Counts a request with its outcome; while it lasts, a drain can end the stream that it opened."""
+
+    __slots__ = ("_passage", "_passthrough", "_started")
+
+    def __init__(self, passthrough: Passthrough, passage: Passage) -> None:
+        self._passthrough, self._passage = passthrough, passage
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic()
+        if self._passage.is_long_lived:
+            self._passage.live.upstream.streams.add(self._passage)
+            self._passthrough.long_lived += 1
+
+    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
+        passage, metrics = self._passage, self._passthrough.metrics
+        path = passage.live.route.path
+        if isinstance(exc, DownstreamError):
+            passage.outcome = Passed.REFUSED
+        elif isinstance(exc, UpstreamError):
+            passage.outcome = Passed.UNREACHABLE
+            metrics.upstream_failed(path, exc.reason)
+            if exc.status < 500:
+                exc.status = 502  # a legacy client would take a JSON-RPC error in HTTP 200 for its answer
+        elif isinstance(exc, ReplyCut):
+            passage.outcome = Passed.ENDED if passage.is_ended else Passed.CUT
+        seconds = None if passage.is_long_lived else time.monotonic() - self._started
+        metrics.passed(path, passage.era, passage.outcome, seconds)
+        if passage.is_long_lived:
+            passage.live.upstream.streams.discard(passage)
+            self._passthrough.long_lived -= 1
+
+
+def _headers(passage: Passage, said: AwaitedReply) -> CIMultiDict[str]:
+    headers = passed_back(said.head)
     passage.reply.rewrite_challenges(headers)
     return headers
 
 
-def _may_refute(response: aiohttp.ClientResponse) -> bool:
-    size = response.content_length
-    return response.status in eras.REFUTING and size is not None and size <= _REFUTING_BYTES
+def _reason(said: AwaitedReply) -> str | None:
+    reason = said.head.reason
+    return reason if reason and is_valid_value(reason) else None
+
+
+def _may_refute(said: AwaitedReply) -> bool:
+    size = said.head.content_length
+    return said.status in eras.REFUTING and size is not None and size <= _REFUTING_BYTES
 
 
 def _outcome(status: int) -> Passed:

@@ -1,7 +1,6 @@
 """One request that passes through, from its check until the end of its reply."""
 
-import aiohttp
-
+from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
 from gateway.protocol import mcp
@@ -33,16 +32,16 @@ class Passage:
         )
         self.is_ended = False
         """Whether `end` was called."""
-        self._response: aiohttp.ClientResponse | None = None
+        self._upstream_reply: AwaitedReply | None = None
 
-    def begin(self, response: aiohttp.ClientResponse) -> None:
+    def begin(self, upstream_reply: AwaitedReply) -> None:
         """Take the upstream's reply, whose head has arrived."""
-        self._response = response
+        self._upstream_reply = upstream_reply
         if self.is_ended:
-            response.close()
+            upstream_reply.cut()
 
     def end(self) -> None:
-        """End a long-lived stream: its reader finds the connection to the upstream closed."""
+        """End a long-lived stream: the upstream's reply is cut off."""
         self.is_ended = True
-        if self._response is not None:
-            self._response.close()
+        if self._upstream_reply is not None:
+            self._upstream_reply.cut()

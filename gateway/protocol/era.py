@@ -20,6 +20,7 @@ T = TypeVar("T")
 _MODERN_ERRORS: Final = frozenset({mcp.HEADER_MISMATCH, mcp.MISSING_CAPABILITY})
 _ORDINARY: Final = frozenset({mcp.PARSE_ERROR, mcp.INVALID_PARAMS})
 """Errors that a modern server answers with HTTP 400 to a malformed request."""
+_META_VERSION: Final = mcp.META_VERSION.encode()
 _MARKUP: Final = re.compile(rb"\s*<")
 REFUTING: Final = frozenset({400, 404, 405, 406})
 """HTTP statuses with which legacy servers refuse a modern request."""
@@ -37,16 +38,18 @@ _decode_discovered = msgspec.json.Decoder(_Discovered).decode
 _decode_unsupported = msgspec.json.Decoder(_Unsupported).decode
 
 
-def is_modern(http_method: str, version_header: str | None, parse_body: Callable[[], request.ParsedBody]) -> bool:
+def is_modern(
+    http_method: str, version_header: str | None, body: bytes, parse_body: Callable[[], request.ParsedBody]
+) -> bool:
     """Whether a request is modern, by its header or its `_meta`.
 
-    `parse_body` is called if the header does not tell; it may raise a DownstreamError. A body that is not a single
-    JSON-RPC request (a batch, a response, not JSON) is not modern.
+    `parse_body` is called if neither the header nor a look at the body tells; it may raise a DownstreamError. A body
+    that is not a single JSON-RPC request (a batch, a response, not JSON) is not modern.
     """
     if request.names_modern(version_header):
         return True
-    if http_method != "POST":
-        return False
+    if http_method != "POST" or (_META_VERSION not in body and b"\\" not in body):
+        return False  # without an escape, the key in `_meta` can only be written as it is
     try:
         return request.is_modern(parse_body(), version_header)
     except DownstreamError:

@@ -325,6 +325,20 @@ class OwnerSilent(OwnerStalled):
             )
 
 
+class TakenCallLost(OwnerStalled):
+    """Another replica took a new call of this one, which drains, and broke off its reply."""
+
+    fix = "find out why that replica ended or hangs; check the call's effects before repeating it"
+
+    def __init__(self, member: str) -> None:
+        GatewayError.__init__(  # without Retry-After: a repeated call may run twice
+            self,
+            f"The gateway is shutting down, and the replica {member}, which took this call instead, did not complete "
+            "its reply; the call may have had effects",
+            data={"reason": "call_lost"},
+        )
+
+
 class Stopping(GatewayError):
     """This replica shuts down, and can neither finish the call nor hand it over."""
 

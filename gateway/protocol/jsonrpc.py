@@ -297,7 +297,8 @@ def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
 
 def result(id_: bytes | Raw, body: bytes | Raw) -> bytes:
     """A result response; `id_` and `body` are JSON."""
-    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (bytes(id_), bytes(body))
+    # Not formatted: a join copies a large body once.
+    return b"".join((b'{"jsonrpc":"2.0","id":', bytes(id_), b',"result":', bytes(body), b"}"))
 
 
 def failure(id_: bytes | Raw | None, body: Error) -> bytes:

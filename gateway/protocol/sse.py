@@ -13,6 +13,7 @@ from gateway.protocol import jsonrpc
 
 BOM: Final = b"\xef\xbb\xbf"
 KEEP_ALIVE: Final = b":\n\n"
+_SMALL_BYTES: Final = 4096
 _RETRY_DIGITS: Final = 9
 """Longer values exceed eleven days, and Python refuses to parse very long numbers."""
 _LINE: Final = re.compile(rb"^(?:\n+|(data|event|id|retry)(?:: ?(.*))?\n)", re.MULTILINE)
@@ -46,8 +47,9 @@ class Parser:
         self._max = max_bytes
         self._started = False
         self._after_cr = False
-        self._unfinished = bytearray()
-        """The beginning of a line."""
+        self._unfinished: list[bytes] = []
+        """The beginning of a line, in parts: a long one is copied once, when it is complete."""
+        self._unfinished_bytes = 0
         self._size = 0
         """The size of the complete lines since the last empty one, each with its line end."""
         self._data: bytes | bytearray | None = None
@@ -63,21 +65,34 @@ class Parser:
         chunk = self._with_line_feeds(chunk)
         end = chunk.rfind(b"\n") + 1
         if not end:
-            self._unfinished += chunk
-            self._check(self._size + len(self._unfinished))
+            self._keep(chunk)
+            self._check(self._size + self._unfinished_bytes)
             return []
-        lines = bytes(self._unfinished + chunk[:end]) if self._unfinished else chunk[:end]
-        self._unfinished[:] = chunk[end:]
+        lines = b"".join((*self._unfinished, chunk[:end])) if self._unfinished else chunk[:end]
+        self._unfinished.clear()
+        self._unfinished_bytes = 0
+        self._keep(chunk[end:])
         events = self._read(lines)
-        self._check(self._size + len(self._unfinished) if self._unfinished else self._size - 1)
+        self._check(self._size + self._unfinished_bytes if self._unfinished else self._size - 1)
         return events
+
+    def _keep(self, chunk: bytes) -> None:
+        """Add to the beginning of a line; small parts are joined, because each part has a cost of its own."""
+        if not chunk:
+            return
+        self._unfinished_bytes += len(chunk)
+        if self._unfinished and len(self._unfinished[-1]) < _SMALL_BYTES:
+            self._unfinished[-1] += chunk
+        else:
+            self._unfinished.append(chunk)
 
     def _without_bom(self, chunk: bytes) -> bytes:
         """The beginning of the stream without a byte order mark; empty until it is clear whether there is one."""
-        chunk = bytes(self._unfinished) + chunk
+        chunk = b"".join((*self._unfinished, chunk))
         self._unfinished.clear()
+        self._unfinished_bytes = 0
         if len(chunk) < len(BOM) and BOM.startswith(chunk):
-            self._unfinished += chunk
+            self._keep(chunk)
             return b""
         self._started = True
         return chunk.removeprefix(BOM)

@@ -19,8 +19,9 @@ class Deadlines:
     """
 
     def __init__(self, config: Config, tasks: Tasks) -> None:
-        self.lengths = idle, silence, leg, ttl, linger = lengths(config)
+        self.lengths = idle, answer, silence, leg, ttl, linger = lengths(config)
         self.idle = CoarseTimer(idle, tasks, "idle")
+        self.answer = CoarseTimer(answer, tasks, "answer")
         self.silence = CoarseTimer(silence, tasks, "keep-alive")
         self.plain = CoarseTimer(min(idle, silence, leg), tasks, "plain call")
         """The first deadline of a plain call; it takes an exchange to know what happens then."""
@@ -31,11 +32,12 @@ class Deadlines:
         }
 
 
-def lengths(config: Config) -> tuple[float, float, float, float, float]:
+def lengths(config: Config) -> tuple[float, float, float, float, float, float]:
     """Return the lengths in seconds; configurations with equal lengths share their timers."""
     timeouts = config.timeouts
     return (
         timeouts.idle_seconds,
+        timeouts.answer_seconds,
         timeouts.keepalive_seconds,
         config.legs.limit_seconds,
         wait_seconds(config),

@@ -7,6 +7,7 @@ import signal
 
 from gateway.cluster.worker import Worker
 from gateway.config import Config
+from gateway.runtime.idle_memory import IdleMemory
 from gateway.server.process import Gateway
 from gateway.server.reload import Read
 
@@ -30,6 +31,7 @@ async def serve(config: Config, worker: Worker | None = None, read: Read | None 
         await gateway.close()
         raise
     _tune_garbage_collection()
+    IdleMemory(gateway.tasks, lambda: len(gateway.lot)).begin()
     first = await signals.get()
     # A process that was started at a terminal has no load balancer that must notice the drain.
     delay = gateway.config.hold.drain_delay_seconds if first is signal.SIGTERM else 0

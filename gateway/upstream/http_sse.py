@@ -14,7 +14,10 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.config import redacted_url
+from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.client import REDIRECTS
+from gateway.http_client.errors import ListenerFailed, RequestFailed
+from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError, clean
 from gateway.upstream.channel import Channel, Headers, Receive, SideListener
@@ -64,13 +67,15 @@ class HttpSseChannel(Channel):
     """One session over HTTP+SSE."""
 
     def __init__(self, upstream: HttpUpstream) -> None:
-        self._client, self._endpoint, self._tasks, self._times = upstream
+        self._client, self._endpoint, _, self._times = upstream
         self._fixed: dict[str, str] = {"Accept": "application/json", "Content-Type": "application/json"}
-        self._opened = False
-        """Whether GET was answered with a stream."""
+        self._stream: AwaitedReply | None = None
+        """The reply to GET, while it is open."""
+        self._parser: sse.Parser
+        self._named: asyncio.Future[URL | UpstreamError]
+        """Done when the first event named the address for messages, or when it will not."""
         self._messages: URL | None = None
         """The address for messages, while the stream is open."""
-        self._reader: asyncio.Task[None] | None = None
         self._waiting: _Waiting | None = None
         self._side: SideListener | None = None
         self._early: deque[bytes] = deque(maxlen=_EARLY_KEPT)
@@ -99,23 +104,50 @@ class HttpSseChannel(Channel):
 
     async def connect(self, headers: Headers) -> None:
         """Open the stream and wait for its endpoint. Raises WrongTransport, Unreachable or Refused."""
-        seconds = self._times.endpoint_seconds
-        named: asyncio.Future[URL | UpstreamError] = asyncio.get_running_loop().create_future()
-        self._reader = self._tasks.start(self._run_stream(headers, named), "side stream")
+        where, seconds = self._endpoint.where, self._times.endpoint_seconds
+        self._named = asyncio.get_running_loop().create_future()
         try:
-            # Not `wait_for`: see StandaloneStream.open.
-            _ = await asyncio.wait((named,), timeout=seconds)
-        finally:
-            if not named.done():
-                _ = named.cancel()
-        if named.cancelled():
-            where = f"{self._endpoint.where} did not"
-            if self._opened:
-                raise WrongTransport(f"{where} name an endpoint for messages within {seconds:g} s: it is not HTTP+SSE")
-            raise Unreachable(f"{where} answer GET within {seconds:g} s")
-        found = named.result()
+            async with asyncio.timeout(seconds):
+                self._stream = await self._open_stream(headers)
+                self._parser = sse.Parser(self._client.limits.event_bytes)
+                # No task reads the stream: it is silent most of the time.
+                self._stream.pass_on(self)
+                found = await self._named
+        except BaseException as exc:
+            is_open = self._stream is not None
+            self._end(CallLost(f"{where} did not open a session"))
+            if not isinstance(exc, TimeoutError):
+                raise
+            if not is_open:
+                raise Unreachable(f"{where} did not answer GET within {seconds:g} s") from exc
+            raise WrongTransport(
+                f"{where} did not name an endpoint for messages within {seconds:g} s: it is not HTTP+SSE"
+            ) from exc
         if isinstance(found, UpstreamError):
             raise found
+
+    async def _open_stream(self, headers: Headers) -> AwaitedReply:
+        """GET the stream, following one redirect. Raises WrongTransport, Unreachable, CallLost or Refused."""
+        endpoint = self._endpoint
+        wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
+        try:
+            for _ in range(2):
+                response = await self._client.send("GET", endpoint.url, wanted, b"")
+                if response.status == 200 and response.content_type == "text/event-stream":
+                    return response
+                try:
+                    if response.status in REDIRECTS:
+                        endpoint.follow(response.headers.get("Location"))
+                        continue
+                    if response.status in (401, 403) or response.status >= 500:
+                        _ = await read_refusal(response, endpoint)
+                finally:
+                    response.close()
+                what = f"HTTP {response.status} {clean(response.content_type, 80)}"
+                raise WrongTransport(f"{endpoint.where} answered GET with {what}, which is not an event stream")
+        except RequestFailed as exc:
+            raise exc.mapped(endpoint.where) from exc
+        raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
     @property
     def hears_side(self) -> bool:
@@ -136,51 +168,47 @@ class HttpSseChannel(Channel):
 
     # -- the stream ---------------------------------------------------------------------------------------------
 
-    async def _run_stream(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> None:
-        """Read the stream to its end, then fail the request in flight and report the loss."""
-        ended: UpstreamError = CallLost("The gateway closed the stream of the session")
-        try:
-            ended = await self._read_stream(headers, named)
-        except UpstreamError as exc:
-            ended = exc
-        except sse.EventTooLarge:
-            ended = CallLost(f"{self._endpoint.where} sent an event larger than limits.event_bytes")
-        finally:
-            self._messages = None
-            if not named.done():
-                named.set_result(ended)
-            if self._waiting is not None:
-                cause = ended.message.partition(";")[0]
-                self._waiting.end(CallLost(f"{cause} under a call; the call may have had effects"))
-            if self._side is not None and not self._closed:
-                self._side.lost()
+    def on_head(self, head: ReplyHead, /) -> None:
+        """The head of the stream was read before."""
 
-    async def _read_stream(self, headers: Headers, named: "asyncio.Future[URL | UpstreamError]") -> UpstreamError:
-        """Read the stream; return why it could not be opened, or why it ended."""
-        endpoint = self._endpoint
-        wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
-        for _ in range(2):
-            async with self._client.exchange("GET", endpoint.url, wanted, b"", endpoint.where) as response:
-                if response.status in REDIRECTS:
-                    endpoint.follow(response.headers.get("Location"))
-                    continue
-                if response.status in (401, 403) or response.status >= 500:
-                    _ = await read_refusal(response, endpoint)
-                if response.status != 200 or response.content_type != "text/event-stream":
-                    what = f"HTTP {response.status} {clean(response.content_type, 80)}"
-                    return WrongTransport(f"{endpoint.where} answered GET with {what}, which is not an event stream")
-                self._opened = True
-                parser = sse.Parser(self._client.limits.event_bytes)
-                async for chunk in response:
-                    for event in parser.feed(chunk):
-                        if self._messages is None:
-                            self._messages = self._named_endpoint(event)
-                            if not named.done():
-                                named.set_result(self._messages)
-                        elif event.data and event.event == "message":
-                            self._receive(event.data)
-                return CallLost(f"{endpoint.where} ended the stream of its session")
-        return Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
+    def on_body(self, data: bytes, /) -> None:
+        """A part of the stream is here."""
+        try:
+            for event in self._parser.feed(data):
+                if self._messages is None:
+                    self._messages = self._named_endpoint(event)
+                    self._named.set_result(self._messages)
+                elif event.data and event.event == "message":
+                    self._receive(event.data)
+        except UpstreamError as exc:
+            self._end(exc)
+        except sse.EventTooLarge:
+            self._end(CallLost(f"{self._endpoint.where} sent an event larger than limits.event_bytes"))
+
+    def on_end(self) -> None:
+        """The server ended the stream."""
+        self._end(CallLost(f"{self._endpoint.where} ended the stream of its session"))
+
+    def on_failed(self, failure: RequestFailed, /) -> None:
+        """The stream broke."""
+        self._end(failure.mapped(self._endpoint.where))
+        if isinstance(failure, ListenerFailed) and failure.__cause__ is not None:
+            raise failure.__cause__
+
+    def _end(self, ended: UpstreamError) -> None:
+        """Close the stream, fail the request in flight and report the loss."""
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return
+        stream.close()
+        self._messages = None
+        if not self._named.done():
+            self._named.set_result(ended)
+        if self._waiting is not None:
+            cause = ended.message.partition(";")[0]
+            self._waiting.end(CallLost(f"{cause} under a call; the call may have had effects"))
+        if self._side is not None and not self._closed:
+            self._side.lost()
 
     def _named_endpoint(self, event: sse.Event) -> URL:
         """Return the address that the first event names. Raises WrongTransport or Unreachable."""
@@ -350,8 +378,7 @@ class HttpSseChannel(Channel):
     async def close(self, *, end_session: bool) -> None:  # noqa: ARG002  (the stream is the session)
         """Close the stream, and the session with it."""
         self._closed = True
-        if self._reader is not None:
-            _ = self._reader.cancel()
+        self._end(CallLost("The gateway closed the stream of the session"))
 
 
 def _without_secrets(data: bytes) -> str:

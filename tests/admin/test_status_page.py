@@ -47,6 +47,25 @@ async def test_the_page_loads_itself_again_only_where_that_was_asked_for(
     assert (f'http-equiv="refresh" content="{seconds}"' in html) == (seconds is not None)
 
 
+def test_one_route_can_be_shown_alone_and_the_links_keep_it() -> None:
+    routes = tuple(replace(route(), path=path, held=number) for number, path in enumerate(("/one", "/two & more"), 1))
+    calls = tuple(replace(held(1.0), route=each.path, name=f"tool of {each.path}") for each in routes)
+    status = status_of(process(0), routes=routes, routes_total=2, held=calls, held_total=3)
+    both = page(status)
+    assert 'href="status?route=/one"' in both
+    assert 'href="status?route=/two%20%26%20more"' in both
+    alone = page(status, None, "/two & more")
+    assert "tool of /two" in alone
+    assert "tool of /one" not in alone
+    assert 'href="status?refresh=10&route=/two%20%26%20more"' in alone.replace("&amp;", "&")
+    assert page(status, None, "/unknown") == both
+
+
+def test_reloading_is_offered_at_the_top() -> None:
+    html = page(status_of(process(0)))
+    assert html.index("Reload every 10 s") < html.index("<main>")
+
+
 class Evil:
     """Makes a hostile text for each field, which names its field so that the test can look for it."""
 

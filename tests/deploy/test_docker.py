@@ -120,10 +120,9 @@ def stack_file(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def swarm(docker: Docker) -> Iterator[Docker]:
+def swarm(docker: Docker) -> Docker:
     docker.run("swarm", "init", "--advertise-addr", "127.0.0.1")
-    yield docker
-    docker.run("swarm", "leave", "--force")
+    return docker
 
 
 async def test_an_update_of_the_swarm_stack_refuses_no_call_and_loses_none(swarm: Docker, tmp_path: Path) -> None:
@@ -153,7 +152,7 @@ async def test_an_update_of_the_swarm_stack_refuses_no_call_and_loses_none(swarm
                 await until(all_run, "three tasks run")
                 for order in ("start-first", "stop-first"):
                     before = set(await tasks())
-                    load = Load(server, client, think)
+                    load = Load(server, client, think, order)
                     async with load.running():
                         update = ("--force", "--detach", "--update-order", order, "--update-delay", "2s")
                         await docker("service", "update", *update, "--update-monitor", "5s", "mrtr_gateway")

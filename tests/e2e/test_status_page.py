@@ -284,9 +284,9 @@ async def test_every_control_works_by_keyboard(stage: Stage) -> None:
 
 async def test_the_page_reloads_itself_if_requested(stage: Stage) -> None:
     tab = await shown(stage, stage.well, query="?refresh=2")
-    assert "Reloads every 2 s" in await tab.run("document.querySelector('footer').innerText")
+    assert "Reloads every 2 s" in await tab.run("document.querySelector('nav').innerText")
     await tab.reload_after()
     assert tab.requests[:2] == [f"{stage.well.admin}/status?refresh=2"] * 2
-    await tab.run("document.querySelector('footer a').click()")
+    await tab.run("document.querySelector('nav a').click()")
     await tab.reload_after()
     assert await tab.run("location.search") == ""

@@ -234,3 +234,43 @@ def test_nulls_are_removed_as_deep_as_the_schema_nests_objects() -> None:
         deep = {"content": deep, "_meta": None}
     written = results.modern(mcp.TOOLS_CALL, raw({"content": [deep]}), raw(INFO), (0, "private"), retried=False).body
     assert written.count(b"null") == 1 + 50 - 4
+
+
+BLOCK = ("text", "data", "mimeType", "uri", "name", "title", "description", "size", "icons", "annotations", "resource")
+RESOURCE = ("uri", "mimeType", "text", "blob", "annotations", "_meta")
+
+
+@pytest.mark.parametrize("space", ["", " ", "\n  "])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *[(name,) for name in ("type", "_meta", *BLOCK)],
+        *[("resource", name) for name in RESOURCE],
+        *[("annotations", name) for name in ("audience", "priority", "lastModified")],
+        ("resource", "annotations", "priority"),
+    ],
+)
+def test_a_null_in_any_member_of_content_that_the_schema_knows_is_removed(path: tuple[str, ...], space: str) -> None:
+    block: Any = None
+    for name in reversed(path):
+        block = {name: block}
+    old = json.dumps({"content": [TEXT, block]}, separators=(",", f":{space}")).encode()
+    written = results.modern(mcp.TOOLS_CALL, Raw(old), raw(INFO), (0, "private"), retried=False).body
+    assert b"null" not in written
+    assert json.loads(written)["content"][0] == TEXT
+
+
+@pytest.mark.parametrize("name", ["structuredContent", "isError", "_meta"])
+def test_a_null_in_any_member_of_a_tool_result_is_removed(name: str) -> None:
+    old = raw({"content": [TEXT], name: None})
+    assert b"null" not in results.modern(mcp.TOOLS_CALL, old, raw(INFO), (0, "private"), retried=False).body
+
+
+@pytest.mark.parametrize("old", [{"content": [{**TEXT, "x-own": None}]}, {"content": [TEXT], "x-own": None}])
+def test_a_null_in_a_member_that_the_schema_does_not_have_is_removed(old: dict[str, Any]) -> None:
+    assert modern(mcp.TOOLS_CALL, old) == {"content": [TEXT]}
+
+
+def test_members_that_the_schema_does_not_have_stay() -> None:
+    old = {"content": [{**TEXT, "x-own": {"a": None}}], "x-own": [None]}
+    assert modern(mcp.TOOLS_CALL, old) == old

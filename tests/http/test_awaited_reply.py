@@ -5,41 +5,22 @@ import asyncio
 import pytest
 
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http_client.errors import NoReply, ReplyCut
-from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.http_client.errors import NoReply, ReplyCut, RequestFailed
 from gateway.http_client.reply_head import ReplyHead
+from tests.support.fake_carrier import FakeCarrier
 from tests.support.workbench import eventually
 
 HEAD = ReplyHead(200, "1.1", [(b"Content-Type", b"Text/Event-Stream; x=y"), (b"A", b"1"), (b"a", b"2")])
 LARGE = b"x" * 131_072
 
 
-class FakeCarrier:
-    """A FAKE connection, which notes what the reply asks of it."""
+def taking(reply: AwaitedReply) -> asyncio.Task[bytes | None]:
+    """A task that takes the next part."""
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.pending: PendingRequest
+    async def take() -> bytes | None:
+        return await anext(reply, None)
 
-    def begin(self, listener: ReplyListener) -> PendingRequest:
-        self.pending = PendingRequest(listener)
-        self.pending.carried(self)
-        return self.pending
-
-    def abort(self) -> None:
-        self.asked.append("abort")
-
-    def pause_reading(self) -> None:
-        self.asked.append("pause")
-
-    def resume_reading(self) -> None:
-        self.asked.append("resume")
-
-    def end(self) -> None:
-        self.pending.end().on_end()
-
-    def cut(self) -> None:
-        self.pending.end().on_failed(ReplyCut())
+    return asyncio.get_running_loop().create_task(take())
 
 
 @pytest.fixture
@@ -109,7 +90,7 @@ async def test_a_failure_before_the_head_ends_the_wait_for_it(reply: AwaitedRepl
         await waiting
 
 
-async def test_reading_pauses_while_much_waits_and_goes_on_when_it_was_taken(
+async def test_reading_pauses_while_much_waits_and_goes_on_when_more_is_wanted(
     reply: AwaitedReply, carrier: FakeCarrier
 ) -> None:
     reply.on_head(HEAD)
@@ -119,11 +100,77 @@ async def test_reading_pauses_while_much_waits_and_goes_on_when_it_was_taken(
     reply.on_body(b"z")  # it was read before the pause
     assert carrier.asked == ["pause"]
     assert await anext(reply) == LARGE[1:] + b"yz"
+    assert carrier.asked == ["pause"]
+    more = taking(reply)
+    await asyncio.sleep(0)
     assert carrier.asked == ["pause", "resume"]
     reply.on_body(LARGE[1:])
+    assert await more == LARGE[1:]
     assert carrier.asked == ["pause", "resume"]
-    reply.on_body(b"y")
+    reply.on_body(LARGE)
     assert carrier.asked == ["pause", "resume", "pause"]
+
+
+async def test_nothing_is_read_while_the_coroutine_has_a_part_that_it_holds(
+    reply: AwaitedReply, carrier: FakeCarrier
+) -> None:
+    reply.on_head(HEAD)
+    reply.on_body(b"a")
+    assert await anext(reply) == b"a"
+    reply.hold()
+    reply.hold()
+    assert carrier.asked == ["pause"]
+    reply.on_body(b"b")  # it was read before the pause
+    assert await anext(reply) == b"b"
+    assert carrier.asked == ["pause"]
+    more = taking(reply)
+    await asyncio.sleep(0)
+    assert carrier.asked == ["pause", "resume"]
+    carrier.end()
+    assert await more is None
+    reply.hold()
+    assert carrier.asked == ["pause", "resume"]
+
+
+@pytest.mark.parametrize(("limit", "whole"), [(2, b"ab"), (1, None)])
+async def test_a_body_that_is_here_is_taken_whole_within_a_limit(
+    reply: AwaitedReply, carrier: FakeCarrier, limit: int, whole: bytes | None
+) -> None:
+    reply.on_head(HEAD)
+    reply.on_body(b"a")
+    reply.on_body(b"b")
+    assert reply.whole_at_most(limit) is None
+    carrier.end()
+    assert reply.whole_at_most(limit) == whole
+    assert await anext(reply, None) == (None if whole else b"ab")
+
+
+async def test_a_body_that_was_cut_is_never_whole(reply: AwaitedReply, carrier: FakeCarrier) -> None:
+    reply.on_head(HEAD)
+    reply.on_body(b"a")
+    carrier.cut()
+    assert reply.whole_at_most(9) is None
+
+
+async def test_a_reply_that_is_cut_from_elsewhere_closes_its_connection_and_wakes_the_coroutine(
+    reply: AwaitedReply, carrier: FakeCarrier
+) -> None:
+    reply.on_head(HEAD)
+    waiting = taking(reply)
+    await asyncio.sleep(0)
+    reply.cut()
+    with pytest.raises(ReplyCut):
+        await waiting
+    reply.cut()
+    assert carrier.asked == ["abort"]
+
+
+async def test_a_reply_that_has_ended_is_not_cut(reply: AwaitedReply, carrier: FakeCarrier) -> None:
+    reply.on_head(HEAD)
+    reply.on_body(b"a")
+    carrier.end()
+    reply.cut()
+    assert [part async for part in reply] == [b"a"]
 
 
 @pytest.mark.parametrize(("limit", "body"), [(3, b"abc"), (2, None)])
@@ -166,3 +213,43 @@ async def test_closing_gives_up_the_rest_of_a_reply_but_nothing_after_its_end(ca
     open_.on_head(HEAD)
     open_.close()
     assert other.asked == ["abort"]
+
+
+class Heard:
+    """A listener that notes what it hears."""
+
+    def __init__(self) -> None:
+        self.words: list[object] = []
+
+    def on_head(self, head: ReplyHead, /) -> None:
+        self.words.append(head)
+
+    def on_body(self, data: bytes, /) -> None:
+        self.words.append(data)
+
+    def on_end(self) -> None:
+        self.words.append("end")
+
+    def on_failed(self, failure: RequestFailed, /) -> None:
+        self.words.append(type(failure))
+
+
+@pytest.mark.parametrize("ending", ["end", "cut"])
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_listener_hears_the_rest_of_a_reply_once(
+    reply: AwaitedReply, carrier: FakeCarrier, ending: str, when: str
+) -> None:
+    heard, finish = Heard(), carrier.end if ending == "end" else carrier.cut
+    reply.on_head(HEAD)
+    reply.on_body(b"a")
+    reply.on_body(LARGE)
+    if when == "before":
+        finish()
+        reply.pass_on(heard)
+        assert heard.words == [b"a" + LARGE, "end" if ending == "end" else ReplyCut]
+        return
+    reply.pass_on(heard)
+    assert (heard.words, carrier.asked) == ([b"a" + LARGE], ["pause", "resume"])
+    reply.on_body(b"b")
+    finish()
+    assert heard.words == [b"a" + LARGE, b"b", "end" if ending == "end" else ReplyCut]

@@ -24,13 +24,19 @@ async def test_a_body_is_opened_once_however_many_ask(
     bodies = [
         client.build("tools/call", {"name": "tool", "arguments": {}, "requestState": asked}),
         ({"Content-Type": "application/json"}, client.build("tools/list")[1]),
-        ({"Content-Type": "application/json"}, b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}'),
-        ({"Content-Type": "application/json"}, b'{"jsonrpc": "2.0", "id": 1, "id": 2}'),
+        ({"Content-Type": "application/json"}, b'{"jsonrpc": "2.0", "id": "\\n", "method": "ping"}'),
+        ({"Content-Type": "application/json"}, b'{"jsonrpc": "2.0", "id": "\\n", "id": 2}'),
     ]
     for headers, body in bodies:
         async with stand.http.post(stand.url, headers=headers, data=body) as response:
             _ = await response.read()
     assert opened == [body for _, body in bodies]
+
+
+async def test_a_body_that_can_only_be_legacy_is_not_opened(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "read", None)
+    async with stand.http.post(stand.url, data=b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}') as response:
+        assert response.status == 404, "the upstream's own answer to a ping without a session"
 
 
 @pytest.mark.parametrize("body", [b"{", b"null", b"[" * 50_000, b'{"jsonrpc": "2.0", "id": 1, "id": 2}'], ids=range(4))

@@ -636,3 +636,33 @@ async def test_a_request_that_is_over_refers_to_no_listener(client: HttpClient, 
         gone = weakref.ref(heard)
         del heard
         await eventually(lambda: gone() is None)
+
+
+# -- replies that pass through ----------------------------------------------------------------------------------------
+
+CONTROL = b"HTTP/1.1 200 OK\r\nX: a\x01b\r\nContent-Length: 2\r\n\r\nok"
+
+
+async def test_control_characters_in_a_header_are_accepted_for_the_requests_that_allow_them_alone(
+    client: HttpClient,
+) -> None:
+    async with FakeHttp(answers(CONTROL)) as server:
+        sender = Sender(client, server.url)
+        for _ in range(2):
+            lenient, _ = sender.begin(is_lenient=True)
+            await lenient.over()
+            assert (lenient.words, lenient.head.get(b"x")) == (COMPLETE, b"a\x01b")
+        strict = await sender.send()
+        assert isinstance(strict.failure, MalformedReply)
+        assert (len(server.requests), server.connections) == (3, 1)
+
+
+@pytest.mark.parametrize("line", [b"Content-Length : 2", b"X : 1", b"X\t: 1", b"X Y: 1"])
+async def test_a_name_that_two_readers_may_read_differently_is_refused_even_then(
+    client: HttpClient, line: bytes
+) -> None:
+    said = b"HTTP/1.1 200 OK\r\n" + line + b"\r\nContent-Length: 2\r\n\r\nok"
+    async with FakeHttp(answers(said)) as server:
+        recorder, _ = Sender(client, server.url).begin(is_lenient=True)
+        await recorder.over()
+        assert isinstance(recorder.failure, MalformedReply)

@@ -3,7 +3,7 @@
 import pytest
 from yarl import URL
 
-from gateway.http_client.request_head import RequestHead
+from gateway.http_client.request_head import HeaderLines, RequestHead
 
 URL_ = URL("http://host.example:81/mcp?a=b")
 DEFAULTS = b"Host: host.example:81\r\nAccept: */*\r\nAccept-Encoding: identity\r\nUser-Agent: mrtr-gateway\r\n"
@@ -49,6 +49,22 @@ def test_headers_of_a_request_replace_defaults_and_give_way_to_fixed_ones_in_any
         b"accept-encoding: gzip",
         b"X: 1",
     ]
+
+
+@pytest.mark.parametrize(
+    "pairs", [[], [("X", "1")], [("X", "1"), ("X", "2")], [("ACCEPT", "a"), ("user-agent", "b"), ("X", "1")]]
+)
+def test_lines_that_were_made_before_give_the_same_head(pairs: list[tuple[str, str]]) -> None:
+    multidict = pytest.importorskip("multidict")
+    head = RequestHead("POST", URL("http://user:pass@host.example/mcp"))
+    for size in (0, 7):
+        assert head.encoded(HeaderLines.of(pairs), size) == head.encoded(multidict.CIMultiDict(pairs), size)
+
+
+@pytest.mark.parametrize("pair", [("X", "a\r\nY: b"), ("X: a\r\nY", "b"), ("Content-Length", "1")])
+def test_lines_are_made_of_valid_headers_only(pair: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="header"):
+        _ = HeaderLines.of([pair])
 
 
 def test_a_repeated_header_is_sent_as_often() -> None:

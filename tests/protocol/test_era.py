@@ -22,6 +22,8 @@ ANSWER = {"jsonrpc": "2.0", "id": 1, "result": {"_meta": {mcp.META_VERSION: mcp.
         ("POST", None, json.dumps(CALL).encode(), True),
         ("POST", "2025-11-25", json.dumps(CALL).encode(), True),
         ("POST", None, json.dumps(OLD).encode(), False),
+        ("POST", None, json.dumps(CALL).replace("/protocolVersion", "\\u002fprotocolVersion").encode(), True),
+        ("POST", None, json.dumps(CALL).replace("/protocolVersion", "\\/protocolVersion").encode(), True),
         ("POST", "2025-11-25", json.dumps(OLD).encode(), False),
         ("POST", "nonsense", json.dumps(OLD).encode(), False),
         ("POST", None, json.dumps(ANSWER).encode(), False),
@@ -33,7 +35,7 @@ ANSWER = {"jsonrpc": "2.0", "id": 1, "result": {"_meta": {mcp.META_VERSION: mcp.
     ],
 )
 def test_the_era_of_a_request(method: str, header: str | None, body: bytes, *, modern: bool) -> None:
-    assert era.is_modern(method, header, lambda: request.read(body, DEPTH)) is modern
+    assert era.is_modern(method, header, body, lambda: request.read(body, DEPTH)) is modern
 
 
 def test_the_probe_is_a_modern_request() -> None:

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -94,6 +94,8 @@ class Docker:
 def engine() -> Iterator[Docker]:
     """Start the daemon; afterwards it and its containers are gone."""
     STORE.mkdir(parents=True, exist_ok=True)
+    for left in ("swarm", "containers", "network"):
+        shutil.rmtree(STORE / left, ignore_errors=True)  # of a run that was killed
     with tempfile.TemporaryDirectory(prefix="mrtr-docker-") as name:
         folder = Path(name)
         docker = Docker(f"unix://{folder}/engine.sock", folder / "log")
@@ -122,8 +124,21 @@ def engine() -> Iterator[Docker]:
                     time.sleep(0.2)
             yield docker
         finally:
-            for each in docker.run("ps", "--all", "--quiet").split() if daemon.poll() is None else ():
-                with_force = ("rm", "--force", each)
-                subprocess.run([CLIENT, "--host", docker.socket, *with_force], capture_output=True, check=False)
+            if daemon.poll() is None:
+                _end(docker)
             daemon.terminate()
-            _ = daemon.wait(30)
+            try:
+                _ = daemon.wait(30)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                _ = daemon.wait()
+
+
+def _end(docker: Docker) -> None:
+    """Remove every container: one that runs would outlive the daemon."""
+    with suppress(DockerError):
+        docker.run("swarm", "leave", "--force")
+    deadline = time.monotonic() + START_SECONDS
+    while (left := docker.run("ps", "--all", "--quiet").split()) and time.monotonic() < deadline:
+        with suppress(DockerError):
+            docker.run("rm", "--force", *left)

@@ -82,11 +82,14 @@ class Sender:
         headers: Mapping[str, str] | None = None,
         *,
         seconds: float = DEADLINE,
+        is_lenient: bool = False,
     ) -> tuple[Recorder, PendingRequest]:
         """Begin a request."""
         recorder = Recorder()
         head = RequestHead(method, self.url)
-        pending = self.client.begin(self.origin, head, headers or {}, body, recorder, connect_seconds=seconds)
+        pending = self.client.begin(
+            self.origin, head, headers or {}, body, recorder, connect_seconds=seconds, is_lenient=is_lenient
+        )
         assert recorder.words == [], "the listener was called before begin returned"
         return recorder, pending
 

@@ -21,8 +21,11 @@ CALLS_PER_SECOND: Final = 20
 class Load:
     """The calls of one test, with what went wrong."""
 
-    def __init__(self, server: OldServer, client: Wire, think: Callable[[int], float] = lambda _: 0) -> None:
-        """`think` returns for how many seconds the person of a call thinks, by its number."""
+    def __init__(
+        self, server: OldServer, client: Wire, think: Callable[[int], float] = lambda _: 0, name: str = "call"
+    ) -> None:
+        """`think` returns for how many seconds the person of a call thinks, by its number; `name` names the calls."""
+        self._name = name
         self.calls: list[Call] = []
         self.problems: list[str] = []
         self.count = 0
@@ -52,7 +55,7 @@ class Load:
                 answer = await self._client.call("echo", {"text": str(number)})
                 assert answer.text == str(number)
             else:
-                call = Call(self._server, "ask_slow", f"call {number}")
+                call = Call(self._server, "ask_slow", f"{self._name} {number}")
                 self.calls.append(call)
                 state = await call.begin(self._client)
                 await asyncio.sleep(self._think(number))

@@ -76,6 +76,14 @@ async def test_the_time_that_people_think_is_not_the_upstreams(upstream: FakeUps
     assert 0 <= seconds < 100
 
 
+async def test_a_plain_call_is_counted_with_the_time_of_its_upstream(upstream: FakeUpstream, stand: Stand) -> None:
+    client = stand.client()
+    for _ in range(3):  # from the second one on, an idle session takes the call at once
+        _ = await client.call()
+    labels = {"route": "/mcp", "method": mcp.TOOLS_CALL, "error_type": ""}
+    assert value(stand, f"{DURATION}_count", **labels) == 3
+
+
 @pytest.mark.parametrize(
     ("name", "values", "merged"),
     [

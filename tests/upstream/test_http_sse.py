@@ -234,7 +234,9 @@ async def test_a_lost_call_that_may_run_twice_is_run_again(old: FakeSse, begin: 
     answer = (await old.heard("answer"))[0]
     assert answer["id"] == 7, "the recorded answer, to the question of the second run"
     second = (await old.heard("tools/call", 2))[1]
-    old.streams[1].say(id=second["id"], result=text("again"))
+    # The tool list is fetched anew at the same time, in a session of its own.
+    [stream] = [each for each in old.streams if second in each.heard]
+    stream.say(id=second["id"], result=text("again"))
     assert (await answering).text == "again"
 
 
@@ -444,6 +446,19 @@ async def test_a_stream_that_names_no_endpoint_does_not_count_as_http_sse(old: F
     reply = await stand.client().call()
     assert "did not name an endpoint" in reply.error["message"]
     await asyncio.wait_for(old.streams[0].closed.wait(), 5)
+    await asyncio.wait_for(old.streams[0].closed.wait(), 5)
+
+
+async def test_a_message_behind_the_end_of_its_session_in_one_packet_is_not_heard(old: FakeSse, begin: Start) -> None:
+    stand = await sse(begin, old, limits={"event_bytes": 10_000})
+    client = stand.client()
+    answering = asyncio.get_running_loop().create_task(parked(old, client))
+    call = (await old.heard("tools/call"))[0]
+    _ = await answering
+    result = json.dumps({"jsonrpc": "2.0", "id": call["id"], "result": text("late")})
+    old.streams[0].raw(b"data: %b\n\ndata: %b\n\n" % (b"x" * 20_000, result.encode()))
+    await asyncio.wait_for(old.streams[0].closed.wait(), 5)
+    assert (await client.answer(await answering)).outcome == (200, -32603, "call_lost")
 
 
 async def test_a_finding_that_proves_wrong_is_replaced(old: FakeSse, upstream: FakeUpstream, begin: Start) -> None:

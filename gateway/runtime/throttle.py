@@ -1,0 +1,73 @@
+"""Limits the bytes that many unfinished messages hold together, by having all but the oldest wait."""
+
+from collections.abc import Callable
+
+from gateway.config import InForce
+
+
+class Arrival:
+    """One message that is still arriving."""
+
+    __slots__ = ("_go_on", "_throttle", "is_waiting", "size")
+
+    def __init__(self, throttle: "Throttle", go_on: Callable[[], None]) -> None:
+        self._throttle = throttle
+        self._go_on = go_on
+        self.size = 0
+        self.is_waiting = False
+
+    def hold(self, size: int) -> bool:
+        """Hold `size` bytes in all; returns False if no more may be read until `go_on` is called."""
+        return self._throttle.hold(self, size)
+
+    def release(self) -> None:
+        """Hold nothing any more: the message is complete, or not wanted. A second call does nothing."""
+        self._throttle.release(self)
+
+    def go_on(self) -> None:
+        """Have the reader read on if it waits."""
+        if self.is_waiting:
+            self.is_waiting = False
+            self._go_on()
+
+
+class Throttle:
+    """Counts the bytes of messages that are still arriving, up to a limit.
+
+    Past the limit only the oldest of them reads on, so that there is always one that comes to its end: together they
+    hold at most the limit and one message more. Nothing fails.
+    """
+
+    def __init__(self, limit: InForce[int]) -> None:
+        self._limit = limit
+        self._arriving: dict[Arrival, None] = {}
+        self.used = 0
+
+    @property
+    def limit(self) -> int:
+        """The limit as it holds now."""
+        return self._limit.value
+
+    def arrival(self, go_on: Callable[[], None]) -> Arrival:
+        """Return the arrival of a message that holds nothing yet; its reader must release it."""
+        return Arrival(self, go_on)
+
+    def hold(self, arrival: Arrival, size: int) -> bool:
+        """Count the bytes of an arrival."""
+        self._arriving.setdefault(arrival)
+        self.used += size - arrival.size
+        arrival.size = size
+        arrival.is_waiting = self.used > self._limit.value and arrival is not next(iter(self._arriving))
+        return not arrival.is_waiting
+
+    def release(self, arrival: Arrival) -> None:
+        """Stop counting an arrival, and let others read on."""
+        if arrival not in self._arriving:
+            return
+        del self._arriving[arrival]
+        arrival.is_waiting = False
+        self.used -= arrival.size
+        for other in tuple(self._arriving):
+            other.go_on()
+            if self.used > self._limit.value:
+                break  # only the oldest

@@ -1,0 +1,83 @@
+"""Messages that arrive at the same time, and the bytes that they hold together."""
+
+from gateway.config import InForce
+from gateway.runtime.throttle import Arrival, Throttle
+
+
+class Reader:
+    """A reader that counts how often it was told to go on."""
+
+    def __init__(self, throttle: Throttle) -> None:
+        self.resumed = 0
+        self.arrival: Arrival = throttle.arrival(self.go_on)
+
+    def go_on(self) -> None:
+        self.resumed += 1
+
+
+def test_messages_below_the_limit_do_not_wait() -> None:
+    throttle = Throttle(InForce(100))
+    one, two = Reader(throttle), Reader(throttle)
+    assert one.arrival.hold(50)
+    assert two.arrival.hold(50)
+    assert throttle.used == 100
+
+
+def test_past_the_limit_only_the_oldest_reads_on() -> None:
+    throttle = Throttle(InForce(100))
+    one, two = Reader(throttle), Reader(throttle)
+    assert one.arrival.hold(60)
+    assert not two.arrival.hold(60)
+    assert one.arrival.hold(5000)
+
+
+def test_the_next_one_reads_on_when_the_oldest_is_complete() -> None:
+    throttle = Throttle(InForce(100))
+    one, two, three = Reader(throttle), Reader(throttle), Reader(throttle)
+    assert one.arrival.hold(90)
+    assert not two.arrival.hold(80)
+    assert not three.arrival.hold(80)
+    one.arrival.release()
+    assert (two.resumed, three.resumed) == (1, 0)
+    assert two.arrival.hold(200)
+    two.arrival.release()
+    assert three.resumed == 1
+    three.arrival.release()
+    assert throttle.used == 0
+
+
+def test_all_read_on_when_there_is_room_again() -> None:
+    throttle = Throttle(InForce(100))
+    readers = [Reader(throttle) for _ in range(3)]
+    assert readers[0].arrival.hold(90)
+    for reader in readers[1:]:
+        assert not reader.arrival.hold(20)
+    readers[0].arrival.release()
+    assert [reader.resumed for reader in readers] == [0, 1, 1]
+
+
+def test_a_message_that_does_not_wait_is_not_told_to_go_on() -> None:
+    throttle = Throttle(InForce(100))
+    one, two = Reader(throttle), Reader(throttle)
+    assert one.arrival.hold(10)
+    assert two.arrival.hold(10)
+    one.arrival.release()
+    assert two.resumed == 0
+
+
+def test_a_second_release_does_nothing() -> None:
+    throttle = Throttle(InForce(100))
+    one = Reader(throttle)
+    assert one.arrival.hold(10)
+    one.arrival.release()
+    one.arrival.release()
+    assert throttle.used == 0
+
+
+def test_a_message_that_shrinks_makes_room_for_itself() -> None:
+    """A stream holds only its unfinished event."""
+    throttle = Throttle(InForce(100))
+    one, two = Reader(throttle), Reader(throttle)
+    assert one.arrival.hold(50)
+    assert not two.arrival.hold(60)
+    assert two.arrival.hold(10)

@@ -1,0 +1,32 @@
+"""A FAKE connection of a request, which notes what its reply asks of it."""
+
+from gateway.http_client.errors import ReplyCut
+from gateway.http_client.pending_request import PendingRequest, ReplyListener
+
+
+class FakeCarrier:
+    """The connection."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.pending: PendingRequest
+
+    def begin(self, listener: ReplyListener) -> PendingRequest:
+        self.pending = PendingRequest(listener)
+        self.pending.carried(self)
+        return self.pending
+
+    def abort(self) -> None:
+        self.asked.append("abort")
+
+    def pause_reading(self) -> None:
+        self.asked.append("pause")
+
+    def resume_reading(self) -> None:
+        self.asked.append("resume")
+
+    def end(self) -> None:
+        self.pending.end().on_end()
+
+    def cut(self) -> None:
+        self.pending.end().on_failed(ReplyCut())
