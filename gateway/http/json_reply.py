@@ -1,4 +1,4 @@
-"""Replies whose head and body are written at once, as nearly every reply is."""
+"""Replies that are written in one piece, as nearly every reply is."""
 
 import asyncio
 from http import HTTPStatus
