@@ -54,7 +54,6 @@ class Bounds(NamedTuple):
 class Prepared(NamedTuple):
     """The head of many requests: formatted once, as long as nothing in it changes."""
 
-    bounds: Bounds
     url: URL
     headers: Mapping[str, str]
     origin: Origin
@@ -136,15 +135,16 @@ class Client:
     def prepared(self, method: str, url: URL, headers: Mapping[str, str], before: "Prepared | None") -> "Prepared":
         """Return the head of requests with these headers; `before`, if it is still right. Raises ValueError."""
         bounds = self._bounds.value
-        if before is not None and before.bounds is bounds and before.url is url and before.headers == headers:
+        origin = _origin(url, bounds.tls, bounds.server_name)
+        if before is not None and before.url is url and before.origin is origin and before.headers == headers:
             return before
         head = _request_head(method, url).encoded(headers, 1).removesuffix(_ONE_BYTE)
-        return Prepared(bounds, url, headers, _origin(url, bounds.tls, bounds.server_name), head)
+        return Prepared(url, headers, origin, head)
 
     def begin_prepared(self, prepared: "Prepared", body: bytes, listener: ReplyListener) -> PendingRequest:
         """As `begin`, with a body."""
         encoded = b"%bContent-Length: %d\r\n\r\n" % (prepared.head, len(body))
-        seconds = prepared.bounds.timeouts.connect_seconds
+        seconds = self._bounds.value.timeouts.connect_seconds
         return self._calls.begin_encoded(prepared.origin, encoded, body, listener, connect_seconds=seconds)
 
     async def open(

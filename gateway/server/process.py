@@ -30,7 +30,7 @@ from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
 from gateway.http.client import Bounds, Client
 from gateway.http.listener import Handler, Listener
-from gateway.http.parser import parser_caution
+from gateway.http.request_parser import parser_caution
 from gateway.http.traffic import Traffic
 from gateway.http_client.client import HttpClient
 from gateway.passthrough.forwarder import Passthrough

@@ -4,9 +4,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from aiohttp import http_parser
 
-from gateway.http.request_parser import Malformed, RequestParser
+from gateway.http.request_parser import Malformed, RequestParser, parser_caution
 from gateway.telemetry import Malformation
+from tests.support.gateway_process import gateway
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection, request_head
 from tests.support.replicas import sample
@@ -206,3 +208,18 @@ def test_an_error_of_the_parser_quotes_nothing() -> None:
         with pytest.raises(Malformed) as caught:
             _ = requests.feed_data(sent)
         assert "s3cret" not in f"{caught.value!r} {caught.value} {caught.value.__cause__} {caught.value.__context__}"
+
+
+def test_the_parser_under_test_is_the_c_parser() -> None:
+    assert http_parser.HttpRequestParser is not http_parser.HttpRequestParserPy
+    assert parser_caution() is None
+    assert "without its C parser" in (parser_caution(http_parser.HttpRequestParserPy) or "")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("value", "warnings"), [("1", 1), ("", 0)])
+async def test_a_start_without_the_c_parser_warns(monkeypatch: pytest.MonkeyPatch, value: str, warnings: int) -> None:
+    monkeypatch.setenv("AIOHTTP_NO_EXTENSIONS", value)
+    async with gateway("http://127.0.0.1:9/mcp") as started:
+        said = [line for line in started.log("config.caution") if "AIOHTTP_NO_EXTENSIONS" in line["note"]]
+        assert len(said) == warnings
