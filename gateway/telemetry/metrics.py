@@ -128,7 +128,9 @@ class _Children(dict[tuple[str, ...], M], Generic[M]):
 
 
 class _Times:
-    """The durations of one series since the last scrape, counted without the locks of the library.
+    """The durations of one series since the metrics were read last, counted without the locks of the library.
+
+    The histogram has the bounds `_DURATIONS`.
 
     The library offers no public way to add many observations at once.
     """
@@ -371,7 +373,13 @@ class Metrics:
     def call_answered(self, route: str, method: str, ending: Ending, seconds: float) -> None:
         """Count an upstream call that has its answer, with the time that the upstream took for it."""
         error = ending.error_type if ending.error_type in ERROR_TYPES else OTHER_ERROR
-        self._calls[route, bounded_method(method), error].observe(seconds)
+        times = self._operation_times.get((route, method, error))
+        if times is None:
+            bounded = route, bounded_method(method), error
+            times = self._operation_times.get(bounded)
+            if times is None:
+                times = self._operation_times[bounded] = _Times(self._calls[bounded])
+        times.observe(seconds)
 
     def downstream_rejected(self, reason: str) -> None:
         """Count a refused request, by a `Rejection`."""

@@ -109,6 +109,7 @@ def test_a_call_has_no_meta_unless_something_is_in_it_and_a_progress_token_only_
 @pytest.mark.parametrize(("continuation", "replayable"), [("replay", True), ("hold", False)])
 def test_a_withdrawn_question_says_whether_the_call_may_be_run_again(continuation: str, *, replayable: bool) -> None:
     context = _fake_context(continuation=continuation, ephemeral=())
+    context.is_repeatable = False
     context.live.upstream.pool.group.return_value = Mock(tools=None, former=None)
     event = modern_event(context, Mock(), on.Withdrawn(Raw(b"1")))
     assert isinstance(event, on.Withdrawn)
