@@ -17,6 +17,7 @@ PROGRAMS = "cd|curl|export|git|kill|make|mrtr-gateway|npm|npx|pip|promtool|pytho
 COMMAND = re.compile(rf"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:{PROGRAMS})(?: |$)", re.MULTILINE)
 OTHER_KINDS = frozenset(
     {"", "yaml", "yml", "json", "text", "mermaid", "python", "nginx", "haproxy", "ini", "http", "promql", "toml"}
+    | {"javascript"}
 )
 ALL = [block for page in PAGES for block in blocks(page)]
 FOLLOWED = [page for page in PAGES if any(block.is_commands for block in blocks(page))]
