@@ -128,7 +128,8 @@ def is_open(port: str) -> bool:
 class Reader:
     """A reader that follows one page; close it with `leave`."""
 
-    def __init__(self, folder: Path, old_server_port: int) -> None:
+    def __init__(self, folder: Path, old_server_port: int, programs: Path = Path(sys.executable).parent) -> None:
+        """`programs` is the folder with the gateway's command."""
         self._folder = folder
         self._old_server_port = str(old_server_port)
         self._ports: dict[str, str] = {}
@@ -138,10 +139,10 @@ class Reader:
         tools.mkdir()
         (tools / "npx").write_text(_NPX)
         (tools / "npx").chmod(0o755)
-        programs = [str(tools), str(Path(sys.executable).parent), str(NODE.parent), os.environ["PATH"]]
+        found = [str(tools), str(programs), str(NODE.parent), os.environ["PATH"]]
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("GATEWAY_", "MRTR_"))},
-            "PATH": os.pathsep.join(programs),
+            "PATH": os.pathsep.join(found),
             "MRTR_DEMO_OLD_PYTHON": str(PARTS / "py130" / "bin" / "python"),
             "MRTR_DEMO_MODERN_PYTHON": str(PARTS / "modern" / "bin" / "python"),
             # A drain at the end of a test does not wait.

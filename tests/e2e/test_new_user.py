@@ -1,0 +1,175 @@
+"""The path of a new user in a fresh clone: `make demo`, an install, the quick start, a probe, a modern client.
+
+The steps of the path that follow are shown elsewhere, each with more than one gateway: ELSEWHERE.
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import pytest
+
+from tests.docs.pages import Block, blocks
+from tests.docs.shell import Reader
+from tests.parts.clients.drive import Kind, available, elicit, modern_client
+from tests.parts.launch import NODE, PARTS, REPOSITORY, die_with_parent, free_port, old_server
+
+ELSEWHERE: Final = {
+    "the image is built and run": "tests/deploy/test_image.py",
+    "Docker runs both Compose stories, and an update of a Swarm": "tests/deploy/test_docker.py",
+    "Compose starts replicas": "tests/deploy/test_compose.py",
+    "an update under load refuses no new call and loses none": "tests/chaos/test_updates.py",
+    "`make test`": ".ci/run",
+}
+QUICK_START: Final = blocks(REPOSITORY / "docs" / "quick-start.md")
+CLIENTS: Final[tuple[Kind, ...]] = ("py", "ts")
+WITH_LIMITS: Final = 3
+"""The exit code of the probe for a server of which one tool has to be a task."""
+SECONDS: Final = 300
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(2 * SECONDS),
+    pytest.mark.skipif(
+        not all(map(available, CLIENTS)) or not (PARTS / "py130").exists() or not NODE.exists(),
+        reason="scripts/parts has not been run",
+    ),
+    pytest.mark.skipif(not all(map(shutil.which, ("git", "make", "curl"))), reason="apt install git make curl"),
+]
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    """Run a command of the path, which must succeed, and return what it prints."""
+    # The environment of a new user: nothing of this run's own virtual environment, and no settings.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GATEWAY_", "MRTR_", "VIRTUAL"))}
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=kept | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command} ends with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def followed(block: Block) -> bool:
+    """Whether a reader follows the block; the install and the probe are steps of their own here."""
+    return block.run_by is None and not block.said.startswith("not run")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("new-user")
+    _ = run("git", "clone", "--quiet", REPOSITORY, "gateway", cwd=folder)
+    return folder / "gateway"
+
+
+@pytest.fixture(scope="module")
+def programs(clone: Path) -> Path:
+    """The programs of a new virtual environment, into which the clone was installed as the quick start says."""
+    (install,) = (block.text for block in QUICK_START if block.run_by == "tests/e2e/test_new_user.py")
+    venv = clone.parent / "venv"
+    _ = run(sys.executable, "-m", "venv", venv, cwd=clone)
+    path = os.pathsep.join([str(venv / "bin"), os.environ["PATH"]])
+    _ = run("bash", "-euc", install, cwd=clone, PATH=path, PIP_QUIET="1", PIP_DISABLE_PIP_VERSION_CHECK="1")
+    return venv / "bin"
+
+
+def test_make_demo_answers_a_question_in_a_fresh_clone(clone: Path) -> None:
+    interpreters = {
+        "MRTR_DEMO_OLD_PYTHON": str(PARTS / "py130" / "bin" / "python"),
+        "MRTR_DEMO_MODERN_PYTHON": str(PARTS / "modern" / "bin" / "python"),
+    }
+    printed = run("make", "demo", f"PYTHON={sys.executable}", cwd=clone, **interpreters)
+    assert "Bug #4522 resolved as Duplicate of Bug #4301." in printed
+
+
+def test_the_installed_program_follows_the_quick_start(programs: Path, tmp_path: Path) -> None:
+    reader = Reader(tmp_path, 0, programs)
+    try:
+        reader.follow([block for block in QUICK_START if followed(block)])
+        reader.leave()
+    finally:
+        reader.kill()
+
+
+@asynccontextmanager
+async def served(programs: Path, upstream: str, folder: Path) -> AsyncIterator[str]:
+    """The gateway with the one option of the README; its URL, once `/readyz` says that it is ready."""
+    listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    with (folder / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(programs / "mrtr-gateway", "serve", "--upstream", upstream),
+            cwd=folder,
+            env={"PATH": os.environ["PATH"], "GATEWAY_LISTEN": listen, "GATEWAY_ADMIN": admin},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=die_with_parent,
+        )
+    try:
+        async with asyncio.timeout(30), aiohttp.ClientSession() as http:
+            while not await is_ready(http, admin):
+                assert process.returncode is None, (folder / "log").read_text()
+                await asyncio.sleep(0.02)
+        yield f"http://{listen}/mcp"
+        process.terminate()
+        async with asyncio.timeout(30):
+            assert await process.wait() == 0, (folder / "log").read_text()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def is_ready(http: aiohttp.ClientSession, admin: str) -> bool:
+    try:
+        async with http.get(f"http://{admin}/readyz") as response:
+            return response.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+async def test_a_modern_client_answers_a_question_through_the_installed_program(
+    kind: Kind, programs: Path, tmp_path: Path
+) -> None:
+    async with (
+        old_server("everything") as server,
+        served(programs, server.url, tmp_path) as url,
+        modern_client(kind) as client,
+    ):
+        connected = await client.connect(url)
+        assert connected.value["protocolVersion"] == "2026-07-28"
+        answer = elicit({"action": "accept", "content": {"name": "Ada", "check": True}})
+        called = await client.call_tool("trigger-elicitation-request", answers=[answer])
+        assert "Ada" in str(called.value["content"])
+
+
+async def test_the_probe_reports_on_the_server_of_the_quick_start(programs: Path, tmp_path: Path) -> None:
+    async with old_server("everything") as server:
+        process = await asyncio.create_subprocess_exec(
+            *(programs / "mrtr-gateway", "probe", server.url),
+            cwd=tmp_path,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        printed, _ = await process.communicate()
+    assert process.returncode == WITH_LIMITS, printed.decode()
+
+
+@pytest.mark.parametrize("step", ELSEWHERE)
+def test_the_other_steps_of_the_path_have_tests_of_their_own(step: str) -> None:
+    assert (REPOSITORY / ELSEWHERE[step]).exists()
