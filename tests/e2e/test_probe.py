@@ -55,7 +55,7 @@ TABLE = {
     "py110": Row("ok", "old", HTTP, *HELD),
     "fm3": Row("ok", "old", HTTP, *HELD),
     "ts132-store": Row("ok", "old", HTTP, *RESUMED),
-    "everything": Row("warning", "old", HTTP, *RESUMED),  # one of its tools needs a task
+    "everything": Row("ok", "old", HTTP, *RESUMED),
     "py130 --stateless": Row("warning", "old", HTTP, *STATELESS),
     "ts132 --stateless": Row("warning", "old", HTTP, *STATELESS),
     "py130 --json": Row("warning", "old", HTTP, *JSON),
