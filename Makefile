@@ -81,7 +81,7 @@ image: ## the container image, with docker, podman or buildah
 	scripts/image
 
 interop: $(VENV)/stamp parts ## every client with every server, and the page about it
-	$(BIN)/python -m pytest -q tests/e2e/test_matrix.py
+	$(BIN)/python -m pytest -q tests/e2e/test_matrix.py tests/e2e/test_published.py
 	$(BIN)/python scripts/print_interop > docs/interop.md
 
 release: $(VENV)/stamp ## wheel, sdist, image, bill of materials and checksums into dist/, reproducibly
