@@ -178,6 +178,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sending_bytes: Bytes = 33_554_432
     """Maximum size of everything together that clients have not read. Beyond it, the gateway closes the connection of
     the client that is behind for the longest time. A value below `event_bytes` counts as `event_bytes`."""
+    arriving_bytes: Bytes = 33_554_432
+    """Maximum size of all unfinished messages of one upstream together, those below 64 KiB aside. Beyond it, the
+    gateway reads on with the oldest of them only."""
     results_bytes: Bytes = 16_777_216
     """Maximum size of all delivered results together that are kept for `hold.linger_seconds`, with their requests.
     Beyond it, the gateway forgets the oldest."""

@@ -38,6 +38,7 @@ _APPLIED: Final[dict[str, tuple[str, ...]]] = {
         "receiving_bytes",
         "receiving_bytes_per_address",
         "sending_bytes",
+        "arriving_bytes",
         "results_bytes",
         "replay_bytes",
         "cold_bytes",

@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 from gateway.http_client.errors import ReplyCut, RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
+from gateway.runtime.throttle import AwaitedArrival, Throttle
 
 _BUFFERED_BYTES: Final = 131_072
 """Nothing more is read from the socket while this much waits for the coroutine."""
@@ -125,15 +126,26 @@ class AwaitedReply:
         if not self._pending.is_paused:
             self._pending.pause_reading()
 
-    async def read_at_most(self, limit: int) -> bytes | None:
+    def read_on(self) -> None:
+        """Read from the socket again."""
+        self._pending.resume_reading()
+
+    async def read_at_most(self, limit: int, throttle: Throttle | None = None) -> bytes | None:
         """Return the whole body, or None if it is larger than `limit` bytes. Raises RequestFailed."""
         parts: list[bytes] = []
         size = 0
-        async for part in self:
-            parts.append(part)
-            size += len(part)
-            if size > limit:
-                return None
+        arrival = AwaitedArrival(throttle) if throttle is not None else None
+        try:
+            async for part in self:
+                parts.append(part)
+                size += len(part)
+                if size > limit:
+                    return None
+                if arrival is not None:
+                    await arrival.hold(size)
+        finally:
+            if arrival is not None:
+                arrival.release()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def skip(self) -> None:

@@ -26,6 +26,7 @@ from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.request_head import HeaderLines, RequestHead
 from gateway.http_client.tls_errors import certificate_cause, handshake_cause
 from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
+from gateway.runtime.throttle import Throttle
 
 _READ_BYTES: Final = 65_536
 FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError, RequestFailed)
@@ -72,6 +73,8 @@ class Client:
         self._bounds = bounds
         self._calls = calls
         self._http = http or _session()
+        self.arriving = Throttle(bounds.part(lambda value: value.limits.arriving_bytes))
+        """Limits the unfinished messages of the upstream."""
 
     def sibling(self, bounds: InForce[Bounds]) -> "Client":
         """Make a client of other bounds that shares the connections of this one. This one closes them."""

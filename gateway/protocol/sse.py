@@ -71,6 +71,11 @@ class Parser:
         self.retry_ms: int | None = None
         """How long the stream asks clients to wait before they reconnect."""
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """The size of what was read and is not part of an event yet."""
+        return self._size + self._unfinished_bytes
+
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that `chunk` completes, in order; raises EventTooLarge."""
         if not self._started:

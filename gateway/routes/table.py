@@ -20,6 +20,7 @@ from gateway.routes.deadlines import Deadlines, lengths
 from gateway.routes.live_route import LiveRoute, LiveUpstream, ProcessScope
 from gateway.routes.upstream_health import UpstreamHealth
 from gateway.sessions.pool import Pool
+from gateway.telemetry.process_status import BudgetStatus
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.children.shared_child import ChildHolder
@@ -139,6 +140,12 @@ class RouteTable:
         era = StdioEra(launcher, modern, tasks, metrics, route.path)
         shared = ChildHolder(launcher, malformed).connect if self._shares_children else None
         return Pool(settings, shared or connect, metrics, tasks, launcher.stop_prestarting), era
+
+    def arriving(self) -> BudgetStatus:
+        """Return what the unfinished messages of all upstreams hold; each upstream has the limit for itself."""
+        throttles = [live.upstream.client.arriving for live in self.live.values()]
+        used, limit = (sum(values) for values in ([t.used for t in throttles], [t.limit for t in throttles]))
+        return BudgetStatus(used, limit, 0)
 
     def children(self, path: str) -> int:
         """Count the processes of a route's command, including those from before a reload."""

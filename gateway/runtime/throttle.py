@@ -1,8 +1,13 @@
 """Limits the bytes that many unfinished messages hold together, by having all but the oldest wait."""
 
+import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from gateway.config import InForce
+
+SMALL_BYTES: Final = 65_536
+"""A message of at most this size is not counted."""
 
 
 class Arrival:
@@ -18,6 +23,9 @@ class Arrival:
 
     def hold(self, size: int) -> bool:
         """Hold `size` bytes in all; returns False if no more may be read until `go_on` is called."""
+        if size <= SMALL_BYTES:
+            self._throttle.release(self)
+            return True
         return self._throttle.hold(self, size)
 
     def release(self) -> None:
@@ -29,6 +37,28 @@ class Arrival:
         if self.is_waiting:
             self.is_waiting = False
             self._go_on()
+
+
+class AwaitedArrival:
+    """One message that a coroutine reads."""
+
+    def __init__(self, throttle: "Throttle") -> None:
+        self._arrival = throttle.arrival(self._go_on)
+        self._room: asyncio.Future[None] | None = None
+
+    async def hold(self, size: int) -> None:
+        """Hold `size` bytes in all, and wait until more may be read."""
+        if not self._arrival.hold(size):
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        self._arrival.release()
+
+    def _go_on(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
 
 
 class Throttle:

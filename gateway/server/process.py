@@ -164,6 +164,7 @@ class Gateway:
         shares = self._serves_host
         scope, errors = self._scope(), self.recent_errors
         self.routes = RouteTable(self.config, tls, self._client, scope, errors, shares_children=shares)
+        self.metrics.watch_budget("limits.arriving_bytes", self.routes.arriving)
         self._authenticator = Authenticator(self._in_force, self._client, self.tasks)
         self.downstream = self._new_downstream()
 

@@ -19,6 +19,7 @@ from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import NotConnected
 from gateway.protocol import jsonrpc, lost_session, mcp
 from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, Refused, SessionLost
+from gateway.runtime.throttle import Throttle
 
 _SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
 _ERROR_BODY_BYTES: Final = 65_536
@@ -96,9 +97,9 @@ def is_local(exc: BaseException) -> bool:
     return isinstance(cause, socket.gaierror) or (isinstance(cause, OSError) and cause.errno in _LOCAL_CAUSES)
 
 
-async def read_response(response: AwaitedReply, limit: int, where: str) -> bytes:
+async def read_response(response: AwaitedReply, limit: int, where: str, throttle: Throttle | None = None) -> bytes:
     """Return the whole body. Raises CallLost if it is larger than `limit` bytes, or RequestFailed."""
-    body = await response.read_at_most(limit)
+    body = await response.read_at_most(limit, throttle)
     if body is None:
         raise CallLost(f"{where} sent a body larger than limits.event_bytes; the call may have had effects")
     return body

@@ -20,6 +20,7 @@ from gateway.http_client.errors import ListenerFailed, RequestFailed
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError, clean
+from gateway.runtime.throttle import SMALL_BYTES, Arrival
 from gateway.upstream.channel import Channel, Headers, Receive, SideListener
 from gateway.upstream.http_errors import (
     PING_PREFIX,
@@ -71,6 +72,8 @@ class HttpSseChannel(Channel):
         self._fixed: dict[str, str] = {"Accept": "application/json", "Content-Type": "application/json"}
         self._stream: AwaitedReply | None = None
         """The reply to GET, while it is open."""
+        self._arrival: Arrival | None = None
+        """While a large event is arriving."""
         self._parser: sse.Parser
         self._named: asyncio.Future[URL | UpstreamError]
         """Done when the first event named the address for messages, or when it will not."""
@@ -180,10 +183,22 @@ class HttpSseChannel(Channel):
                     self._named.set_result(self._messages)
                 elif event.data and event.event == "message":
                     self._receive(event.data)
+            size = self._parser.unfinished_bytes
+            if self._stream is not None and (size > SMALL_BYTES or self._arrival is not None):
+                self._hold(size, self._stream)
         except UpstreamError as exc:
             self._end(exc)
         except sse.EventTooLarge:
             self._end(CallLost(f"{self._endpoint.where} sent an event larger than limits.event_bytes"))
+
+    def _hold(self, size: int, stream: AwaitedReply) -> None:
+        """Read on only if there is room for more of a large event."""
+        if self._arrival is None:
+            self._arrival = self._client.arriving.arrival(stream.read_on)
+        if not self._arrival.hold(size):
+            stream.hold()
+        if size <= SMALL_BYTES:
+            self._arrival = None
 
     def on_end(self) -> None:
         """The server ended the stream."""
@@ -201,6 +216,8 @@ class HttpSseChannel(Channel):
         if stream is None:
             return
         stream.close()
+        if self._arrival is not None:
+            self._arrival.release()
         self._messages = None
         if not self._named.done():
             self._named.set_result(ended)

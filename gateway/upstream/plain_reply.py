@@ -13,6 +13,7 @@ from gateway.http_client.errors import ListenerFailed, RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
+from gateway.runtime.throttle import SMALL_BYTES, Arrival, Throttle
 from gateway.upstream.channel import BegunReply, Reading, Receive
 from gateway.upstream.resumption import Resumption
 
@@ -22,6 +23,7 @@ class PlainReply(BegunReply):
 
     __slots__ = (
         "_accepted",
+        "_arrival",
         "_drain_seconds",
         "_drain_timer",
         "_failure",
@@ -37,6 +39,7 @@ class PlainReply(BegunReply):
         "_rest",
         "_resumption",
         "_size",
+        "_throttle",
         "_unusual",
     )
 
@@ -47,6 +50,7 @@ class PlainReply(BegunReply):
         resumption: Resumption,
         read: Callable[[AwaitedReply, Receive], Reading],
         *,
+        throttle: Throttle,
         max_bytes: int,
         drain_seconds: float,
     ) -> None:
@@ -58,6 +62,9 @@ class PlainReply(BegunReply):
         self._read = read
         self._accepted = accepted
         self._resumption = resumption
+        self._throttle = throttle
+        self._arrival: Arrival | None = None
+        """Once the reply is large."""
         self._max_bytes = max_bytes
         self._drain_seconds = drain_seconds
         self._drain_timer: asyncio.TimerHandle | None = None
@@ -88,7 +95,7 @@ class PlainReply(BegunReply):
             rest.on_head(self._head)
         for part in self._parts:
             rest.on_body(part)
-        self._parts.clear()
+        self._forget_parts()
         self._head = self._parser = None
         if self._failure is not None:
             rest.on_failed(self._failure)
@@ -128,6 +135,8 @@ class PlainReply(BegunReply):
             self._size += len(data)
             if self._size > self._max_bytes or (self._parser is not None and not self._is_plain(self._parser, data)):
                 self._unusual()
+            elif self._size > SMALL_BYTES and not self._is_done:
+                self._hold()
 
     def on_end(self) -> None:
         """Look for the answer in a body; a stream that ends without one may be resumed."""
@@ -179,8 +188,20 @@ class PlainReply(BegunReply):
             self._stop_timer()
         if not self._is_done:
             self._is_done = True
-            self._parts.clear()
+            self._forget_parts()
             del self._receive, self._unusual, self._accepted
+
+    def _hold(self) -> None:
+        """Read on only if there is room for more of a large reply."""
+        if self._arrival is None:
+            self._arrival = self._throttle.arrival(self._pending.resume_reading)
+        if not self._arrival.hold(self._size):
+            self._pending.pause_reading()
+
+    def _forget_parts(self) -> None:
+        self._parts.clear()
+        if self._arrival is not None:
+            self._arrival.release()
 
     def _stop_timer(self) -> None:
         if self._drain_timer is not None:

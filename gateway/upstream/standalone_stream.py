@@ -14,10 +14,11 @@ from typing import Final
 
 from gateway.http.client import REDIRECTS
 from gateway.http_client.errors import ClientClosed, ListenerFailed, NoReply, RequestFailed
-from gateway.http_client.pending_request import PendingRequest  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import UpstreamError
+from gateway.runtime.throttle import SMALL_BYTES, Arrival
 from gateway.upstream.channel import Headers, SideListener
 from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.jsonrpc_batches import hand_over
@@ -32,6 +33,7 @@ class StandaloneStream:
     """Keeps the GET stream of one session open."""
 
     __slots__ = (
+        "_arrival",
         "_attempts",
         "_began",
         "_client",
@@ -66,6 +68,8 @@ class StandaloneStream:
         """Whether there ever was a stream; `is_open` may be a guess."""
         self._is_closing = False
         self._pending: PendingRequest | None = None
+        self._arrival: Arrival | None = None
+        """While a large event is arriving."""
         self._timer: asyncio.TimerHandle | None = None
         """The pause before the next GET."""
         self._parser: sse.Parser
@@ -147,6 +151,9 @@ class StandaloneStream:
 
     def _let_go(self) -> None:
         """Give up the GET in flight, or the next one."""
+        if self._arrival is not None:
+            self._arrival.release()
+            self._arrival = None
         if self._pending is not None:
             self._pending.abort()
             self._pending = None
@@ -197,9 +204,21 @@ class StandaloneStream:
             for event in self._parser.feed(data):
                 if event.data:
                     _ = hand_over(event.data, listener.receive)
+            size = self._parser.unfinished_bytes
+            if self._pending is not None and (size > SMALL_BYTES or self._arrival is not None):
+                self._hold(size, self._pending)
         except (UpstreamError, sse.EventTooLarge):
             if self._listener is not None:
                 self._broke()
+
+    def _hold(self, size: int, pending: PendingRequest) -> None:
+        """Read on only if there is room for more of a large event."""
+        if self._arrival is None:
+            self._arrival = self._client.arriving.arrival(pending.resume_reading)
+        if not self._arrival.hold(size):
+            pending.pause_reading()
+        if size <= SMALL_BYTES:
+            self._arrival = None
 
     def on_end(self) -> None:
         """The server ended the stream."""

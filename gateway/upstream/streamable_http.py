@@ -21,6 +21,7 @@ from gateway.http.client import FOREIGN, REDIRECTS, Exchange, Prepared, mapped
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
+from gateway.runtime.throttle import AwaitedArrival
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive, SideListener
 from gateway.upstream.http_errors import (
     InitializeAnswer,
@@ -226,6 +227,7 @@ class StreamableChannel(Channel):
             partial(self._client.begin_prepared, self._prepared_post(headers), message),
             accepted,
             self._resumption,
+            throttle=self._client.arriving,
             max_bytes=self._client.limits.event_bytes,
             drain_seconds=self._times.drain_seconds,
             read=lambda reply, receive: self.request(message, headers, receive, reply),
@@ -434,7 +436,8 @@ class StreamableChannel(Channel):
                 response.expect_silence()
             await self._read_events(response, receive)
             return None
-        body = await read_response(response, self._client.limits.event_bytes, self._endpoint.where)
+        client, where = self._client, self._endpoint.where
+        body = await read_response(response, client.limits.event_bytes, where, client.arriving)
         if not body or not hand_over(body, receive):
             raise CallLost(
                 f"{self._endpoint.where} answered HTTP {response.status} without a result; the call may have had "
@@ -445,6 +448,7 @@ class StreamableChannel(Channel):
     async def _read_events(self, response: AwaitedReply, receive: Receive, *, again: bool = False) -> None:
         """Hand over events until the request is answered; `again` skips events that were handed over before."""
         parser = sse.Parser(self._client.limits.event_bytes)
+        arrival = AwaitedArrival(self._client.arriving)
         try:
             async for chunk in response:
                 for event in parser.feed(chunk):
@@ -454,6 +458,7 @@ class StreamableChannel(Channel):
                         if not again:  # a resumed stream stays open after the answer
                             await self._drain(response)
                         return
+                await arrival.hold(parser.unfinished_bytes)
             cut = f"{self._endpoint.where} ended the call's stream without a result; the call may have had effects"
         except FOREIGN as exc:
             cut = mapped(exc, self._endpoint.where).message
@@ -461,6 +466,8 @@ class StreamableChannel(Channel):
             raise CallLost(
                 f"{self._endpoint.where} sent an event larger than limits.event_bytes; the call may have had effects"
             ) from exc
+        finally:
+            arrival.release()
         raise _StreamCut(cut, parser.retry_ms)
 
     async def _drain(self, response: AwaitedReply) -> None:

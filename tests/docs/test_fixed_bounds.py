@@ -13,6 +13,7 @@ from gateway.identity import bearer_token
 from gateway.legacy_front import session, session_ids, stream_writer
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import errors, jsonrpc, request, unpaired_surrogates
+from gateway.runtime import throttle
 from gateway.seal import peer_messages
 from gateway.sessions import assignment, checkout, list_cache, own_answers, pool
 from gateway.telemetry import redaction
@@ -81,6 +82,7 @@ FIXED = [
     ("open requests of one session", [count(session._MAX_OPEN)]),
     ("a reply before it becomes a stream", [seconds(stream_writer._FIRST_SECONDS)]),
     ("the id of a client's session", [count(session_ids._MAX_CHARACTERS)]),
+    ("unfinished SSE events and JSON answers", [f"below {size(throttle.SMALL_BYTES)}"]),
     ("open questions of one call", [count(questions.MAX_QUESTIONS)]),
     ("requests of the server in one call", [count(machine.MAX_NESTED), size(machine.MAX_NESTED_ID_BYTES)]),
     ("a key of `inputRequests`", [f"{questions._MAX_KEY} characters"]),

@@ -1,7 +1,11 @@
 """Messages that arrive at the same time, and the bytes that they hold together."""
 
+import asyncio
+
 from gateway.config import InForce
-from gateway.runtime.throttle import Arrival, Throttle
+from gateway.runtime.throttle import SMALL_BYTES, Arrival, AwaitedArrival, Throttle
+
+KIB64 = SMALL_BYTES
 
 
 class Reader:
@@ -16,30 +20,30 @@ class Reader:
 
 
 def test_messages_below_the_limit_do_not_wait() -> None:
-    throttle = Throttle(InForce(100))
+    throttle = Throttle(InForce(100 * KIB64))
     one, two = Reader(throttle), Reader(throttle)
-    assert one.arrival.hold(50)
-    assert two.arrival.hold(50)
-    assert throttle.used == 100
+    assert one.arrival.hold(50 * KIB64)
+    assert two.arrival.hold(50 * KIB64)
+    assert throttle.used == 100 * KIB64
 
 
 def test_past_the_limit_only_the_oldest_reads_on() -> None:
-    throttle = Throttle(InForce(100))
+    throttle = Throttle(InForce(100 * KIB64))
     one, two = Reader(throttle), Reader(throttle)
-    assert one.arrival.hold(60)
-    assert not two.arrival.hold(60)
-    assert one.arrival.hold(5000)
+    assert one.arrival.hold(60 * KIB64)
+    assert not two.arrival.hold(60 * KIB64)
+    assert one.arrival.hold(5000 * KIB64)
 
 
 def test_the_next_one_reads_on_when_the_oldest_is_complete() -> None:
-    throttle = Throttle(InForce(100))
+    throttle = Throttle(InForce(100 * KIB64))
     one, two, three = Reader(throttle), Reader(throttle), Reader(throttle)
-    assert one.arrival.hold(90)
-    assert not two.arrival.hold(80)
-    assert not three.arrival.hold(80)
+    assert one.arrival.hold(90 * KIB64)
+    assert not two.arrival.hold(80 * KIB64)
+    assert not three.arrival.hold(80 * KIB64)
     one.arrival.release()
     assert (two.resumed, three.resumed) == (1, 0)
-    assert two.arrival.hold(200)
+    assert two.arrival.hold(200 * KIB64)
     two.arrival.release()
     assert three.resumed == 1
     three.arrival.release()
@@ -47,28 +51,28 @@ def test_the_next_one_reads_on_when_the_oldest_is_complete() -> None:
 
 
 def test_all_read_on_when_there_is_room_again() -> None:
-    throttle = Throttle(InForce(100))
+    throttle = Throttle(InForce(100 * KIB64))
     readers = [Reader(throttle) for _ in range(3)]
-    assert readers[0].arrival.hold(90)
+    assert readers[0].arrival.hold(90 * KIB64)
     for reader in readers[1:]:
-        assert not reader.arrival.hold(20)
+        assert not reader.arrival.hold(20 * KIB64)
     readers[0].arrival.release()
     assert [reader.resumed for reader in readers] == [0, 1, 1]
 
 
 def test_a_message_that_does_not_wait_is_not_told_to_go_on() -> None:
-    throttle = Throttle(InForce(100))
+    throttle = Throttle(InForce(100 * KIB64))
     one, two = Reader(throttle), Reader(throttle)
-    assert one.arrival.hold(10)
-    assert two.arrival.hold(10)
+    assert one.arrival.hold(10 * KIB64)
+    assert two.arrival.hold(10 * KIB64)
     one.arrival.release()
     assert two.resumed == 0
 
 
 def test_a_second_release_does_nothing() -> None:
-    throttle = Throttle(InForce(100))
+    throttle = Throttle(InForce(100 * KIB64))
     one = Reader(throttle)
-    assert one.arrival.hold(10)
+    assert one.arrival.hold(10 * KIB64)
     one.arrival.release()
     one.arrival.release()
     assert throttle.used == 0
@@ -76,8 +80,29 @@ def test_a_second_release_does_nothing() -> None:
 
 def test_a_message_that_shrinks_makes_room_for_itself() -> None:
     """A stream holds only its unfinished event."""
-    throttle = Throttle(InForce(100))
+    throttle = Throttle(InForce(100 * KIB64))
     one, two = Reader(throttle), Reader(throttle)
-    assert one.arrival.hold(50)
-    assert not two.arrival.hold(60)
-    assert two.arrival.hold(10)
+    assert one.arrival.hold(50 * KIB64)
+    assert not two.arrival.hold(60 * KIB64)
+    assert two.arrival.hold(10 * KIB64)
+
+
+def test_small_messages_are_not_counted() -> None:
+    throttle = Throttle(InForce(1))
+    one, two = Reader(throttle), Reader(throttle)
+    assert one.arrival.hold(KIB64)
+    assert two.arrival.hold(KIB64)
+    assert throttle.used == 0
+
+
+async def test_a_coroutine_waits_for_its_turn() -> None:
+    throttle = Throttle(InForce(100 * KIB64))
+    one, two = AwaitedArrival(throttle), AwaitedArrival(throttle)
+    await one.hold(90 * KIB64)
+    second = asyncio.get_running_loop().create_task(two.hold(20 * KIB64))
+    await asyncio.sleep(0)
+    assert not second.done()
+    one.release()
+    await second
+    two.release()
+    assert throttle.used == 0

@@ -65,6 +65,7 @@ def test_a_handle_that_would_be_too_large_keeps_what_its_owner_needs() -> None:
         ("x" * 3000, {}, "too_large"),
         ("no handle", {}, "malformed"),
     ],
+    ids=range(9),
 )
 def test_a_handle_opens_only_for_its_caller_on_its_route_in_its_time(
     sealed: str, given: dict[str, object], reason: str

@@ -4,11 +4,13 @@ import asyncio
 
 import pytest
 
+from gateway.config import InForce
 from gateway.http.awaited_reply import AwaitedReply
 from gateway.http_client.errors import ListenerFailed, ReplyCut
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc
+from gateway.runtime.throttle import SMALL_BYTES, Throttle
 from gateway.upstream.channel import Receive
 from gateway.upstream.plain_reply import PlainReply
 from gateway.upstream.resumption import Resumption
@@ -36,7 +38,7 @@ class FakeCarrier:
 class Reading:
     """A plain reply at work, with what came of it."""
 
-    def __init__(self, drain_seconds: float = 60, max_bytes: int = 1000) -> None:
+    def __init__(self, drain_seconds: float = 60, max_bytes: int = 1000, throttle: Throttle | None = None) -> None:
         self.answers: list[bytes] = []
         self.unusual = 0
         self.accepted = 0
@@ -44,7 +46,13 @@ class Reading:
         self.awaited: AwaitedReply | None = None
         self.resumption = Resumption(DEFAULT_TIMES)
         self.reply = PlainReply(
-            self._begin, self._accept, self.resumption, self._read, max_bytes=max_bytes, drain_seconds=drain_seconds
+            self._begin,
+            self._accept,
+            self.resumption,
+            self._read,
+            throttle=throttle or Throttle(InForce(1 << 20)),
+            max_bytes=max_bytes,
+            drain_seconds=drain_seconds,
         )
         self.reply.start(self._receive, self._become_unusual)
 
@@ -209,3 +217,17 @@ async def test_a_bug_of_the_receiver_is_reported_and_the_reply_dropped() -> None
     with pytest.raises(ZeroDivisionError):
         reading.reply.on_failed(bug)
     assert reading.unusual == 0
+
+
+async def test_a_large_body_waits_for_an_older_one() -> None:
+    throttle = Throttle(InForce(SMALL_BYTES))
+    older, later = (Reading(max_bytes=10 * SMALL_BYTES, throttle=throttle) for _ in range(2))
+    for reading in (older, later):
+        reading.head()
+        reading.reply.on_body(b" " * (SMALL_BYTES + 1))
+    assert (older.pending.is_paused, later.pending.is_paused) == (False, True)
+    older.reply.on_body(ANSWER)
+    older.reply.close()
+    assert not later.pending.is_paused
+    later.reply.close()
+    assert throttle.used == 0

@@ -1,0 +1,99 @@
+"""Large messages that arrive from one upstream at the same time."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gateway.protocol import mcp
+from gateway.runtime.throttle import Throttle
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.stand import Start
+from tests.support.workbench import Stand, eventually
+
+LIMIT = 200_000
+LARGE = 1_000_000
+Send = Callable[[Turn, str, asyncio.Event], Awaitable[None]]
+
+
+def throttle(stand: Stand) -> Throttle:
+    return stand.gateway.routes.live["/mcp"].upstream.client.arriving
+
+
+async def event_in_two(turn: Turn, words: str, go: asyncio.Event, *, side: bool = False) -> None:
+    """One event, of which only the first half comes before `go`."""
+    message = json.dumps({"jsonrpc": "2.0", "id": turn.id, "result": text(words)}).encode()
+    whole, half = b"data: " + message + b"\n\n", len(message) // 2
+    if side:
+        for part in (whole[:half], whole[half:]):
+            turn.upstream.side(turn.session).put_nowait(part)
+            await go.wait()
+        return
+    await turn.raw(whole[:half])
+    await go.wait()
+    await turn.raw(whole[half:])
+
+
+async def plain(turn: Turn, words: str, go: asyncio.Event) -> None:
+    await event_in_two(turn, words, go)
+
+
+async def after_a_notification(turn: Turn, words: str, go: asyncio.Event) -> None:
+    token = turn.body["params"]["_meta"]["progressToken"]
+    await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+    await event_in_two(turn, words, go)
+
+
+async def on_the_standalone_stream(turn: Turn, words: str, go: asyncio.Event) -> None:
+    await turn.raw(b": hello\n\n")
+    await event_in_two(turn, words, go, side=True)
+    await turn.for_ever()
+
+
+@pytest.mark.parametrize("send", [plain, after_a_notification, on_the_standalone_stream])
+async def test_past_the_limit_only_the_oldest_message_is_read_on(
+    upstream: FakeUpstream, begin: Start, send: Send
+) -> None:
+    stand = await begin(limits={"arriving_bytes": LIMIT}, timeouts={"keepalive_seconds": 60})
+    gates = [asyncio.Event() for _ in range(4)]
+
+    async def tool(turn: Turn) -> None:
+        number = int(turn.body["params"]["arguments"]["number"])
+        await send(turn, str(number) * LARGE, gates[number])
+
+    upstream.tool(tool)
+    client, arriving = stand.client(), throttle(stand)
+    calls = []
+    for number in range(4):
+        calls.append(
+            asyncio.get_running_loop().create_task(
+                client.call("tool", {"number": number}, meta={"progressToken": number})
+            )
+        )
+        await eventually(lambda count=number + 1: len(arriving._arriving) == count, "its message is arriving")
+    await eventually(lambda: arriving.used >= LARGE // 2)
+    waiting = [arrival.is_waiting for arrival in arriving._arriving]
+    assert waiting == [False, True, True, True], "the oldest is read on"
+    assert arriving.used < LARGE // 2 + LIMIT + 3 * 400_000, "the others stopped soon"
+    for gate in gates:
+        gate.set()
+    replies = await asyncio.gather(*calls)
+    assert [reply.text for reply in replies] == [str(number) * LARGE for number in range(4)]
+    await eventually(lambda: not arriving.used)
+
+
+async def test_a_large_message_whose_call_is_given_up_makes_room(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(limits={"arriving_bytes": LIMIT})
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await plain(turn, "x" * LARGE, go)
+
+    upstream.tool(tool)
+    call = asyncio.get_running_loop().create_task(stand.client().call())
+    arriving = throttle(stand)
+    await eventually(lambda: arriving.used > LIMIT)
+    call.cancel()
+    await eventually(lambda: not arriving.used)
+    go.set()
