@@ -96,6 +96,7 @@ _APPLIED: Final[dict[str, tuple[str, ...]]] = {
         "bind_headers",
         "drop_headers",
         "set_headers",
+        "dialects",
     ),
     "routes[].upstream": (
         "url",

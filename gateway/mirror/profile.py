@@ -21,12 +21,18 @@ _OTHER: Final = ("experimental", "extensions")
 _NAME_CHARACTERS: Final = 200
 
 
+class _State(msgspec.Struct):
+    scopes: list[str] = []
+
+
 class Profile(msgspec.Struct, frozen=True, array_like=True):
     """The negotiated version, `clientInfo` as JSON, and the capabilities as a modern client declares them."""
 
     version: str
     info: bytes
     capabilities: bytes
+    echoes_state: bool = False
+    """Whether the client echoes the state of nested requests (SEP-1685)."""
 
     @property
     def declared(self) -> Capabilities:
@@ -45,7 +51,7 @@ def of_initialize(params: jsonrpc.Fields) -> Profile:
     if requested is None:
         raise InvalidParams('initialize needs "params.protocolVersion", a string')
     version = requested if requested in mcp.LEGACY_VERSIONS else mcp.LEGACY
-    return Profile(version, _info(params), _capabilities(params))
+    return Profile(version, _info(params), _capabilities(params), _echoes_state(params))
 
 
 def _info(params: jsonrpc.Fields) -> bytes:
@@ -76,6 +82,16 @@ def _capabilities(params: jsonrpc.Fields) -> bytes:
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params.capabilities" is not ClientCapabilities: {exc}') from exc
     return modern
+
+
+def _echoes_state(params: jsonrpc.Fields) -> bool:
+    state = jsonrpc.fields(params.get("capabilities", jsonrpc.EMPTY)).get("state")
+    if state is None:
+        return False
+    try:
+        return "request" in msgspec.json.decode(state, type=_State).scopes
+    except msgspec.MsgspecError:
+        return False  # a capability that cannot be read is not declared
 
 
 def _is_object(raw: msgspec.Raw | None) -> bool:

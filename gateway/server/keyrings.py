@@ -63,6 +63,7 @@ class Keyrings:
             Keyring((*self._keys, *self._former), tokens.SESSION),
             Keyring(self._keys, tokens.NESTED),
             Keyring(self._keys, tokens.EVENT),
+            Keyring(self._keys, tokens.STATE),
         )
 
     def _all_keys(self, config: Config) -> tuple[bytes, ...]:

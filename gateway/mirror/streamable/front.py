@@ -38,9 +38,11 @@ from gateway.mirror.requests import (
 )
 from gateway.mirror.runner import Upstream
 from gateway.mirror.stdio_server import StdioServer
+from gateway.mirror.streamable import request_state
 from gateway.mirror.streamable.held_call import HeldCall, Shared, owner_lost
 from gateway.mirror.streamable.homes import Homes
 from gateway.mirror.streamable.replicas import Replicas
+from gateway.mirror.streamable.request_state import InvalidRequestState
 from gateway.mirror.streamable.tokens import Mark, Nested, NoSession, Place, Session, Tokens
 from gateway.passthrough.header_rules import HeaderRules, probe_headers
 from gateway.passthrough.rejections import not_allowed
@@ -224,9 +226,14 @@ class Mirror:
         except InvalidState as exc:
             self._process.metrics.state_rejected(exc.reason)
             raise InvalidRequest("This response answers no request of the gateway") from exc
+        is_echo = request_state.is_echo(nested, message)
+        if is_echo or request_state.DIALECT in at.live.route.dialects:
+            nested, message = request_state.taken(nested, message, self._tokens)
         held = self.lot.find(nested.place.exchange)
         if held is None:
             if self._is_own(nested.place):
+                if is_echo:
+                    raise InvalidRequestState("ended")
                 return await _accepted(at.reply)  # the call is over
             found = await self._replicas.route(nested.place, at.incoming, at.reply)
             if not isinstance(found, TakeOver):
@@ -238,9 +245,18 @@ class Mirror:
                 self._continued_by(at, Step.LOST if held is None else Step.RESUMED)
         else:
             self._continued_by(at, Step.HELD)
+        if is_echo:
+            self._check_open(at, held, nested)
         if held is not None:
             held.answer(nested, message, at.headers)
         return await _accepted(at.reply)
+
+    def _check_open(self, at: Arrival, held: HeldCall | None, nested: Nested) -> None:
+        """Check that a state counts now; raises InvalidRequestState."""
+        if held is None:
+            raise InvalidRequestState("expired" if self._is_old(nested.place, at.live) else "ended")
+        if not held.is_open(nested):
+            raise InvalidRequestState("answered")
 
     def _continued_by(self, at: Arrival, step: Step) -> None:
         """Count how an answer, or a client that came back, found its call; only where the client spoke to."""

@@ -24,6 +24,7 @@ from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.call import MirroredCall, Progress, Question, Request
 from gateway.mirror.runner import Runner, Upstream
+from gateway.mirror.streamable import request_state
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session, Tokens
 from gateway.protocol import jsonrpc, mcp, sse
@@ -114,7 +115,7 @@ class HeldCall:
         self.report.asked(questions)
         self._number += 1
         self._mark_now = self._mark_asking()
-        events = [sse.encode(question.asked(self._nested_id(question))) for question in questions]
+        events = [sse.encode(self._asking(question)) for question in questions]
         # One id, after the last question: a client that got only some of them has not reached this place.
         events[-1] = self._with_id(events[-1], self._mark_now)
         self._asked.append((self._number, b"".join(events)))
@@ -203,19 +204,34 @@ class HeldCall:
             return event
         return b"id: %b\n%b" % (self._shared.tokens.event_id(mark).encode(), event)
 
-    def _nested_id(self, question: Question) -> bytes:
-        call = self.call
+    def _asking(self, question: Question) -> bytes:
+        """The nested request of a question."""
+        call, tokens = self.call, self._shared.tokens
+        has_state = self.session.profile.echoes_state and request_state.DIALECT in self._live.route.dialects
+        nested = Nested(
+            self._placed(),
+            call.progress.round,
+            question.key,
+            call.request,
+            call.progress,
+            tuple(call.open),
+            has_state=has_state,
+        )
         if not self._resumes:  # nobody could continue the call
-            return self._shared.tokens.nested_id(Nested(self._placed(), call.progress.round, question.key))
-        keys = tuple(call.open)
-        nested = Nested(self._placed(), call.progress.round, question.key, call.request, call.progress, keys)
-        return self._shared.tokens.nested_id(nested)
+            nested = nested.brief
+        if has_state:
+            question = request_state.with_state(question, tokens.state(nested))
+        return question.asked(tokens.nested_id(nested))
 
     # -- from the client ----------------------------------------------------------------------------------------
 
+    def is_open(self, nested: Nested) -> bool:
+        """Whether a nested request waits for its response."""
+        return nested.round == self.call.progress.round and nested.key in self.call.open
+
     def answer(self, nested: Nested, message: jsonrpc.Message, headers: Headers) -> None:
         """Take a response to a nested request; one to a question that is not open any more is dropped."""
-        if nested.round != self.call.progress.round or nested.key not in self.call.open:
+        if not self.is_open(nested):
             return
         was_open = len(self.call.open)
         self.report.answered(self.call.open[nested.key])

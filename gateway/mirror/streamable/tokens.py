@@ -1,4 +1,4 @@
-"""What the mirror seals: session ids, ids of nested requests, ids of events.
+"""What the mirror seals: session ids, ids of nested requests, their states, ids of events.
 
 Rule 1: no token grants anything. The caller of each request is told by its own credentials, and a token of another
 principal, route or session counts for nothing. Rule 2: a nested id or an event id can continue a call whose replica
@@ -22,6 +22,7 @@ from gateway.seal.cipher import Keyring
 SESSION: Final = "mirror session"
 NESTED: Final = "mirror nested"
 EVENT: Final = "mirror event"
+STATE: Final = "mirror state"
 
 _MAX_NESTED: Final = 3_000
 _MAX_EVENT: Final = 4_000
@@ -30,11 +31,12 @@ _SKEW_SECONDS: Final = 60.0
 
 
 class MirrorRings(NamedTuple):
-    """The keyrings of the three kinds of tokens."""
+    """The keyrings of the four kinds of tokens."""
 
     sessions: Keyring
     nested: Keyring
     events: Keyring
+    states: Keyring
 
 
 class Session(msgspec.Struct, frozen=True, array_like=True):
@@ -58,10 +60,10 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Nested(msgspec.Struct, frozen=True, array_like=True):
-    """The content of a nested request's id.
+    """The content of a nested request's id, and of its state.
 
     `request` and `progress` continue the call, and `keys` are all questions of the round; None or empty if they did
-    not fit.
+    not fit. `has_state` says whether the client must echo a state.
     """
 
     place: Place
@@ -70,6 +72,12 @@ class Nested(msgspec.Struct, frozen=True, array_like=True):
     request: Request | None = None
     progress: Progress = Progress()
     keys: tuple[str, ...] = ()
+    has_state: bool = False
+
+    @property
+    def brief(self) -> "Nested":
+        """The same question without what continues the call."""
+        return Nested(self.place, self.round, self.key, has_state=self.has_state)
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
@@ -159,7 +167,7 @@ class Tokens:
         """The id of a nested request, as JSON."""
         sealed = self._rings.value.nested.seal(_encode(nested))
         if len(sealed) > _MAX_NESTED:
-            sealed = self._rings.value.nested.seal(_encode(Nested(nested.place, nested.round, nested.key)))
+            sealed = self._rings.value.nested.seal(_encode(nested.brief))
         return b'"%b"' % sealed.encode()
 
     def nested(self, token: str, session: Session) -> Nested:
@@ -170,6 +178,21 @@ class Tokens:
             raise InvalidState("version") from exc
         _check_session(nested.place, session)
         return nested
+
+    def state(self, nested: Nested) -> str:
+        """The state of a nested request (SEP-1685)."""
+        sealed = self._rings.value.states.seal(_encode(nested))
+        return sealed if len(sealed) <= _MAX_TOKEN else self._rings.value.states.seal(_encode(nested.brief))
+
+    def echoed(self, state: str, nested: Nested) -> Nested:
+        """What the state of a nested request says, which `nested` names; raises InvalidState."""
+        try:
+            found = _decode_nested(_opened(self._rings.value.states, state))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise InvalidState("version") from exc
+        if found.brief != nested.brief:
+            raise InvalidState("other_target")
+        return found
 
     # -- events -------------------------------------------------------------------------------------------------
 

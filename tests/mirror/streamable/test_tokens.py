@@ -13,6 +13,7 @@ from gateway.mirror.streamable.tokens import (
     EVENT,
     NESTED,
     SESSION,
+    STATE,
     Mark,
     MirrorRings,
     Nested,
@@ -32,7 +33,8 @@ PLACE = Place("s", "x", "gw-1", "e", NOW)
 
 
 def rings(*keys: bytes, former: tuple[bytes, ...] = ()) -> MirrorRings:
-    return MirrorRings(Keyring((*keys, *former), SESSION), Keyring(keys, NESTED), Keyring(keys, EVENT))
+    opening = Keyring(keys, NESTED), Keyring(keys, EVENT), Keyring(keys, STATE)
+    return MirrorRings(Keyring((*keys, *former), SESSION), *opening)
 
 
 def tokens(*keys: bytes, former: tuple[bytes, ...] = ()) -> Tokens:

@@ -1,0 +1,82 @@
+"""The state of nested requests as SEP-1685 has it; pure.
+
+The client echoes the state in the `_meta` of its result. An error has no `_meta`, so the id of the nested request goes
+on carrying what it does without the dialect; the state has room for larger calls.
+"""
+
+from typing import Final
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gateway.mirror.call import Question
+from gateway.mirror.streamable.tokens import Nested, Tokens
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import InvalidState
+
+DIALECT: Final = "sep-1685"
+KEY: Final = "modelcontextprotocol.io/state/request/"
+CODE: Final = -32010
+
+
+class InvalidRequestState(InvalidState):
+    """The echoed state is not the one of an open question; the call stays as it was."""
+
+    code = CODE
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.message = (
+            "Invalid or tampered state: repeat the state of the open request exactly, in the _meta of the result"
+        )
+        self.data = {"reason": "invalid_request_state"}
+
+
+def with_state(question: Question, state: str) -> Question:
+    """The question with its state."""
+    params = jsonrpc.fields(question.params)
+    meta = _meta(params) | {KEY: Raw(jsonrpc.encode(state))}
+    return replace(question, params=jsonrpc.merge({**params, "_meta": Raw(jsonrpc.merge(meta.items()))}.items()))
+
+
+def is_echo(nested: Nested, message: jsonrpc.Message) -> bool:
+    """Whether a response must bring a state."""
+    return nested.has_state and not isinstance(message.error, Raw)
+
+
+def taken(nested: Nested, message: jsonrpc.Message, tokens: Tokens) -> tuple[Nested, jsonrpc.Message]:
+    """What the state of a response says, and the response without it; raises InvalidRequestState."""
+    result, meta = _opened(message)
+    raw = meta.pop(KEY, None)
+    state = None if raw is None else jsonrpc.text(raw)
+    if not is_echo(nested, message):
+        if raw is not None:
+            raise InvalidRequestState("malformed")
+        return nested, message
+    if state is None:
+        raise InvalidRequestState("malformed")
+    try:
+        nested = tokens.echoed(state, nested)
+    except InvalidState as exc:
+        raise InvalidRequestState(exc.reason) from exc
+    if meta:
+        result["_meta"] = Raw(jsonrpc.merge(meta.items()))
+    else:
+        del result["_meta"]
+    return nested, replace(message, result=Raw(jsonrpc.merge(result.items())))
+
+
+def _opened(message: jsonrpc.Message) -> tuple[jsonrpc.Fields, jsonrpc.Fields]:
+    """The result of a response with its `_meta`; empty if they are not objects."""
+    try:
+        result = jsonrpc.fields(message.result) if isinstance(message.result, Raw) else {}
+    except ValueError:
+        result = {}
+    return result, _meta(result)
+
+
+def _meta(fields: jsonrpc.Fields) -> jsonrpc.Fields:
+    try:
+        return jsonrpc.fields(fields.get("_meta", jsonrpc.EMPTY))
+    except ValueError:
+        return {}
