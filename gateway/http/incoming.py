@@ -1,6 +1,7 @@
 """One request as its client sent it."""
 
 from collections.abc import Sequence
+from copy import copy
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -54,21 +55,20 @@ class Incoming(msgspec.Struct, eq=False):
     """Set once the caller is authenticated."""
     opened: ParsedBody | None = None
     """The outcome of `parsed`."""
-    is_unreadable: bool = False
-    """Whether `parsed` has failed."""
-    unreadable_id: bytes | None = None
-    """What could be read of an unreadable body: the JSON of its id."""
+    unreadable: DownstreamError | None = None
+    """Why `parsed` has failed; never raised itself, because its traceback would lead back here and keep the body."""
     checked: Request | None = None
     """The outcome of `request`."""
 
     def parsed(self) -> ParsedBody:
-        """Return the body as JSON-RPC, parsed once if it is valid; raises ParseError or InvalidRequest."""
+        """Return the body as JSON-RPC, parsed at the first call only; raises ParseError or InvalidRequest."""
+        if self.unreadable is not None:
+            raise copy(self.unreadable)
         if self.opened is None:
             try:
                 self.opened = read(self.body, self.json_depth)
             except DownstreamError as exc:
-                # Not the error itself: its traceback refers to this object, and the cycle would keep the body.
-                self.is_unreadable, self.unreadable_id = True, exc.request_id
+                self.unreadable = copy(exc)
                 raise
         return self.opened
 
@@ -81,12 +81,10 @@ class Incoming(msgspec.Struct, eq=False):
     @property
     def rpc_id(self) -> bytes | None:
         """JSON of the request's id; None if the body has none, or has not been received."""
-        if self.is_unreadable:
-            return self.unreadable_id
         try:
             id_ = self.parsed().id
-        except DownstreamError:
-            return self.unreadable_id
+        except DownstreamError as exc:
+            return exc.request_id
         return bytes(id_) if id_ is not None else None
 
     def values(self, name: str) -> Sequence[str]:

@@ -33,6 +33,8 @@ def beginning(incoming: Incoming) -> Front | None:
     if mcp.SESSION_ID in headers:
         return None
     if incoming.method == "POST":
+        if b"initialize" not in incoming.body and b"\\" not in incoming.body:
+            return None  # without an escape, the method can only be written as it is
         try:
             return "http" if incoming.parsed().method == mcp.INITIALIZE else None
         except GatewayError:

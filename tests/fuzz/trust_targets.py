@@ -15,7 +15,7 @@ from gateway.auth.host_check import HostCheck, check_admin
 from gateway.config import InForce, Security
 from gateway.identity import principal
 from gateway.identity.bearer_token import BadToken, read_keys, verify
-from gateway.protocol.errors import Forbidden, InvalidState
+from gateway.protocol.errors import Forbidden, InvalidState, StateFromFuture
 from gateway.seal import handoff
 from gateway.seal.cipher import Keyring
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
@@ -86,7 +86,7 @@ def _has_surrogates(data: bytes) -> bool:
 def _opened(state: str) -> Envelope | None:
     try:
         return SEALER.open(state, BINDING, NOW, lambda _: b"")
-    except InvalidState:
+    except (InvalidState, StateFromFuture):
         return None
 
 

@@ -29,6 +29,7 @@ from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.fake_wire import fake_wire
 from tests.support.probing import answers, check, everything_in, look, states, subject
+from tests.support.workbench import eventually
 
 SECRET = "Bearer correct-horse-battery"
 SHORT = 0.3
@@ -524,7 +525,7 @@ async def mute() -> AsyncIterator[FakeSse]:
     fake.instead = hang
     await fake.start()
     yield fake
-    assert all(stream.closed.is_set() for stream in fake.streams)
+    await eventually(lambda: all(stream.closed.is_set() for stream in fake.streams))
     await fake.close()
 
 

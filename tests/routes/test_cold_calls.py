@@ -1,7 +1,7 @@
 """The records of cold calls: what they take, when they are due, who may continue the call."""
 
-import secrets
 import tracemalloc
+from random import Random
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -15,12 +15,15 @@ LIVE = SimpleNamespace(
     process=SimpleNamespace(metrics=SimpleNamespace(show_cold_call=lambda _route, _change: None)),
     route=SimpleNamespace(path="/mcp"),
 )
+TOKENS = Random(1)
 QUESTIONS = ((b"0", "elicitation/create"),)
 
 
 def record(due: int = 10, id_: str = "", **changes: object) -> ColdCall:
-    session, call = secrets.token_hex(16), b'"gw-%b-1"' % secrets.token_hex(6).encode()
-    texts = packed(Remains(Upstream(session, "2025-11-25", call, b"", secrets.token_hex(16)), QUESTIONS), {"A": "b"})
+    session, call = TOKENS.randbytes(16).hex(), b'"gw-%b-1"' % TOKENS.randbytes(6).hex().encode()
+    texts = packed(
+        Remains(Upstream(session, "2025-11-25", call, b"", TOKENS.randbytes(16).hex()), QUESTIONS), {"A": "b"}
+    )
     fields = {
         "round": 1,
         "due": due,
@@ -30,7 +33,7 @@ def record(due: int = 10, id_: str = "", **changes: object) -> ColdCall:
         "is_taken_over": False,
         **changes,
     }
-    return ColdCall(id_ or secrets.token_urlsafe(16), packed=texts[0], headers=texts[1], **fields)  # type: ignore[arg-type]
+    return ColdCall(id_ or TOKENS.randbytes(16).hex(), packed=texts[0], headers=texts[1], **fields)  # type: ignore[arg-type]
 
 
 def cold_calls(limit: int = 1 << 20, **caps: int) -> tuple[ColdCalls, Mock]:

@@ -141,3 +141,4 @@ async def test_a_drain_ends_idle_sessions_at_once_and_waits_for_open_calls() -> 
         assert await asking.answer(asked) == 202
         assert [each["id"] for each in await call.rest()] == [1]
         assert await stream.rest() == []
+        assert await gw.exited() == 0

@@ -56,10 +56,9 @@ def _passed_through(server: Server) -> Iterator[Feature]:
     else:
         yield _feature(
             legacy,
-            "not offered",
-            "the server refuses them",
-            "The gateway makes legacy servers modern, not the reverse. Enable legacy clients in the server if it has "
-            "that option, or upgrade the clients.",
+            "yes",
+            "yes, mirrored",
+            "The server refuses them, so the gateway mirrors it: docs/mirror.md says what is lost.",
         )
 
 
@@ -207,12 +206,12 @@ def _legacy_clients(server: Server) -> Feature:
     if server.transport == "stdio":
         return _feature(
             name,
-            "not offered",
-            "modern clients only",
-            "A child process has no HTTP endpoint; legacy clients start the command themselves.",
+            "yes",
+            "yes, relayed",
+            "Each of their sessions has a process of its own.",
         )
-    short = "yes, those that speak HTTP+SSE" if server.transport == "sse" else "yes"
-    return _feature(name, "yes", short, "Their requests are passed through to the server unchanged.")
+    why = "Requests over the server's own transport pass through unchanged; sessions over another one are relayed."
+    return _feature(name, "yes", "yes", why)
 
 
 def unknown(server: Server, *, waited: bool) -> tuple[str, ...]:
