@@ -63,7 +63,7 @@ TABLE = {
     "py130-sse": Row("ok", "old", "sse", *HELD),
     "ts132-sse": Row("ok", "old", "sse", *HELD),
     "modern-py": Row("ok", "both", HTTP, "yes", "yes", "yes", "yes"),
-    "modern-ts": Row("ok", "modern", HTTP, "yes", "yes", "yes", "yes", "not offered"),
+    "modern-ts": Row("ok", "modern", HTTP, "yes", "yes", "yes", "yes"),
     "dual-py": Row("ok", "both", HTTP, "yes", "yes", "yes", "yes"),
     "dual-fm4": Row("ok", "both", HTTP, "yes", "yes", "yes", "yes"),
     "modern-ts-both": Row("ok", "both", HTTP, "yes", "yes", "yes", "yes"),

@@ -29,7 +29,7 @@ def feature(name: str, *, by_route: bool = False, **differs: object) -> Feature:
         ("replica_death", {"transport": "stdio"}, "partly", "a child process ends with its gateway"),
         ("subscriptions", {"side_stream": False}, "no", "no, there is no GET stream"),
         ("subscriptions", {"capabilities": ("tools",)}, "not offered", "announces no changes"),
-        ("old_clients", {"transport": "stdio"}, "not offered", "modern clients only"),
+        ("old_clients", {"transport": "stdio"}, "yes", "yes, relayed"),
         ("calls", {"task_tools": 1, "left_out_tools": ("x",)}, "partly", "all but 1"),
         ("long_calls", {"json_replies": True}, "partly", "up to 300 s"),
     ],
@@ -54,11 +54,11 @@ def test_what_is_not_known_depends_on_what_there_is() -> None:
     assert any("event store" in sentence for sentence in unknown(store, waited=False))
 
 
-@pytest.mark.parametrize(("era", "legacy_clients"), [("modern", "not offered"), ("both", "yes")])
-def test_a_modern_server_provides_every_feature_itself(era: str, legacy_clients: str) -> None:
-    *others, last = features(structs.replace(GOOD, era=era), ROUTE, CONFIG)
-    assert {each.answer for each in others} == {"yes"}
-    assert (last.name, last.answer) == ("old_clients", legacy_clients)
+@pytest.mark.parametrize(("era", "short"), [("modern", "yes, mirrored"), ("both", "as the server serves them")])
+def test_a_modern_server_provides_every_feature_itself(era: str, short: str) -> None:
+    found = features(structs.replace(GOOD, era=era), ROUTE, CONFIG)
+    assert {each.answer for each in found} == {"yes"}
+    assert (found[-1].name, found[-1].short) == ("old_clients", short)
 
 
 def test_a_bridged_route_has_the_features_of_the_legacy_side() -> None:
