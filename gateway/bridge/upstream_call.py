@@ -153,17 +153,14 @@ class UpstreamCall:
         try:
             if begun is None:
                 session = self._idle_session() or await self._ready_session()
-                if not self._context.exchange.calling:
+                if not self._is_wanted():
                     self.release(clean=True)  # given up at the moment the session came
                     return
                 span = self._report.call_span(session.shaken.version)
                 call = legacy_call(self._context.request, session.next_id(), self._listener, span)
             else:
                 session, call = begun
-            try:
-                await (self._send(call, session) if begun is None else self._read(call, session))
-            except SessionLost:
-                await self._send(call, await self._another_session(session))
+            await self._run_in(session, call, is_begun=begun is not None)
         except GatewayError as exc:
             live.upstream.health.note(exc)
             if call is not None and call.span is not None:
@@ -181,6 +178,22 @@ class UpstreamCall:
         finally:
             if call is not None and call.span is not None:
                 call.span.end(_GIVEN_UP)
+
+    async def _run_in(self, session: Session, call: Call, *, is_begun: bool) -> None:
+        """Send the call or read one that was begun; in another session if the upstream refused this one."""
+        try:
+            await (self._read(call, session) if is_begun else self._send(call, session))
+        except SessionLost:
+            if not self._is_wanted():
+                raise  # the client has left, so the call must not begin in another session
+            session = await self._another_session(session)
+            if self._is_wanted():
+                await self._send(call, session)
+            else:
+                self.release(clean=True)
+
+    def _is_wanted(self) -> bool:
+        return self._context.exchange.calling
 
     async def resume(self, upstream: Upstream, cursor: str, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
         """Read the call of another replica from `cursor` on; `is_shared` if that replica may still hold it."""

@@ -188,6 +188,32 @@ async def test_leaving_before_the_call_was_sent_sends_nothing_more(
     assert mcp.CANCELLED not in upstream.words
 
 
+async def test_a_call_that_its_client_left_is_not_sent_again_in_another_session(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    """The upstream refuses the session after the client has left: the call must not begin then."""
+    stand = await begin(hold={"grace_seconds": 0.01})
+    client = stand.client()
+    assert (await client.call()).text
+
+    async def forgotten(turn: Turn) -> None:
+        turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
+
+    async def forgotten_late(turn: Turn) -> None:
+        await upstream.saw(mcp.CANCELLED)
+        upstream.on("ping", forgotten)
+        await forgotten(turn)
+
+    upstream.tool(forgotten_late)
+    call = later(client.call())
+    await upstream.saw("tools/call", 2)
+    await leave(call)
+    await upstream.saw("ping")
+    await eventually(lambda: not stand.busy_tasks())
+    assert len(upstream.of("tools/call")) == 2, "the one before, and the one that was left"
+    assert len(upstream.of("initialize")) == 1
+
+
 async def test_a_cancelled_call_that_never_ends_frees_its_session_without_delete(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
