@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-import msgspec
 from msgspec import Raw
 
-from gateway.legacy_front.backend import Backend, ClientMessage, Connect, RequestId
+from gateway.legacy_front.backend import Backend, ClientMessage, Connect, RequestId, request_id
+from gateway.legacy_front.session import error_response
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
 from gateway.stdio_front.host import Host
@@ -57,7 +57,7 @@ class LegacyHost:
             params = jsonrpc.fields(opened.params) if isinstance(opened.params, Raw) else {}
         except ValueError:
             return
-        self._cancelled |= self._open & {bytes(params.get("requestId", b""))}
+        self._cancelled |= self._open & {request_id(params.get("requestId", Raw(b"null")))}
 
     # -- the link ---------------------------------------------------------------------------------------------------
 
@@ -65,18 +65,18 @@ class LegacyHost:
         """Write a message; a response to no open request is dropped."""
         opened = jsonrpc.message(message)
         if opened.method is None and isinstance(opened.id, Raw):
-            if bytes(opened.id) not in self._open:
+            answered = request_id(opened.id)
+            if answered not in self._open:
                 return
-            self._open.discard(bytes(opened.id))
-            self._cancelled.discard(bytes(opened.id))
+            self._open.discard(answered)
+            self._cancelled.discard(answered)
         elif isinstance(opened.id, Raw):
             self._asked[bytes(opened.id)] = related_to
         self._host.send(message)
 
     def refuse(self, request: RequestId, error: GatewayError) -> None:
         """Answer a request with an error."""
-        data = Raw(jsonrpc.encode(error.data)) if error.data else msgspec.UNSET
-        self.send(jsonrpc.failure(request, jsonrpc.Error(error.code, error.message, data)), request)
+        self.send(error_response(request, error), request)
 
     def close(self) -> None:
         """The backend ends the session: answer what is open, and end."""
