@@ -59,6 +59,8 @@ class RequestHandler:
         self._legacy = legacy
         self.front = legacy.front
         self._mirror = legacy.mirror
+        self.stateless = legacy.stateless
+        self.stateless.serve_modern = self.handle_hop
         self._bodies = routes.process.traffic.bodies
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
         self._dispatcher = Dispatcher(continuation, task_requests)
@@ -177,6 +179,8 @@ class RequestHandler:
         live = self._routes.live.get(incoming.path)  # once more: a reload may have come before the body
         if live is None:
             return self._serve_without_route(incoming, reply)
+        if live.route.dialects and self.stateless.claims(incoming, live):
+            return self._era_routing.stateless(incoming, reply, live)
         if self._era_routing.is_bridged(incoming, live):
             return self._bridge_first(incoming, reply, live)
         return self._pass(incoming, reply, live)
@@ -201,6 +205,8 @@ class RequestHandler:
         live = self._routes.live.get(incoming.path)
         if live is None:
             return await self._serve_without_route(incoming, reply)
+        if live.route.dialects and self.stateless.claims(incoming, live):
+            return await self._era_routing.stateless(incoming, reply, live)
         served = await self._era_routing.hop(incoming, reply, live)
         return served if served is not None else await self._bridge(incoming, reply, live)
 
