@@ -49,8 +49,8 @@ class Tools:
         name = turn.body["params"]["name"]
         if name in QUESTIONS:
             asked = [turn.ask(each["method"], each["params"]) for each in QUESTIONS[name].values()]
-            answers = await asyncio.gather(*asked)
-            await turn.result(text(json.dumps(dict(zip(QUESTIONS[name], (each.get("result") for each in answers))))))
+            answers = [each.get("result") for each in await asyncio.gather(*asked)]
+            await turn.result(text(json.dumps(dict(zip(QUESTIONS[name], answers, strict=True)))))
         elif name == "tell":
             await turn.notify(mcp.LOG, LOG)
             await turn.result(text('"told"'))
