@@ -43,7 +43,7 @@ from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.seal.cipher import PREFIX
 from gateway.sep_1442 import vocabulary
 from gateway.sep_1442.listening import Listening
-from gateway.sep_1442.own_server import OwnServer, Serve
+from gateway.sep_1442.own_server import OwnServer, OwnSide
 from gateway.sep_1442.stateless_call import StatelessCall
 from gateway.sep_1442.vocabulary import Declared, InvalidSession
 from gateway.telemetry import COMPLETE, Step
@@ -79,8 +79,8 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
 class Stateless:
     """The dialect in one process."""
 
-    serve_modern: Serve
-    """Serves a request of 2026-07-28; set once there is what does."""
+    modern: OwnSide
+    """Set once there is what serves requests of 2026-07-28."""
 
     def __init__(
         self, in_force: InForce[Config], tokens: Tokens, replicas: Replicas, process: ProcessScope, mirror: Mirror
@@ -183,7 +183,7 @@ class Stateless:
             declared,
             Upstream(server, catalog, (incoming.path, at.caller.principal), process.tasks),
             self._tokens.nested_id,
-            is_bridged=isinstance(server, OwnServer),
+            bridge=server if isinstance(server, OwnServer) else None,
             address=at.caller.address,
             request_id=incoming.request_id,
         )
@@ -236,7 +236,7 @@ class Stateless:
                 return found[0]
         if call is not None:
             self._continued_by(at, Step.HELD)
-            call.answer(nested, at.message, at.incoming.headers if call.is_bridged else at.headers)
+            call.answer(nested, at.message, at.headers if call.bridge is None else at.incoming.headers)
         return await _accepted(at)
 
     def _is_own(self, place: Place) -> bool:
@@ -266,9 +266,7 @@ class Stateless:
         live, incoming = at.live, at.incoming
         if await _is_modern(live, at.headers):
             return self._mirror.server(live), self._catalog, at.headers
-        event_bytes, tasks = live.config.limits.event_bytes, self._process.tasks
-        own = OwnServer(self.serve_modern, incoming, at.reply, event_bytes, tasks)
-        return own, self._nothing_to_repeat, incoming.headers
+        return OwnServer(self.modern, incoming, at.reply, live), self._nothing_to_repeat, incoming.headers
 
 
 async def _is_modern(live: LiveRoute, headers: Headers) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 from msgspec import Raw
@@ -16,35 +16,45 @@ from gateway.mirror.modern_server import Listener, Outgoing
 from gateway.protocol import jsonrpc, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.protocol.header_mismatch import encode_value
+from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Share
-from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Ending
-
-Serve = Callable[[Incoming, ReplyWriter], Awaitable[web.StreamResponse]]
-"""Serves a modern request."""
 
 _NO_RESPONSE: Final = web.Response()
 _PLAIN: Final = (200, 400, 404)
 """Statuses that tell a client no more than the error in the body does."""
 
 
-class OwnServer:
-    """A `ModernServer` for the calls of one request."""
+class OwnSide(NamedTuple):
+    """The modern side of this gateway."""
 
-    def __init__(self, serve: Serve, incoming: Incoming, reply: ReplyWriter, event_bytes: int, tasks: Tasks) -> None:
-        self._serve = serve
+    serve: Callable[[Incoming, ReplyWriter], Awaitable[web.StreamResponse]]
+    """Serves a request of 2026-07-28."""
+    give_up: Callable[[Incoming, LiveRoute], None]
+    """Ends the call whose next round a request would be."""
+
+
+class OwnServer:
+    """A `ModernServer` for the rounds of one request."""
+
+    def __init__(self, side: OwnSide, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> None:
+        self._side = side
         self._incoming = incoming
         self._reply = reply
-        self._event_bytes = event_bytes
-        self._tasks = tasks
+        self._live = live
 
     def begin(self, request: Outgoing, listener: Listener) -> "_Pending":
         """See `ModernServer`; the headers are those that the client sent."""
-        return _Pending(self._tasks.start(self._run(request, listener), "modern request"))
+        tasks = self._live.process.tasks
+        return _Pending(tasks.start(self._run(request, listener), "modern request"))
 
-    async def _run(self, request: Outgoing, listener: Listener) -> None:
+    def give_up(self, request: Outgoing) -> None:
+        """End the call that waits for this request, which will not be sent."""
+        self._side.give_up(self._modern(request), self._live)
+
+    def _modern(self, request: Outgoing) -> Incoming:
         came = self._incoming
-        incoming = Incoming(
+        return Incoming(
             came.path,
             _headers(request),
             came.remote,
@@ -53,9 +63,11 @@ class OwnServer:
             caller=came.caller,
             has_headers=False,
         )
-        reply = _Messages(listener, self._reply, self._event_bytes)
+
+    async def _run(self, request: Outgoing, listener: Listener) -> None:
+        reply = _Messages(listener, self._reply, self._live.config.limits.event_bytes)
         with suppress(ConnectionError, PeerFailed):
-            _ = await self._serve(incoming, reply)
+            _ = await self._side.serve(self._modern(request), reply)
         if not reply.is_over:
             listener.on_failed(CallLost("The gateway lost the call; it may have had effects"))
 

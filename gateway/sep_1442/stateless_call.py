@@ -16,11 +16,13 @@ from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.call import MirroredCall, Question, Request
+from gateway.mirror.modern_server import Outgoing
 from gateway.mirror.runner import Runner, Upstream
 from gateway.mirror.streamable.tokens import Nested, Place
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError
 from gateway.routes.live_route import LiveRoute
+from gateway.sep_1442.own_server import OwnServer
 from gateway.sep_1442.vocabulary import Declared
 from gateway.telemetry import Ending, Outcome
 from gateway.upstream.channel import NO_HEADERS, Headers
@@ -44,7 +46,7 @@ class StatelessCall:
         upstream: Upstream,
         sealed: Callable[[Nested], bytes],
         *,
-        is_bridged: bool,
+        bridge: OwnServer | None,
         address: str,
         request_id: str,
     ) -> None:
@@ -52,8 +54,8 @@ class StatelessCall:
         self.id = place.exchange
         self.principal = upstream.caller[1]
         self.address = address
-        self.is_bridged = is_bridged
-        """Whether this gateway runs the rounds, which then need all headers of the client."""
+        self.bridge = bridge
+        """Set if this gateway serves the rounds, which then need all headers of the client."""
         self._place = place
         self._request = request
         self._declared = declared
@@ -105,7 +107,15 @@ class StatelessCall:
         try:
             return await write(self._queue, reply, streams=self._declared.streams)
         finally:
-            self._runner.cancel()
+            self._left()
+
+    def _left(self) -> None:
+        """The stream is over, so nobody can answer any more."""
+        request, is_asking = self._request, bool(self._call.open) and not self._runner.is_over
+        self._runner.cancel()
+        if is_asking and self.bridge is not None:
+            body = self._call.sent(b'"left"', None)
+            self.bridge.give_up(Outgoing(body, request.method, request.target, self._headers))
 
     def answer(self, nested: Nested, message: jsonrpc.Message, headers: Headers) -> None:
         """Take a response to a nested request; one to a question that is not open any more is dropped."""

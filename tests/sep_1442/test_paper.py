@@ -8,9 +8,11 @@ from typing import Any, Final
 import pytest
 
 from gateway.protocol import mcp
-from tests.sep_1442.conftest import LOG, Tools, client_of
+from tests.sep_1442.conftest import LOG, ROUTE, Tools, client_of
 from tests.sep_1442.paper_client import CAPABILITIES, VERSION, PaperClient
 from tests.support.mirrored_client import Json
+from tests.support.fake_upstream import FakeUpstream
+from tests.support.replicas import Cluster
 from tests.support.workbench import Stand, eventually, jwt
 
 PAPER: Final = {
@@ -55,6 +57,7 @@ PAPER: Final = {
     ),
     "`notifications/initialized` is accepted, and ignored": ("test_notifications_without_a_meaning_are_accepted",),
     "Any request can be handled by any server instance": ("test_a_question_is_a_request_on_the_response_stream",),
+    "Resource exhaustion: servers SHOULD use quotas": ("test_calls_that_wait_have_a_cap",),
     "A server MAY serve old clients too": ("test_other_clients_notice_nothing",),
 }
 """Each rule of the paper, with the tests that show it."""
@@ -232,6 +235,13 @@ async def test_the_call_ends_with_its_stream(client: PaperClient, tools: Tools) 
     await eventually(tools.left.is_set, "the server's request is cut")
 
 
+async def test_a_question_is_withdrawn_with_its_stream(client: PaperClient, tools: Tools) -> None:
+    async with client.call("ask") as stream:
+        _ = await stream.message()
+    if isinstance(tools.server, FakeUpstream):
+        assert await tools.server.saw(mcp.CANCELLED), "the legacy server holds nothing for a client that left"
+
+
 # -- the background stream --------------------------------------------------------------------------------------------
 
 
@@ -311,6 +321,16 @@ async def test_an_answer_of_another_caller_is_refused(stands: list[Stand]) -> No
         question = await stream.message()
         assert await eve.answer(question, {"action": "decline"}) == 400
         assert await ada.answer(question, ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+
+
+async def test_calls_that_wait_have_a_cap(cluster: Cluster) -> None:
+    client = client_of(await cluster.begin("gw-1", route=ROUTE, hold={"max_calls_per_principal": 1}))
+    async with client.call("ask") as stream:
+        question = await stream.message()
+        async with client.call("ask") as refused:
+            assert refused.response.status == 429
+        assert await client.answer(question, ACCEPT) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
 
 
