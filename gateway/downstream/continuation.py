@@ -25,7 +25,7 @@ from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.http.upstream_headers import joined
 from gateway.identity import principal as principals
-from gateway.protocol.errors import DownstreamError, GatewayError, InvalidState
+from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
@@ -81,7 +81,7 @@ class Continuation:
         with suppress(DownstreamError):
             driver = self.lot.find(self.open(incoming, incoming.caller, live.route.bound_headers).exchange)
             if driver is not None:
-                driver.stop(GatewayError("The client left before it had answered"))
+                driver.expire()
 
     async def find_route(self, incoming: Incoming, reply: ReplyWriter) -> LiveRoute | web.StreamResponse:
         """Return the removed route under which a call of this replica began, or the reply of another replica.

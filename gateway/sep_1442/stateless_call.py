@@ -66,6 +66,8 @@ class StatelessCall:
         leg, behind_bytes = Leg(Raw(request.id)), live.config.limits.behind_bytes
         self._queue = ResponseQueue(leg, live.deadlines.silence, behind_bytes, request_id)
         self._headers: Headers = NO_HEADERS
+        self._is_held = False
+        """Whether the server waits for answers."""
 
     # -- the client's side of the call (`Hears`) ----------------------------------------------------------------
 
@@ -76,6 +78,7 @@ class StatelessCall:
 
     def ask(self, questions: tuple[Question, ...]) -> None:
         """See `Hears`."""
+        self._is_held = True
         for question in questions:
             if question.method == mcp.ROOTS and self._declared.roots is not None:
                 told = Raw(b'{"roots":%b}' % bytes(self._declared.roots))
@@ -87,6 +90,7 @@ class StatelessCall:
 
     def sending(self) -> None:
         """See `Hears`."""
+        self._is_held = False
 
     def end(self, message: bytes) -> None:
         """See `Hears`."""
@@ -111,9 +115,9 @@ class StatelessCall:
 
     def _left(self) -> None:
         """The stream is over, so nobody can answer any more."""
-        request, is_asking = self._request, bool(self._call.open) and not self._runner.is_over
         self._runner.cancel()
-        if is_asking and self.bridge is not None:
+        if self._is_held and self.bridge is not None:
+            request = self._request
             body = self._call.sent(b'"left"', None)
             self.bridge.give_up(Outgoing(body, request.method, request.target, self._headers))
 
