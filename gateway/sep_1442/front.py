@@ -8,8 +8,6 @@ reaches another replica is forwarded to the one that holds the call, which its i
 import hashlib
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -175,9 +173,13 @@ class Stateless:
         if self._mirror.refuses_calls:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         server, catalog, headers = await self._server(at)
-        incoming, process, bound = at.incoming, self._process, _stateless(at)
+        may_ask = at.message.method in mcp.ASKING
+        if may_ask:
+            self.lot.check(at.caller.principal, at.caller.address)
+        incoming, process, bound = at.incoming, self._process, _stateless(at, declared.profile)
         call = StatelessCall(
             at.live,
+            bound,
             Place(bound.key, secrets.token_urlsafe(9), process.owner, process.epoch, time.time()),
             request_of(id_, replace(at.message, params=Raw(declared.params))),
             declared,
@@ -187,19 +189,13 @@ class Stateless:
             address=at.caller.address,
             request_id=incoming.request_id,
         )
-        with self._registered(at, id_, session, call):
-            return await call.serve(headers, at.reply)
-
-    @contextmanager
-    def _registered(self, at: Arrival, id_: bytes, session: Session | None, call: StatelessCall) -> Iterator[None]:
-        """Let answers find a call, and cancellations of its session."""
-        key = None if session is None else (session.key, id_)
-        if at.message.method in mcp.ASKING:
+        if may_ask:
             self.lot.park(call)
+        key = None if session is None else (session.key, id_)
         if key is not None:
             self._of_sessions[key] = call
         try:
-            yield
+            return await call.serve(headers, at.reply)
         finally:
             self.lot.remove(call)
             if key is not None and self._of_sessions.get(key) is call:
@@ -278,10 +274,10 @@ async def _is_modern(live: LiveRoute, headers: Headers) -> bool:
     return live.upstream.era is not None and await live.upstream.era.is_modern(headers, waits=True)
 
 
-def _stateless(at: Arrival) -> Session:
+def _stateless(at: Arrival, profile: Profile = _NOBODY) -> Session:
     """What the ids of nested requests are bound to: not a session, but the route with the caller."""
     bound = hashlib.sha256(b"%b\0%b" % (at.incoming.path.encode(), at.caller.principal)).hexdigest()
-    return Session(bound, at.incoming.path, at.caller.principal, 0.0, _NOBODY)
+    return Session(bound, at.incoming.path, at.caller.principal, 0.0, profile)
 
 
 async def _accepted(at: Arrival) -> web.StreamResponse:

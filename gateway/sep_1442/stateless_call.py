@@ -18,7 +18,8 @@ from gateway.http.reply import ReplyWriter
 from gateway.mirror.call import MirroredCall, Question, Request
 from gateway.mirror.modern_server import Outgoing
 from gateway.mirror.runner import Runner, Upstream
-from gateway.mirror.streamable.tokens import Nested, Place
+from gateway.mirror.streamable.call_report import CallReport
+from gateway.mirror.streamable.tokens import Nested, Place, Session
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError
 from gateway.routes.live_route import LiveRoute
@@ -40,6 +41,7 @@ class StatelessCall:
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
         live: LiveRoute,
+        session: Session,
         place: Place,
         request: Request,
         declared: Declared,
@@ -50,9 +52,9 @@ class StatelessCall:
         address: str,
         request_id: str,
     ) -> None:
-        """`sealed` gives the id of a nested request as JSON."""
+        """`session` is what the ids of nested requests are bound to; `sealed` gives such an id as JSON."""
         self.id = place.exchange
-        self.principal = upstream.caller[1]
+        self.principal = session.principal
         self.address = address
         self.bridge = bridge
         """Set if this gateway serves the rounds, which then need all headers of the client."""
@@ -62,6 +64,8 @@ class StatelessCall:
         self._sealed = sealed
         self._request_id = request_id
         self._call = MirroredCall(request, declared.profile, place.exchange)
+        # The bridge reports the rounds of its calls itself.
+        self._report = CallReport(live, session, request) if bridge is None else None
         self._runner = Runner(self._call, upstream, self, lambda: declared.log_level)
         leg, behind_bytes = Leg(Raw(request.id)), live.config.limits.behind_bytes
         self._queue = ResponseQueue(leg, live.deadlines.silence, behind_bytes, request_id)
@@ -79,6 +83,8 @@ class StatelessCall:
     def ask(self, questions: tuple[Question, ...]) -> None:
         """See `Hears`."""
         self._is_held = True
+        if self._report is not None:
+            self._report.asked(questions)
         for question in questions:
             if question.method == mcp.ROOTS and self._declared.roots is not None:
                 told = Raw(b'{"roots":%b}' % bytes(self._declared.roots))
@@ -91,24 +97,30 @@ class StatelessCall:
     def sending(self) -> None:
         """See `Hears`."""
         self._is_held = False
+        if self._report is not None:
+            self._report.sending()
 
     def end(self, message: bytes) -> None:
         """See `Hears`."""
         error = jsonrpc.message(message).error
         is_unknown = isinstance(error, Raw) and jsonrpc.error(error).code == mcp.METHOD_NOT_FOUND
         self._queue.finish(FinalMessage(message, _NOT_FOUND if is_unknown else 200))
+        if self._report is not None:
+            self._report.finished(self._call.progress.round + 1)
 
     def fail(self, error: GatewayError) -> None:
         """See `Hears`."""
         self._queue.finish(FinalMessage.of_error(error, self._request.id, self._request_id))
+        if self._report is not None:
+            self._report.failed(self._call.progress.round + 1, error)
 
     # -- from the client ----------------------------------------------------------------------------------------
 
     async def serve(self, headers: Headers, reply: ReplyWriter) -> web.StreamResponse:
         """Run the call, and write its messages until its response."""
         self._headers = headers
-        self._runner.run(headers)
         try:
+            self._runner.run(headers)
             return await write(self._queue, reply, streams=self._declared.streams)
         finally:
             self._left()
@@ -116,6 +128,8 @@ class StatelessCall:
     def _left(self) -> None:
         """The stream is over, so nobody can answer any more."""
         self._runner.cancel()
+        if self._report is not None:
+            self._report.abandoned(self._call.progress.round + 1)
         if self._is_held and self.bridge is not None:
             request = self._request
             body = self._call.sent(b'"left"', None)
@@ -123,7 +137,10 @@ class StatelessCall:
 
     def answer(self, nested: Nested, message: jsonrpc.Message, headers: Headers) -> None:
         """Take a response to a nested request; one to a question that is not open any more is dropped."""
-        if nested.round == self._call.progress.round:
+        question = self._call.open.get(nested.key)
+        if nested.round == self._call.progress.round and question is not None:
+            if self._report is not None:
+                self._report.answered(question)
             self._headers = headers
             self._runner.answer(nested.key, message, headers)
 

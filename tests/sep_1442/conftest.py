@@ -119,6 +119,7 @@ async def _at_rest(stand: Stand) -> None:
     await eventually(lambda: downstream.in_flight == 0, "no request is in flight")
     assert len(downstream.stateless.lot) == 0
     assert not downstream.stateless._of_sessions
+    assert stand.metric("mcp_gateway_mirrored_calls") == 0
     await eventually(lambda: len(stand.gateway.lot) == 0, "no call is held")
     assert stand.metric("mcp_gateway_task_failures_total") == stand.planted_bugs
 

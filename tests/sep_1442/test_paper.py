@@ -12,7 +12,7 @@ from tests.sep_1442.conftest import LOG, ROUTE, Tools, client_of
 from tests.sep_1442.paper_client import CAPABILITIES, VERSION, PaperClient
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.mirrored_client import Json
-from tests.support.replicas import Cluster
+from tests.support.replicas import Cluster, operations
 from tests.support.workbench import Stand, eventually, jwt
 
 PAPER: Final = {
@@ -116,19 +116,16 @@ async def test_a_header_that_differs_from_meta_is_refused(client: PaperClient, t
 
 
 async def test_discover_has_its_own_shape(client: PaperClient, tools: Tools) -> None:
+    told = {}
+    if isinstance(tools.server, FakeUpstream):
+        tools.server.instructions = "Be kind"
+        told = {"instructions": "Be kind"}
     _, message = await client.ask("server/discover")
-    assert message["result"] == {
+    assert message["result"] == told | {
         "supportedVersions": ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"],
         "capabilities": {"tools": {"listChanged": True}, "logging": {}, "resources": {}},
         "serverInfo": {"name": "fake" if tools.is_legacy else "fake-modern", "version": "1"},
     }
-
-
-async def test_instructions_are_discovered(client: PaperClient, tools: Tools) -> None:
-    if not tools.is_legacy:
-        pytest.skip("the fake modern server has none")
-    tools.server.instructions = "Be kind"  # type: ignore[union-attr]
-    assert (await client.ask("server/discover"))[1]["result"]["instructions"] == "Be kind"
 
 
 @pytest.mark.parametrize(
@@ -227,6 +224,14 @@ async def test_malformed_declarations_are_refused(client: PaperClient, tools: To
         status, message = await client.ask("tools/call", {"name": "plain"}, meta)
         assert (status, message["error"]["code"]) == (400, -32602)
     assert tools.calls() == 0
+
+
+async def test_a_call_counts_once_for_the_operator(stands: list[Stand], tools: Tools) -> None:
+    async with client_of(stands[:1]).call("ask") as stream:
+        assert await client_of(stands[-1:]).answer(await stream.message(), ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+    assert stands[0].nested(mcp.ELICIT, "asked") == stands[0].nested(mcp.ELICIT, "answered") == 1
+    await eventually(lambda: operations(stands[0], "complete") == 1)
 
 
 async def test_the_call_ends_with_its_stream(client: PaperClient, tools: Tools) -> None:
