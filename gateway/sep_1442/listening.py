@@ -39,8 +39,8 @@ class Listening:
         """Write the changes of a server until its client leaves, or the stream is ended."""
         body = modern_request(b'"listen"', mcp.LISTEN, {"notifications": _EVERYTHING}, profile)
         streams = self._live.upstream.streams
-        streams.add(self)
         pending = server.begin(Outgoing(body, mcp.LISTEN, "", headers, is_long=True), self)
+        streams.add(self)
         try:
             return await write(self._queue, reply, streams=True)
         finally:

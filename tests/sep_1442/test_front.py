@@ -71,3 +71,18 @@ async def test_an_answer_arrives_during_a_drain(cluster: Cluster, tools: Tools) 
         assert await client.answer(question, ACCEPT) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
     await draining
+
+
+async def test_a_drain_ends_background_streams_and_begins_none(cluster: Cluster, tools: Tools) -> None:
+    (stand,) = await cluster.begin("gw-1", route=ROUTE)
+    client = client_of([stand])
+    async with client.request("messages/listen", id_="mine") as stream:
+        assert "method" in await stream.message()
+        async with client.call("ask") as asking:  # the drain waits for it
+            question = await asking.message()
+            draining = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
+            assert await stream.message() == {"jsonrpc": "2.0", "id": "mine", "result": {}}
+            assert (await client.ask("messages/listen"))[0] == 503
+            assert await client.answer(question, ACCEPT) == 202
+            assert text(await asking.message()) == {"name": ACCEPT}
+    await draining
