@@ -89,10 +89,10 @@ class Mirror:
         self._process = process
         self._headers = HeaderRules(in_force, process.epoch)
         self._catalog = ToolCatalog()
-        self._homes = Homes()
         limits = in_force.part(lambda it: it.limits)
         results, cold = limits.part(lambda it: it.results_bytes), limits.part(lambda it: it.cold_bytes)
         self.lot: Lot[HeldCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
+        self._homes = Homes(self.lot.results)
         self._shared = Shared(tokens, self.lot, {})
         self.long_lived = 0
         """Standalone streams, which a drain does not wait for."""
