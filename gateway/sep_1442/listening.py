@@ -18,9 +18,8 @@ from gateway.sep_1442.stateless_call import write
 from gateway.sep_1442.vocabulary import LISTENING
 from gateway.upstream.channel import Headers
 
-_EVERYTHING: Final = Raw(
-    jsonrpc.encode({"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True})
-)
+_LISTS: Final = ("toolsListChanged", "promptsListChanged", "resourcesListChanged")
+_EVERYTHING: Final = Raw(jsonrpc.encode({**dict.fromkeys(_LISTS, True), "resourceSubscriptions": []}))
 
 
 class Listening:
