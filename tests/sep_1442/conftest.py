@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 
 from gateway.protocol import mcp
-from tests.sep_1442.paper_client import PaperClient
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.paper_client import PaperClient
 from tests.support.replicas import Cluster
 from tests.support.workbench import Stand, eventually
 
