@@ -142,6 +142,28 @@ async def test_a_call_asks_in_the_session_of_its_client(upstream: FakeUpstream, 
     assert NAME not in str(upstream.of("tools/call")[-1].data)
 
 
+async def test_an_answer_without_state_continues_its_call(upstream: FakeUpstream, begin: Start) -> None:
+    upstream.tool(echo)
+    client = PaperClient(await begin(route=ROUTE))
+    asked = await client.call()
+    before, client.state = client.item, StateKeeper()
+    answered = await client.answer(asked)
+    assert answered.text == "tool"
+    assert items_of(answered) is None, "the client has a state, which this one would replace"
+    client.state.kept[SESSION][NAME] = before
+    assert (await client.call("plain")).text == "plain"
+    assert set(sessions(upstream)) == {"s1"}
+
+
+async def test_tasks_and_subscriptions_are_left_where_they_are(upstream: FakeUpstream, begin: Start) -> None:
+    upstream.capabilities = {"tools": {"listChanged": True}}
+    client = PaperClient(await begin(route=ROUTE))
+    async with client.open(mcp.LISTEN, {"notifications": {"toolsListChanged": True}}) as response:
+        assert response.status == 200
+        _ = await upstream.saw("initialize")
+    assert "state" not in upstream.of("initialize")[0].body["params"]["capabilities"]
+
+
 async def test_clients_of_one_principal_have_sessions_of_their_own(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(route=ROUTE)
     one, two, other = PaperClient(stand), PaperClient(stand), stand.client("Bearer ada")
@@ -478,6 +500,17 @@ async def test_the_calls_of_a_client_whose_owner_drains_go_to_another_replica(
     named = [each.session for each in upstream.of("tools/call") if each.body["params"]["name"] == "plain"]
     assert named[0] not in named[1:]
     assert len(set(named[1:])) == 1
+
+
+async def test_a_replica_that_drains_pins_no_client_to_itself(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, _ = await cluster.begin("gw-1", "gw-2", route=ROUTE)
+    upstream.tool(echo)
+    async with draining(one):
+        client = PaperClient(one)
+        for _ in range(2):
+            assert (await client.call("plain")).text == "plain"
+        named = [each.session for each in upstream.of("tools/call") if each.body["params"]["name"] == "plain"]
+        assert len(set(named)) == 1
 
 
 async def test_workers_of_other_hosts_are_reached(upstream: FakeUpstream, cluster: Cluster, tmp_path: Path) -> None:
