@@ -20,7 +20,7 @@ from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import Cluster, asked_peers
 from tests.support.stand import Start
-from tests.support.state_keeper import CAPABILITY, SERVER, SESSION, StateKeeper
+from tests.support.state_keeper import CAPABILITY, SERVER, SESSION, KeepingClient, StateKeeper
 from tests.support.workbench import ACCEPT, ALL, Client, Reply, Stand
 
 __all__ = ["cluster"]
@@ -70,18 +70,11 @@ def test_each_rule_of_the_paper_has_its_tests() -> None:
     assert {name for tests in PAPER.values() for name in tests} <= set(names)
 
 
-class PaperClient(Client):
-    """A client that keeps state, and sends it with every request to any replica."""
+class PaperClient(KeepingClient):
+    """A client whose requests may go to any replica."""
 
     def __init__(self, stand: Stand, authorization: str | None = "Bearer ada", **options: Any) -> None:
-        super().__init__(stand.http, stand.url, authorization, **{"capabilities": {**ALL, **CAPABILITY}, **options})
-        self.state = StateKeeper()
-
-    async def post(self, method: str, params: Any = None, **options: Any) -> Reply:
-        options["meta"] = {**self.state.meta, **options.get("meta", {})}
-        reply = await super().post(method, params, **options)
-        self.state.hear(reply.final)
-        return reply
+        super().__init__(stand.http, stand.url, authorization, **options)
 
     @property
     def item(self) -> Any:

@@ -3,6 +3,10 @@
 import ipaddress
 from typing import Any, Final
 
+import aiohttp
+
+from tests.support.workbench import ALL, Client, Reply
+
 Json = dict[str, Any]
 PREFIX: Final = "modelcontextprotocol.io/state/"
 SESSION: Final = PREFIX + "session"
@@ -46,3 +50,19 @@ def _is_domain(host: str) -> bool:
     except ValueError:
         return host != "localhost"
     return False
+
+
+class KeepingClient(Client):
+    """A modern client that keeps state, and sends it with every request."""
+
+    def __init__(
+        self, http: aiohttp.ClientSession, url: str, authorization: str | None = "Bearer ada", **options: Any
+    ) -> None:
+        super().__init__(http, url, authorization, **{"capabilities": {**ALL, **CAPABILITY}, **options})
+        self.state = StateKeeper()
+
+    async def post(self, method: str, params: Any = None, **options: Any) -> Reply:
+        options["meta"] = {**self.state.meta, **options.get("meta", {})}
+        reply = await super().post(method, params, **options)
+        self.state.hear(reply.final)
+        return reply
