@@ -19,6 +19,7 @@ from gateway.downstream.continuation import Continuation
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
 from gateway.downstream.legacy_routing import LegacyRouting
+from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.rejections import Rejections, no_route
 from gateway.downstream.round import LEFT, begin_span, new_round
 from gateway.downstream.task_requests import TaskRequests
@@ -64,7 +65,8 @@ class RequestHandler:
         self.stateless.modern = OwnSide(self.handle_hop, continuation.give_up)
         self._bodies = routes.process.traffic.bodies
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
-        self._dispatcher = Dispatcher(continuation, task_requests)
+        pinned = PinnedClients(routes.process, continuation.new_calls)
+        self._dispatcher = Dispatcher(continuation, task_requests, pinned)
         self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy)
         self._rejections = Rejections(routes)
         self._ids = ids.numbered(secrets.token_hex(6))

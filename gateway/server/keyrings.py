@@ -12,7 +12,7 @@ from gateway.legacy_front import session_ids
 from gateway.mirror.streamable import tokens
 from gateway.mirror.streamable.tokens import MirrorRings
 from gateway.passthrough import sse_endpoint
-from gateway.seal import task_handle
+from gateway.seal import client_state, task_handle
 from gateway.seal.cipher import Keyring
 from gateway.telemetry import Event, get_logger
 
@@ -31,6 +31,7 @@ class Keyrings:
         self.state = InForce(Keyring(self._keys, "state"))
         self.peer = InForce(Keyring(self._keys, "peer"))
         self.task = InForce(Keyring(self._keys, task_handle.PURPOSE))
+        self.items = InForce(Keyring(self._keys, client_state.PURPOSE))
         self.endpoint = InForce(Keyring(self._keys, sse_endpoint.PURPOSE))
         self._session_keys = in_force.value.state.raw_session_keys()
         self.session = InForce(self._session_ring())
@@ -49,6 +50,7 @@ class Keyrings:
         self.state.replace(Keyring(keys, "state"))
         self.peer.replace(Keyring(keys, "peer"))
         self.task.replace(Keyring(keys, task_handle.PURPOSE))
+        self.items.replace(Keyring(keys, client_state.PURPOSE))
         self.endpoint.replace(Keyring(keys, sse_endpoint.PURPOSE))
         self.session.replace(self._session_ring())
 

@@ -51,6 +51,7 @@ from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
 from gateway.routes.table import RouteTable
 from gateway.runtime.tasks import Tasks
+from gateway.seal.client_state import ItemSealer
 from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import Sealer
 from gateway.seal.task_handle import TaskSealer
@@ -200,6 +201,7 @@ class Gateway:
         state_bytes = self._in_force.part(lambda config: config.limits.state_bytes)
         return ProcessScope(
             sealer=Sealer(self._keyrings.state, state_bytes),
+            items=ItemSealer(self._keyrings.items),
             metrics=self.metrics,
             tasks=self.tasks,
             owner=self.members.own,

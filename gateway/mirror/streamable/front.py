@@ -40,9 +40,10 @@ from gateway.mirror.requests import (
 )
 from gateway.mirror.runner import Upstream
 from gateway.mirror.stdio_server import StdioServer
-from gateway.mirror.streamable import request_state
+from gateway.mirror.streamable import kept_level, request_state
 from gateway.mirror.streamable.held_call import HeldCall, Shared, owner_lost
 from gateway.mirror.streamable.homes import Homes
+from gateway.mirror.streamable.kept_level import Level
 from gateway.mirror.streamable.replicas import Replicas
 from gateway.mirror.streamable.request_state import InvalidRequestState
 from gateway.mirror.streamable.tokens import Mark, Nested, NoSession, Place, Session, Tokens
@@ -61,6 +62,7 @@ from gateway.protocol.errors import (
 )
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
+from gateway.seal import client_state
 from gateway.telemetry import COMPLETE, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
@@ -159,7 +161,7 @@ class Mirror:
     async def _initialize(self, at: Arrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
         if self.refuses_calls:
             raise Stopping("The gateway is shutting down; try again, another replica or a new process will answer")
-        profile = of_initialize(params_of(message))
+        profile = of_initialize(params_of(message), keeps_state=client_state.DIALECT in at.live.route.dialects)
         result = await initialize(self.server(at.live), profile, at.headers)
         token = self._tokens.new_session(at.incoming.path, at.caller.principal, profile, time.time())
         return await at.reply.only(jsonrpc.result(id_, result), 200, {mcp.SESSION_ID: token}, COMPLETE)
@@ -176,12 +178,21 @@ class Mirror:
     async def _request(
         self, at: Arrival, session: Session, id_: bytes, message: jsonrpc.Message
     ) -> web.StreamResponse:
+        response = jsonrpc.result(id_, b"{}")
+        keeps_level = kept_level.is_kept(at.live, session)
+        if keeps_level:
+            message, known = kept_level.taken(message, at.live, session)
+            if known is not None:
+                self._homes.learn_level(session, known)
         match message.method:
             case mcp.PING:
                 pass
             case mcp.SET_LEVEL:
-                self._homes.set_level(session, level_of(params_of(message)))
+                level = Level(level_of(params_of(message)), time.time())
+                self._homes.set_level(session, level)
                 await self._replicas.tell_all(at.incoming)
+                if keeps_level:
+                    response = kept_level.given(response, level, at.live, session)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
                 found = await self._replicas.at_home(session.key, at.incoming, at.reply)
                 if found is not None:
@@ -192,7 +203,7 @@ class Mirror:
                 if len(id_) > _MAX_ID_BYTES:
                     raise InvalidRequest(f"The id of a call has at most {_MAX_ID_BYTES} bytes; use a shorter one")
                 return await self._call(at, session, request_of(id_, message))
-        return await at.reply.whole(jsonrpc.result(id_, b"{}"), 200, NO_HEADERS, COMPLETE)
+        return await at.reply.whole(response, 200, NO_HEADERS, COMPLETE)
 
     async def _call(self, at: Arrival, session: Session, request: Request) -> web.StreamResponse:
         if self.refuses_calls:
