@@ -36,6 +36,7 @@ class Keyrings:
         self._session_keys = in_force.value.state.raw_session_keys()
         self.session = InForce(self._session_ring())
         self.mirror = InForce(self._mirror_rings())
+        self.sep_1442 = InForce(self._mirror_rings("sep-1442, "))
         in_force.after_replace(self._use)
 
     def _use(self, config: Config) -> None:
@@ -44,6 +45,7 @@ class Keyrings:
             return  # a new ring would have to derive its subkeys again
         self._keys, self._session_keys = keys, session_keys
         self.mirror.replace(self._mirror_rings())
+        self.sep_1442.replace(self._mirror_rings("sep-1442, "))
         # A reply in transit between replicas keeps the ring that it began with.
         self.state.replace(Keyring(keys, "state"))
         self.peer.replace(Keyring(keys, "peer"))
@@ -60,12 +62,12 @@ class Keyrings:
     def _session_ring(self) -> Keyring:
         return Keyring((*self._keys, *self._former), session_ids.PURPOSE)
 
-    def _mirror_rings(self) -> MirrorRings:
+    def _mirror_rings(self, of: str = "") -> MirrorRings:
         return MirrorRings(
-            Keyring((*self._keys, *self._former), tokens.SESSION),
-            Keyring(self._keys, tokens.NESTED),
-            Keyring(self._keys, tokens.EVENT),
-            Keyring(self._keys, tokens.STATE),
+            Keyring((*self._keys, *self._former), of + tokens.SESSION),
+            Keyring(self._keys, of + tokens.NESTED),
+            Keyring(self._keys, of + tokens.EVENT),
+            Keyring(self._keys, of + tokens.STATE),
         )
 
     def _all_keys(self, config: Config) -> tuple[bytes, ...]:

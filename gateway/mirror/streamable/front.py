@@ -162,7 +162,7 @@ class Mirror:
         if self.refuses_calls:
             raise Stopping("The gateway is shutting down; try again, another replica or a new process will answer")
         profile = of_initialize(params_of(message), keeps_state=client_state.DIALECT in at.live.route.dialects)
-        result = await initialize(self._server(at.live), profile, at.headers)
+        result = await initialize(self.server(at.live), profile, at.headers)
         token = self._tokens.new_session(at.incoming.path, at.caller.principal, profile, time.time())
         return await at.reply.only(jsonrpc.result(id_, result), 200, {mcp.SESSION_ID: token}, COMPLETE)
 
@@ -197,7 +197,7 @@ class Mirror:
                 found = await self._replicas.at_home(session.key, at.incoming, at.reply)
                 if found is not None:
                     return found[0]
-                home = self._homes.of(session, at.live, self._server(at.live))
+                home = self._homes.of(session, at.live, self.server(at.live))
                 await home.subscribe(message.method, uri_of(params_of(message)), at.headers)
             case _:
                 if len(id_) > _MAX_ID_BYTES:
@@ -312,7 +312,7 @@ class Mirror:
         try:
             found = await self._replicas.at_home(session.key, at.incoming, at.reply)
             if found is None:
-                home = self._homes.of(session, at.live, self._server(at.live))
+                home = self._homes.of(session, at.live, self.server(at.live))
                 found = await home.write(at.reply, at.headers, at.incoming.request_id)
         finally:
             self.long_lived -= 1
@@ -335,7 +335,7 @@ class Mirror:
                 return found[0]
             is_proven = found.proven
         # What follows goes to whoever holds this credential, so the upstream sees it first.
-        _ = await initialize(self._server(at.live), session.profile, at.headers)
+        _ = await initialize(self.server(at.live), session.profile, at.headers)
         may_run = not is_own and mark.request is not None and await self._may_run_twice(at, session, mark.request)
         held = self.lot.find(mark.place.exchange)
         step = Step.HELD
@@ -400,14 +400,15 @@ class Mirror:
 
     def connect(self, live: LiveRoute, path: str, principal: bytes) -> Connect:
         """Make backends for links that hold their own state."""
-        upstream = Upstream(self._server(live), self._catalog, (path, principal), self._process.tasks)
+        upstream = Upstream(self.server(live), self._catalog, (path, principal), self._process.tasks)
         return partial(MirrorBackend, upstream)
 
     def _upstream(self, at: Arrival, session: Session) -> Upstream:
         caller = at.incoming.path, session.principal
-        return Upstream(self._server(at.live), self._catalog, caller, self._process.tasks)
+        return Upstream(self.server(at.live), self._catalog, caller, self._process.tasks)
 
-    def _server(self, live: LiveRoute) -> ModernServer:
+    def server(self, live: LiveRoute) -> ModernServer:
+        """The modern server of a route."""
         if live.upstream.stdio is not None:
             return StdioServer(live.upstream.stdio.modern, self._process.tasks)
         assert live.upstream.era is not None, "an upstream without a command has a URL"
