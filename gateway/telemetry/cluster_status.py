@@ -74,7 +74,8 @@ def _is_plausible(value: object) -> bool:
             return all(map(_is_plausible, value))
         case int() | float():
             return abs(value) <= _MOST
-    return True
+        case _:
+            return True
 
 
 def chosen(own: Status, heard: Mapping[str, Heard], replica: str | None) -> Status:
