@@ -58,6 +58,17 @@ class PeerHttpRequest(aiohttp.ClientRequest):
         with suppress(*NETWORK_ERRORS):
             await super().write_bytes(writer, conn, content_length)
 
+    async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
+        """Send the request; raises ClientConnectionError if the connection has ended.
+
+        Since Python 3.12, the task begins at once. What fails then closes the connection, from which aiohttp would
+        read the reply nevertheless (AttributeError).
+        """
+        response = await super().send(conn)
+        if conn.protocol is None:
+            raise aiohttp.ClientConnectionError("The connection ended before the request was sent")
+        return response
+
 
 class PeerConnections:
     """The HTTP connections to other replicas."""
