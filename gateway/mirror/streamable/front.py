@@ -59,7 +59,7 @@ from gateway.protocol.errors import (
 )
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
-from gateway.telemetry import COMPLETE, Step
+from gateway.telemetry import COMPLETE, NestedOutcome, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 _METHODS: Final = "POST, GET, DELETE"
@@ -397,7 +397,8 @@ class Mirror:
                 self._process.metrics.upstream_failed(live.route.path, error.reason)
             live.upstream.health.note(error)
 
-        return HttpServer(live.upstream.client, live.upstream.era.endpoint, live.deadlines.idle, failed)
+        refused = partial(self._process.metrics.nested_request, live.route.path, outcome=NestedOutcome.UNSOLICITED)
+        return HttpServer(live.upstream.client, live.upstream.era.endpoint, live.deadlines.idle, failed, refused)
 
 
 def _message(incoming: Incoming) -> jsonrpc.Message:
