@@ -127,7 +127,7 @@ class StdioFront:
 
     def _mirror(self, link: ClientLink) -> Backend:
         caller = (self._live.route.path, b"host")
-        return MirrorBackend(Upstream(self._server(), ToolCatalog(), caller, self._tasks), link)
+        return MirrorBackend(Upstream.of(self._live, self._server(), ToolCatalog(), caller), link)
 
     def _relay_or_mirror(self, link: ClientLink) -> Backend:
         return FallbackBackend(link, self._relay, self._mirror_if_modern, self._tasks)
