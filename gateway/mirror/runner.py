@@ -79,7 +79,8 @@ class Runner:
         self._hears = hears
         self._log_level = log_level
         self._pending: Pending | None = None
-        self._headers: Headers = {}
+        self.headers: Headers = {}
+        """The newest headers of the client."""
         self._is_relisted = False
         self._polling: asyncio.TimerHandle | None = None
         self._failures = 0
@@ -94,7 +95,7 @@ class Runner:
 
     def run(self, headers: Headers) -> None:
         """Send the present round; `headers` are the client's."""
-        self._headers = headers
+        self.headers = headers
         method, target = self.call.aim
         if method != mcp.TOOLS_CALL or self._upstream.catalog.knows(self._upstream.caller, target):
             self._send()
@@ -103,7 +104,7 @@ class Runner:
 
     async def _list_and_send(self) -> None:
         upstream = self._upstream
-        await upstream.catalog.read(upstream.caller, upstream.server, self.call.profile, self._headers)
+        await upstream.catalog.read(upstream.caller, upstream.server, self.call.profile, self.headers)
         if not self.is_over:
             self._send()
 
@@ -116,7 +117,7 @@ class Runner:
             return
         try:
             body = self.call.sent(b"%d" % next(_IDS), self._log_level())
-            outgoing = Outgoing(body, method, target, self._headers, self._param_headers(method, target))
+            outgoing = Outgoing(body, method, target, self.headers, self._param_headers(method, target))
         except InvalidParams as exc:
             self._fail(exc)
             return
@@ -148,7 +149,7 @@ class Runner:
             return
         step = self.call.answered(key, message)
         if step is not None:
-            self._headers = headers
+            self.headers = headers
             self._take(step)
 
     def cancel(self) -> None:
@@ -170,7 +171,7 @@ class Runner:
         """Tell the server that nobody waits for the task; its own time limit ends it otherwise."""
         body = self.call.cancelling(task_id, b"%d" % next(_IDS))
         with suppress(GatewayError):
-            _ = await ask(self._upstream.server, Outgoing(body, mcp.TASKS_CANCEL, task_id, self._headers))
+            _ = await ask(self._upstream.server, Outgoing(body, mcp.TASKS_CANCEL, task_id, self.headers))
 
     def _fail(self, error: GatewayError) -> None:
         self.is_over = True

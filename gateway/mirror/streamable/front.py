@@ -346,6 +346,7 @@ class Mirror:
             return None
         if mark.asking:
             held = self._held(at, session, mark.place.exchange, request, mark.progress)
+            held.runner.headers = at.headers
             held.call.open.update({question.key: question for question in mark.asking})
             return held
         if not may_run:

@@ -15,7 +15,7 @@ from tests.mirror.test_task import NEEDS_TASKS
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
 from tests.support.replicas import Cluster
-from tests.support.workbench import Stand, eventually
+from tests.support.workbench import Stand, eventually, jwt
 
 
 class Job:
@@ -154,6 +154,21 @@ async def test_the_question_of_a_task_outlives_its_replica(server: FakeModern, c
         assert text(await stream.message()) == {"a": ACCEPT}
     assert (job.made, job.cancelled) == (1, False)
     assert len(server.of(mcp.TASKS_UPDATE)) == 1
+
+
+async def test_a_task_that_changed_hands_ends_with_a_client_that_stays_away(
+    server: FakeModern, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR, hold={"ttl_seconds": 0.2})
+    job, token = Job(server, a=FORM), jwt(iss="i", sub="ada")
+    client = await session(one, headers={"Authorization": token})
+    async with client.call("job") as stream:
+        _, place = await asked(stream)
+        await cluster.crash(one)
+    async with client.get(place, url=two.url) as stream:
+        _ = await stream.place()
+    await eventually(lambda: job.cancelled, "the task is cancelled")
+    assert server.headers[-1]["Authorization"] == token
 
 
 async def test_a_client_that_left_before_its_task_was_made_leaves_none(begin: Begin, server: FakeModern) -> None:
