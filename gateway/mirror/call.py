@@ -23,6 +23,8 @@ from gateway.protocol.errors import CallLost
 
 MAX_ROUNDS: Final = 32
 """Modern clients stop after ten; a server that goes on like this would never end."""
+_MAX_KEY_BYTES: Final = 1_000
+"""The id of a nested request carries the key of its question."""
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -197,6 +199,8 @@ class MirroredCall:
             )
         if len(asked) > MAX_QUESTIONS:
             return self.failed(f"The server asked {len(asked)} questions at once, more than {MAX_QUESTIONS}")
+        if any(len(key.encode("utf-8", "surrogatepass")) > _MAX_KEY_BYTES for key in asked):
+            return self.failed(f"The server asked a question whose key has more than {_MAX_KEY_BYTES} bytes")
         self.progress = progress
         self.answers = {}
         self.open = {}

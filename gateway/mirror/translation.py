@@ -155,11 +155,12 @@ def tool_error(words: str) -> bytes:
 
 
 def legacy_notification(message: jsonrpc.Message, data: bytes) -> bytes | None:
-    """A notification of the upstream as it goes to the client; None if it means nothing to a legacy client."""
-    if message.method is None or message.method in (mcp.ACKNOWLEDGED, mcp.CANCELLED):
+    """A notification of the upstream as it goes to the client; None if it means nothing to a legacy client.
+
+    A modern server sends no requests: one would reach the client as a question of no call.
+    """
+    if isinstance(message.id, Raw) or message.method in (None, mcp.ACKNOWLEDGED, mcp.CANCELLED):
         return None
-    if isinstance(message.id, Raw):
-        return None  # a request, which belongs to no call (SEP-2260); a modern server sends none
     if mcp.META_SUBSCRIPTION.encode() not in data:
         return data
     params = jsonrpc.fields(message.params) if isinstance(message.params, Raw) else {}
