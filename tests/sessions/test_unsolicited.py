@@ -40,7 +40,7 @@ async def test_a_question_outside_of_a_call_is_refused_over_stdio() -> None:
         async def is_refused() -> bool:
             return bool(json.loads((await client.call("answers")).text))
 
-        await gw.until(is_refused, "the server has its answer")
+        await gw.until(is_refused, "the server has its answer", 30)
         (answer,) = json.loads((await client.call("answers")).text)
         assert (answer["id"], answer["error"]) == ("late", REFUSED)
         assert await gw.metric("mcp_gateway_nested_requests_total", method=mcp.ROOTS, outcome=OUTCOME) == 1

@@ -31,7 +31,7 @@ async def test_a_task_that_is_over_asks_nothing(stage: Stage) -> None:
         outcome = {"method": mcp.ROOTS, "outcome": "refused_unsolicited"}
         return await gw.metric("mcp_gateway_nested_requests_total", **outcome) == 1
 
-    await gw.until(is_refused, "the question is refused")
+    await gw.until(is_refused, "the question is refused", 30)
     assert "inputRequests" not in await task.get()
 
 
@@ -60,7 +60,7 @@ async def test_the_log_says_that_a_task_is_lost() -> None:
             async def is_lost() -> bool:
                 return bool(gw.log("tool_task.lost"))
 
-            await gw.until(is_lost, "the time of the task is over")
+            await gw.until(is_lost, "the time of the task is over", 30)
         (line,) = gw.log("tool_task.lost")
         assert (line["outcome"], "tasks.ttl_seconds" in line["cause"]) == ("expired", True)
         assert line["level"] == "warning"
