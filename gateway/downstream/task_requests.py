@@ -14,10 +14,11 @@ from msgspec import Raw
 from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.downstream.round import Round
+from gateway.http.incoming import Caller, Incoming
 from gateway.http.upstream_headers import joined
 from gateway.identity import principal as principals
 from gateway.protocol import mcp
-from gateway.protocol.errors import InvalidParams, InvalidState, TasksUndeclared, UnknownTask
+from gateway.protocol.errors import DownstreamError, InvalidParams, InvalidState, TasksUndeclared, UnknownTask
 from gateway.protocol.request import Request
 from gateway.routes.live_route import ProcessScope
 from gateway.seal.task_handle import TaskHandle
@@ -43,7 +44,11 @@ class TaskRequests:
         if not request.declared.tasks and not request.declared.legacy_tasks:
             raise TasksUndeclared(request.method)
         sealed = first_form.task_id(request)
-        handle = self._open(round_, sealed)
+        try:
+            handle = self._open(round_.incoming, round_.caller, round_.live.route.path, sealed)
+        except InvalidState as exc:
+            self._process.metrics.state_rejected(exc.reason)
+            raise UnknownTask from exc
         task = self.table.find(handle.exchange)
         if task is None:
             if (handle.owner, handle.epoch) == (self._process.owner, self._process.epoch):
@@ -59,19 +64,26 @@ class TaskRequests:
         task.headers = round_.headers
         return await round_.answer(await self._answer(task, request))
 
-    def _open(self, round_: Round, sealed: str) -> TaskHandle:
-        caller, incoming = round_.caller, round_.incoming
+    def is_ours(self, incoming: Incoming, caller: Caller, path: str) -> bool:
+        """Whether this is a request about a task that the gateway gave to this caller."""
+        try:
+            request = incoming.request()
+            if request.method not in METHODS:
+                return False
+            _ = self._open(incoming, caller, path, first_form.task_id(request))
+        except DownstreamError:
+            return False
+        return True
+
+    def _open(self, incoming: Incoming, caller: Caller, path: str, sealed: str) -> TaskHandle:
+        """The handle that a caller sent; raises InvalidState."""
 
         def digest(names: Sequence[str]) -> bytes:
             return principals.of_headers(
                 names, lambda name: joined(incoming.headers, name) if name != caller.distrusted_header else None
             )
 
-        try:
-            return self.table.sealer.open(sealed, round_.live.route.path, caller.principal, digest, time.time())
-        except InvalidState as exc:
-            self._process.metrics.state_rejected(exc.reason)
-            raise UnknownTask from exc
+        return self.table.sealer.open(sealed, path, caller.principal, digest, time.time())
 
     def _go_on(self, round_: Round, handle: TaskHandle, sealed: str, *, is_proven: bool) -> LiveTask:
         """Go on with a task whose owner is gone."""

@@ -6,6 +6,7 @@ relay to a legacy server, or the mirror of a modern one, if that refuses `initia
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -30,7 +31,7 @@ from gateway.stdio_front.forwarder import Forwarder
 from gateway.stdio_front.host import Host
 from gateway.stdio_front.legacy_host import LegacyHost
 from gateway.stdio_front.modern_host import ModernHost
-from gateway.telemetry import Direction, bodies
+from gateway.telemetry import Direction, NestedOutcome, bodies
 
 _POLL_SECONDS: Final = 0.05
 
@@ -106,7 +107,9 @@ class StdioFront:
         if upstream.stdio is not None:
             return StdioServer(upstream.stdio.modern, self._tasks)
         assert upstream.era is not None
-        return HttpServer(upstream.client, upstream.era.endpoint, self._live.deadlines.idle, upstream.health.note)
+        live = self._live
+        refused = partial(live.process.metrics.nested_request, live.route.path, outcome=NestedOutcome.UNSOLICITED)
+        return HttpServer(upstream.client, upstream.era.endpoint, live.deadlines.idle, upstream.health.note, refused)
 
     # -- legacy hosts -----------------------------------------------------------------------------------------------
 
@@ -124,7 +127,7 @@ class StdioFront:
 
     def _mirror(self, link: ClientLink) -> Backend:
         caller = (self._live.route.path, b"host")
-        return MirrorBackend(Upstream(self._server(), ToolCatalog(), caller, self._tasks), link)
+        return MirrorBackend(Upstream.of(self._live, self._server(), ToolCatalog(), caller), link)
 
     def _relay_or_mirror(self, link: ClientLink) -> Backend:
         waiting_bytes = self._live.config.limits.body_bytes

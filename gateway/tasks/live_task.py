@@ -39,6 +39,7 @@ from gateway.sessions.session import Session
 from gateway.tasks.follower import Follower, Relay, TaskGone, holder
 from gateway.tasks.legacy import Created, Ended, Status
 from gateway.tasks.modern import View
+from gateway.tasks.report import TaskReport
 from gateway.telemetry import NestedOutcome, TaskOutcome
 from gateway.upstream.channel import Headers
 
@@ -65,16 +66,18 @@ class LiveTask:
         id_: str,
         handle: str,
         origin: Origin,
+        issued: float,
         expires: float,
         ttl_ms: int,
         sealer: TaskSealer,
         budget: Budget,
         forget: Callable[["LiveTask"], None],
     ) -> None:
-        """`expires` is wall-clock time. `forget` is called once, when the time of the task is over."""
+        """`issued` and `expires` are wall-clock time. `forget` is called once, when the time of the task is over."""
         self.id = id_
         self.handle = handle
         self.live, self.key, self.headers = origin.live, origin.key, origin.headers
+        self.report = TaskReport(origin.live, id_, issued)
         self.principal = origin.key.principal
         self._declared = origin.declared
         self._server_info = origin.server_info
@@ -170,7 +173,8 @@ class LiveTask:
             if ended is not None:
                 self._end(ended)
         except TimeoutError:
-            pass
+            said = "The task did not end within its time (tasks.ttl_seconds); it may have had effects"
+            self._fail(CallLost(said), TaskOutcome.EXPIRED)
         except TaskGone as exc:
             if not self._is_known.is_set():
                 self._lose()
@@ -204,7 +208,7 @@ class LiveTask:
         elif ended.error is not None:
             self._message = ended.error.message
         self._touch()
-        self.live.process.metrics.task_ended(self.live.route.path, _OUTCOMES[ended.status])
+        self.report.ended(_OUTCOMES[ended.status])
 
     def _keep(self, result: Raw) -> bytes:
         """Keep the result in its modern form; it may have to give way, and is then asked for again."""
@@ -224,7 +228,7 @@ class LiveTask:
         self._ended = Ended("failed", error=jsonrpc.Error(error.code, error.message))
         self._questions.clear()
         self._touch()
-        self.live.process.metrics.task_ended(self.live.route.path, outcome)
+        self.report.lost(outcome, error)
 
     def _touch(self) -> None:
         self._updated = _now()
@@ -268,10 +272,16 @@ class LiveTask:
         id_ = bytes(event.id)
         if id_ in self._seen:
             return self._count(event.method, NestedOutcome.DUPLICATE)
+        if self.is_over:
+            error = jsonrpc.Error(mcp.INVALID_PARAMS, "The task is over, so no call is in flight (SEP-2260)")
+            return self._refuse(event, error, NestedOutcome.UNSOLICITED)
+        return self._refuse_or_open(event, id_)
+
+    def _refuse_or_open(self, event: on.Nested, id_: bytes) -> None:
         if event.method not in inputs.KINDS:
             return self._refuse(event, jsonrpc.Error(mcp.METHOD_NOT_FOUND, f"Method not found: {event.method[:80]}"))
         is_full = len(self._seen) >= MAX_NESTED or len(self._questions) >= MAX_QUESTIONS
-        if is_full or len(id_) > MAX_NESTED_ID_BYTES or self.is_over:
+        if is_full or len(id_) > MAX_NESTED_ID_BYTES:
             return self._refuse(event, jsonrpc.Error(mcp.INVALID_REQUEST, "The task cannot ask this"))
         self._seen.add(id_)
         try:
@@ -401,7 +411,7 @@ class LiveTask:
         left, follower = list(self._questions.values()), self._follower
         self._questions.clear()
         self._touch()
-        self.live.process.metrics.task_ended(self.live.route.path, TaskOutcome.CANCELLED)
+        self.report.ended(TaskOutcome.CANCELLED)
         if follower is not None:
             self.live.process.tasks.spawn(self._cancel(follower, left), "send upstream")
 

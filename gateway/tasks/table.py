@@ -105,6 +105,7 @@ class TaskTable:
         )
         origin = Origin(live, key, context.headers, context.request.declared, server_info)
         task = self._add(handle, self.sealer.seal(handle), origin)
+        task.report.begun(context.request.target, context.request_id)
         task.begin(session, created, relay, context.exchange.questions.values())
         if context.request.declared.tasks:
             return modern.create_result(task.view())
@@ -115,13 +116,14 @@ class TaskTable:
         assert handle.upstream is not None, "without it, only the owner can follow the task"
         self.check(origin.key.principal)
         task = self._add(handle, sealed, origin)
+        task.report.taken_over(handle.owner, owner_is_dead=not is_shared)
         task.continue_(handle.upstream, "" if is_shared else holder(handle.owner, handle.epoch))
         return task
 
     def _add(self, handle: TaskHandle, sealed: str, origin: Origin) -> LiveTask:
-        task = LiveTask(
-            handle.exchange, sealed, origin, handle.expires, handle.ttl_ms, self.sealer, self._budget, self._remove
-        )
+        issued, expires = handle.issued, handle.expires
+        budget, forget = self._budget, self._remove
+        task = LiveTask(handle.exchange, sealed, origin, issued, expires, handle.ttl_ms, self.sealer, budget, forget)
         self._tasks[task.id] = task
         self._per_principal[task.principal] += 1
         origin.live.process.metrics.tasks_changed(origin.live.route.path, 1)

@@ -196,3 +196,21 @@ async def test_the_route_may_name_the_legacy_side_of_a_command() -> None:
     ):
         assert await text(http, gw, call("echo", x=1)) == '{"x": 1}'
         assert not gw.log("era.found")
+
+
+async def test_a_request_of_the_server_reaches_nobody(gw: Gateway, http: aiohttp.ClientSession) -> None:
+    """SEP-2260: modern servers send none."""
+    assert await text(http, gw, call("ask", 1)) == "done"
+    outcome = {"method": mcp.ELICIT, "outcome": "refused_unsolicited"}
+    assert await gw.metric("mcp_gateway_nested_requests_total", **outcome) == 1
+
+
+@pytest.mark.parametrize("method", sorted(mcp.TASK_METHODS))
+async def test_mcp_name_of_a_request_about_a_task_is_compared(
+    method: str, gw: Gateway, http: aiohttp.ClientSession
+) -> None:
+    message = modern(method, 1, taskId="t1", inputResponses={})
+    status, (answer,) = await post(http, gw, message, **{mcp.NAME_HEADER: "t1"})
+    assert (status, answer["result"]["taskId"]) == (200, "t1")
+    status, (answer,) = await post(http, gw, message, **{mcp.NAME_HEADER: "t2"})
+    assert (status, answer["error"]["code"]) == (400, mcp.HEADER_MISMATCH)

@@ -41,12 +41,21 @@ class ModernStdio:
     """One modern server as a child; it is started when a request needs it, and again after it has ended."""
 
     def __init__(
-        self, launcher: ChildLauncher, malformed: Callable[[], None], *, has_one_client: bool = False
+        self,
+        launcher: ChildLauncher,
+        malformed: Callable[[], None],
+        refused: Callable[[str], None],
+        *,
+        has_one_client: bool = False,
     ) -> None:
-        """`malformed` is called for every line on stdout that is not JSON-RPC."""
+        """`malformed` is called for every line on stdout that is not JSON-RPC.
+
+        `refused` is called for each request of the server, with its method: a modern server sends none.
+        """
         self._launcher = launcher
         self._has_one_client = has_one_client
         self._malformed = malformed
+        self._refused = refused
         self.child: Child | None = None
         """The process that serves requests now, if there is one."""
         self._opening = asyncio.Lock()
@@ -101,7 +110,9 @@ class ModernStdio:
         try:
             if message.method is None:
                 self._respond(message)
-            elif not isinstance(message.id, Raw):  # a modern server sends no requests
+            elif isinstance(message.id, Raw):
+                self._refused(message.method)
+            else:
                 self._notify(message.method, message.params)
         except ValueError:
             self._malformed()

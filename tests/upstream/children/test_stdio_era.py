@@ -89,7 +89,7 @@ class Bench:
     def __init__(self, tasks: Tasks, **answers: Any) -> None:
         given = {"server/discover": answers.get("discover"), "initialize": answers.get("initialize")}
         self.launcher: Any = FakeLauncher(given)
-        self.modern = ModernStdio(self.launcher, lambda: None)
+        self.modern = ModernStdio(self.launcher, lambda: None, lambda _: None)
         self.era = StdioEra(self.launcher, self.modern, tasks, Metrics("test", ["/mcp"]), "/mcp")
 
 
