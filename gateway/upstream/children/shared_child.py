@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
 from msgspec import Raw
 
 from gateway.process.child import Child
@@ -101,7 +100,9 @@ class SharedChild:
             self._subscribed[uri] += 1
         elif method == mcp.UNSUBSCRIBE:
             self._subscribed[uri] -= 1
-            return self._subscribed[uri] <= 0
+            if self._subscribed[uri] > 0:
+                return False
+            del self._subscribed[uri]  # also if nobody had subscribed
         return True
 
     async def left(self, channel: "SharedChannel") -> None:
@@ -173,5 +174,5 @@ def _uri(message: jsonrpc.Message) -> bytes:
         return b""
     try:
         return bytes(jsonrpc.fields(message.params).get("uri", b""))
-    except (ValueError, msgspec.MsgspecError):
+    except ValueError:
         return b""

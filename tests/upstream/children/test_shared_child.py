@@ -185,6 +185,18 @@ async def test_the_child_is_subscribed_until_the_last_session_unsubscribes(bench
     assert child.methods[-1] == mcp.UNSUBSCRIBE
 
 
+async def test_a_session_that_never_subscribed_ends_no_subscription_of_another_one(bench: Bench) -> None:
+    first, second = await bench.session(), await bench.session()
+    (child,) = bench.launcher.children
+    order = [(first, mcp.UNSUBSCRIBE), (first, mcp.SUBSCRIBE), (second, mcp.SUBSCRIBE), (first, mcp.UNSUBSCRIBE)]
+    for number, (session, method) in enumerate(order):
+        asked = session.ask(b"%d" % number, method, uri="note://x")
+        await asyncio.sleep(0)
+        child.say(id=number, result={})
+        _ = await asked
+    assert child.methods[-1] == mcp.SUBSCRIBE, "the second session is subscribed still"
+
+
 async def test_the_end_of_the_child_is_the_end_of_all_its_sessions(bench: Bench) -> None:
     first, second = await bench.session(), await bench.session()
     asked = first.ask(b"1", mcp.TOOLS_CALL, name="die")
