@@ -71,7 +71,7 @@ def _is_in(value: str, secrets: set[str]) -> bool:
 
 def _secrets(config: Config, served: Route) -> set[str]:
     """Return the secrets of the file; what the environment of the served route holds is meant for its child."""
-    found = {*config.state.keys, *config.state.session_keys}
+    found: set[str | None] = {*config.state.keys, *config.state.session_keys}
     for route in config.routes:
         url = urlsplit(route.upstream.url or "")
         found.update(route.set_headers.values(), (route.credentials.token, url.username, url.password, url.query))
