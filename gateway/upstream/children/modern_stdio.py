@@ -35,6 +35,8 @@ class _ModernRequest(msgspec.Struct, eq=False):
     wants_logs: bool
     take: Take
     answered: asyncio.Future[None]
+    heard: float = 0.0
+    """The event loop's time of the last message."""
 
 
 class ModernStdio:
@@ -69,18 +71,36 @@ class ModernStdio:
         self._requests[number] = request
         try:
             await child.send(sent, self._launcher.client.timeouts.answer_seconds)
-            _ = await asyncio.wait((request.answered, child.over), return_when=asyncio.FIRST_COMPLETED)
-            if not request.answered.done():
-                raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")
-            request.answered.result()
-        except asyncio.CancelledError:
+            await self._answered(child, request)
+        except (asyncio.CancelledError, TimeoutError) as exc:
             # TypeScript SDK 2.4: a notification before the first call makes the connection a legacy one.
             if not request.answered.done() and request.method != mcp.DISCOVER:
                 child.write(jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(number)}))
-            raise
+            if isinstance(exc, asyncio.CancelledError):
+                raise
+            raise CallLost(
+                f"{child.where} was silent for timeouts.idle_seconds; the call may have had effects"
+            ) from exc
         finally:
             del self._requests[number]
             request.answered.cancel()
+
+    async def _answered(self, child: Child, request: _ModernRequest) -> None:
+        """Wait for the answer; raises CallLost if the child ends first, and TimeoutError if it is silent for too long.
+
+        A subscription may be silent for as long as nothing changes.
+        """
+        loop, idle_seconds = asyncio.get_running_loop(), self._launcher.client.timeouts.idle_seconds
+        request.heard = loop.time()
+        while not (request.answered.done() or child.over.done()):
+            left = None if request.method == mcp.LISTEN else request.heard + idle_seconds - loop.time()
+            if left is not None and left <= 0:
+                raise TimeoutError
+            waiting = (request.answered, child.over)
+            _ = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if not request.answered.done():
+            raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")
+        request.answered.result()
 
     async def _running_child(self) -> Child:
         async with self._opening:
@@ -111,11 +131,11 @@ class ModernStdio:
         if request is None or request.answered.done():
             return  # it was cancelled
         try:
-            request.take(_response(message, request))
+            response = _response(message, request)
         except ValueError as exc:
             request.answered.set_exception(exc)
         else:
-            request.answered.set_result(None)
+            _hand_over(request, response, is_last=True)
 
     def _notify(self, method: str, raw: Raw | msgspec.UnsetType) -> None:
         params = jsonrpc.fields(raw) if isinstance(raw, Raw) else {}
@@ -130,7 +150,7 @@ class ModernStdio:
             named = {**params, "progressToken": request.token}
         elif request.method == mcp.LISTEN:
             named = _named(params, request.id)
-        request.take(jsonrpc.notification(method, named))
+        _hand_over(request, jsonrpc.notification(method, named))
 
     def _request_of(self, method: str, params: jsonrpc.Fields) -> _ModernRequest | None:
         if method == mcp.PROGRESS:
@@ -145,7 +165,19 @@ class ModernStdio:
         """The server ended a subscription without a response, which HTTP cannot do gracefully."""
         request = self._requests.get(bytes(id_ or b""))
         if request is not None and request.method == mcp.LISTEN and not request.answered.done():
-            request.take(jsonrpc.result(request.id, jsonrpc.encode(_named(dict(_DONE), request.id))))
+            done = jsonrpc.result(request.id, jsonrpc.encode(_named(dict(_DONE), request.id)))
+            _hand_over(request, done, is_last=True)
+
+
+def _hand_over(request: _ModernRequest, message: bytes, *, is_last: bool = False) -> None:
+    """Give a message to the client of a request, which hears nothing after the last one."""
+    request.heard = asyncio.get_running_loop().time()
+    try:
+        request.take(message)
+    except Exception as exc:  # noqa: BLE001  (the task of the request handles it, not the pipe that all requests share)
+        request.answered.set_exception(exc)
+    else:
+        if is_last:
             request.answered.set_result(None)
 
 
