@@ -51,6 +51,7 @@ class ModernStdio:
         self._malformed = malformed
         self.child: Child | None = None
         """The process that serves requests now, if there is one."""
+        self._is_retired = False
         self._opening = asyncio.Lock()
         self._requests: dict[bytes, _ModernRequest] = {}
         self._numbers = itertools.count(1)
@@ -59,6 +60,16 @@ class ModernStdio:
         """Speak to this child from now on."""
         self.child = child
         child.receive_with(self._hear)
+
+    def retire(self) -> None:
+        """The route leads elsewhere from now on: end the child once it has answered what it was asked."""
+        self._is_retired = True
+        self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        if self._is_retired and not self._requests and self.child is not None:
+            child, self.child = self.child, None
+            self._launcher.end(child)
 
     async def request(self, message: bytes, take: Take) -> None:
         """Send a request, and hand over its messages with the client's own ids, the response last.
@@ -84,6 +95,7 @@ class ModernStdio:
         finally:
             del self._requests[number]
             request.answered.cancel()
+            self._end_if_unused()
 
     async def _answered(self, child: Child, request: _ModernRequest) -> None:
         """Wait for the answer; raises CallLost if the child ends first, and TimeoutError if it is silent for too long.

@@ -43,7 +43,7 @@ class FakeChild:
 
 
 def child_of(idle_seconds: float = 60.0) -> tuple[FakeChild, ModernStdio]:
-    launcher: Any = SimpleNamespace(client=SimpleNamespace(timeouts=Timeouts(idle_seconds=idle_seconds)))
+    launcher: Any = SimpleNamespace(client=SimpleNamespace(timeouts=Timeouts(idle_seconds=idle_seconds)), end=Mock())
     child: Any = FakeChild()
     modern = ModernStdio(launcher, Mock())
     modern.use(child)
@@ -84,3 +84,16 @@ async def test_a_fault_in_one_client_costs_the_others_nothing() -> None:
     child.say(id=second, result={"a": 1})
     await healthy
     assert [json.loads(each) for each in heard] == [{"jsonrpc": "2.0", "id": 1, "result": {"a": 1}}]
+
+
+async def test_the_child_of_a_route_that_leads_elsewhere_ends_after_its_last_request() -> None:
+    child, modern = child_of()
+    calling = later(modern.request(CALL, Mock()))
+    await eventually(lambda: len(child.sent) == 1)
+    ended: Mock = modern._launcher.end  # type: ignore[assignment]
+    modern.retire()
+    ended.assert_not_called()
+    child.say(id=child.sent[0]["id"], result={})
+    await calling
+    ended.assert_called_once_with(child)
+    assert modern.child is None
