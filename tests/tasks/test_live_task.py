@@ -164,31 +164,44 @@ async def test_requests_at_once_for_a_result_that_gave_way_all_get_it(
     forget(stand)
 
 
+class TwoAnswers:
+    """A client that sends two answers at once, of which the server takes the first when the test says so."""
+
+    def __init__(self, server: TaskServer, stand: Stand) -> None:
+        self._upstream = server.upstream
+        self._stand = stand
+        self.task: Task
+        self.may_go_on = asyncio.Event()
+        self.sending: asyncio.Task[dict[str, Any]]
+
+    async def begin(self) -> "TwoAnswers":
+        async def slow(turn: Turn) -> None:
+            await self.may_go_on.wait()
+            turn.reply(202)
+
+        self._upstream.on("answer", slow)
+        self.task = await make(self._stand)
+        await eventually(lambda: self._stand.nested(mcp.ELICIT, "asked") == 2)
+        asked = await self.task.until("input_required")
+        self.sending = later(self.task.answer(asked))
+        await self._upstream.saw("answer")
+        return self
+
+
 async def test_the_answers_of_a_client_that_leaves_are_all_delivered(
     server: TaskServer, begin: Start, upstream: FakeUpstream
 ) -> None:
     server.ask(1, 2)
     stand = await begin()
-    task = await make(stand)
-    await eventually(lambda: stand.nested(mcp.ELICIT, "asked") == 2)
-    asked = await task.until("input_required")
-    has_left = asyncio.Event()
-
-    async def slow(turn: Turn) -> None:
-        await has_left.wait()
-        turn.reply(202)
-
-    upstream.on("answer", slow)
-    answering = later(task.answer(asked))
-    await upstream.saw("answer")
-    answering.cancel()
-    await asyncio.gather(answering, return_exceptions=True)
+    answers = await TwoAnswers(server, stand).begin()
+    answers.sending.cancel()
+    await asyncio.gather(answers.sending, return_exceptions=True)
     await eventually(lambda: stand.gateway.downstream.in_flight == 0, "the gateway knows that the client has left")
-    has_left.set()
-    answers = await upstream.saw("answer", 2)
-    assert [answer.body["id"] for answer in answers] == [1, 2]
-    assert not any(answer.cut.is_set() for answer in answers)
-    assert (await task.get())["status"] == "working"
+    answers.may_go_on.set()
+    seen = await upstream.saw("answer", 2)
+    assert [answer.body["id"] for answer in seen] == [1, 2]
+    assert not any(answer.cut.is_set() for answer in seen)
+    assert (await answers.task.get())["status"] == "working"
     forget(stand)
 
 
@@ -197,23 +210,12 @@ async def test_a_task_that_is_cancelled_between_two_answers_gets_no_more(
 ) -> None:
     server.ask(1, 2)
     stand = await begin()
-    task = await make(stand)
-    await eventually(lambda: stand.nested(mcp.ELICIT, "asked") == 2)
-    asked = await task.until("input_required")
-    is_cancelled = asyncio.Event()
-
-    async def slow(turn: Turn) -> None:
-        await is_cancelled.wait()
-        turn.reply(202)
-
-    upstream.on("answer", slow)
-    answering = later(task.answer(asked))
-    await upstream.saw("answer")
-    _ = await task.send(mcp.TASKS_CANCEL)
-    is_cancelled.set()
-    assert "result" in await answering
+    answers = await TwoAnswers(server, stand).begin()
+    _ = await answers.task.send(mcp.TASKS_CANCEL)
+    answers.may_go_on.set()
+    assert "result" in await answers.sending
     assert len(upstream.of("answer")) == 1
-    assert (await task.get())["status"] == "cancelled"
+    assert (await answers.task.get())["status"] == "cancelled"
     forget(stand)
 
 

@@ -17,7 +17,7 @@ from msgspec import Raw
 from gateway.process.child import Child
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost
+from gateway.protocol.errors import CallLost, Unreachable
 from gateway.upstream.stdio import is_message
 
 Take = Callable[[bytes], None]
@@ -115,13 +115,20 @@ class ModernStdio:
         request.answered.result()
 
     async def _running_child(self) -> Child:
-        async with self._opening:
-            if self.child is None or self.child.over.done():
-                child = await self._launcher.take()
-                self._launcher.initialized(child)  # it needs no handshake
-                self.use(child)
-            assert self.child is not None
-            return self.child
+        seconds = self._launcher.client.timeouts.handshake_seconds
+        try:
+            async with asyncio.timeout(seconds), self._opening:
+                if self.child is None or self.child.over.done():
+                    child = await self._launcher.take()
+                    self._launcher.initialized(child)  # it needs no handshake
+                    self.use(child)
+                assert self.child is not None
+                return self.child
+        except TimeoutError:
+            raise Unreachable(
+                f"{self._launcher.where} did not start in {seconds:g} s (timeouts.handshake_seconds) for modern "
+                "requests: sessions of legacy clients may use all of upstream.max_children"
+            ) from None
 
     # -- what the server says ---------------------------------------------------------------------------------------
 

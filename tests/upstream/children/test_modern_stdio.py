@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config import Timeouts
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost
+from gateway.protocol.errors import CallLost, Unreachable
 from gateway.upstream.children.modern_stdio import ModernStdio
 from tests.support.legacy_client import later
 from tests.support.workbench import eventually
@@ -84,6 +84,19 @@ async def test_a_fault_in_one_client_costs_the_others_nothing() -> None:
     child.say(id=second, result={"a": 1})
     await healthy
     assert [json.loads(each) for each in heard] == [{"jsonrpc": "2.0", "id": 1, "result": {"a": 1}}]
+
+
+async def test_requests_do_not_wait_for_ever_for_a_child_for_which_there_is_no_room() -> None:
+    async def never() -> FakeChild:
+        return await asyncio.get_running_loop().create_future()
+
+    timeouts = Timeouts(handshake_seconds=0.02)
+    launcher: Any = SimpleNamespace(client=SimpleNamespace(timeouts=timeouts), take=never, where="The fake")
+    modern = ModernStdio(launcher, Mock())
+    requests = [modern.request(CALL, Mock()) for _ in range(3)]
+    for found in await asyncio.gather(*requests, return_exceptions=True):
+        assert isinstance(found, Unreachable)
+        assert "upstream.max_children" in found.message
 
 
 async def test_the_child_of_a_route_that_leads_elsewhere_ends_after_its_last_request() -> None:
