@@ -45,7 +45,11 @@ class ChildHolder:
                 self._shared = None
                 await shared.replaced()
             channel = StdioChannel(self.launcher, self.malformed)
-            result = await channel.initialize(message, headers)
+            try:
+                result = await channel.initialize(message, headers)
+            except BaseException:
+                channel.abandon()
+                raise
             seconds = self.launcher.client.timeouts.answer_seconds
             self._shared = SharedChild(channel.child, message, result, seconds, self.malformed)
             return self._shared
