@@ -1,4 +1,4 @@
-"""The result of a task, which may give way to other results, and is then asked for again."""
+"""The result of a task, which may give way to others; it is asked for again when its client wants it."""
 
 import asyncio
 
