@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.cases import Drivers
 from tests.parts.clients.drive import Kind, ModernClient
-from tests.parts.launch import PARTS, old_server
+from tests.parts.launch import PARTS, old_server, stdio_server
 from tests.support.gateway_process import gateway
 
 pytestmark = [
@@ -74,3 +74,20 @@ async def test_changes_arrive_and_none_is_missed_when_the_server_is_killed(drive
         ends = [await client.heard() for client in clients]
         assert [how for _, how in ends] == ["graceful"] * len(clients)
         assert name == "everything" or not any(events for events, _ in ends)
+
+
+@pytest.mark.parametrize("affinity", ["none", "principal"])
+async def test_an_update_reaches_all_subscriptions_whichever_child_said_it(drivers: Drivers, affinity: str) -> None:
+    """This server tells only who subscribed, and each session is a process: calls run in other ones."""
+    chosen = {"resourceSubscriptions": [URI]}
+    route = {"sessions": {"affinity": affinity}}
+    with stdio_server("py130") as (_, upstream):
+        async with gateway(upstream, route=route) as gw:
+            clients = [await drivers.connect(kind, gw.url) for kind in LISTENERS]
+            for client in clients:
+                assert await client.listen(chosen) == chosen
+            for caller in (*clients, clients[0]):
+                await caller.call_tool("touch", {"uri": URI})
+                await all_hear(clients, EVENTS["resourceSubscriptions"])
+            await gw.end()
+            assert [await client.heard() for client in clients] == [([], "graceful")] * len(clients)
