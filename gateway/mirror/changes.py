@@ -9,7 +9,7 @@ Source: specification 2026-07-28 basic/patterns/subscriptions.
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -81,6 +81,10 @@ class Changes:
         if uri not in honoured.resourceSubscriptions:
             self.uris.discard(uri)
             raise InvalidParams("The server does not tell of changes of this resource")
+
+    def add(self, uris: Iterable[str]) -> None:
+        """Want to hear of these resources too, from the next `listen` on: the server has offered to tell of them."""
+        self.uris.update(itertools.islice(uris, _MAX_URIS - len(self.uris)))
 
     async def unsubscribe(self, uri: str, headers: Headers) -> None:
         """Listen to a resource no more."""

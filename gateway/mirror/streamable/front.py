@@ -1,8 +1,8 @@
 """Serves legacy clients of streamable HTTP before a modern server.
 
-Rule 1: nothing that a session needs is in this process alone, but for its standalone stream. The session id, the ids
-of nested requests and of events carry the rest, so any replica serves any request. Rule 2: the caller is told by each
-request's own credentials, whatever ids it brings.
+Rule 1: nothing that a session needs is in this process alone. The session id, the ids of nested requests and of
+events carry it, so any replica serves any request. Rule 2: the caller is told by each request's own credentials,
+whatever ids it brings.
 
 Source: specification 2025-11-25 basic/transports (Streamable HTTP).
 """
@@ -18,6 +18,7 @@ from aiohttp import web
 from msgspec import Raw
 
 from gateway.cluster.retry_routing import TakeOver
+from gateway.cluster.peer_errors import PeerReplaced
 from gateway.config import Config, InForce
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
@@ -89,9 +90,8 @@ class Mirror:
         self._process = process
         self._headers = HeaderRules(in_force, process.epoch)
         self._catalog = ToolCatalog()
-        self._homes = Homes()
-        limits = in_force.part(lambda it: it.limits)
-        results, cold = limits.part(lambda it: it.results_bytes), limits.part(lambda it: it.cold_bytes)
+        self._homes = Homes(tokens)
+        cold = in_force.part(lambda it: it.limits.cold_bytes)
         self.lot: Lot[HeldCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
         self._shared = Shared(tokens, self.lot, {})
         self.long_lived = 0
@@ -201,6 +201,7 @@ class Mirror:
         at: Arrival,
         session: Session,
         exchange: str,
+                self._check_home(at)
         request: Request,
         progress: Progress = Progress(),  # noqa: B008
     ) -> HeldCall:
@@ -283,8 +284,10 @@ class Mirror:
 
     async def _get(self, at: Arrival) -> web.StreamResponse:
         session = self._session(at)
-        if mcp.LAST_EVENT_ID in at.incoming.headers:
-            return await self._resume(at, session, at.incoming.headers[mcp.LAST_EVENT_ID])
+        place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
+        if place is not None and (subscribed := self._tokens.subscribed(place, session)) is None:
+            return await self._resume(at, session, place)
+        self._check_home(at)
         if self.stopping:
             raise Stopping("The gateway is shutting down; open the stream again, another replica will serve it")
         self.long_lived += 1
@@ -292,7 +295,7 @@ class Mirror:
             found = await self._replicas.at_home(session.key, at.incoming, at.reply)
             if found is None:
                 home = self._homes.of(session, at.live, self._server(at.live))
-                found = await home.write(at.reply, at.headers, at.incoming.request_id)
+                found = await home.write(at.reply, at.headers, at.incoming.request_id, subscribed)
         finally:
             self.long_lived -= 1
         return found[0]
@@ -321,6 +324,11 @@ class Mirror:
         if held is None and not is_own:
             held = self._continued(at, session, mark, may_run=may_run)
             if held is None and not is_proven:
+    def _check_home(self, at: Arrival) -> None:
+        """Have the replica that forwarded a request go on to the next home, if this one is about to end."""
+        if self.stopping and at.incoming.peer_request is not None:
+            raise PeerReplaced(self._replicas.own)
+
                 raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
             if held is not None:
                 held.report.taken_over(mark.place.owner, mark.progress.round, owner_is_dead=is_proven)

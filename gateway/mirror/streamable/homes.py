@@ -1,10 +1,12 @@
 """What mirrored sessions have at their home replica: the standalone stream with the changes that it brings.
 
-It is lost with the home. The client opens the stream again, at the next home, and subscribes to nothing anew: that is
-what a legacy server's restart would cost it too.
+The client opens the stream again when it is lost with its home. A client of 2025-11-25 then names the last event id,
+which carries the subscriptions of the session to the next home. An older one has none, and must subscribe anew: that
+is what a legacy server's restart would cost it too.
 """
 
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Final
 
 from msgspec import Raw
@@ -15,7 +17,7 @@ from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.changes import Changes
 from gateway.mirror.modern_server import ModernServer
-from gateway.mirror.streamable.tokens import NoSession, Session
+from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import GatewayError, InvalidParams, InvalidRequest
 from gateway.routes.live_route import LiveRoute
@@ -31,7 +33,8 @@ _ENDED: Final = FinalMessage(b"")
 class Homes:
     """The sessions whose home this replica is."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
         self._homes: OrderedDict[str, Home] = OrderedDict()
         self._levels: OrderedDict[str, str] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -48,7 +51,7 @@ class Homes:
             home.close()  # a reload gave the path another upstream
             home = None
         if home is None:
-            home = self._homes[session.key] = Home(session, live, server)
+            home = self._homes[session.key] = Home(session, live, server, self._tokens)
             if len(self._homes) > _MAX_HOMES:
                 _, oldest = self._homes.popitem(last=False)
                 oldest.close()
@@ -80,8 +83,10 @@ class Homes:
 class Home:
     """One session at its home (`routes.live_route.Endable`)."""
 
-    def __init__(self, session: Session, live: LiveRoute, server: ModernServer) -> None:
+    def __init__(self, session: Session, live: LiveRoute, server: ModernServer, tokens: Tokens) -> None:
         self.live = live
+        self._session = session
+        self._tokens = tokens
         self._changes = Changes(server, live.process.tasks, session.profile, self._tell)
         self._queue: ResponseQueue | None = None
         self._had_stream = False
@@ -96,10 +101,24 @@ class Home:
         await change(uri, headers)
         if self._queue is None:
             self._changes.close()  # until the client opens its stream
+        elif self._session.profile.resumes:
+            self._queue.send(self._prime())
 
-    async def write(self, reply: ReplyWriter, headers: Headers, request_id: str) -> Replied:
-        """Write the standalone stream until the client leaves; raises GatewayError."""
+    def _prime(self) -> bytes:
+        """An event whose id says to what the session is subscribed."""
+        return b"id: %b\ndata: \n\n" % self._tokens.standalone_id(self._session, self._changes.uris).encode()
+
+    async def write(
+        self, reply: ReplyWriter, headers: Headers, request_id: str, subscribed: Collection[str] | None = None
+    ) -> Replied:
+        """Write the standalone stream until the client leaves; raises GatewayError.
+
+        `subscribed` is what the last event id says, if the client has come back with one.
+        """
         live = self.live
+        if subscribed is not None and not self._had_stream:  # another replica had it
+            self._changes.add(subscribed)
+            self._had_stream = True
         try:
             honoured = await self._changes.listen(headers)
         except InvalidParams as exc:
@@ -118,7 +137,7 @@ class Home:
         queue.begin_writing(reply.share_unread)
         try:
             await reply.start()
-            await reply.write(sse.KEEP_ALIVE)
+            await reply.write(self._prime() if self._session.profile.resumes else sse.KEEP_ALIVE)
             while not isinstance(item := await queue.take(), FinalMessage):
                 await reply.write(sse.KEEP_ALIVE if item is None else item)
             return await reply.end(COMPLETE), COMPLETE
