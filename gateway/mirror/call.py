@@ -7,7 +7,8 @@ Source: specification 2026-07-28 basic/patterns/mrtr.
 """
 
 import hashlib
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -20,6 +21,11 @@ from gateway.protocol import jsonrpc, mcp
 
 MAX_ROUNDS: Final = 32
 """Modern clients stop after ten; a server that goes on like this would never end."""
+
+
+T = TypeVar("T")
+NO_TRACE: Final[Mapping[str, str]] = {}
+TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -92,8 +98,11 @@ class MirroredCall:
         """The questions of this round that the client has not answered, by key."""
         self.answers: dict[str, bytes] = {}
 
-    def sent(self, id_: bytes, log_level: str | None) -> bytes:
-        """The request of the present round; raises ValueError if the client's `_meta` is malformed."""
+    def sent(self, id_: bytes, log_level: str | None, trace: Mapping[str, str] = NO_TRACE) -> bytes:
+        """The request of the present round; raises ValueError if the client's `_meta` is malformed.
+
+        `trace` is its trace context, in place of the client's.
+        """
         added: dict[str, bytes | Raw] = {}
         if self.answers:
             added["inputResponses"] = jsonrpc.merge(self.answers.items())
@@ -101,6 +110,9 @@ class MirroredCall:
             added["requestState"] = self.progress.state
         request = self.request
         params = jsonrpc.fields(request.params)
+        if trace:
+            meta = with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), _written(trace))
+            params = {**params, "_meta": Raw(jsonrpc.merge(meta.items()))}
         return modern_request(id_, request.method, params, self.profile, log_level=log_level, added=added)
 
     # -- from the upstream --------------------------------------------------------------------------------------
@@ -189,3 +201,12 @@ class MirroredCall:
         if self.request.method == mcp.TOOLS_CALL:
             return End(jsonrpc.result(self.request.id, tool_error(words)))
         return End(jsonrpc.failure(self.request.id, jsonrpc.Error(mcp.INTERNAL_ERROR, words)))
+
+
+def with_trace(given: Mapping[str, T], trace: Mapping[str, T]) -> dict[str, T]:
+    """Headers, or a `_meta`, with a trace context in place of their own."""
+    return {**{name: value for name, value in given.items() if name.lower() not in TRACE_CONTEXT}, **trace}
+
+
+def _written(trace: Mapping[str, str]) -> dict[str, Raw]:
+    return {name: Raw(jsonrpc.encode(value)) for name, value in trace.items()}

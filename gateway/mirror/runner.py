@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import Raw
 
-from gateway.mirror.call import Again, Ask, End, MirroredCall, Notify, Question, Step
+from gateway.mirror.call import Again, Ask, End, MirroredCall, Notify, Question, Step, with_trace
 from gateway.mirror.catalog import CallerKey, ToolCatalog
 from gateway.mirror.modern_server import ModernServer, Outgoing, Pending
 from gateway.protocol import jsonrpc, mcp, param_headers
@@ -39,8 +39,8 @@ class Hears(Protocol):
     def ask(self, questions: tuple[Question, ...]) -> None:
         """The client has to answer these; nothing is in flight upstream until it has answered all."""
 
-    def sending(self) -> None:
-        """A round is about to go upstream: from now on the server may have run it."""
+    def sending(self) -> Headers:
+        """A round is about to go upstream: from now on the server may have run it. Returns its trace context."""
 
     def end(self, message: bytes) -> None:
         """The response is here."""
@@ -86,16 +86,17 @@ class Runner:
 
     def _send(self) -> None:
         request, upstream = self.call.request, self._upstream
+        trace = self._hears.sending()
         try:
-            body = self.call.sent(b"%d" % next(_IDS), self._log_level())
-            outgoing = Outgoing(body, request.method, request.target, self._headers, self._param_headers())
+            body = self.call.sent(b"%d" % next(_IDS), self._log_level(), trace)
+            headers = with_trace(self._headers, trace) if trace else self._headers
+            outgoing = Outgoing(body, request.method, request.target, headers, self._param_headers())
         except InvalidParams as exc:
             self._fail(exc)
             return
         except ValueError as exc:
             self._fail(InvalidParams(f'"params._meta" cannot be read: {exc}'))
             return
-        self._hears.sending()
         try:
             self._pending = upstream.server.begin(outgoing, self)
         except ValueError as exc:

@@ -205,7 +205,7 @@ class Mirror:
         request: Request,
         progress: Progress = Progress(),  # noqa: B008
     ) -> HeldCall:
-        return HeldCall(
+        held = HeldCall(
             self._shared,
             at.live,
             session,
@@ -238,6 +238,8 @@ class Mirror:
                 return await _accepted(at.reply)  # the call is over
             found = await self._replicas.route(nested.place, at.incoming, at.reply)
             if not isinstance(found, TakeOver):
+        held.report.trace(at.incoming)
+        return held
                 self._continued_by(at, Step.FORWARDED)
                 return found[0]
             held = self.lot.find(nested.place.exchange)
