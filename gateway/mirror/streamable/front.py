@@ -62,6 +62,7 @@ from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.telemetry import COMPLETE, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
+from gateway.runtime.budget import Budget
 
 _METHODS: Final = "POST, GET, DELETE"
 
@@ -80,7 +81,15 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
 class Mirror:
     """The mirror of one process."""
 
-    def __init__(self, in_force: InForce[Config], tokens: Tokens, replicas: Replicas, process: ProcessScope) -> None:
+    def __init__(
+        self,
+        in_force: InForce[Config],
+        tokens: Tokens,
+        replicas: Replicas,
+        process: ProcessScope,
+        results: Budget,
+    ) -> None:
+        """`results` limits the responses that are kept, together with those of other calls."""
         self.stopping = False
         self.refuses_calls = False
         """Whether new calls are refused, because no other replica could go on with them."""
