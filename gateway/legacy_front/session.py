@@ -6,7 +6,7 @@ once, whichever side ends it: each open request gets an error, then every stream
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -60,6 +60,8 @@ class FrontSession:
         self.is_over = False
         self._is_ending = False
         self.is_initialized = False
+        self.version: str | None = None
+        """The version of the server's answer to `initialize`."""
         self.used = self.began = time.monotonic()
         """When a request of the client last began or ended."""
         self.readers = 0
@@ -116,14 +118,46 @@ class FrontSession:
             raise
         return stream
 
-    def _begin(self, request: RequestId) -> Stream:
+    def take_batch(self, messages: Sequence[ClientMessage]) -> Stream | None:
+        """Hand over messages that came in one body; return the stream of the replies to all requests among them.
+
+        Raises GatewayError before any had effect. After that, an error of a request is its response.
+        """
+        if self._is_ending:
+            raise session_gone()
+        if self._initialize is None:
+            raise InvalidRequest("The first message of a session must be `initialize`")
+        requests = [message.request_id for message in messages if message.request_id is not None]
+        stream = self._begin_batch(requests)
+        for message in messages:
+            try:
+                self.backend.receive(message)
+            except GatewayError as exc:
+                if message.request_id is not None:
+                    self.refuse(message.request_id, exc)
+        return stream
+
+    def _begin_batch(self, requests: Sequence[RequestId]) -> Stream | None:
+        stream = None
+        for number, request in enumerate(requests):
+            try:
+                stream = self._begin(request, stream)
+            except InvalidRequest:
+                for begun in requests[:number]:
+                    self._forget(begun, stream or self.standalone)
+                raise
+            stream.began = True  # it has no status for one of them
+        return stream
+
+    def _begin(self, request: RequestId, stream: Stream | None = None) -> Stream:
         if request in self._open:
             raise InvalidRequest("A request with this id is still open in the session; every request needs its own id")
         if len(self._open) >= _MAX_OPEN:
             raise InvalidRequest(
                 f"The session has {_MAX_OPEN} open requests, which is the most; await an answer first"
             )
-        stream = self._open[request] = self.standalone if self.front == "sse" else self._new_stream()
+        stream = self.standalone if self.front == "sse" else stream or self._new_stream()
+        self._open[request] = stream
         return stream
 
     def _new_stream(self) -> Stream:
@@ -206,13 +240,13 @@ class FrontSession:
             return
         stream = self._open[request]
         if request == self._initialize and isinstance(opened.result, Raw):
-            self.is_initialized = True
-            self._is_resumable = self.front == "http" and _version(opened.result) == mcp.LEGACY
+            self.is_initialized, self.version = True, _version(opened.result)
+            self._is_resumable = self.front == "http" and self.version == mcp.LEGACY
             self.standalone.is_resumable = self._is_resumable
         self._close_request(request)
         if stream is not None:
             stream.put(message)
-            if stream is not self.standalone:
+            if stream is not self.standalone and stream not in self._open.values():
                 stream.finish()
                 if stream.is_resumable and stream.reader is None:
                     self.linger(stream)

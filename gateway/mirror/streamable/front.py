@@ -16,12 +16,14 @@ from typing import Final
 import msgspec
 from aiohttp import web
 from msgspec import Raw
+from msgspec.structs import replace
 
-from gateway.cluster.retry_routing import TakeOver
 from gateway.cluster.peer_errors import PeerReplaced
+from gateway.cluster.retry_routing import TakeOver
 from gateway.config import Config, InForce
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.legacy_front import batch
 from gateway.legacy_front.backend import Connect
 from gateway.mirror.backend import MirrorBackend
 from gateway.mirror.call import Progress, Question, Request
@@ -39,7 +41,7 @@ from gateway.mirror.requests import (
 )
 from gateway.mirror.runner import Upstream
 from gateway.mirror.stdio_server import StdioServer
-from gateway.mirror.streamable import request_state
+from gateway.mirror.streamable import batch_reply, request_state
 from gateway.mirror.streamable.held_call import HeldCall, Shared, owner_lost
 from gateway.mirror.streamable.homes import Homes
 from gateway.mirror.streamable.replicas import Replicas
@@ -60,9 +62,9 @@ from gateway.protocol.errors import (
 )
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
+from gateway.runtime.budget import Budget
 from gateway.telemetry import COMPLETE, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
-from gateway.runtime.budget import Budget
 
 _METHODS: Final = "POST, GET, DELETE"
 
@@ -128,6 +130,17 @@ class Mirror:
     # -- POST ---------------------------------------------------------------------------------------------------
 
     async def _post(self, at: Arrival) -> web.StreamResponse:
+        incoming = at.incoming
+        if not batch.is_batch(incoming.body):
+            return await self._take(at)
+        found = batch.members(incoming.body, incoming.json_depth, self._session(at).profile.version)
+
+        async def take(member: bytes, reply: ReplyWriter) -> web.StreamResponse:
+            return await self._take(replace(at, incoming=incoming.with_body(member), reply=reply))
+
+        return await batch_reply.answer(at.reply, found, take)
+
+    async def _take(self, at: Arrival) -> web.StreamResponse:
         message = _message(at.incoming)
         id_ = bytes(message.id) if isinstance(message.id, Raw) else None
         try:
@@ -188,6 +201,7 @@ class Mirror:
                 self._homes.set_level(session, level_of(params_of(message)))
                 await self._replicas.tell_all(at.incoming)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
+                self._check_home(at)
                 found = await self._replicas.at_home(session.key, at.incoming, at.reply)
                 if found is not None:
                     return found[0]
@@ -210,7 +224,6 @@ class Mirror:
         at: Arrival,
         session: Session,
         exchange: str,
-                self._check_home(at)
         request: Request,
         progress: Progress = Progress(),  # noqa: B008
     ) -> HeldCall:
@@ -225,6 +238,8 @@ class Mirror:
             progress=progress,
             address=at.caller.address,
         )
+        held.report.trace(at.incoming)
+        return held
 
     # -- answers ------------------------------------------------------------------------------------------------
 
@@ -247,8 +262,6 @@ class Mirror:
                 return await _accepted(at.reply)  # the call is over
             found = await self._replicas.route(nested.place, at.incoming, at.reply)
             if not isinstance(found, TakeOver):
-        held.report.trace(at.incoming)
-        return held
                 self._continued_by(at, Step.FORWARDED)
                 return found[0]
             held = self.lot.find(nested.place.exchange)
@@ -311,6 +324,11 @@ class Mirror:
             self.long_lived -= 1
         return found[0]
 
+    def _check_home(self, at: Arrival) -> None:
+        """Have the replica that forwarded a request go on to the next home, if this one is about to end."""
+        if self.stopping and at.incoming.peer_request is not None:
+            raise PeerReplaced(self._replicas.own)
+
     async def _resume(self, at: Arrival, session: Session, token: str) -> web.StreamResponse:
         """Go on with a stream that broke."""
         try:
@@ -335,11 +353,6 @@ class Mirror:
         if held is None and not is_own:
             held = self._continued(at, session, mark, may_run=may_run)
             if held is None and not is_proven:
-    def _check_home(self, at: Arrival) -> None:
-        """Have the replica that forwarded a request go on to the next home, if this one is about to end."""
-        if self.stopping and at.incoming.peer_request is not None:
-            raise PeerReplaced(self._replicas.own)
-
                 raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
             if held is not None:
                 held.report.taken_over(mark.place.owner, mark.progress.round, owner_is_dead=is_proven)
@@ -424,8 +437,6 @@ def _message(incoming: Incoming) -> jsonrpc.Message:
     body = incoming.body
     try:
         jsonrpc.check_bounds(body, incoming.json_depth)
-        if body.lstrip().startswith(b"["):
-            raise InvalidRequest("The gateway takes one JSON-RPC message at a time; send the members of a batch alone")
         _ = jsonrpc.distinct(body)
         message = jsonrpc.message(body)
     except DownstreamError:
