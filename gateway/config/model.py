@@ -182,8 +182,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum size of all unfinished messages of one upstream together, those below 64 KiB aside. Beyond it, the
     gateway reads on with the oldest of them only."""
     results_bytes: Bytes = 16_777_216
-    """Maximum size of all delivered results together that are kept for `hold.linger_seconds`, with their requests.
-    Beyond it, the gateway forgets the oldest."""
+    """Maximum size of all delivered results together that are kept for `hold.linger_seconds`, with their requests. In
+    the mirror, the subscriptions of its sessions count too. Beyond it, the gateway forgets the oldest."""
     replay_bytes: Bytes = 33_554_432
     """Maximum size of all messages together that wait for legacy clients whose transport the gateway changes, or that
     such a client may ask for again. Beyond it, the oldest stream forgets what it delivered; if its client has not read

@@ -107,7 +107,7 @@ class LegacyRouting:
         choose = partial(self._mirror_if_modern, live, caller)
 
         def either(link: ClientLink) -> Backend:
-            return FallbackBackend(link, relay, choose, live.process.tasks)
+            return FallbackBackend(link, relay, choose, live.process.tasks, live.config.limits.body_bytes)
 
         return either
 

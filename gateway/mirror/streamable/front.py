@@ -9,6 +9,7 @@ Source: specification 2025-11-25 basic/transports (Streamable HTTP).
 
 import secrets
 import time
+from collections import OrderedDict
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final
@@ -24,7 +25,8 @@ from gateway.config import Config, InForce
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.legacy_front import batch
-from gateway.legacy_front.backend import Connect
+from gateway.legacy_front.backend import Connect, request_id
+from gateway.legacy_front.session import error_response
 from gateway.mirror.backend import MirrorBackend
 from gateway.mirror.call import Progress, Question, Request
 from gateway.mirror.catalog import ToolCatalog
@@ -67,6 +69,8 @@ from gateway.telemetry import COMPLETE, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 _METHODS: Final = "POST, GET, DELETE"
+_MAX_ID_BYTES: Final = 1_000
+"""The ids of events carry the id of their call."""
 
 
 class Arrival(msgspec.Struct, frozen=True, eq=False):
@@ -101,10 +105,10 @@ class Mirror:
         self._process = process
         self._headers = HeaderRules(in_force, process.epoch)
         self._catalog = ToolCatalog()
-        self._homes = Homes(tokens)
         cold = in_force.part(lambda it: it.limits.cold_bytes)
         self.lot: Lot[HeldCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
-        self._shared = Shared(tokens, self.lot, {})
+        self._homes = Homes(tokens, results)
+        self._shared = Shared(tokens, self.lot, {}, OrderedDict())
         self.long_lived = 0
         """Standalone streams, which a drain does not wait for."""
 
@@ -142,7 +146,7 @@ class Mirror:
 
     async def _take(self, at: Arrival) -> web.StreamResponse:
         message = _message(at.incoming)
-        id_ = bytes(message.id) if isinstance(message.id, Raw) else None
+        id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         try:
             if message.method == mcp.INITIALIZE and id_ is not None:
                 return await self._initialize(at, id_, message)
@@ -188,7 +192,7 @@ class Mirror:
             if held is not None:
                 held.abandon()
             else:
-                self._process.tasks.spawn(self._replicas.tell_all(at.incoming), "tell replicas")
+                await self._replicas.tell_all(at.incoming)
         return await _accepted(at.reply)
 
     async def _request(
@@ -208,6 +212,8 @@ class Mirror:
                 home = self._homes.of(session, at.live, self._server(at.live))
                 await home.subscribe(message.method, uri_of(params_of(message)), at.headers)
             case _:
+                if len(id_) > _MAX_ID_BYTES:
+                    raise InvalidRequest(f"The id of a call has at most {_MAX_ID_BYTES} bytes; use a shorter one")
                 return await self._call(at, session, request_of(id_, message))
         return await at.reply.whole(jsonrpc.result(id_, b"{}"), 200, NO_HEADERS, COMPLETE)
 
@@ -225,7 +231,7 @@ class Mirror:
         session: Session,
         exchange: str,
         request: Request,
-        progress: Progress = Progress(),  # noqa: B008
+        progress: Progress | None = None,
     ) -> HeldCall:
         held = HeldCall(
             self._shared,
@@ -290,7 +296,7 @@ class Mirror:
 
     def _restored(self, at: Arrival, session: Session, nested: Nested, *, is_proven: bool) -> HeldCall | None:
         """The call of a replica that has died, as far as a nested request's id tells; None if it cannot go on."""
-        if nested.request is None or self._is_old(nested.place, at.live):
+        if nested.request is None or self._is_over(nested.place, at.live):
             return None
         held = self._held(at, session, nested.place.exchange, nested.request, nested.progress)
         held.call.open.update({key: Question(key, "", b"{}") for key in nested.keys})
@@ -300,6 +306,10 @@ class Mirror:
 
     def _is_own(self, place: Place) -> bool:
         return (place.owner, place.epoch) == (self._process.owner, self._process.epoch)
+
+    def _is_over(self, place: Place, live: LiveRoute) -> bool:
+        """Whether a call of a replica that has died cannot go on."""
+        return place.exchange in self._shared.ended or self._is_old(place, live)
 
     def _is_old(self, place: Place, live: LiveRoute) -> bool:
         return place.issued + live.config.state.ttl_seconds < time.time()
@@ -352,7 +362,7 @@ class Mirror:
         step = Step.HELD
         if held is None and not is_own:
             held = self._continued(at, session, mark, may_run=may_run)
-            if held is None and not is_proven:
+            if held is None and not is_proven and mark.place.exchange not in self._shared.ended:
                 raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
             if held is not None:
                 held.report.taken_over(mark.place.owner, mark.progress.round, owner_is_dead=is_proven)
@@ -368,7 +378,7 @@ class Mirror:
     def _continued(self, at: Arrival, session: Session, mark: Mark, *, may_run: bool) -> HeldCall | None:
         """The call of a replica that has died; None if it is lost. `may_run`: it may run from its beginning."""
         request = mark.request
-        if request is None or self._is_old(mark.place, at.live):
+        if request is None or self._is_over(mark.place, at.live):
             return None
         if mark.asking:
             held = self._held(at, session, mark.place.exchange, request, mark.progress)
@@ -376,7 +386,7 @@ class Mirror:
             return held
         if not may_run:
             return None
-        held = self._held(at, session, mark.place.exchange, request)
+        held = self._held(at, session, mark.place.exchange, request, Progress())
         held.runner.run(at.headers)
         return held
 
@@ -392,10 +402,9 @@ class Mirror:
 
     async def _lost(self, at: Arrival, mark: Mark) -> web.StreamResponse:
         """Tell the client that its call is lost, as the response to it."""
-        error = owner_lost(mark.place.owner)
-        body = jsonrpc.Error(error.code, error.message, Raw(jsonrpc.encode(error.data)))
         await at.reply.start()
-        return await at.reply.whole(jsonrpc.failure(mark.rpc_id, body), 200, NO_HEADERS, COMPLETE)
+        body = error_response(mark.rpc_id, owner_lost(mark.place.owner))
+        return await at.reply.whole(body, 200, NO_HEADERS, COMPLETE)
 
     # -- DELETE -------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,9 @@ is what a legacy server's restart would cost it too.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -15,12 +17,13 @@ from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
-from gateway.mirror.changes import Changes
+from gateway.mirror.changes import Changes, Honoured
 from gateway.mirror.modern_server import ModernServer
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import GatewayError, InvalidParams, InvalidRequest
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.budget import Budget, Share
 from gateway.telemetry import COMPLETE
 from gateway.upstream.channel import Headers
 
@@ -33,8 +36,10 @@ _ENDED: Final = FinalMessage(b"")
 class Homes:
     """The sessions whose home this replica is."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokens, budget: Budget) -> None:
+        """`budget` limits what subscriptions take; the session that has them for the longest time gives way."""
         self._tokens = tokens
+        self._budget = budget
         self._homes: OrderedDict[str, Home] = OrderedDict()
         self._levels: OrderedDict[str, str] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -51,7 +56,8 @@ class Homes:
             home.close()  # a reload gave the path another upstream
             home = None
         if home is None:
-            home = self._homes[session.key] = Home(session, live, server, self._tokens)
+            new_share = partial(self._budget.share, partial(self._forget, session.key))
+            home = self._homes[session.key] = Home(session, live, server, self._tokens, new_share)
             if len(self._homes) > _MAX_HOMES:
                 _, oldest = self._homes.popitem(last=False)
                 oldest.close()
@@ -64,7 +70,10 @@ class Homes:
         if len(self._ended) > _MAX_ENDED:
             _ = self._ended.popitem(last=False)
         self._levels.pop(session.key, None)
-        home = self._homes.pop(session.key, None)
+        self._forget(session.key)
+
+    def _forget(self, key: str) -> None:
+        home = self._homes.pop(key, None)
         if home is not None:
             home.close()
 
@@ -83,11 +92,18 @@ class Homes:
 class Home:
     """One session at its home (`routes.live_route.Endable`)."""
 
-    def __init__(self, session: Session, live: LiveRoute, server: ModernServer, tokens: Tokens) -> None:
+    def __init__(
+        self, session: Session, live: LiveRoute, server: ModernServer, tokens: Tokens, new_share: Callable[[], Share]
+    ) -> None:
+        """`new_share` makes the share of the session's subscriptions."""
         self.live = live
         self._session = session
         self._tokens = tokens
         self._changes = Changes(server, live.process.tasks, session.profile, self._tell)
+        self._new_share = new_share
+        self._share: Share | None = None
+        self._users = 0
+        """Requests of the client that need the server's changes."""
         self._queue: ResponseQueue | None = None
         self._had_stream = False
 
@@ -98,15 +114,34 @@ class Home:
     async def subscribe(self, method: str, uri: str, headers: Headers) -> None:
         """Serve resources/subscribe or resources/unsubscribe; raises GatewayError."""
         change = self._changes.subscribe if method == mcp.SUBSCRIBE else self._changes.unsubscribe
-        await change(uri, headers)
-        if self._queue is None:
-            self._changes.close()  # until the client opens its stream
-        elif self._session.profile.resumes:
-            self._queue.send(self._prime())
+        with self._in_use():
+            await change(uri, headers)
+            self._count()
+            if self._queue is not None and self._session.profile.resumes:
+                self._queue.send(self._prime())
 
     def _prime(self) -> bytes:
         """An event whose id says to what the session is subscribed."""
         return b"id: %b\ndata: \n\n" % self._tokens.standalone_id(self._session, self._changes.uris).encode()
+
+    def _count(self) -> None:
+        """Count the subscriptions."""
+        used = self._changes.uri_bytes
+        if self._share is None and used:
+            self._share = self._new_share()
+        if self._share is not None:
+            self._share.grow(used - self._share.used)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Listen to the server only as long as a stream or a request of the client needs it."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._changes.close()
 
     async def write(
         self, reply: ReplyWriter, headers: Headers, request_id: str, subscribed: Collection[str] | None = None
@@ -115,17 +150,22 @@ class Home:
 
         `subscribed` is what the last event id says, if the client has come back with one.
         """
-        live = self.live
         if subscribed is not None and not self._had_stream:  # another replica had it
-            self._changes.add(subscribed)
             self._had_stream = True
-        try:
-            honoured = await self._changes.listen(headers)
-        except InvalidParams as exc:
-            error: GatewayError = InvalidRequest(f"There is no standalone stream: {exc.message}")
-            error.status = 405
-            error.headers["Allow"] = "POST, DELETE"
-            raise error from exc
+            self._changes.add(subscribed)
+            self._count()
+        with self._in_use():
+            try:
+                honoured = await self._changes.listen(headers)
+            except InvalidParams as exc:
+                error: GatewayError = InvalidRequest(f"There is no standalone stream: {exc.message}")
+                error.status = 405
+                error.headers["Allow"] = "POST, DELETE"
+                raise error from exc
+            return await self._write(reply, honoured, request_id)
+
+    async def _write(self, reply: ReplyWriter, honoured: Honoured, request_id: str) -> Replied:
+        live = self.live
         self._end_stream()
         leg, behind_bytes = Leg(Raw(b"null")), live.config.limits.behind_bytes
         queue = self._queue = ResponseQueue(leg, live.deadlines.silence, behind_bytes, request_id)
@@ -146,7 +186,6 @@ class Home:
             live.process.metrics.subscribed(live.route.path, -1)
             if self._queue is queue:
                 self._queue = None
-                self._changes.close()
                 live.upstream.streams.discard(self)
 
     def end(self) -> None:
@@ -154,7 +193,11 @@ class Home:
         self._end_stream()
         self._changes.close()
 
-    close = end
+    def close(self) -> None:
+        """End it, and forget its subscriptions."""
+        self.end()
+        if self._share is not None:
+            self._share.release()
 
     def _end_stream(self) -> None:
         queue, self._queue = self._queue, None

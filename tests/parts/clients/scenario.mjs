@@ -8,7 +8,7 @@ import { createRequire } from 'node:module';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
-const STEP_MS = 8000;
+const STEP_MS = 25_000;
 
 const words = process.argv.slice(2);
 const flags = { sdk: '1', era: 'auto', ledger: '', modules: process.env.MRTR_NODE_MODULES };
