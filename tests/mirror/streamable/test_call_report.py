@@ -25,7 +25,7 @@ async def test_a_call_is_a_servers_span_with_a_clients_span_for_each_round_below
     begin: Begin, server: FakeModern, spans: Spans
 ) -> None:
     server.tools["ask"] = ask
-    client = await traced(begin, spans, {"traceparent": OTHER, "X-Request-Id": "r1"})
+    client = await traced(begin, spans, {"Traceparent": OTHER, "X-Request-Id": "r1"})
     meta = {"traceparent": PARENT, "tracestate": "rojo=1", "x/y": 1}
     async with client.request("tools/call", {"name": "ask", "arguments": {}, "_meta": meta}, id_=7) as stream:
         _ = await client.answer(await stream.message(), ACCEPT)
@@ -46,6 +46,18 @@ async def test_a_call_is_a_servers_span_with_a_clients_span_for_each_round_below
         assert sent.getall("traceparent") == [traceparent(span)]
         assert sent.getall("tracestate") == ["rojo=1"] == [body["params"]["_meta"]["tracestate"]]
         assert body["params"]["_meta"]["x/y"] == 1
+
+
+async def test_the_context_of_a_trace_that_nobody_can_read_goes_no_further(
+    begin: Begin, server: FakeModern, spans: Spans
+) -> None:
+    server.tools["echo"] = lambda call: call.text("x")
+    client = await traced(begin, spans, {"Traceparent": "odd", "Tracestate": "congo=2"})
+    async with client.call("echo") as stream:
+        assert text(await stream.message()) == "x"
+    (called,) = spans.calls
+    assert server.headers[-1].getall("traceparent") == [traceparent(called)]
+    assert "tracestate" not in server.headers[-1]
 
 
 async def test_an_error_ends_both_spans_with_its_code(begin: Begin, server: FakeModern, spans: Spans) -> None:
