@@ -150,7 +150,8 @@ class Home:
 
         `subscribed` is what the last event id says, if the client has come back with one.
         """
-        if subscribed is not None and not self._had_stream:  # another replica had it
+        if subscribed is not None:
+            # A resource that was given up after that event is announced needlessly; none that is wanted is missed.
             self._had_stream = True
             self._changes.add(subscribed)
             self._count()

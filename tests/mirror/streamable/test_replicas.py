@@ -237,9 +237,10 @@ def home_of(*stands: Stand) -> Stand:
     return home
 
 
-async def test_the_subscriptions_of_a_session_outlive_its_home(server: FakeModern, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
-    client = await session(one)
+@pytest.mark.parametrize("at", [0, 1, 2])
+async def test_the_subscriptions_of_a_session_outlive_its_home(server: FakeModern, cluster: Cluster, at: int) -> None:
+    stands = await cluster.begin("gw-1", "gw-2", "gw-3", **MIRROR)
+    client = await session(stands[at])
     async with client.get() as stream:
         before = await stream.place()
         for method, uri in (("subscribe", "a://b"), ("subscribe", "a://c"), ("unsubscribe", "a://b")):
@@ -247,10 +248,13 @@ async def test_the_subscriptions_of_a_session_outlive_its_home(server: FakeModer
                 assert (await answered.message())["result"] == {}
         place = await stream.place(3)
         assert place != before
-        home = home_of(one, two)
+        home = home_of(*stands)
         await cluster.crash(home)
-    left = two if home is one else one
-    async with client.get(place, url=left.url) as stream:
+        if home is not stands[at]:
+            with pytest.raises((EOFError, aiohttp.ClientError)):
+                _ = await stream.event()
+    left = [stand for stand in stands if stand is not home]
+    async with client.get(place, url=left[0].url) as stream:
         _ = await stream.place()
         told = [(await stream.message())["method"] for _ in range(4)]
         assert {mcp.TOOLS_CHANGED, mcp.RESOURCE_UPDATED} < {*told}, "they may have changed"

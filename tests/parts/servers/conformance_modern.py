@@ -3,7 +3,7 @@
     python conformance_modern.py [--port P] [--ledger FILE]
 
 Only a client of 2026-07-28 can use the tools that ask, since they ask by `InputRequiredResult`. Names, texts and
-schemas are the suite's own.
+schemas are the suite's own, but for the tool `touch`, which tells of the watched resource.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 import mcp_types as types
 import uvicorn
 from mcp.server.lowlevel import Server
-from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
 from mcp.shared.exceptions import MCPError
 from modern_py import Context, Json, Ledger, ToolResult, compact, input_required, responses, sampled, sampling
 
@@ -102,7 +102,8 @@ SCHEMA_2020_12: Json = {
     "additionalProperties": False,
 }
 OTHERS = ("test_error_handling", "test_tool_with_logging", "test_tool_with_progress", "test_sampling")
-TOOLS = (*CONTENTS, *OTHERS, *FORMS, "json_schema_2020_12_tool")
+TOOLS = (*CONTENTS, *OTHERS, *FORMS, "json_schema_2020_12_tool", "touch")
+BUS = InMemorySubscriptionBus()
 
 
 def said(*contents: Any) -> types.CallToolResult:
@@ -163,6 +164,9 @@ async def call_tool(context: Context, params: types.CallToolRequestParams) -> To
             return ask_model(params)
         case "json_schema_2020_12_tool":
             return said(text(compact(params.arguments)))
+        case "touch":
+            await BUS.publish(ResourceUpdated(uri="test://watched-resource"))
+            return said(text("touched"))
         case _:
             raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {name}")
 
@@ -282,7 +286,7 @@ def build(ledger: Ledger) -> Server[Json]:
         on_list_resource_templates=list_templates,
         on_read_resource=read_resource,
         on_completion=complete,
-        on_subscriptions_listen=ListenHandler(InMemorySubscriptionBus()),
+        on_subscriptions_listen=ListenHandler(BUS),
     )
 
 
