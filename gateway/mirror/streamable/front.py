@@ -43,9 +43,10 @@ from gateway.mirror.requests import (
 )
 from gateway.mirror.runner import Upstream
 from gateway.mirror.stdio_server import StdioServer
-from gateway.mirror.streamable import batch_reply, request_state
+from gateway.mirror.streamable import batch_reply, kept_level, request_state
 from gateway.mirror.streamable.held_call import HeldCall, Shared, owner_lost
 from gateway.mirror.streamable.homes import Homes
+from gateway.mirror.streamable.kept_level import Level
 from gateway.mirror.streamable.replicas import Replicas
 from gateway.mirror.streamable.request_state import InvalidRequestState
 from gateway.mirror.streamable.tokens import Mark, Nested, NoSession, Place, Session, Tokens
@@ -65,6 +66,7 @@ from gateway.protocol.errors import (
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.runtime.budget import Budget
+from gateway.seal import client_state
 from gateway.telemetry import COMPLETE, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
@@ -181,8 +183,8 @@ class Mirror:
     async def _initialize(self, at: Arrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
         if self.refuses_calls:
             raise Stopping("The gateway is shutting down; try again, another replica or a new process will answer")
-        profile = of_initialize(params_of(message))
-        result = await initialize(self._server(at.live), profile, at.headers)
+        profile = of_initialize(params_of(message), keeps_state=client_state.DIALECT in at.live.route.dialects)
+        result = await initialize(self.server(at.live), profile, at.headers)
         token = self._tokens.new_session(at.incoming.path, at.caller.principal, profile, time.time())
         return await at.reply.only(jsonrpc.result(id_, result), 200, {mcp.SESSION_ID: token}, COMPLETE)
 
@@ -198,24 +200,33 @@ class Mirror:
     async def _request(
         self, at: Arrival, session: Session, id_: bytes, message: jsonrpc.Message
     ) -> web.StreamResponse:
+        response = jsonrpc.result(id_, b"{}")
+        keeps_level = kept_level.is_kept(at.live, session)
+        if keeps_level:
+            message, known = kept_level.taken(message, at.live, session)
+            if known is not None:
+                self._homes.learn_level(session, known)
         match message.method:
             case mcp.PING:
                 pass
             case mcp.SET_LEVEL:
-                self._homes.set_level(session, level_of(params_of(message)))
+                level = Level(level_of(params_of(message)), time.time())
+                self._homes.set_level(session, level)
                 await self._replicas.tell_all(at.incoming)
+                if keeps_level:
+                    response = kept_level.given(response, level, at.live, session)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
                 self._check_home(at)
                 found = await self._replicas.at_home(session.key, at.incoming, at.reply)
                 if found is not None:
                     return found[0]
-                home = self._homes.of(session, at.live, self._server(at.live))
+                home = self._homes.of(session, at.live, self.server(at.live))
                 await home.subscribe(message.method, uri_of(params_of(message)), at.headers)
             case _:
                 if len(id_) > _MAX_ID_BYTES:
                     raise InvalidRequest(f"The id of a call has at most {_MAX_ID_BYTES} bytes; use a shorter one")
                 return await self._call(at, session, request_of(id_, message))
-        return await at.reply.whole(jsonrpc.result(id_, b"{}"), 200, NO_HEADERS, COMPLETE)
+        return await at.reply.whole(response, 200, NO_HEADERS, COMPLETE)
 
     async def _call(self, at: Arrival, session: Session, request: Request) -> web.StreamResponse:
         if self.refuses_calls:
@@ -328,7 +339,7 @@ class Mirror:
         try:
             found = await self._replicas.at_home(session.key, at.incoming, at.reply)
             if found is None:
-                home = self._homes.of(session, at.live, self._server(at.live))
+                home = self._homes.of(session, at.live, self.server(at.live))
                 found = await home.write(at.reply, at.headers, at.incoming.request_id, subscribed)
         finally:
             self.long_lived -= 1
@@ -356,7 +367,7 @@ class Mirror:
                 return found[0]
             is_proven = found.proven
         # What follows goes to whoever holds this credential, so the upstream sees it first.
-        _ = await initialize(self._server(at.live), session.profile, at.headers)
+        _ = await initialize(self.server(at.live), session.profile, at.headers)
         may_run = not is_own and mark.request is not None and await self._may_run_twice(at, session, mark.request)
         held = self.lot.find(mark.place.exchange)
         step = Step.HELD
@@ -421,14 +432,15 @@ class Mirror:
 
     def connect(self, live: LiveRoute, path: str, principal: bytes) -> Connect:
         """Make backends for links that hold their own state."""
-        upstream = Upstream(self._server(live), self._catalog, (path, principal), self._process.tasks)
+        upstream = Upstream(self.server(live), self._catalog, (path, principal), self._process.tasks)
         return partial(MirrorBackend, upstream)
 
     def _upstream(self, at: Arrival, session: Session) -> Upstream:
         caller = at.incoming.path, session.principal
-        return Upstream(self._server(at.live), self._catalog, caller, self._process.tasks)
+        return Upstream(self.server(at.live), self._catalog, caller, self._process.tasks)
 
-    def _server(self, live: LiveRoute) -> ModernServer:
+    def server(self, live: LiveRoute) -> ModernServer:
+        """The modern server of a route."""
         if live.upstream.stdio is not None:
             return StdioServer(live.upstream.stdio.modern, self._process.tasks)
         assert live.upstream.era is not None, "an upstream without a command has a URL"

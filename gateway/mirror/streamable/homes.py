@@ -19,6 +19,7 @@ from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.changes import Changes, Honoured
 from gateway.mirror.modern_server import ModernServer
+from gateway.mirror.streamable.kept_level import Level
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import GatewayError, InvalidParams, InvalidRequest
@@ -41,7 +42,7 @@ class Homes:
         self._tokens = tokens
         self._budget = budget
         self._homes: OrderedDict[str, Home] = OrderedDict()
-        self._levels: OrderedDict[str, str] = OrderedDict()
+        self._levels: OrderedDict[str, Level] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def check(self, session: Session) -> None:
@@ -77,7 +78,13 @@ class Homes:
         if home is not None:
             home.close()
 
-    def set_level(self, session: Session, level: str) -> None:
+    def learn_level(self, session: Session, level: Level) -> None:
+        """Remember a log level that the client kept, unless a newer one is known."""
+        known = self._levels.get(session.key)
+        if known is None or known.issued < level.issued:
+            self.set_level(session, level)
+
+    def set_level(self, session: Session, level: Level) -> None:
         """Remember the log level of a session."""
         self._levels[session.key] = level
         self._levels.move_to_end(session.key)
@@ -86,7 +93,8 @@ class Homes:
 
     def level(self, session: Session, default: str) -> str:
         """The log level of a session."""
-        return self._levels.get(session.key, default)
+        level = self._levels.get(session.key)
+        return default if level is None else level.name
 
 
 class Home:

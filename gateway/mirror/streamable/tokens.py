@@ -206,12 +206,23 @@ class Tokens:
 
     def nested(self, token: str, session: Session) -> Nested:
         """The nested request that a client answers; raises InvalidState."""
-        try:
-            nested = _decode_nested(_opened(self._rings.value.nested, token))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise InvalidState("version") from exc
+        nested = self._nested(token)
         _check_session(nested.place, session)
         return nested
+
+    def is_nested(self, token: str | None) -> bool:
+        """Whether a response's id is that of a nested request, whosever it is."""
+        try:
+            _ = self._nested(token or "")
+        except InvalidState:
+            return False
+        return True
+
+    def _nested(self, token: str) -> Nested:
+        try:
+            return _decode_nested(_opened(self._rings.value.nested, token))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise InvalidState("version") from exc
 
     def state(self, nested: Nested) -> str:
         """The state of a nested request (SEP-1685)."""

@@ -210,7 +210,7 @@ async def test_all_replicas_know_the_log_level(server: FakeModern, cluster: Clus
     async with client.request("logging/setLevel", {"level": "alert"}) as stream:
         assert (await stream.message())["result"] == {}
     mirror = two.gateway.downstream._legacy.mirror
-    await eventually(lambda: list(mirror._homes._levels.values()) == ["alert"])
+    await eventually(lambda: [level.name for level in mirror._homes._levels.values()] == ["alert"])
     async with client.call("level", url=two.url) as stream:
         assert text(await stream.message()) == "alert"
 
