@@ -183,6 +183,12 @@ class LegacyFront:
     async def _post(
         self, session: FrontSession, incoming: Incoming, reply: ReplyWriter, caller: Caller
     ) -> web.StreamResponse:
+        batch = incoming_message.read_batch(incoming, session.live, caller, session.version)
+        if batch is not None:
+            stream = session.take_batch(batch)
+            if stream is not None and session.front == "http":
+                return await StreamWriter(session, stream, reply).reply_to_batch()
+            return await reply.only(b"", 202, NO_HEADERS, COMPLETE)
         stream = session.take(message := incoming_message.read(incoming, session.live, caller))
         if stream is not None and session.front == "http":
             return await StreamWriter(session, stream, reply).reply_to_request()
