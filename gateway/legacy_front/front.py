@@ -155,7 +155,7 @@ class LegacyFront:
             _ = await stream.changed(session.live.config.timeouts.keepalive_seconds)
         if stream.refusal is not None:
             raise stream.refusal
-        answer = stream.waiting()[0]
+        answer = stream.waiting()[0].data
         session.drop(stream)
         given = {mcp.SESSION_ID: self.session_id(session, incoming, caller)} if session.is_initialized else NO_HEADERS
         return await reply.only(answer, 200, given, COMPLETE)

@@ -216,8 +216,8 @@ class FrontSession:
         for request, each in self._open.items():
             if each is stream:
                 self._open[request] = None
-        for data in () if stream.is_over else stream.waiting():
-            _ = self.standalone.put(data)
+        for entry in () if stream.is_over else stream.waiting():
+            _ = self.standalone.put(entry.data, is_droppable=entry.is_droppable)
         self.drop(stream)
 
     async def initialized(self) -> None:
