@@ -7,6 +7,7 @@ finds goes on with the task.
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Raw
@@ -61,6 +62,7 @@ class TaskRequests:
             task = self._go_on(round_, handle, sealed, is_proven=found.proven)
         await task.known()
         await task.live.upstream.pool.authorise(round_.key, round_.headers, task.session)
+        task.check()
         task.headers = round_.headers
         return await round_.answer(await self._answer(task, request))
 
@@ -105,7 +107,7 @@ class TaskRequests:
                 await task.answer(request.input_responses or {})
                 return modern.ACKNOWLEDGED
             case mcp.TASKS_CANCEL:
-                await task.cancel()
+                task.cancel()
                 return modern.ACKNOWLEDGED
             case _:
                 return modern.get_result(await task.full_view())
@@ -119,16 +121,13 @@ class TaskRequests:
             case mcp.TASKS_CANCEL:
                 if task.is_over:
                     raise InvalidParams("The task is over, so it cannot be cancelled")
-                await task.cancel()
+                task.cancel()
                 return first_form.task(task.view())
             case mcp.TASKS_RESULT:
-                with_limit = task.live.config.legs.limit_seconds
-                try:
-                    async with asyncio.timeout(with_limit):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(task.live.config.legs.limit_seconds):
                         while task.status == "working":
                             await task.change()
-                except TimeoutError:
-                    pass
                 return first_form.payload(await task.full_view())
             case _:
                 return first_form.task(task.view())

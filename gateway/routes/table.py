@@ -142,7 +142,12 @@ class RouteTable:
         modern = ModernStdio(launcher, malformed, refused, has_one_client=self._shares_children)
         era = StdioEra(launcher, modern, tasks, metrics, route.path)
         shared = ChildHolder(launcher, malformed).connect if self._shares_children else None
-        return Pool(settings, shared or connect, metrics, tasks, launcher.stop_prestarting), era
+
+        def retired() -> None:
+            launcher.stop_prestarting()
+            modern.retire()
+
+        return Pool(settings, shared or connect, metrics, tasks, retired), era
 
     def arriving(self) -> BudgetStatus:
         """Return what the unfinished messages of all upstreams hold; each upstream has the limit for itself."""

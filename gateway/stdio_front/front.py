@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-import msgspec
 from msgspec import Raw
 
 from gateway.downstream.handler import RequestHandler
@@ -70,7 +69,7 @@ class StdioFront:
         try:
             jsonrpc.check_bounds(line, self._live.config.limits.json_depth)
             opened = jsonrpc.message(line)
-        except (ValueError, msgspec.MsgspecError) as exc:
+        except ValueError as exc:
             raise ParseError(f"The line is not one JSON-RPC message: {exc}") from exc
         is_greeting = opened.method == mcp.INITIALIZE and isinstance(opened.id, Raw)
         if self._legacy is None and (is_greeting or (self._modern is None and not _is_modern(opened))):

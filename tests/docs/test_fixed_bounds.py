@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway.admin import cluster_view
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
 from gateway.bridge import rerun_rules, response_queue, subscription, upstream_messages
 from gateway.cluster import discovery, membership, peer_connections, peer_listener
@@ -18,7 +19,7 @@ from gateway.protocol import errors, jsonrpc, request, unpaired_surrogates
 from gateway.runtime import throttle
 from gateway.seal import peer_messages
 from gateway.sessions import assignment, checkout, list_cache, own_answers, pool
-from gateway.telemetry import redaction
+from gateway.telemetry import cluster_status, redaction
 from gateway.upstream import era_probe, http_errors, resumption, streamable_http
 from gateway.upstream.stream_timeouts import DEFAULT_TIMES
 from tests.parts.launch import REPOSITORY
@@ -104,6 +105,14 @@ FIXED = [
     ("a connection to a peer", [f"{seconds(membership._SILENT_SECONDS)} (fixed)"]),
     ("a request from a peer", [size(peer_listener._OVERHEAD_BYTES)]),
     ("a peer's answer to a question", [size(peer_connections.ANSWER_BYTES)]),
+    (
+        "a peer's part of the status page",
+        [
+            size(cluster_status.STATUS_BYTES),
+            seconds(cluster_view._ANSWER_SECONDS),
+            f"{count(cluster_view._MOST_ASKED)} replicas",
+        ],
+    ),
     ("one frame from a peer", [size(peer_connections.FRAME_BYTES)]),
     ("clocks of two replicas", [seconds(peer_messages.SKEW_SECONDS)]),
     ("remembered requests from peers", [count(peer_messages._MAX_REMEMBERED)]),
