@@ -7,7 +7,11 @@ from typing import Any, Final
 import pytest
 
 from gateway.protocol import mcp
+from tests.e2e.task_client import TaskClient
+from tests.e2e.wire import wire
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
+from tests.support.gateway_process import gateway
+from tests.support.host import fake
 from tests.support.legacy_client import later
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, ALL, Client, Stand, eventually
@@ -321,3 +325,18 @@ async def test_a_task_for_which_no_session_is_free_is_not_unknown(
     server.done.set()
     assert (await moved.until("completed"))["result"]["content"] == text("done")["content"]
     forget(second)
+
+
+@pytest.mark.processes
+async def test_a_task_that_is_over_asks_nothing() -> None:
+    async with gateway({"command": fake("fake_task_stdio.py"), "warm": 0}) as gw, wire(gw.url) as client:
+        task = await TaskClient(client).task("hasty")
+        _ = await task.until("input_required")
+        _ = await task.cancel()
+
+        async def is_refused() -> bool:
+            outcome = {"method": mcp.ROOTS, "outcome": "refused_unsolicited"}
+            return await gw.metric("mcp_gateway_nested_requests_total", **outcome) == 1
+
+        await gw.until(is_refused, "the question is refused")
+        assert "inputRequests" not in await task.get()
