@@ -17,5 +17,8 @@ client.setNotificationHandler(ResourceUpdatedNotificationSchema, message => cons
 await client.connect(new StreamableHTTPClientTransport(new URL(url)));
 await client.subscribeResource({ uri });
 console.log('subscribed');
-for await (const _ of createInterface({ input: process.stdin })) await client.callTool({ name: 'touch', arguments: {} });
+for await (const _ of createInterface({ input: process.stdin })) {
+    await client.callTool({ name: 'touch', arguments: {} });
+    console.log('touched');
+}
 process.exit(0);

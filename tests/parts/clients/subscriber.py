@@ -2,7 +2,8 @@
 
     python subscriber.py URL RESOURCE
 
-Prints `subscribed`, then the URI of each update. Calls the tool `touch` for each line of its input, and ends with it.
+Prints `subscribed`, then the URI of each update. For each line of its input it calls the tool `touch`, and prints
+`touched`. It ends with its input.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ async def main(url: str, resource: str) -> None:
         print("subscribed", flush=True)
         while await asyncio.to_thread(sys.stdin.readline):
             await session.call_tool("touch", {})
+            print("touched", flush=True)
 
 
 asyncio.run(main(*sys.argv[1:]))
