@@ -6,7 +6,7 @@ once, whichever side ends it: each open request gets an error, then every stream
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -18,7 +18,7 @@ from gateway.legacy_front.backend import ClientMessage, Connect, RequestId, requ
 from gateway.legacy_front.outbox import Outbox
 from gateway.legacy_front.session_ids import Front
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, GatewayError, InvalidRequest
+from gateway.protocol.errors import Busy, CallLost, GatewayError, InvalidRequest
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 
@@ -26,6 +26,8 @@ STANDALONE: Final = 0
 """The name of the stream for messages that belong to no request; over HTTP+SSE it is the only one."""
 _MAX_OPEN: Final = 256
 """How many requests of a session may be open at once."""
+_MAX_OPEN_BODIES: Final = 4
+"""How many requests of the largest size may be open at once."""
 
 
 class Stream(Outbox):
@@ -60,6 +62,8 @@ class FrontSession:
         self.is_over = False
         self._is_ending = False
         self.is_initialized = False
+        self.version: str | None = None
+        """The version of the server's answer to `initialize`."""
         self.used = self.began = time.monotonic()
         """When a request of the client last began or ended."""
         self.readers = 0
@@ -75,6 +79,8 @@ class FrontSession:
         self.standalone = self._new_stream()
         self._open: dict[RequestId, Stream | None] = {}
         """The requests that are not answered yet, with the streams of their answers; None if the client has left."""
+        self._sizes: dict[RequestId, int] = {}
+        """The sizes of those requests, which their server or the mirror may have to keep."""
         self._answered = asyncio.Event()
         self.backend = connect(self)
 
@@ -82,6 +88,11 @@ class FrontSession:
     def open_requests(self) -> int:
         """How many requests of the client are not answered yet."""
         return len(self._open)
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether nothing but the client keeps the session: no server has accepted it, or is being asked to."""
+        return not (self.is_initialized or self._open)
 
     @property
     def awaits_initialize(self) -> bool:
@@ -105,7 +116,9 @@ class FrontSession:
         if request is None:
             self.backend.receive(message)
             return None
+        self._check_room(len(message.data))
         stream = self._begin(request)
+        self._sizes[request] = len(message.data)
         if is_initialize:
             self._initialize, self.refusal = request, None
             self._answered.clear()
@@ -116,14 +129,58 @@ class FrontSession:
             raise
         return stream
 
-    def _begin(self, request: RequestId) -> Stream:
+    def take_batch(self, messages: Sequence[ClientMessage]) -> Stream | None:
+        """Hand over messages that came in one body; return the stream of the replies to all requests among them.
+
+        Raises GatewayError before any had effect. After that, an error of a request is its response.
+        """
+        if self._is_ending:
+            raise session_gone()
+        if self._initialize is None:
+            raise InvalidRequest("The first message of a session must be `initialize`")
+        stream = self._begin_batch([message for message in messages if message.request_id is not None])
+        for message in messages:
+            try:
+                self.backend.receive(message)
+            except GatewayError as exc:
+                if message.request_id is not None:
+                    self.refuse(message.request_id, exc)
+        return stream
+
+    def _begin_batch(self, requests: Sequence[ClientMessage]) -> Stream | None:
+        stream, begun = None, list[RequestId]()
+        self._check_room(sum(len(message.data) for message in requests))
+        for message in requests:
+            assert message.request_id is not None
+            try:
+                stream = self._begin(message.request_id, stream)
+            except InvalidRequest:
+                for request in begun:
+                    self._forget(request, stream or self.standalone)
+                raise
+            begun.append(message.request_id)
+            self._sizes[message.request_id] = len(message.data)
+            stream.began = True  # it has no status for one of them
+        return stream
+
+    def _check_room(self, size: int) -> None:
+        """Raise Busy if the open requests take too much; a client of HTTP+SSE needs no connection for each."""
+        if sum(self._sizes.values()) + size > _MAX_OPEN_BODIES * self.live.config.limits.body_bytes:
+            raise Busy(
+                f"The open requests of the session take more than {_MAX_OPEN_BODIES} times limits.body_bytes; await "
+                "an answer first",
+                status=429,
+            )
+
+    def _begin(self, request: RequestId, stream: Stream | None = None) -> Stream:
         if request in self._open:
             raise InvalidRequest("A request with this id is still open in the session; every request needs its own id")
         if len(self._open) >= _MAX_OPEN:
             raise InvalidRequest(
                 f"The session has {_MAX_OPEN} open requests, which is the most; await an answer first"
             )
-        stream = self._open[request] = self.standalone if self.front == "sse" else self._new_stream()
+        stream = self.standalone if self.front == "sse" else stream or self._new_stream()
+        self._open[request] = stream
         return stream
 
     def _new_stream(self) -> Stream:
@@ -137,6 +194,7 @@ class FrontSession:
     def _forget(self, request: RequestId, stream: Stream) -> None:
         """Take a request back that the backend did not take."""
         self._open.pop(request, None)
+        self._sizes.pop(request, None)
         if stream is not self.standalone:
             self.drop(stream)
 
@@ -158,8 +216,8 @@ class FrontSession:
         for request, each in self._open.items():
             if each is stream:
                 self._open[request] = None
-        for data in () if stream.is_over else stream.waiting():
-            _ = self.standalone.put(data)
+        for entry in () if stream.is_over else stream.waiting():
+            _ = self.standalone.put(entry.data, is_droppable=entry.is_droppable)
         self.drop(stream)
 
     async def initialized(self) -> None:
@@ -207,8 +265,8 @@ class FrontSession:
             stream.refusal = error
 
     def _finish(self, stream: Stream) -> None:
-        """The response to the stream's request is in."""
-        if stream is not self.standalone:
+        """A response is in; the last one of a stream ends it."""
+        if stream is not self.standalone and stream not in self._open.values():
             stream.finish()
             if stream.is_resumable and stream.reader is None:
                 self.linger(stream)
@@ -218,8 +276,8 @@ class FrontSession:
             return
         stream = self._open[request]
         if request == self._initialize and isinstance(opened.result, Raw):
-            self.is_initialized = True
-            self._is_resumable = self.front == "http" and _version(opened.result) == mcp.LEGACY
+            self.is_initialized, self.version = True, _version(opened.result)
+            self._is_resumable = self.front == "http" and self.version == mcp.LEGACY
             self.standalone.is_resumable = self._is_resumable
         self._close_request(request)
         if stream is not None:
@@ -229,6 +287,7 @@ class FrontSession:
 
     def _close_request(self, request: RequestId) -> None:
         del self._open[request]
+        self._sizes.pop(request, None)
         if request == self._initialize:
             self._answered.set()
 

@@ -48,6 +48,7 @@ class Session:
         "_own_answers",
         "_route",
         "_settled",
+        "_subscribed",
         "adopted",
         "channel",
         "group",
@@ -94,6 +95,8 @@ class Session:
         self._settled: asyncio.Event | None = None
         """Made for those that wait for the call's end."""
         self._log_level: str | None = None
+        self._subscribed: frozenset[str] = frozenset()
+        """The resources that `set_subscriptions` subscribed to, or tried to."""
         self._own_answers = OwnAnswers(route, tasks, self._answer_now)
         self._headers = NO_HEADERS
         """The newest headers that the upstream served; the gateway's own answers need a credential too."""
@@ -191,6 +194,15 @@ class Session:
             return
         await self.ask(mcp.SET_LEVEL, {"level": level}, headers, idle_seconds)
         self._log_level = level
+
+    async def set_subscriptions(self, uris: frozenset[str], headers: Headers, idle_seconds: float) -> None:
+        """Be subscribed to these resources alone, if the upstream offers that; a refusal costs only their updates."""
+        if uris == self._subscribed or not self.shaken.offers("resources", "subscribe"):
+            return
+        for method, changed in ((mcp.UNSUBSCRIBE, self._subscribed - uris), (mcp.SUBSCRIBE, uris - self._subscribed)):
+            for uri in changed:
+                await self.ask(method, {"uri": uri}, headers, idle_seconds)
+        self._subscribed = uris
 
     async def ask(
         self, method: str, params: Mapping[str, object], headers: Headers, timeout_seconds: float
@@ -424,10 +436,10 @@ class Session:
             case inbound.Answer() | inbound.Question() | inbound.Notice() | inbound.Unanswerable() if call is not None:
                 return self._take_for_call(call, means, aside=aside)
             case inbound.Ping(id=id_):
-                self._answer_later(id_, Raw(b"{}"))
+                self.answer_later(id_, Raw(b"{}"))
             case inbound.Unsolicited(id=id_, method=method, error=error):
                 self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
-                self._answer_later(id_, error)
+                self.answer_later(id_, error)
             case inbound.Change(method=method):
                 for watcher in self.watchers:
                     watcher.changed(method, data)
@@ -463,7 +475,8 @@ class Session:
         call.listener.hear(means.event)
         return isinstance(means, inbound.Answer)
 
-    def _answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
+    def answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
+        """Answer a request of the server that reaches no client; a flood of them stays unanswered."""
         headers = self._headers or (self.in_flight.headers if self.in_flight is not None else NO_HEADERS)
         self._own_answers.add(id_, body, headers)
 

@@ -29,6 +29,8 @@ class StdioChannel(Channel):
     taken = True
     """A child receives no credential, so it cannot refuse one."""
 
+    is_process = True
+
     def __init__(self, launcher: ChildLauncher, malformed: Callable[[], None]) -> None:
         """`malformed` is called for every line on stdout that is not JSON-RPC: some servers print logs there."""
         self._launcher = launcher
@@ -142,6 +144,11 @@ class StdioChannel(Channel):
     async def resume(self, *_: object, **__: object) -> None:
         """Raise CallGone, as `adopt` does."""
         self.adopt("", "")
+
+    def abandon(self) -> None:
+        """End the child in the background."""
+        if self._started:
+            self._launcher.end(self._child)
 
     async def close(self, *, end_session: bool) -> None:
         """End the child."""

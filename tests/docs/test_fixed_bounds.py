@@ -12,6 +12,8 @@ from gateway.http import listener, upstream_url
 from gateway.http_client import connection, idle_connections
 from gateway.identity import bearer_token
 from gateway.legacy_front import session, session_ids, stream_writer
+from gateway.mirror import call as mirrored
+from gateway.mirror import task
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import errors, jsonrpc, request, unpaired_surrogates
 from gateway.runtime import throttle
@@ -44,6 +46,8 @@ def count(value: int) -> str:
 FIXED = [
     ("values that the gateway takes out", [count(jsonrpc.MAX_MEMBERS)]),
     ("unpaired surrogates", [count(unpaired_surrogates.MAX_HALVES)]),
+    ("questions of a mirrored task", [f"{mirrored.MAX_ROUNDS} rounds of {questions.MAX_QUESTIONS}"]),
+    ("the pause between two polls of a mirrored task", [seconds(task._LEAST_SECONDS), seconds(task._MOST_SECONDS)]),
     ("client info, client capabilities", [size(request._MAX_DECLARATION_BYTES)]),
     ("notifications a client is behind", [count(response_queue._MAX_BEHIND)]),
     ("the body of a caller that is not verified", [size(handler._REFUSED_BYTES)]),

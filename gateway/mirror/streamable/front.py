@@ -1,8 +1,8 @@
 """Serves legacy clients of streamable HTTP before a modern server.
 
-Rule 1: nothing that a session needs is in this process alone, but for its standalone stream. The session id, the ids
-of nested requests and of events carry the rest, so any replica serves any request. Rule 2: the caller is told by each
-request's own credentials, whatever ids it brings.
+Rule 1: nothing that a session needs is in this process alone. The session id, the ids of nested requests and of
+events carry it, so any replica serves any request. Rule 2: the caller is told by each request's own credentials,
+whatever ids it brings.
 
 Source: specification 2025-11-25 basic/transports (Streamable HTTP).
 """
@@ -17,11 +17,14 @@ from typing import Final
 import msgspec
 from aiohttp import web
 from msgspec import Raw
+from msgspec.structs import replace
 
+from gateway.cluster.peer_errors import PeerReplaced
 from gateway.cluster.retry_routing import TakeOver
 from gateway.config import Config, InForce
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.legacy_front import batch
 from gateway.legacy_front.backend import Connect, request_id
 from gateway.legacy_front.session import error_response
 from gateway.mirror.backend import MirrorBackend
@@ -40,7 +43,7 @@ from gateway.mirror.requests import (
 )
 from gateway.mirror.runner import Upstream
 from gateway.mirror.stdio_server import StdioServer
-from gateway.mirror.streamable import kept_level, request_state
+from gateway.mirror.streamable import batch_reply, kept_level, request_state
 from gateway.mirror.streamable.held_call import HeldCall, Shared, owner_lost
 from gateway.mirror.streamable.homes import Homes
 from gateway.mirror.streamable.kept_level import Level
@@ -62,8 +65,9 @@ from gateway.protocol.errors import (
 )
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
+from gateway.runtime.budget import Budget
 from gateway.seal import client_state
-from gateway.telemetry import COMPLETE, Step
+from gateway.telemetry import COMPLETE, NestedOutcome, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 _METHODS: Final = "POST, GET, DELETE"
@@ -85,7 +89,15 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
 class Mirror:
     """The mirror of one process."""
 
-    def __init__(self, in_force: InForce[Config], tokens: Tokens, replicas: Replicas, process: ProcessScope) -> None:
+    def __init__(
+        self,
+        in_force: InForce[Config],
+        tokens: Tokens,
+        replicas: Replicas,
+        process: ProcessScope,
+        results: Budget,
+    ) -> None:
+        """`results` limits the responses that are kept, together with those of other calls."""
         self.stopping = False
         self.refuses_calls = False
         """Whether new calls are refused, because no other replica could go on with them."""
@@ -95,10 +107,9 @@ class Mirror:
         self._process = process
         self._headers = HeaderRules(in_force, process.epoch)
         self._catalog = ToolCatalog()
-        limits = in_force.part(lambda it: it.limits)
-        results, cold = limits.part(lambda it: it.results_bytes), limits.part(lambda it: it.cold_bytes)
+        cold = in_force.part(lambda it: it.limits.cold_bytes)
         self.lot: Lot[HeldCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
-        self._homes = Homes(self.lot.results)
+        self._homes = Homes(tokens, results)
         self._shared = Shared(tokens, self.lot, {}, OrderedDict())
         self.long_lived = 0
         """Standalone streams, which a drain does not wait for."""
@@ -125,6 +136,17 @@ class Mirror:
     # -- POST ---------------------------------------------------------------------------------------------------
 
     async def _post(self, at: Arrival) -> web.StreamResponse:
+        incoming = at.incoming
+        if not batch.is_batch(incoming.body):
+            return await self._take(at)
+        found = batch.members(incoming.body, incoming.json_depth, self._session(at).profile.version)
+
+        async def take(member: bytes, reply: ReplyWriter) -> web.StreamResponse:
+            return await self._take(replace(at, incoming=incoming.with_body(member), reply=reply))
+
+        return await batch_reply.answer(at.reply, found, take)
+
+    async def _take(self, at: Arrival) -> web.StreamResponse:
         message = _message(at.incoming)
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         try:
@@ -194,6 +216,7 @@ class Mirror:
                 if keeps_level:
                     response = kept_level.given(response, level, at.live, session)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
+                self._check_home(at)
                 found = await self._replicas.at_home(session.key, at.incoming, at.reply)
                 if found is not None:
                     return found[0]
@@ -221,7 +244,7 @@ class Mirror:
         request: Request,
         progress: Progress | None = None,
     ) -> HeldCall:
-        return HeldCall(
+        held = HeldCall(
             self._shared,
             at.live,
             session,
@@ -232,6 +255,8 @@ class Mirror:
             progress=progress,
             address=at.caller.address,
         )
+        held.report.trace(at.incoming)
+        return held
 
     # -- answers ------------------------------------------------------------------------------------------------
 
@@ -271,7 +296,8 @@ class Mirror:
     def _check_open(self, at: Arrival, held: HeldCall | None, nested: Nested) -> None:
         """Check that a state counts now; raises InvalidRequestState."""
         if held is None:
-            raise InvalidRequestState("expired" if self._is_old(nested.place, at.live) else "ended")
+            is_old = self._is_old(nested.place, nested.progress, at.live)
+            raise InvalidRequestState("expired" if is_old else "ended")
         if not held.is_open(nested):
             raise InvalidRequestState("answered")
 
@@ -282,7 +308,7 @@ class Mirror:
 
     def _restored(self, at: Arrival, session: Session, nested: Nested, *, is_proven: bool) -> HeldCall | None:
         """The call of a replica that has died, as far as a nested request's id tells; None if it cannot go on."""
-        if nested.request is None or self._is_over(nested.place, at.live):
+        if nested.request is None or self._is_over(nested.place, nested.progress, at.live):
             return None
         held = self._held(at, session, nested.place.exchange, nested.request, nested.progress)
         held.call.open.update({key: Question(key, "", b"{}") for key in nested.keys})
@@ -293,19 +319,23 @@ class Mirror:
     def _is_own(self, place: Place) -> bool:
         return (place.owner, place.epoch) == (self._process.owner, self._process.epoch)
 
-    def _is_over(self, place: Place, live: LiveRoute) -> bool:
+    def _is_over(self, place: Place, progress: Progress, live: LiveRoute) -> bool:
         """Whether a call of a replica that has died cannot go on."""
-        return place.exchange in self._shared.ended or self._is_old(place, live)
+        return place.exchange in self._shared.ended or self._is_old(place, progress, live)
 
-    def _is_old(self, place: Place, live: LiveRoute) -> bool:
-        return place.issued + live.config.state.ttl_seconds < time.time()
+    def _is_old(self, place: Place, progress: Progress, live: LiveRoute) -> bool:
+        config = live.config
+        seconds = config.state.ttl_seconds if progress.task is None else config.tasks.ttl_seconds
+        return place.issued + seconds < time.time()
 
     # -- GET ----------------------------------------------------------------------------------------------------
 
     async def _get(self, at: Arrival) -> web.StreamResponse:
         session = self._session(at)
-        if mcp.LAST_EVENT_ID in at.incoming.headers:
-            return await self._resume(at, session, at.incoming.headers[mcp.LAST_EVENT_ID])
+        place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
+        if place is not None and (subscribed := self._tokens.subscribed(place, session)) is None:
+            return await self._resume(at, session, place)
+        self._check_home(at)
         if self.stopping:
             raise Stopping("The gateway is shutting down; open the stream again, another replica will serve it")
         self.long_lived += 1
@@ -313,10 +343,15 @@ class Mirror:
             found = await self._replicas.at_home(session.key, at.incoming, at.reply)
             if found is None:
                 home = self._homes.of(session, at.live, self.server(at.live))
-                found = await home.write(at.reply, at.headers, at.incoming.request_id)
+                found = await home.write(at.reply, at.headers, at.incoming.request_id, subscribed)
         finally:
             self.long_lived -= 1
         return found[0]
+
+    def _check_home(self, at: Arrival) -> None:
+        """Have the replica that forwarded a request go on to the next home, if this one is about to end."""
+        if self.stopping and at.incoming.peer_request is not None:
+            raise PeerReplaced(self._replicas.own)
 
     async def _resume(self, at: Arrival, session: Session, token: str) -> web.StreamResponse:
         """Go on with a stream that broke."""
@@ -336,7 +371,7 @@ class Mirror:
             is_proven = found.proven
         # What follows goes to whoever holds this credential, so the upstream sees it first.
         _ = await initialize(self.server(at.live), session.profile, at.headers)
-        may_run = not is_own and mark.request is not None and await self._may_run_twice(at, session, mark.request)
+        may_run = not is_own and await self._may_run_on(at, session, mark, is_proven=is_proven)
         held = self.lot.find(mark.place.exchange)
         step = Step.HELD
         if held is None and not is_own:
@@ -345,7 +380,7 @@ class Mirror:
                 raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
             if held is not None:
                 held.report.taken_over(mark.place.owner, mark.progress.round, owner_is_dead=is_proven)
-                step = Step.RESUMED if mark.asking else Step.REPLAYED
+                step = Step.RESUMED if mark.asking or mark.progress.task is not None else Step.REPLAYED
         self._continued_by(at, Step.LOST if held is None else step)
         if held is None:
             return await self._lost(at, mark)
@@ -355,22 +390,32 @@ class Mirror:
         return replied
 
     def _continued(self, at: Arrival, session: Session, mark: Mark, *, may_run: bool) -> HeldCall | None:
-        """The call of a replica that has died; None if it is lost. `may_run`: it may run from its beginning."""
+        """The call of a replica that has died; None if it is lost.
+
+        `may_run`: it may run from its beginning, or go on if it is a task.
+        """
         request = mark.request
-        if request is None or self._is_over(mark.place, at.live):
+        if request is None or self._is_over(mark.place, mark.progress, at.live):
             return None
         if mark.asking:
             held = self._held(at, session, mark.place.exchange, request, mark.progress)
+            held.runner.headers = at.headers
             held.call.open.update({question.key: question for question in mark.asking})
             return held
         if not may_run:
             return None
-        held = self._held(at, session, mark.place.exchange, request, Progress())
+        held = self._held(at, session, mark.place.exchange, request, mark.progress)
         held.runner.run(at.headers)
         return held
 
-    async def _may_run_twice(self, at: Arrival, session: Session, request: Request) -> bool:
-        route, upstream = at.live.route, self._upstream(at, session)
+    async def _may_run_on(self, at: Arrival, session: Session, mark: Mark, *, is_proven: bool) -> bool:
+        """Whether a call that was upstream may run from its beginning, or go on if it is a task.
+
+        A task has one driver, because the second one would cancel it when its client stays away.
+        """
+        request, route, upstream = mark.request, at.live.route, self._upstream(at, session)
+        if request is None or mark.progress.task is not None:
+            return request is not None and is_proven
         if request.method != mcp.TOOLS_CALL or route.continuation == "replay":
             return True
         if any(fnmatchcase(request.target, pattern) for pattern in route.ephemeral):
@@ -400,12 +445,10 @@ class Mirror:
 
     def connect(self, live: LiveRoute, path: str, principal: bytes) -> Connect:
         """Make backends for links that hold their own state."""
-        upstream = Upstream(self.server(live), self._catalog, (path, principal), self._process.tasks)
-        return partial(MirrorBackend, upstream)
+        return partial(MirrorBackend, Upstream.of(live, self.server(live), self._catalog, (path, principal)))
 
     def _upstream(self, at: Arrival, session: Session) -> Upstream:
-        caller = at.incoming.path, session.principal
-        return Upstream(self.server(at.live), self._catalog, caller, self._process.tasks)
+        return Upstream.of(at.live, self.server(at.live), self._catalog, (at.incoming.path, session.principal))
 
     def server(self, live: LiveRoute) -> ModernServer:
         """The modern server of a route."""
@@ -418,7 +461,8 @@ class Mirror:
                 self._process.metrics.upstream_failed(live.route.path, error.reason)
             live.upstream.health.note(error)
 
-        return HttpServer(live.upstream.client, live.upstream.era.endpoint, live.deadlines.idle, failed)
+        refused = partial(self._process.metrics.nested_request, live.route.path, outcome=NestedOutcome.UNSOLICITED)
+        return HttpServer(live.upstream.client, live.upstream.era.endpoint, live.deadlines.idle, failed, refused)
 
 
 def _message(incoming: Incoming) -> jsonrpc.Message:
@@ -426,8 +470,6 @@ def _message(incoming: Incoming) -> jsonrpc.Message:
     body = incoming.body
     try:
         jsonrpc.check_bounds(body, incoming.json_depth)
-        if body.lstrip().startswith(b"["):
-            raise InvalidRequest("The gateway takes one JSON-RPC message at a time; send the members of a batch alone")
         _ = jsonrpc.distinct(body)
         message = jsonrpc.message(body)
     except DownstreamError:

@@ -134,12 +134,12 @@ class HeldCall:
         if self._queue is not None:
             self._queue.send(self._asked[-1][1])
 
-    def sending(self) -> None:
+    def sending(self) -> Headers:
         """See `Hears`."""
-        self.report.sending()
         self._asked.clear()
         self._move(self._mark)
         self._mark_running = self._mark_now
+        return self.report.sending()
 
     def end(self, message: bytes) -> None:
         """See `Hears`."""
@@ -181,8 +181,10 @@ class HeldCall:
         return replace(self._place, issued=time.time())
 
     def _mark(self) -> Mark:
-        """The place of a call that runs upstream."""
-        return Mark(self._placed(), self._number, self.call.request.id, request=self.call.request)
+        """The place of a call that runs upstream. A plain one can only begin again, but a task goes on."""
+        call = self.call
+        progress = call.progress if call.live_task is not None else Progress()
+        return Mark(self._placed(), self._number, call.request.id, request=call.request, progress=progress)
 
     def _mark_asking(self) -> Mark:
         call = self.call
