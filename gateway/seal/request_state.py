@@ -210,4 +210,6 @@ def _has_its_headers(sealed: Binding, given: Binding, digest: Digest) -> bool:
 
 
 def _equal(sealed: str | bytes, given: str | bytes) -> bool:
-    return hmac.compare_digest(*(v.encode() if isinstance(v, str) else v for v in (sealed, given)))
+    if isinstance(sealed, str):
+        sealed = sealed.encode()
+    return hmac.compare_digest(sealed, given.encode() if isinstance(given, str) else given)
