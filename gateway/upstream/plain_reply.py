@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http_client.errors import ListenerFailed, RequestFailed
+from gateway.http_client.errors import ClientClosed, ListenerFailed, RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
@@ -226,8 +226,7 @@ class PlainReply(BegunReply):
             self._parts.append(data)
             self._size += len(data)
             if self._size > self._max_bytes:
-                self._unusual()
-                if self._is_followed:
+                if self._becomes_followed():
                     self._go_on(data)
             elif (self._parser is None or self._is_plain(self._parser, data)) and self._size > SMALL_BYTES:
                 self._hold(self._size)
@@ -251,6 +250,8 @@ class PlainReply(BegunReply):
         self._is_over, self._failure = True, failure
         if self._rest is not None:
             self._rest.on_failed(failure)
+        elif isinstance(failure, ClientClosed) and self._is_followed:
+            self._done()  # the whole process ends
         elif self._is_followed and not self._is_done:
             cause = failure.__cause__ if isinstance(failure, ListenerFailed) else None
             self._break(cause if isinstance(cause, Exception) else failure)
@@ -274,9 +275,8 @@ class PlainReply(BegunReply):
             return False
         for number, event in enumerate(events):
             if event.data and not self._receive(event.data):
-                self._unusual()
-                if self._is_followed:
-                    self._hand_over(events[number:])
+                if self._becomes_followed():
+                    _ = self._hand_over(events[number:])
                 return False
             if event.id is not None:
                 _ = self._resumption.is_repeated(event.id)
@@ -284,6 +284,11 @@ class PlainReply(BegunReply):
                 self._answered()
                 return False
         return True
+
+    def _becomes_followed(self) -> bool:
+        """Say that something else came; returns whether the stream is followed from now on."""
+        self._unusual()
+        return self._is_followed
 
     # -- while the stream is followed ---------------------------------------------------------------------------
 
@@ -297,13 +302,13 @@ class PlainReply(BegunReply):
         except sse.EventTooLarge as exc:
             self._break(exc)
             return
-        self._hand_over(events)
-        if not (self._is_done or self._is_over):
+        if self._hand_over(events):
             size = parser.unfinished_bytes
             if size > SMALL_BYTES or self._arrival is not None:
                 self._hold(size)
 
-    def _hand_over(self, events: Sequence[sse.Event]) -> None:
+    def _hand_over(self, events: Sequence[sse.Event]) -> bool:
+        """Hand over messages; returns whether more are wanted."""
         for event in events:
             if event.id is not None:
                 _ = self._resumption.is_repeated(event.id)
@@ -314,11 +319,12 @@ class PlainReply(BegunReply):
             except GatewayError as exc:
                 if not self._is_done:
                     self._break(exc)
-                return
+                return False
             if is_answered and not self._is_done:
                 self._answered()
             if self._is_done:  # or closed meanwhile
-                return
+                return False
+        return True
 
     def _break(self, cause: Exception | None) -> None:
         """Have a coroutine decide what becomes of the call."""

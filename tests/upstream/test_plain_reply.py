@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config import InForce
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http_client.errors import ListenerFailed, ReplyCut
+from gateway.http_client.errors import ClientClosed, ListenerFailed, ReplyCut
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, sse
@@ -83,7 +83,7 @@ class Reading:
         assert receive(ANSWER)
         return None
 
-    async def _resume(self, broken: Broken, receive: Receive) -> None:  # noqa: ARG002  (as the reply calls it)
+    async def _resume(self, broken: Broken, receive: Receive) -> None:
         self.broken = broken
 
     def head(self, content_type: bytes = b"application/json", status: int = 200) -> None:
@@ -314,6 +314,14 @@ async def test_a_followed_stream_that_fails_breaks_with_the_failure() -> None:
     failure = ReplyCut()
     reading.reply.on_failed(failure)
     assert await reading.cause() == Broken(failure, None)
+
+
+async def test_a_followed_stream_does_not_break_because_the_process_ends() -> None:
+    reading = Following()
+    reading.stream(event(OTHER))
+    _ = reading.pending.end()
+    reading.reply.on_failed(ClientClosed(sent=True))
+    assert reading.broke == 0
 
 
 async def test_an_event_that_is_too_large_breaks_a_followed_stream() -> None:
