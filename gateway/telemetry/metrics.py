@@ -156,11 +156,43 @@ class _Times:
                 self._counts[number] = 0
 
 
-class _AllTimes(Collector):
-    """What all series observed, which it moves to their histograms whenever the metrics are read."""
+class _Count:
+    """A counter, which learns of its increments when the metrics are read: the library takes a lock for each."""
+
+    __slots__ = ("_counter", "_more")
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._more = 0
+
+    def inc(self, number: int = 1) -> None:
+        self._more += number
+
+    def show(self) -> None:
+        """Move the increments to the counter."""
+        if self._more:
+            self._counter.inc(self._more)
+            self._more = 0
+
+
+class _Counters(dict[tuple[str, ...], _Count]):
+    """The series of a counter by their label values."""
+
+    def __init__(self, counter: Counter) -> None:
+        super().__init__()
+        self._children = _Children(counter)
+
+    def __missing__(self, values: tuple[str, ...]) -> _Count:
+        count = self[values] = _Count(self._children[values])
+        return count
+
+
+class _Pending(Collector):
+    """What all series counted and observed, which it moves to the library's whenever the metrics are read."""
 
     def __init__(self) -> None:
         self.of: dict[tuple[str, ...], _Times] = {}
+        self.counters: list[_Counters] = []
 
     def observe(self, histograms: _Children[Histogram], route: str, number: float) -> None:
         """Observe a number in the series of a route."""
@@ -173,6 +205,9 @@ class _AllTimes(Collector):
     def collect(self) -> Iterable[Metric]:
         for times in self.of.values():
             times.show()
+        for counters in self.counters:
+            for count in counters.values():
+                count.show()
         return ()
 
 
@@ -201,8 +236,10 @@ class Metrics:
         self.saturation = Saturation(self._registry, read)
         return self.saturation
 
-    def _counter(self, name: str, text: str, *labels: str) -> _Children[Counter]:
-        return _Children(Counter(f"mcp_gateway_{name}", text, labels, registry=self._registry))
+    def _counter(self, name: str, text: str, *labels: str) -> _Counters:
+        counters = _Counters(Counter(f"mcp_gateway_{name}", text, labels, registry=self._registry))
+        self._pending.counters.append(counters)
+        return counters
 
     def _gauge(self, name: str, text: str, *labels: str) -> _Children[Gauge]:
         return _Children(Gauge(f"mcp_gateway_{name}", text, labels, registry=self._registry))
@@ -213,9 +250,9 @@ class Metrics:
         return _Children(Histogram(name, text, labels, registry=self._registry, buckets=tuple(buckets)))
 
     def _declare_traffic(self) -> None:
-        self._all_times = _AllTimes()
-        self._operation_times = self._all_times.of
-        self._registry.register(self._all_times)  # before the histograms, as metrics are collected in this order
+        self._pending = _Pending()
+        self._operation_times = self._pending.of
+        self._registry.register(self._pending)  # before the histograms, as metrics are collected in this order
         self._operations = self._histogram(
             "mcp_server_operation_duration_seconds",
             "Time from a request to its final message, per round; for subscriptions/listen, to its acknowledgement.",
@@ -435,7 +472,7 @@ class Metrics:
     def call_released(self, route: str, seconds: float) -> None:
         """Remove a parked call, which was resumed or expired after `seconds`."""
         self._held[route,].dec()
-        self._all_times.observe(self._hold_times, route, seconds)
+        self._pending.observe(self._hold_times, route, seconds)
 
     def show_cold_call(self, route: str, change: int) -> None:
         """Add or remove a cold call."""
@@ -464,7 +501,7 @@ class Metrics:
 
     def exchange_finished(self, route: str, rounds: int) -> None:
         """Count an exchange's rounds at its end."""
-        self._all_times.observe(self._rounds, route, rounds)
+        self._pending.observe(self._rounds, route, rounds)
 
     def continued(self, route: str, step: Step) -> None:
         """Count a retry by how it was served."""
