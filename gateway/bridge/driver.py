@@ -210,6 +210,10 @@ class Driver:
         """Give the exchange up, and end its waiting legs with this error."""
         self._feed(on.Stopped(error))
 
+    def expire(self) -> None:
+        """End a held exchange as if its time was over, because its client cannot come back."""
+        self._fire(Timer.TTL)
+
     def forget(self) -> None:
         """Drop the kept result."""
         self._timers.disarm(Timer.LINGER)

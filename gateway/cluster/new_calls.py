@@ -30,15 +30,20 @@ class NewCalls:
     async def send_on(self, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
         """Have another replica serve a call; None if none takes it. Raises TakenCallLost if one broke off."""
         for host in self._in_turn():
-            try:
-                replied = await self._peers.forward("new", host, incoming, reply)
-            except PeerStuck as exc:
-                raise TakenCallLost(host) from exc
-            except (PeerFailed, OwnerStalled):
-                continue
-            self._metrics.sent_on()
-            return replied
+            replied = await self.send_to(host, incoming, reply)
+            if replied is not None:
+                self._metrics.sent_on()
+                return replied
         return None
+
+    async def send_to(self, member: str, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+        """Have a certain replica serve a call; None if it does not take it. Raises TakenCallLost as `send_on`."""
+        try:
+            return await self._peers.forward("new", member, incoming, reply)
+        except PeerStuck as exc:
+            raise TakenCallLost(member) from exc
+        except (PeerFailed, OwnerStalled):
+            return None
 
     def _in_turn(self) -> list[str]:
         """Return the other hosts, each time beginning with the next one."""

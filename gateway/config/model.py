@@ -39,7 +39,7 @@ Algorithm = Literal[
 ]  # no algorithm with a shared secret: an attacker could use a public key as the secret
 Level = Literal["debug", "info", "warning", "error"]
 Era = Literal["auto", "bridge", "mirror"]
-Dialect = Literal["sep-1685"]
+Dialect = Literal["sep-1442", "sep-1655", "sep-1685"]
 TtlMs = Annotated[int, Meta(ge=0, le=86_400_000)]
 CacheScope = Literal["private", "public"]
 Cacheable = Literal[
@@ -182,8 +182,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum size of all unfinished messages of one upstream together, those below 64 KiB aside. Beyond it, the
     gateway reads on with the oldest of them only."""
     results_bytes: Bytes = 16_777_216
-    """Maximum size of all delivered results together that are kept for `hold.linger_seconds`, with their requests.
-    Beyond it, the gateway forgets the oldest."""
+    """Maximum size of all delivered results together that are kept for `hold.linger_seconds`, with their requests. In
+    the mirror, the subscriptions of its sessions count too. Beyond it, the gateway forgets the oldest."""
     replay_bytes: Bytes = 33_554_432
     """Maximum size of all messages together that wait for legacy clients whose transport the gateway changes, or that
     such a client may ask for again. Beyond it, the oldest stream forgets what it delivered; if its client has not read
@@ -539,8 +539,10 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     legs: RouteLegs = RouteLegs()
     tasks: RouteTasks = RouteTasks()
     dialects: tuple[Dialect, ...] = ()
-    """Drafts of the protocol that the route speaks too, with clients that declare them. `sep-1685`: the mirror sends a
-    sealed state with its nested requests over streamable HTTP, and the client must echo it."""
+    """Drafts of the protocol that the route speaks too, with clients that declare them. `sep-1442`: requests without a
+    session, with questions on the response stream. `sep-1655`: clients keep a sealed state, which leads each of their
+    requests to the same session of a legacy server. `sep-1685`: the mirror sends a sealed state with its nested
+    requests over streamable HTTP, and the client must echo it."""
 
     @property
     def bound_headers(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ route is gone, except that a call is not taken over there: that would be to serv
 
 import time
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from aiohttp import web
@@ -81,6 +82,14 @@ class Continuation:
         if incoming.peer_request is None:
             round_.continued(Step.FORWARDED)
         return found
+
+    def give_up(self, incoming: Incoming, live: LiveRoute) -> None:
+        """End the call whose next round this would be, since its client cannot come back."""
+        assert incoming.caller is not None, "it is that of the round before"
+        with suppress(DownstreamError):
+            driver = self.lot.find(self.open(incoming, incoming.caller, live.route.bound_headers).exchange)
+            if driver is not None:
+                driver.expire()
 
     async def find_route(self, incoming: Incoming, reply: ReplyWriter) -> LiveRoute | web.StreamResponse:
         """Return the removed route under which a call of this replica began, or the reply of another replica.

@@ -14,6 +14,7 @@ from gateway.bridge.response_queue import ending_of
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
+from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.round import LEFT, Round
 from gateway.downstream.task_requests import METHODS as TASK_REQUESTS
 from gateway.downstream.task_requests import TaskRequests
@@ -32,17 +33,18 @@ _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 class Dispatcher:
     """Serves the rounds of one listener."""
 
-    def __init__(self, continuation: Continuation, task_requests: TaskRequests) -> None:
+    def __init__(self, continuation: Continuation, task_requests: TaskRequests, pinned: PinnedClients) -> None:
         self.stopping = False
         self._lot, self._legs = continuation.lot, continuation.legs
         self._continuation = continuation
         self._task_requests = task_requests
+        self._pinned = pinned
 
     async def serve(self, round_: Round) -> web.StreamResponse:
         """Serve a round, and count how it ended."""
         ending = _BUG
         try:
-            response, ending = await self._dispatch(round_)
+            response, ending = await (self._by_dialect if round_.live.route.dialects else self._dispatch)(round_)
         except asyncio.CancelledError:
             ending = LEFT
             raise
@@ -56,6 +58,10 @@ class Dispatcher:
         finally:
             round_.count(ending)
         return response
+
+    def _by_dialect(self, round_: Round) -> Awaitable[Replied]:
+        """As `_dispatch`, on a route with dialects."""
+        return self._pinned.serve(round_, self._dispatch, is_stopping=self.stopping)
 
     def _dispatch(self, round_: Round) -> Awaitable[Replied]:
         """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""

@@ -47,6 +47,11 @@ class EraRouting:
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
         return version in mcp.SUPPORTED_VERSIONS or names_modern(version)
 
+    async def stateless(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
+        """Serve a request of SEP-1442; raises GatewayError."""
+        _ = await self._caller(incoming, live)
+        return await self._legacy.stateless.serve(incoming, reply, live)
+
     async def passed(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
         """Return the upstream's own reply; None if the request must be bridged."""
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)

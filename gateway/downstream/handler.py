@@ -19,6 +19,7 @@ from gateway.downstream.continuation import Continuation
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
 from gateway.downstream.legacy_routing import LegacyRouting
+from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.rejections import Rejections, no_route
 from gateway.downstream.round import LEFT, begin_span, new_round
 from gateway.downstream.task_requests import TaskRequests
@@ -31,6 +32,7 @@ from gateway.passthrough.forwarder import Passthrough
 from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.table import RouteTable
+from gateway.sep_1442.own_server import OwnSide
 from gateway.telemetry import Direction, bodies
 
 _REFUSED_BYTES: Final = 65_536
@@ -59,9 +61,12 @@ class RequestHandler:
         self._legacy = legacy
         self.front = legacy.front
         self._mirror = legacy.mirror
+        self.stateless = legacy.stateless
+        self.stateless.modern = OwnSide(self.handle_hop, continuation.give_up)
         self._bodies = routes.process.traffic.bodies
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
-        self._dispatcher = Dispatcher(continuation, task_requests)
+        pinned = PinnedClients(routes.process, continuation.new_calls)
+        self._dispatcher = Dispatcher(continuation, task_requests, pinned)
         self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy)
         self._rejections = Rejections(routes)
         self._ids = ids.numbered(secrets.token_hex(6))
@@ -177,6 +182,8 @@ class RequestHandler:
         live = self._routes.live.get(incoming.path)  # once more: a reload may have come before the body
         if live is None:
             return self._serve_without_route(incoming, reply)
+        if live.route.dialects and self.stateless.claims(incoming, live):
+            return self._era_routing.stateless(incoming, reply, live)
         if self._era_routing.is_bridged(incoming, live):
             return self._bridge_first(incoming, reply, live)
         return self._pass(incoming, reply, live)
@@ -201,6 +208,8 @@ class RequestHandler:
         live = self._routes.live.get(incoming.path)
         if live is None:
             return await self._serve_without_route(incoming, reply)
+        if live.route.dialects and self.stateless.claims(incoming, live):
+            return await self._era_routing.stateless(incoming, reply, live)
         served = await self._era_routing.hop(incoming, reply, live)
         return served if served is not None else await self._bridge(incoming, reply, live)
 

@@ -22,6 +22,7 @@ from gateway.passthrough.sse_endpoint import PARAMETER
 from gateway.protocol import lost_session
 from gateway.protocol.errors import NoHandshake
 from gateway.routes.live_route import LiveRoute
+from gateway.sep_1442.front import Stateless
 from gateway.session_relay.relay import connect
 
 _TRANSPORTS: Final[dict[Front, str]] = {"http": "streamable-http", "sse": "sse"}
@@ -32,10 +33,11 @@ _OTHER_TRANSPORT: Final = (400, 404, 405, 406)
 class LegacyRouting:
     """The ways of one listener's legacy requests."""
 
-    def __init__(self, passthrough: Passthrough, front: LegacyFront, mirror: Mirror) -> None:
+    def __init__(self, passthrough: Passthrough, front: LegacyFront, mirror: Mirror, stateless: Stateless) -> None:
         self._passthrough = passthrough
         self.front = front
         self.mirror = mirror
+        self.stateless = stateless
 
     def stop(self) -> None:
         """Accept no new sessions, calls and streams."""
@@ -105,7 +107,7 @@ class LegacyRouting:
         choose = partial(self._mirror_if_modern, live, caller)
 
         def either(link: ClientLink) -> Backend:
-            return FallbackBackend(link, relay, choose, live.process.tasks)
+            return FallbackBackend(link, relay, choose, live.process.tasks, live.config.limits.body_bytes)
 
         return either
 

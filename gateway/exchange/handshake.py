@@ -56,10 +56,14 @@ class Handshake(msgspec.Struct, frozen=True):
             return False
 
 
-def initialize_params(client_info: Raw, capabilities: Raw) -> dict[str, object]:
-    """The parameters of `initialize` for a client that declared `capabilities` (2026-07-28) in this request."""
+def initialize_params(client_info: Raw, capabilities: Raw, *, keeps_state: bool = False) -> dict[str, object]:
+    """The parameters of `initialize` for a client that declared `capabilities` (2026-07-28) in this request.
+
+    `keeps_state`: the server is told that the client keeps state for it (SEP-1655).
+    """
     declared = {key: raw for key, raw in jsonrpc.fields(capabilities).items() if not jsonrpc.is_null(raw)}
-    legacy: dict[str, object] = {key: declared[key] for key in _CLIENT_KEYS if key in declared}
+    keys = (*_CLIENT_KEYS, "state") if keeps_state else _CLIENT_KEYS
+    legacy: dict[str, object] = {key: declared[key] for key in keys if key in declared}
     if "extensions" in declared:
         # Tasks differ between the revisions; all other extensions concern only client and server.
         kept = {key: raw for key, raw in jsonrpc.fields(declared["extensions"]).items() if key != mcp.TASKS}

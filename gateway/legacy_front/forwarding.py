@@ -17,6 +17,7 @@ from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerReplaced, ReplyBroken
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
+from gateway.legacy_front.backend import request_id
 from gateway.legacy_front.session import session_gone
 from gateway.legacy_front.session_ids import SessionId
 from gateway.protocol import jsonrpc, mcp, sse
@@ -98,7 +99,7 @@ class _WatchedReply(ReplyWriter):
 
     def __init__(self, reply: ReplyWriter, request: bytes | None) -> None:
         self._reply = reply
-        self._request = request
+        self._request = None if request is None else request_id(Raw(request))
         self._parser = sse.Parser(_EVENT_BYTES)
         self.is_answered = False
 
@@ -118,7 +119,7 @@ class _WatchedReply(ReplyWriter):
     def _note(self, data: bytes) -> None:
         with suppress(ValueError):
             opened = jsonrpc.message(data)
-            is_own = isinstance(opened.id, Raw) and bytes(opened.id) == self._request
+            is_own = isinstance(opened.id, Raw) and request_id(opened.id) == self._request
             self.is_answered = self.is_answered or (opened.method is None and is_own)
 
     async def end(self, ending: Ending) -> web.StreamResponse:

@@ -6,8 +6,10 @@ what it has delivered; if a message waits for the client, the session ends.
 """
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
+from heapq import merge
 from typing import Final, NamedTuple
 
 from gateway.runtime.budget import Budget, Share
@@ -39,7 +41,11 @@ class Outbox:
         self._budget = budget
         self._behind_bytes = behind_bytes
         self._overflowed = overflowed
-        self._entries: deque[Entry] = deque()
+        self._notifications: deque[Entry] = deque()
+        """Those that wait; like the other messages that wait, the oldest first."""
+        self._others: deque[Entry] = deque()
+        self._kept: list[Entry] = []
+        """What was delivered, and may be asked for again."""
         self._share: Share | None = None
         self.last = 0
         """The number of the last message so far."""
@@ -51,18 +57,25 @@ class Outbox:
         """The size of the notifications that wait."""
         self._change: asyncio.Future[None] | None = None
 
-    def put(self, data: bytes, *, is_droppable: bool = False) -> None:
-        """Append a message; the oldest notifications that wait make room for a notification."""
+    def put(self, data: bytes, *, is_droppable: bool = False) -> bool:
+        """Append a message; return False if it had to give way at once.
+
+        The oldest notifications that wait make room for a notification.
+        """
         self.last += 1
-        self._entries.append(Entry(self.last, data, is_droppable))
+        entry = Entry(self.last, data, is_droppable)
         if is_droppable:
+            self._notifications.append(entry)
             self._behind += len(data)
-            while self._behind > self._behind_bytes and self._drop_oldest():
-                pass
+            while self._behind > self._behind_bytes and len(self._notifications) > 1:
+                self._release(self._next_of(self._notifications))
+        else:
+            self._others.append(entry)
         self._wake()
         if self._share is None:
             self._share = self._budget.share(self._give_way)
-        self._share.grow(len(data) + _EVENT_BYTES)
+        self._share.grow(_size(entry))
+        return self._forgotten < entry.number
 
     def finish(self) -> None:
         """The last message is in."""
@@ -71,16 +84,23 @@ class Outbox:
 
     def after(self, number: int) -> Entry | None:
         """The first message behind a number."""
-        return next((entry for entry in self._entries if entry.number > number), None)
+        if number < self.delivered:
+            index = bisect_right(self._kept, number, key=_number)
+            if index < len(self._kept):
+                return self._kept[index]
+        return min((queue[0] for queue in (self._notifications, self._others) if queue), default=None)
 
-    def deliver(self, entry: Entry) -> None:
-        """A message was written to the client."""
-        if entry.number > self.delivered:
-            self.delivered = entry.number
-            if entry.is_droppable:
-                self._behind -= len(entry.data)
-        if not self.is_resumable:
-            self._forget_to(entry.number)
+    def deliver(self, number: int) -> None:
+        """The client has the messages up to a number."""
+        while (entry := self.after(self.delivered)) is not None and entry.number <= number:
+            _ = self._next_of(self._notifications if entry.is_droppable else self._others)
+            if self.is_resumable:
+                self._kept.append(entry)
+            else:
+                self._forgotten = entry.number
+                self._release(entry)
+        self.delivered = max(self.delivered, number)
+        self._free()
 
     def can_resume(self, number: int) -> bool:
         """Whether everything behind a number is here."""
@@ -104,11 +124,13 @@ class Outbox:
 
     def waiting(self) -> list[bytes]:
         """Return the messages that were not delivered."""
-        return [entry.data for entry in self._entries if entry.number > self.delivered]
+        return [entry.data for entry in merge(self._notifications, self._others)]
 
     def clear(self) -> None:
         """Forget everything."""
-        self._forget_to(self.last)
+        self._forget_kept()
+        self._forget_waiting()
+        self._free()
         self.finish()
 
     def _wake(self) -> None:
@@ -116,37 +138,51 @@ class Outbox:
         if change is not None and not change.done():
             change.set_result(None)
 
-    def _drop_oldest(self) -> bool:
-        """Drop the oldest notification that waits, unless it is the newest message."""
-        for entry in self._entries:
-            if entry.is_droppable and self.delivered < entry.number < self.last:
-                self._entries.remove(entry)
-                self._behind -= len(entry.data)
-                self._release(entry)
-                return True
-        return False
+    def _next_of(self, queue: deque[Entry]) -> Entry:
+        """Take the oldest message that waits."""
+        entry = queue.popleft()
+        if entry.is_droppable:
+            self._behind -= len(entry.data)
+        return entry
 
-    def _forget_to(self, number: int) -> None:
-        self._forgotten = max(self._forgotten, number)
-        while self._entries and self._entries[0].number <= number:
-            self._release(self._entries.popleft())
-        if not self._entries and self._share is not None:
-            self._share.release()
-            self._share = None
+    def _forget_kept(self) -> None:
+        self._forgotten = max(self._forgotten, self.delivered)
+        for entry in self._kept:
+            self._release(entry)
+        self._kept.clear()
+
+    def _forget_waiting(self) -> None:
+        self._forgotten = self.last
+        for queue in (self._notifications, self._others):
+            while queue:
+                self._release(self._next_of(queue))
 
     def _release(self, entry: Entry) -> None:
         if self._share is not None:
-            self._share.grow(-len(entry.data) - _EVENT_BYTES)
+            self._share.grow(-_size(entry))
+
+    def _free(self) -> None:
+        """Give the share back if nothing is here."""
+        if self._share is not None and not (self._notifications or self._others or self._kept):
+            self._share.release()
+            self._share = None
 
     def _give_way(self) -> None:
         self._share = None
-        count = len(self._entries)
-        self._forget_to(self.delivered)
-        if not self._entries:
-            return
-        if len(self._entries) < count:  # what waits may fit now
+        has_kept = bool(self._kept)
+        self._forget_kept()
+        waiting = sum(map(_size, (*self._notifications, *self._others)))
+        if waiting and has_kept:  # what waits may fit now
             self._share = self._budget.share(self._give_way)
-            self._share.grow(sum(len(entry.data) + _EVENT_BYTES for entry in self._entries))
-        else:
-            self._forget_to(self.last)
+            self._share.grow(waiting)
+        elif waiting:
+            self._forget_waiting()
             self._overflowed()
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.data) + _EVENT_BYTES
+
+
+def _number(entry: Entry) -> int:
+    return entry.number

@@ -159,7 +159,7 @@ class FrontSession:
             if each is stream:
                 self._open[request] = None
         for data in () if stream.is_over else stream.waiting():
-            self.standalone.put(data)
+            _ = self.standalone.put(data)
         self.drop(stream)
 
     async def initialized(self) -> None:
@@ -177,7 +177,7 @@ class FrontSession:
             if isinstance(opened.id, Raw):
                 self._answer(request_id(opened.id), opened, message)
             return
-        self._stream_for(related_to).put(message, is_droppable=not isinstance(opened.id, Raw))
+        _ = self._stream_for(related_to).put(message, is_droppable=not isinstance(opened.id, Raw))
 
     def refuse(self, request: RequestId, error: GatewayError) -> None:
         """See `backend.ClientLink`."""
@@ -190,16 +190,28 @@ class FrontSession:
             self._close_request(request)
             self._initialize = None
             return
-        if stream is None or stream is self.standalone or stream.began:
-            self.send(error_response(request, error), request)
-            return
         self._close_request(request)
-        stream.refusal = error
-        stream.finish()
+        if stream is not None:
+            self._fail(stream, request, error)
+            self._finish(stream)
 
     def close(self) -> None:
         """See `backend.ClientLink`."""
         self.end(CallLost("The server ended the session; its open requests may have had effects"))
+
+    def _fail(self, stream: Stream, request: RequestId, error: GatewayError) -> None:
+        """End a request with an error, which has a status of its own if the reply has not begun."""
+        if stream is self.standalone or stream.began:
+            _ = stream.put(error_response(request, error))
+        else:
+            stream.refusal = error
+
+    def _finish(self, stream: Stream) -> None:
+        """The response to the stream's request is in."""
+        if stream is not self.standalone:
+            stream.finish()
+            if stream.is_resumable and stream.reader is None:
+                self.linger(stream)
 
     def _answer(self, request: RequestId, opened: jsonrpc.Message, message: bytes) -> None:
         if request not in self._open:
@@ -211,11 +223,9 @@ class FrontSession:
             self.standalone.is_resumable = self._is_resumable
         self._close_request(request)
         if stream is not None:
-            stream.put(message)
-            if stream is not self.standalone:
-                stream.finish()
-                if stream.is_resumable and stream.reader is None:
-                    self.linger(stream)
+            if not stream.put(message) and stream.name in self.streams:
+                self._fail(stream, request, _fell_behind())
+            self._finish(stream)
 
     def _close_request(self, request: RequestId) -> None:
         del self._open[request]
@@ -267,12 +277,14 @@ class FrontSession:
             self._free()
 
     def _fell_behind(self) -> None:
-        self.end(
-            CallLost(
-                "The client did not read its messages, and they took more than limits.replay_bytes together with "
-                "those of other clients: the session has ended; its open requests may have had effects"
-            )
-        )
+        self.end(_fell_behind())
+
+
+def _fell_behind() -> CallLost:
+    return CallLost(
+        "The client did not read its messages, and they took more than limits.replay_bytes together with "
+        "those of other clients: the session has ended; its open requests may have had effects"
+    )
 
 
 def _version(result: Raw) -> str | None:

@@ -86,13 +86,17 @@ class SessionTable:
         self._count(session, -1)
 
     async def _sweep(self) -> None:
-        """End the sessions whose clients have sent nothing, and listened to nothing, for a while."""
+        """End the sessions whose clients have sent nothing, and listened to nothing, for a while.
+
+        A stream keeps only a session that is initialized: anyone can open one.
+        """
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             now = time.monotonic()
             for session in tuple(self._sessions.values()):
                 config = session.live.config
-                if not session.readers and now - session.used > config.sessions.client_idle_seconds:
+                is_in_use = session.readers and (session.is_initialized or session.open_requests)
+                if not is_in_use and now - session.used > config.sessions.client_idle_seconds:
                     session.end(InvalidRequest("The session was idle for sessions.client_idle_seconds"))
                 elif session.awaits_initialize and now - session.began > config.limits.receive_seconds:
                     session.end(InvalidRequest("`initialize` did not arrive within limits.receive_seconds"))

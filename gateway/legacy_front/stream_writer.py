@@ -64,6 +64,7 @@ class StreamWriter:
         """Write what comes behind a position until the stream is over, or another reader takes it."""
         stream, reply = self._stream, self._reply
         stream.began = True
+        stream.deliver(position)  # the client says that it has these
         stream.attach(self)
         try:
             if not reply.started:
@@ -93,7 +94,7 @@ class StreamWriter:
         data = _event(entry.data, f"{stream.name}-{entry.number}" if stream.is_resumable else None)
         for start in range(0, len(data), _PIECE_BYTES):
             await self._reply.write(data[start : start + _PIECE_BYTES])
-        stream.deliver(entry)
+        stream.deliver(entry.number)
 
 
 def _event(data: bytes, id_: str | None) -> bytes:

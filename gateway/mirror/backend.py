@@ -41,6 +41,9 @@ class MirrorBackend:
         self._nested: dict[bytes, tuple[_LinkedCall, str]] = {}
         self._ids = itertools.count(1)
         self._changes: Changes | None = None
+        self._is_greeted = False
+        """Whether the client has sent an `initialize` that was not refused."""
+        self._is_listening = False
         self._is_closed = False
 
     def receive(self, message: ClientMessage) -> None:
@@ -48,8 +51,9 @@ class MirrorBackend:
         opened, request_id = message.opened, message.request_id
         if request_id is not None:
             self._request(request_id, message)
-        elif opened.method == mcp.INITIALIZED and self._changes is not None:
-            self.upstream.tasks.spawn(_quietly(self._changes.listen(message.headers)), "listen to changes")
+        elif opened.method == mcp.INITIALIZED and self._changes is not None and not self._is_listening:
+            self._is_listening = True
+            self.upstream.tasks.spawn(self._listen(self._changes, message.headers), "listen to changes")
         elif opened.method == mcp.CANCELLED:
             call = self._calls.get(cancelled_id(opened) or b"")
             if call is not None:
@@ -75,7 +79,11 @@ class MirrorBackend:
     def _request(self, id_: RequestId, message: ClientMessage) -> None:
         method, headers, profile = message.opened.method, message.headers, self._profile
         if method == mcp.INITIALIZE:
-            self._spawn(id_, self._initialize(of_initialize(params_of(message.opened)), headers))
+            if self._is_greeted:
+                raise InvalidRequest("The session is initialized already; a new one needs a new connection")
+            profile = of_initialize(params_of(message.opened))
+            self._is_greeted = True
+            self._spawn(id_, self._initialize(profile, headers))
         elif method == mcp.PING:
             self.link.send(jsonrpc.result(id_, b"{}"), id_)
         elif profile is None:
@@ -93,6 +101,9 @@ class MirrorBackend:
         self.upstream.tasks.spawn(self._answered(id_, work), "mirrored request")
 
     async def _answered(self, id_: RequestId, work: Coroutine[None, None, bytes]) -> None:
+        if self._is_closed:  # before this began
+            work.close()
+            return
         try:
             result = await work
         except GatewayError as exc:
@@ -103,10 +114,19 @@ class MirrorBackend:
             self.link.send(jsonrpc.result(id_, result), id_)
 
     async def _initialize(self, profile: Profile, headers: Headers) -> bytes:
-        result = await initialize(self.upstream.server, profile, headers)
+        try:
+            result = await initialize(self.upstream.server, profile, headers)
+        except GatewayError:
+            self._is_greeted = False
+            raise
         self._profile = profile
         self._changes = Changes(self.upstream.server, self.upstream.tasks, profile, self._tell)
         return result
+
+    async def _listen(self, changes: Changes, headers: Headers) -> None:
+        if not self._is_closed:
+            with suppress(GatewayError):  # a server without subscriptions; who wants one learns that by subscribing
+                _ = await changes.listen(headers)
 
     async def _subscribe(self, method: str, uri: str, headers: Headers) -> bytes:
         assert self._changes is not None, "there is a profile"
@@ -162,8 +182,3 @@ class _LinkedCall:
         """See `Hears`."""
         self._backend.forget(self)
         self._backend.link.refuse(self.id, error)
-
-
-async def _quietly(work: Coroutine[None, None, object]) -> None:
-    with suppress(GatewayError):  # a server without subscriptions; a client that wants one is told when it subscribes
-        _ = await work

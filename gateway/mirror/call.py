@@ -20,6 +20,8 @@ from gateway.protocol import jsonrpc, mcp
 
 MAX_ROUNDS: Final = 32
 """Modern clients stop after ten; a server that goes on like this would never end."""
+_MAX_KEY_BYTES: Final = 1_000
+"""The id of a nested request carries the key of its question."""
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -109,7 +111,7 @@ class MirroredCall:
         """Take a message of the upstream; None if it concerns nobody. Raises ValueError for one that is malformed."""
         message = jsonrpc.message(data)
         if message.method is not None:
-            notification = None if isinstance(message.id, Raw) else legacy_notification(message, data)
+            notification = legacy_notification(message, data)
             return None if notification is None else Notify(notification)
         if isinstance(message.error, Raw):
             return End(legacy_answer(self.request.id, self.request.method, jsonrpc.error(message.error)))
@@ -131,6 +133,8 @@ class MirroredCall:
         asked = jsonrpc.fields(result.get("inputRequests", jsonrpc.EMPTY))
         if len(asked) > MAX_QUESTIONS:
             return self.failed(f"The server asked {len(asked)} questions at once, more than {MAX_QUESTIONS}")
+        if any(len(key.encode("utf-8", "surrogatepass")) > _MAX_KEY_BYTES for key in asked):
+            return self.failed(f"The server asked a question whose key has more than {_MAX_KEY_BYTES} bytes")
         self.progress = Progress(self.progress.round + 1, None if state is None else bytes(state))
         self.answers = {}
         self.open = {}

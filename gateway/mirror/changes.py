@@ -9,7 +9,9 @@ Source: specification 2026-07-28 basic/patterns/subscriptions.
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
@@ -25,7 +27,10 @@ from gateway.upstream.channel import Headers
 
 _PAUSES: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 _TRIES: Final = 30
+_EARLY_SECONDS: Final = 10.0
+"""A stream that is lost sooner than this after its beginning has served for nothing."""
 _MAX_URIS: Final = 1_000
+_MAX_URI_BYTES: Final = 65_536
 _IDS: Final = itertools.count(1)
 _LISTS: Final = {
     "toolsListChanged": mcp.TOOLS_CHANGED,
@@ -60,74 +65,113 @@ class Changes:
         self._deliver = deliver
         self.uris: set[str] = set()
         """The resources to which the client subscribed."""
+        self._turn = asyncio.Lock()
+        """Streams are opened in turn: the last one is the one that has everything that is wanted."""
         self._stream: _Stream | None = None
-        self._opening: set[_Stream] = set()
-        """Streams that the server has not acknowledged yet."""
+        self._opening: _Stream | None = None
+        """The stream that the server has not acknowledged yet."""
         self._headers: Headers = {}
         self._reopening: asyncio.Task[None] | None = None
+        self._attempts = 0
+        """How often a stream was opened again since one of them lasted."""
+        self._closed = 0
+        """How often this was closed: what began before that must not go on after it."""
+
+    @property
+    def uri_bytes(self) -> int:
+        """The size of the URIs of all subscriptions."""
+        return sum(map(_size, self.uris))
 
     async def subscribe(self, uri: str, headers: Headers) -> None:
         """Listen to a resource too; raises InvalidParams if the server does not offer that, or UpstreamError."""
-        if len(self.uris) >= _MAX_URIS:
-            raise InvalidParams(f"A session may subscribe to at most {_MAX_URIS} resources")
-        if uri in self.uris:
-            return
-        self.uris.add(uri)
-        try:
-            honoured = await self.listen(headers)
-        except BaseException:
-            self.uris.discard(uri)
-            raise
-        if uri not in honoured.resourceSubscriptions:
-            self.uris.discard(uri)
-            raise InvalidParams("The server does not tell of changes of this resource")
+        async with self._in_turn():
+            if uri in self.uris:
+                return
+            if len(self.uris) >= _MAX_URIS or self.uri_bytes + _size(uri) > _MAX_URI_BYTES:
+                raise InvalidParams(
+                    f"A session may subscribe to at most {_MAX_URIS} resources, whose URIs have at most "
+                    f"{_MAX_URI_BYTES} bytes together"
+                )
+            honoured = await self._open({*self.uris, uri}, headers)
+            if uri not in honoured.resourceSubscriptions:
+                raise InvalidParams("The server does not tell of changes of this resource")
+            self.uris.add(uri)
 
     async def unsubscribe(self, uri: str, headers: Headers) -> None:
-        """Listen to a resource no more."""
-        if uri in self.uris:
-            self.uris.discard(uri)
-            _ = await self.listen(headers)
+        """Listen to a resource no more; raises GatewayError."""
+        async with self._in_turn():
+            if uri in self.uris:
+                self.uris.discard(uri)
+                _ = await self._open(self.uris, headers)
 
     async def listen(self, headers: Headers) -> Honoured:
         """Listen to everything that is wanted now, in place of the stream before; raises GatewayError."""
-        self._headers = headers
+        async with self._in_turn():
+            return await self._open(self.uris, headers)
+
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        closed = self._closed
+        async with self._turn:
+            self._check_open(closed)
+            yield
+
+    def _check_open(self, closed: int) -> None:
+        if self._closed != closed:
+            raise CallLost("The subscription ended before the server acknowledged it")
+
+    async def _open(self, uris: set[str], headers: Headers) -> Honoured:
+        closed, self._headers = self._closed, headers
         stream = _Stream(self._deliver, self._lost)
         id_ = b'"listen-%d"' % next(_IDS)
-        wanted = {**dict.fromkeys(_LISTS, True), "resourceSubscriptions": sorted(self.uris)}
+        wanted = {**dict.fromkeys(_LISTS, True), "resourceSubscriptions": sorted(uris)}
         params = {"notifications": Raw(jsonrpc.encode(wanted))}
         body = modern_request(id_, mcp.LISTEN, params, self._profile)
         stream.pending = self._server.begin(Outgoing(body, mcp.LISTEN, "", headers, is_long=True), stream)
-        self._opening.add(stream)
+        self._opening = stream
         try:
             honoured = await in_time(stream.acknowledged, mcp.LISTEN)
+            self._check_open(closed)
         except BaseException:
             stream.close()
             raise
         finally:
-            self._opening.discard(stream)
+            self._opening = None
         before, self._stream = self._stream, stream
         if before is not None:
             before.close()
+        if stream.is_over:  # the server ended it with its acknowledgement
+            self._lost(stream)
         return honoured
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more, until somebody asks for it again."""
+        self._closed, self._attempts = self._closed + 1, 0
         if self._reopening is not None:
             _ = self._reopening.cancel()
-        for opening in self._opening:
-            opening.on_failed(CallLost("The subscription ended before the server acknowledged it"))
+        if self._opening is not None:
+            self._opening.on_failed(CallLost("The subscription ended before the server acknowledged it"))
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
 
     def _lost(self, stream: "_Stream") -> None:
-        if stream is self._stream:
-            self._stream = None
+        if stream is not self._stream:
+            return
+        self._stream = None
+        if time.monotonic() - stream.began >= _EARLY_SECONDS:
+            self._attempts = 0
+        if self._reopening is None or self._reopening.done():
             self._reopening = self._tasks.start(self._reopen(), "listen again")
 
     async def _reopen(self) -> None:
-        for attempt in range(_TRIES):
-            pause = _PAUSES[min(attempt, len(_PAUSES) - 1)]
+        """Open a stream in place of a lost one.
+
+        A server that ends each stream early is asked more and more seldom, and at last no more.
+        """
+        while self._stream is None and self._attempts < _TRIES:
+            pause = _PAUSES[min(self._attempts, len(_PAUSES) - 1)]
+            self._attempts += 1
             await asyncio.sleep(pause * (1 + 0.5 * random.random()))  # noqa: S311  (no secret)
             try:
                 honoured = await self.listen(self._headers)
@@ -138,14 +182,13 @@ class Changes:
             except GatewayError:
                 return
             self.tell_all(honoured)
-            return
 
     def tell_all(self, honoured: Honoured) -> None:
         """Tell the client of everything that may have changed in the meantime."""
         for flag, method in _LISTS.items():
             if getattr(honoured, flag):
                 self._deliver(jsonrpc.notification(method))
-        for uri in honoured.resourceSubscriptions:
+        for uri in self.uris.intersection(honoured.resourceSubscriptions):
             self._deliver(jsonrpc.notification(mcp.RESOURCE_UPDATED, {"uri": uri}))
 
 
@@ -154,6 +197,8 @@ class _Stream:
 
     def __init__(self, deliver: Callable[[bytes], None], lost: Callable[["_Stream"], None]) -> None:
         self.pending: Pending
+        self.began = time.monotonic()
+        self.is_over = False
         self.acknowledged: asyncio.Future[Honoured] = asyncio.get_running_loop().create_future()
         self._deliver = deliver
         self._lost = lost
@@ -185,7 +230,12 @@ class _Stream:
         self._ended(error)
 
     def _ended(self, error: GatewayError) -> None:
+        self.is_over = True
         if self.acknowledged.done():
             self._lost(self)
         else:
             self.acknowledged.set_exception(error)
+
+
+def _size(uri: str) -> int:
+    return len(uri.encode("utf-8", "surrogatepass"))

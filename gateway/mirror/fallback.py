@@ -4,13 +4,17 @@ Nothing else tells a modern-only server from one that speaks both protocols.
 """
 
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from msgspec import Raw
 
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect, RequestId
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, Refused
+from gateway.protocol.errors import Busy, GatewayError, Refused
 from gateway.runtime.tasks import Tasks
+
+_MESSAGE_BYTES: Final = 512
+"""What a message costs besides its text."""
 
 MirrorIfModern = Callable[[Backend, ClientMessage, bytes], Awaitable[Connect | None]]
 """Given what refused `initialize`, that message and the response (empty without one), returns the mirror.
@@ -22,7 +26,10 @@ That is None if the server is not modern. It closes the backend that refused.
 class FallbackBackend:
     """A `Backend` that another one stands behind."""
 
-    def __init__(self, link: ClientLink, first: Connect, mirror_if_modern: MirrorIfModern, tasks: Tasks) -> None:
+    def __init__(
+        self, link: ClientLink, first: Connect, mirror_if_modern: MirrorIfModern, tasks: Tasks, waiting_bytes: int
+    ) -> None:
+        """`waiting_bytes` limits what waits while the mirror is chosen."""
         self._link = link
         self._mirror_if_modern: MirrorIfModern | None = mirror_if_modern
         self._tasks = tasks
@@ -30,6 +37,7 @@ class FallbackBackend:
         """`initialize`, until it is answered."""
         self._waiting: list[ClientMessage] | None = None
         """What comes while the mirror is chosen; None at other times."""
+        self._room = waiting_bytes
         self._is_closed = False
         self.backend = first(_Link(self))
 
@@ -38,6 +46,14 @@ class FallbackBackend:
     def receive(self, message: ClientMessage) -> None:
         """See `Backend`."""
         if self._waiting is not None:
+            size = len(message.data) + _MESSAGE_BYTES
+            if self._waiting and size > self._room:
+                raise Busy(
+                    "The gateway is finding out which protocol the server speaks, and more than limits.body_bytes "
+                    "of messages wait for that; send this one again later",
+                    status=503,
+                )
+            self._room -= size
             self._waiting.append(message)
             return
         if self._mirror_if_modern is not None and message.opened.method == mcp.INITIALIZE:

@@ -11,6 +11,7 @@ import msgspec
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
 from gateway.protocol.request import Capabilities, capabilities_of
+from gateway.seal import client_state
 
 _MAX_INFO_BYTES: Final = 1_024
 _MAX_CAPABILITIES_BYTES: Final = 2_048
@@ -33,6 +34,8 @@ class Profile(msgspec.Struct, frozen=True, array_like=True):
     capabilities: bytes
     echoes_state: bool = False
     """Whether the client echoes the state of nested requests (SEP-1685)."""
+    keeps_state: bool = False
+    """Whether the client keeps state for its server, and the route knows of it (SEP-1655)."""
 
     @property
     def declared(self) -> Capabilities:
@@ -45,13 +48,18 @@ class Profile(msgspec.Struct, frozen=True, array_like=True):
         return self.version == mcp.LEGACY
 
 
-def of_initialize(params: jsonrpc.Fields) -> Profile:
-    """The profile of an `initialize` request; raises InvalidParams."""
+def of_initialize(params: jsonrpc.Fields, *, keeps_state: bool = False) -> Profile:
+    """The profile of an `initialize` request; raises InvalidParams.
+
+    `keeps_state`: if the client keeps state for its server (SEP-1655), the server is told so.
+    """
     requested = jsonrpc.text(params.get("protocolVersion"))
     if requested is None:
         raise InvalidParams('initialize needs "params.protocolVersion", a string')
     version = requested if requested in mcp.LEGACY_VERSIONS else mcp.LEGACY
-    return Profile(version, _info(params), _capabilities(params), _echoes_state(params))
+    keeps_state = keeps_state and client_state.declares(params.get("capabilities", jsonrpc.EMPTY))
+    capabilities = _capabilities(params, (*_OTHER, "state") if keeps_state else _OTHER)
+    return Profile(version, _info(params), capabilities, _echoes_state(params), keeps_state)
 
 
 def _info(params: jsonrpc.Fields) -> bytes:
@@ -66,10 +74,10 @@ def _info(params: jsonrpc.Fields) -> bytes:
     return jsonrpc.encode({"name": name[:_NAME_CHARACTERS], "version": version[:_NAME_CHARACTERS]})
 
 
-def _capabilities(params: jsonrpc.Fields) -> bytes:
+def _capabilities(params: jsonrpc.Fields, others: tuple[str, ...]) -> bytes:
     try:
         opened = jsonrpc.fields(params.get("capabilities", jsonrpc.EMPTY))
-        kept = {key: bytes(opened[key]) for key in (*_ASKABLE, *_OTHER) if _is_object(opened.get(key))}
+        kept = {key: bytes(opened[key]) for key in (*_ASKABLE, *others) if _is_object(opened.get(key))}
         if "roots" in kept:
             kept["roots"] = b"{}"  # `listChanged` has no meaning for a server that keeps nothing
         if "extensions" in kept:

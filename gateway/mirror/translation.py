@@ -155,8 +155,11 @@ def tool_error(words: str) -> bytes:
 
 
 def legacy_notification(message: jsonrpc.Message, data: bytes) -> bytes | None:
-    """A notification of the upstream as it goes to the client; None if it means nothing to a legacy client."""
-    if message.method is None or message.method in (mcp.ACKNOWLEDGED, mcp.CANCELLED):
+    """A notification of the upstream as it goes to the client; None if it means nothing to a legacy client.
+
+    A modern server sends no requests: one would reach the client as a question of no call.
+    """
+    if isinstance(message.id, Raw) or message.method in (None, mcp.ACKNOWLEDGED, mcp.CANCELLED):
         return None
     if mcp.META_SUBSCRIPTION.encode() not in data:
         return data

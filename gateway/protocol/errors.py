@@ -349,15 +349,15 @@ class OwnerSilent(OwnerStalled):
 
 
 class TakenCallLost(OwnerStalled):
-    """Another replica took a new call of this one, which drains, and broke off its reply."""
+    """Another replica took a new call of this one, and broke off its reply."""
 
     fix = "find out why that replica ended or hangs; check the call's effects before repeating it"
 
     def __init__(self, member: str) -> None:
         GatewayError.__init__(  # without Retry-After: a repeated call may run twice
             self,
-            f"The gateway is shutting down, and the replica {member}, which took this call instead, did not complete "
-            "its reply; the call may have had effects",
+            f"The replica {member}, to which another one gave this call, did not complete its reply; the call may "
+            "have had effects",
             data={"reason": "call_lost"},
         )
 

@@ -16,6 +16,7 @@ from gateway.http.traffic import Traffic
 from gateway.routes.deadlines import Deadlines
 from gateway.routes.upstream_health import UpstreamHealth
 from gateway.runtime.tasks import Tasks
+from gateway.seal.client_state import ItemSealer
 from gateway.seal.request_state import Sealer
 from gateway.sessions.pool import Pool
 from gateway.telemetry import Metrics, Traces
@@ -36,6 +37,7 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     """What lives as long as the process."""
 
     sealer: Sealer
+    items: ItemSealer
     metrics: Metrics
     tasks: Tasks
     owner: str

@@ -122,6 +122,7 @@ class Drain:
         # The lot also has finished calls, whose results are kept for a repeated retry.
         unfinished = {driver for driver in left if not driver.is_finished}
         self._downstream.front.sessions.end_all(error)
+        self._downstream.stateless.end_all(error)
         kept = {driver for driver in left if is_resumable and driver.let_go()}
         for driver in left - kept:
             driver.stop(error)

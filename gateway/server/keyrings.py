@@ -12,7 +12,7 @@ from gateway.legacy_front import session_ids
 from gateway.mirror.streamable import tokens
 from gateway.mirror.streamable.tokens import MirrorRings
 from gateway.passthrough import sse_endpoint
-from gateway.seal import task_handle
+from gateway.seal import client_state, task_handle
 from gateway.seal.cipher import Keyring
 from gateway.telemetry import Event, get_logger
 
@@ -31,10 +31,12 @@ class Keyrings:
         self.state = InForce(Keyring(self._keys, "state"))
         self.peer = InForce(Keyring(self._keys, "peer"))
         self.task = InForce(Keyring(self._keys, task_handle.PURPOSE))
+        self.items = InForce(Keyring(self._keys, client_state.PURPOSE))
         self.endpoint = InForce(Keyring(self._keys, sse_endpoint.PURPOSE))
         self._session_keys = in_force.value.state.raw_session_keys()
         self.session = InForce(self._session_ring())
         self.mirror = InForce(self._mirror_rings())
+        self.sep_1442 = InForce(self._mirror_rings("sep-1442, "))
         in_force.after_replace(self._use)
 
     def _use(self, config: Config) -> None:
@@ -43,10 +45,12 @@ class Keyrings:
             return  # a new ring would have to derive its subkeys again
         self._keys, self._session_keys = keys, session_keys
         self.mirror.replace(self._mirror_rings())
+        self.sep_1442.replace(self._mirror_rings("sep-1442, "))
         # A reply in transit between replicas keeps the ring that it began with.
         self.state.replace(Keyring(keys, "state"))
         self.peer.replace(Keyring(keys, "peer"))
         self.task.replace(Keyring(keys, task_handle.PURPOSE))
+        self.items.replace(Keyring(keys, client_state.PURPOSE))
         self.endpoint.replace(Keyring(keys, sse_endpoint.PURPOSE))
         self.session.replace(self._session_ring())
 
@@ -58,12 +62,12 @@ class Keyrings:
     def _session_ring(self) -> Keyring:
         return Keyring((*self._keys, *self._former), session_ids.PURPOSE)
 
-    def _mirror_rings(self) -> MirrorRings:
+    def _mirror_rings(self, of: str = "") -> MirrorRings:
         return MirrorRings(
-            Keyring((*self._keys, *self._former), tokens.SESSION),
-            Keyring(self._keys, tokens.NESTED),
-            Keyring(self._keys, tokens.EVENT),
-            Keyring(self._keys, tokens.STATE),
+            Keyring((*self._keys, *self._former), of + tokens.SESSION),
+            Keyring(self._keys, of + tokens.NESTED),
+            Keyring(self._keys, of + tokens.EVENT),
+            Keyring(self._keys, of + tokens.STATE),
         )
 
     def _all_keys(self, config: Config) -> tuple[bytes, ...]:

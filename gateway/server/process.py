@@ -51,9 +51,11 @@ from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
 from gateway.routes.table import RouteTable
 from gateway.runtime.tasks import Tasks
+from gateway.seal.client_state import ItemSealer
 from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import Sealer
 from gateway.seal.task_handle import TaskSealer
+from gateway.sep_1442.front import Stateless
 from gateway.server.drain import Drain, Listeners
 from gateway.server.keyrings import Keyrings
 from gateway.server.listen_errors import cannot_listen
@@ -199,6 +201,7 @@ class Gateway:
         state_bytes = self._in_force.part(lambda config: config.limits.state_bytes)
         return ProcessScope(
             sealer=Sealer(self._keyrings.state, state_bytes),
+            items=ItemSealer(self._keyrings.items),
             metrics=self.metrics,
             tasks=self.tasks,
             owner=self.members.own,
@@ -220,7 +223,8 @@ class Gateway:
         front = LegacyFront(process, SessionIds(self._keyrings.session), table, forwarding)
         replicas = Replicas(self.members, self._peers, retry_routing)
         mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process)
-        legacy = LegacyRouting(passthrough, front, mirror)
+        stateless = Stateless(self._in_force, Tokens(self._keyrings.sep_1442), replicas, process, mirror)
+        legacy = LegacyRouting(passthrough, front, mirror, stateless)
         task_requests = TaskRequests(process, self.task_table, retry_routing)
         return RequestHandler(
             self._in_force, self.routes, self._authenticator, continuation, passthrough, legacy, task_requests

@@ -22,6 +22,8 @@ class PoolKey(msgspec.Struct, frozen=True, cache_hash=True):
     client_info: bytes
     capabilities: bytes
     headers: tuple[tuple[str, str], ...]
+    pin: str = ""
+    """The client that has a session of its own, because it keeps state (SEP-1655); empty for all others."""
 
 
 class Listener(Protocol):

@@ -164,7 +164,7 @@ class Checkout(ABC):
             is_blocked = self._capacity.is_newcomer(group.principal) and self._capacity.lacks_newcomer_room
             if is_blocked:
                 self._metrics.session_refused(self.route.path, SessionLimit.NEWCOMERS)
-            raise pool_errors.busy(self.route, is_newcomer=is_blocked)
+            raise pool_errors.busy(self.route, is_newcomer=is_blocked, is_pinned=bool(group.key.pin))
         obtained = future.result()
         if isinstance(obtained, Busy):
             self._groups.forget_if_unused(group)

@@ -125,7 +125,7 @@ class Groups(dict[PoolKey, Group[S]]):
         """The group of a key; made when it is new."""
         group = self.get(key)
         if group is None:
-            group = self[key] = Group(key, is_affine=self._is_affine, prove=self._prove)
+            group = self[key] = Group(key, is_affine=self._is_affine or bool(key.pin), prove=self._prove)
         group.used = time.monotonic()
         return group
 

@@ -41,19 +41,22 @@ def too_many_of_address(route: Route) -> Busy:
     )
 
 
-def busy(route: Route, *, is_newcomer: bool = False) -> Busy:
-    """No session came free in time; `is_newcomer` if only the reserve of newcomers was used up."""
+def busy(route: Route, *, is_newcomer: bool = False, is_pinned: bool = False) -> Busy:
+    """No session came free in time; `is_newcomer` if only the reserve of newcomers was used up.
+
+    `is_pinned`: the client has one session, to which its state leads.
+    """
     if is_newcomer:
         return Busy(
             f"The upstream of route {route.path} has not answered a call with your credential yet, and the sessions "
             "for such callers (sessions.max_newcomers) are in use; call later",
             status=503,
         )
-    if route.sessions.affinity == "principal":
+    if is_pinned or route.sessions.affinity == "principal":
+        whose, why = ("client", "dialects: [sep-1655]") if is_pinned else ("principal", "sessions.affinity: principal")
         return Busy(
-            f"Another call of the same principal has the one session of route {route.path} "
-            "(sessions.affinity: principal), and it did not come free in timeouts.session_wait_seconds; answer or "
-            "end that call, or call later",
+            f"Another call of the same {whose} has the one session of route {route.path} ({why}), and it did not come "
+            "free in timeouts.session_wait_seconds; answer or end that call, or call later",
             status=503,
         )
     return Busy(

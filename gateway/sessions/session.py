@@ -144,7 +144,9 @@ class Session:
         The side stream must be open before `initialized`: without it, requests outside of a POST are lost for ever.
         """
         self._headers = headers
-        params = handshake.initialize_params(Raw(self.group.key.client_info), Raw(self.group.key.capabilities))
+        key = self.group.key
+        client_info, capabilities = Raw(key.client_info), Raw(key.capabilities)
+        params = handshake.initialize_params(client_info, capabilities, keeps_state=bool(key.pin))
         message = jsonrpc.request(b'"init"', mcp.INITIALIZE, params)
         self._show(Direction.TO_UPSTREAM, message)
         self.channel, result = await self.channel.open(message, headers)

@@ -127,7 +127,8 @@ class StdioFront:
         return MirrorBackend(Upstream(self._server(), ToolCatalog(), caller, self._tasks), link)
 
     def _relay_or_mirror(self, link: ClientLink) -> Backend:
-        return FallbackBackend(link, self._relay, self._mirror_if_modern, self._tasks)
+        waiting_bytes = self._live.config.limits.body_bytes
+        return FallbackBackend(link, self._relay, self._mirror_if_modern, self._tasks, waiting_bytes)
 
     async def _mirror_if_modern(self, refusing: Backend, _: ClientMessage, response: bytes) -> Connect | None:
         stdio, self._child = self._live.upstream.stdio, None

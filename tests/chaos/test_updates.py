@@ -10,12 +10,12 @@ from typing import Final, Literal
 
 import pytest
 
-from tests.chaos.stage import Call, built
+from tests.chaos.stage import Call, accept, built
 from tests.e2e.wire import Wire, wire
 from tests.parts.launch import OldServer, old_server
 from tests.support.cluster import BalancerName, Cluster, cluster, installed
 from tests.support.gateway_process import Gateway
-from tests.support.steady_load import Load
+from tests.support.steady_load import Load, followed
 
 ANSWERED_AFTER: Final = 1.0
 """How far into the drain people answer, in seconds: new calls reach a draining replica all that time."""
@@ -40,10 +40,11 @@ async def drained(c: Cluster, replica: Gateway, server: OldServer, client: Wire,
     await replica.until(refuses_readiness, "drains")
     await asyncio.sleep(HOLD["drain_delay_seconds"] + ANSWERED_AFTER)
     sent_on = await replica.metric(SENT_ON)
-    answer = await parked.retry(client.on(c.url), state)
+    answers = accept(parked.name)
+    answer = await followed(client.on(c.url), parked.tool, parked.arguments, state=state, answers=answers)
     assert parked.outcome(answer) == "result"
     assert (parked.runs, parked.answers) == (1, 1)
-    assert await replica.exited(10) == 0
+    assert await replica.exited() == 0
     return sent_on
 
 
@@ -64,7 +65,7 @@ async def test_an_update_refuses_no_new_call_and_loses_none(
         empty = c.replicas[-1] if order == "start-first" else None
         if empty is not None:
             empty.terminate()
-            assert await empty.exited(10) == 0
+            assert await empty.exited() == 0
         load, sent_on = Load(server, client), 0.0
         async with load.running():
             for replica in c.replicas[:replicas]:

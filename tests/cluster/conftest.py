@@ -1,9 +1,7 @@
 """Fixtures: replicas that may leave nothing behind, and a membership with a fake name service."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 
-import aiohttp
 import pytest
 
 from gateway.cluster import discovery, membership
@@ -17,29 +15,18 @@ from tests.support.black_hole import black_hole
 from tests.support.fake_name_service import FakeClock, FakeNameService
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.replicas import Cluster
-from tests.support.stand import _at_rest
-from tests.support.workbench import eventually
+from tests.support.stand import at_rest, leaving_nothing
 
 
 @pytest.fixture
 async def cluster(upstream: FakeUpstream) -> AsyncIterator[Cluster]:
     """Starts replicas; afterwards the living ones must come to rest and leave nothing behind."""
-    before = asyncio.all_tasks()
-    http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-    found = Cluster(upstream, http)
-    yield found
-    try:
-        for stand in found.stands.values():
-            await _at_rest(stand)
-    finally:
+    async with leaving_nothing(at_rest, upstream) as (http, stands):
+        found = Cluster(upstream, http)
+        yield found
+        stands.extend(found.stands.values())
         for server in found.servers:
             await server.close()
-        for stand in found.stands.values():
-            await stand.gateway.close()
-        await http.close()
-        await upstream.close()
-    known = {*before, asyncio.current_task()}
-    await eventually(lambda: not asyncio.all_tasks() - known, "no task is left")
 
 
 @pytest.fixture

@@ -85,7 +85,11 @@ async def test_an_update_behind_caddy_refuses_no_call_and_loses_none(tmp_path: P
                 each.terminate()
                 assert await each.exited(20) == 0
                 await each.start()
-                await asyncio.sleep(1)  # two of Caddy's health checks
+
+                async def chosen(replica: Gateway = each) -> bool:
+                    return await replica.rounds("tools/call") > 0
+
+                await each.until(chosen, "Caddy finds it healthy again", 20)
         load.assert_nothing_was_refused_or_lost()
 
 

@@ -137,9 +137,11 @@ async def test_an_update_of_the_swarm_stack_refuses_no_call_and_loses_none(swarm
             told = await docker("service", "ps", "--format", "{{.ID}} {{.CurrentState}}", "mrtr_gateway")
             return [line.split()[0] for line in told.splitlines() if line.split()[1] == "Running"]
 
-        async def updated() -> bool:
-            state = "{{if .UpdateStatus}}{{.UpdateStatus.State}}{{end}}"
-            return (await docker("service", "inspect", "--format", state, "mrtr_gateway")).strip() == "completed"
+        async def last_update() -> tuple[str, str]:
+            """Return when the last update began, and its state."""
+            shown = "{{if .UpdateStatus}}{{.UpdateStatus.StartedAt}}|{{.UpdateStatus.State}}{{else}}|{{end}}"
+            began, _, state = (await docker("service", "inspect", "--format", shown, "mrtr_gateway")).partition("|")
+            return began, state.strip()
 
         try:
             await docker("stack", "deploy", "--compose-file", path, "mrtr")
@@ -151,12 +153,16 @@ async def test_an_update_of_the_swarm_stack_refuses_no_call_and_loses_none(swarm
 
                 await until(all_run, "three tasks run")
                 for order in ("start-first", "stop-first"):
-                    before = set(await tasks())
+                    before, (began_before, _) = set(await tasks()), await last_update()
                     load = Load(server, client, think, order)
                     async with load.running():
                         update = ("--force", "--detach", "--update-order", order, "--update-delay", "2s")
                         await docker("service", "update", *update, "--update-monitor", "5s", "mrtr_gateway")
-                        await asyncio.sleep(1)  # until then, the state is that of the update before
+
+                        async def updated(began_before: str = began_before) -> bool:
+                            began, state = await last_update()
+                            return began != began_before and state == "completed"
+
                         await until(updated, f"the {order} update is complete")
                     load.assert_nothing_was_refused_or_lost(least=300)
                     assert not before & set(await tasks()), "every task is new"

@@ -31,7 +31,7 @@ pytestmark = [
 
 Row = Literal["modern HTTP", "modern stdio", "old HTTP", "old HTTP+SSE", "old stdio"]
 Column = Literal["old HTTP", "old HTTP+SSE", "old stdio", "modern HTTP", "modern stdio"]
-DEADLINE_SECONDS: Final = 45.0
+DEADLINE_SECONDS: Final = 90.0
 FORM: Final = 'accept:{"name":"Ann"}'
 MISSING: Final = {"ask_many", "fail"}
 TOOLS: Final = {"ask", "ask_many", "echo", "fail", "hang", "progress", "sample"}

@@ -34,6 +34,15 @@ def test_initialize_declares_the_capabilities_of_this_request(declared: dict[str
     assert message["params"] == {"protocolVersion": "2025-11-25", "capabilities": old, "clientInfo": INFO}
 
 
+@pytest.mark.parametrize("declared", [{"state": {}}, {"state": {"scopes": ["session"]}}, {"state": None}, {}])
+def test_a_server_learns_of_state_only_in_a_session_of_a_client_that_keeps_it(declared: dict[str, Any]) -> None:
+    told = {key: value for key, value in declared.items() if value is not None}
+    for keeps_state, expected in ((True, told), (False, {})):
+        params = handshake.initialize_params(raw(INFO), raw({"roots": {}, **declared}), keeps_state=keeps_state)
+        message = assert_legacy_message(jsonrpc.request(b'"a"', mcp.INITIALIZE, params))
+        assert message["params"]["capabilities"] == {"roots": {}, **expected}
+
+
 def shaken(**changes: Any) -> handshake.Handshake:
     result = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "s", "version": "2"}}
     return handshake.handshake(raw({**result, **changes}))

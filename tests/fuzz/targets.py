@@ -14,6 +14,7 @@ TARGETS: Final = {
         Target("stdio", protocol_targets.stdio_lines),
         Target("parameters", protocol_targets.tool_parameters),
         Target("state", trust_targets.sealed_state),
+        Target("mirror", trust_targets.mirror_token),
         Target("peer", trust_targets.peer_message),
         Target("host", trust_targets.host_and_origin),
         Target("token", trust_targets.bearer_token),

@@ -1,8 +1,9 @@
-"""Targets that decide about trust: sealed states, peer messages, `Host` and `Origin`, bearer tokens."""
+"""Targets that decide about trust: sealed states or tokens, peer messages, `Host` and `Origin`, bearer tokens."""
 
 import json
 import re
 import string
+from contextlib import suppress
 from typing import Any
 
 import jwt
@@ -15,6 +16,10 @@ from gateway.auth.host_check import HostCheck, check_admin
 from gateway.config import InForce, Security
 from gateway.identity import principal
 from gateway.identity.bearer_token import BadToken, read_keys, verify
+from gateway.mirror.call import Progress, Question, Request
+from gateway.mirror.profile import Profile
+from gateway.mirror.streamable import tokens
+from gateway.mirror.streamable.tokens import Mark, MirrorRings, Nested, NoSession, Place, Session, Tokens
 from gateway.protocol.errors import Forbidden, InvalidState, StateFromFuture
 from gateway.seal import handoff
 from gateway.seal.cipher import Keyring
@@ -37,6 +42,21 @@ ENVELOPE = Envelope(
 )
 STATES = Keyring([KEY], "state")
 PEERS = Keyring([KEY], "peer")
+MIRROR = MirrorRings(*(Keyring([KEY], kind) for kind in (tokens.SESSION, tokens.NESTED, tokens.EVENT, tokens.STATE)))
+TOKENS = Tokens(InForce(MIRROR))
+SESSION = Session("s", "/mcp", b"p" * 32, NOW, Profile("2025-11-25", b"{}", b"{}"))
+PLACE = Place("s", "x", "gw-1", "e", NOW)
+CALL = Request(b"1", "tools/call", b'{"name":"t"}')
+ROUND = Progress(1, b'"state"')
+NESTED = Nested(PLACE, 1, "k", CALL, ROUND, ("k",), has_state=True)
+MARK = Mark(PLACE, 1, b"1", request=CALL, progress=ROUND, asking=(Question("k", "roots/list", b"{}"),))
+_RINGS = {"s": MIRROR.sessions, "n": MIRROR.nested, "e": MIRROR.events, "r": MIRROR.states}
+_MIRRORED = {
+    "s": MIRROR.sessions.seal(msgspec.msgpack.encode(SESSION)),
+    "n": json.loads(TOKENS.nested_id(NESTED)),
+    "e": TOKENS.event_id(MARK),
+    "r": TOKENS.state(NESTED),
+}
 SEALER = Sealer(InForce(STATES), InForce(8192))
 HOP = PeerRequest(kind="owner", to="gw-1", issued=NOW, nonce=b"n" * 16, path="/mcp", body=b"{}")
 HOST_CHECKS = (
@@ -194,3 +214,35 @@ def _verified(token: str) -> Any:
         return verify(token, KEYS, ("EdDSA",), ISSUER, ())
     except BadToken:
         return None
+
+
+def mirror_token(data: bytes) -> None:
+    """A kind of tokens, then edits of a genuine one (upper case), or a content: only InvalidState and NoSession.
+
+    The kinds are session ids (`s`), ids of nested requests (`n`), states (`r`) and ids of events (`e`). A token that
+    was edited never opens, and none opens as another kind.
+    """
+    letter, rest = data[:1].decode("latin-1"), data[1:]
+    kind = letter.lower() if letter.lower() in _RINGS else "s"
+    if letter.isupper():
+        token = edited(_MIRRORED[kind].encode(), rest).decode("latin-1")
+        assert _opening(token) == ({kind} if token == _MIRRORED[kind] else set()), "an edited token opened"
+    else:
+        assert _opening(_RINGS[kind].seal(rest)) <= {kind}, "a token opened as another kind"
+
+
+def _opening(token: str) -> set[str]:
+    """The kinds as which a token opens."""
+    found = set()
+    for kind, opens in (("n", TOKENS.nested), ("e", TOKENS.mark), ("r", _echoed)):
+        with suppress(InvalidState):
+            _ = opens(token, SESSION)
+            found.add(kind)
+    with suppress(NoSession):
+        _ = TOKENS.session(token, "/mcp", b"p" * 32, NOW, 600.0)
+        found.add("s")
+    return found
+
+
+def _echoed(state: str, _: Session) -> Nested:
+    return TOKENS.echoed(state, NESTED)

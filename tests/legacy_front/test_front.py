@@ -295,6 +295,29 @@ async def test_messages_that_no_client_reads_end_the_session_at_the_limit(begin:
     assert await other.end() == 200
 
 
+async def test_a_response_that_cannot_be_held_becomes_an_error(begin: Start, sse_server: FakeSse) -> None:
+    """One that is as large as the budget, so that no room is left for what an event costs besides."""
+    limits = {"replay_bytes": 1, "event_bytes": 9_000, "body_bytes": 9_000}
+    sse_server.tool = silent
+    stand = await begin(**before(sse_server, limits=limits))
+    client = await LegacyClient(stand).initialize()
+    call = later(client.post(client.call_message()))
+    await sse_server.heard(mcp.TOOLS_CALL)
+    sse_server.streams[0].say(id=1, result={"x": "x" * 8_900})
+    assert [(each["id"], each["error"]["data"]["reason"]) for each in (await call)[2]] == [(1, "call_lost")]
+    await eventually(lambda: stand.metric(SESSIONS) == 0)
+
+
+async def test_an_answer_to_initialize_that_cannot_be_held_is_an_error(begin: Start, sse_server: FakeSse) -> None:
+    limits = {"replay_bytes": 1, "event_bytes": 900, "body_bytes": 900}
+    sse_server.capabilities = {"experimental": {"x": {"y": "x" * 600}}}
+    stand = await begin(**before(sse_server, limits=limits))
+    client = LegacyClient(stand)
+    status, _, (error,) = await client.post(client.begin_message())
+    assert (status, error["error"]["data"]["reason"]) == (200, "call_lost")
+    assert stand.metric(SESSIONS) == 0
+
+
 async def test_notifications_that_no_client_reads_make_room_for_newer_ones(begin: Start, sse_server: FakeSse) -> None:
     stand = await begin(**before(sse_server, limits={"behind_bytes": 1000}))
     client = await LegacyClient(stand).initialize()
@@ -432,3 +455,16 @@ async def test_a_refused_credential_is_a_status_so_that_the_client_signs_in(
         assert "result" in await client.stream.message()
         client.stream.close()
     await eventually(lambda: stand.metric(SESSIONS) == 0)
+
+
+async def test_a_stream_whose_session_was_refused_does_not_stay_for_ever(begin: Start, upstream: FakeUpstream) -> None:
+    async def refuse(turn: Any) -> None:
+        turn.reply(401)
+
+    upstream.once(mcp.INITIALIZE, refuse)
+    over_http = {"route": {"upstream": {"url": upstream.url, "transport": "streamable-http"}}}
+    stand = await begin(**over_http, sessions={"client_idle_seconds": 0.05})
+    client = await SseClient(stand).connect()
+    assert (await client.post(client.begin_message()))[0] == 401
+    assert await client.stream.rest() == []
+    assert stand.metric(SESSIONS) == 0

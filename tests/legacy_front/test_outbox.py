@@ -33,7 +33,7 @@ def read(box: Outbox, position: int = 0, *, count: int = 1000) -> list[bytes]:
     found = []
     while count and (entry := box.after(position)) is not None:
         found.append(entry.data)
-        box.deliver(entry)
+        box.deliver(entry.number)
         position, count = entry.number, count - 1
     return found
 
@@ -68,6 +68,35 @@ def test_only_notifications_that_wait_make_room() -> None:
     assert read(box) == [b"q" * 90, b"3" * 60]
     box.put(b"4" * 60, is_droppable=True)
     assert read(box, 4) == [b"4" * 60], "delivered ones do not count"
+
+
+def test_what_waits_comes_in_the_order_in_which_it_was_put() -> None:
+    box = Bench(behind_bytes=1000).outbox()
+    letters = [b"%d" % number for number in range(9)]
+    for number, letter in enumerate(letters):
+        assert box.put(letter, is_droppable=number % 3 == 0)
+    assert box.waiting() == letters
+    assert read(box, count=4) == letters[:4]
+    assert box.waiting() == letters[4:]
+    assert read(box, 2) == letters[2:]
+
+
+def test_what_the_client_says_that_it_has_does_not_wait() -> None:
+    box = Bench().outbox()
+    for letter in (b"1", b"2"):
+        box.put(letter * 40, is_droppable=True)
+    box.deliver(2)  # it was written, and the connection broke before that was noted
+    assert box.waiting() == []
+    for letter in (b"3", b"4"):
+        box.put(letter * 40, is_droppable=True)
+    assert read(box, 2) == [b"3" * 40, b"4" * 40]
+    assert read(box, 0) == [letter * 40 for letter in (b"1", b"2", b"3", b"4")]
+
+
+def test_a_message_that_had_to_give_way_at_once_is_reported() -> None:
+    box = Bench(limit=EVENT).outbox()
+    assert not box.put(b"x")
+    assert box.put(b"")
 
 
 def test_one_notification_larger_than_the_limit_is_kept() -> None:

@@ -1,16 +1,15 @@
 """Fixtures: a fake modern server, and gateways or replicas before it that may leave nothing behind."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import aiohttp
 import pytest
 
 from tests.support import workbench
 from tests.support.fake_modern import FakeModern
 from tests.support.mirrored_client import LegacyClient
 from tests.support.replicas import Cluster
+from tests.support.stand import leaving_nothing
 from tests.support.workbench import Stand, eventually
 
 Begin = Callable[..., Awaitable[Stand]]
@@ -27,45 +26,23 @@ async def server() -> AsyncIterator[FakeModern]:
 @pytest.fixture
 async def cluster(server: FakeModern) -> AsyncIterator[Cluster]:
     """Starts replicas; afterwards the living ones hold no call and have counted no bug."""
-    before = asyncio.all_tasks()
-    http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-    found = Cluster(server, http)  # type: ignore[arg-type]  (it uses the URL alone)
-    yield found
-    try:
-        for stand in found.stands.values():
-            await _at_rest(stand)
-    finally:
-        for stand in found.stands.values():
-            await stand.gateway.close()
-        await http.close()
-        await server.close()
-    known = {*before, asyncio.current_task()}
-    await eventually(lambda: not asyncio.all_tasks() - known, "no task is left")
+    async with leaving_nothing(_at_rest, server) as (http, stands):
+        found = Cluster(server, http)  # type: ignore[arg-type]  (it uses the URL alone)
+        yield found
+        stands.extend(found.stands.values())
 
 
 @pytest.fixture
 async def begin(server: FakeModern) -> AsyncIterator[Begin]:
     """Starts gateways, each with one route that mirrors unless a test says otherwise."""
-    before = asyncio.all_tasks()
-    stands: list[Stand] = []
-    http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+    async with leaving_nothing(_at_rest, server) as (http, stands):
 
-    async def start(**sections: Any) -> Stand:
-        sections["route"] = {"era": "mirror", **sections.get("route", {})}
-        stands.append(await workbench.start(server.url, http, **sections))
-        return stands[-1]
+        async def start(**sections: Any) -> Stand:
+            sections["route"] = {"era": "mirror", **sections.get("route", {})}
+            stands.append(await workbench.start(server.url, http, **sections))
+            return stands[-1]
 
-    yield start
-    try:
-        for stand in stands:
-            await _at_rest(stand)
-    finally:
-        for stand in stands:
-            await stand.gateway.close()
-        await http.close()
-        await server.close()
-    known = {*before, asyncio.current_task()}
-    await eventually(lambda: not asyncio.all_tasks() - known, "no task is left")
+        yield start
 
 
 async def _at_rest(stand: Stand) -> None:

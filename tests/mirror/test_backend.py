@@ -12,7 +12,7 @@ from gateway.mirror.backend import MirrorBackend
 from gateway.mirror.catalog import ToolCatalog
 from gateway.mirror.runner import Upstream
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, GatewayError, InvalidRequest
+from gateway.protocol.errors import CallLost, GatewayError, InvalidRequest, Refused
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.support.fake_modern import FORM
@@ -45,6 +45,7 @@ class Host:
     """A legacy client on a link."""
 
     def __init__(self, tasks: Tasks) -> None:
+        self.tasks = tasks
         self.server, self.link = FakeServer(), FakeLink()
         self.backend = MirrorBackend(Upstream(self.server, ToolCatalog(), ("/mcp", b"ada"), tasks), self.link)
 
@@ -132,6 +133,53 @@ async def test_nothing_is_served_before_initialize() -> None:
     with pytest.raises(InvalidRequest):
         host.says(id=1, method="tools/list")
     assert host.server.sent == []
+
+
+async def test_only_the_first_initialized_opens_a_stream(host: Host) -> None:
+    for _ in range(3):
+        host.says(method="notifications/initialized")
+    await eventually(lambda: host.server.of(mcp.LISTEN))
+    host.server.of(mcp.LISTEN)[0].acknowledges()
+    host.says(method="notifications/initialized")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(host.server.of(mcp.LISTEN)) == 1
+
+
+async def test_a_session_is_initialized_once(host: Host) -> None:
+    with pytest.raises(InvalidRequest):
+        host.says(id=9, method="initialize", params={"protocolVersion": "2025-06-18", "capabilities": {}})
+    assert len(host.server.of(mcp.DISCOVER)) == 1
+
+
+async def test_initialize_may_come_again_after_a_refusal() -> None:
+    tasks = Tasks(Metrics("0"))
+    host = Host(tasks)
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {}}
+    host.says(id=0, method="initialize", params=params)
+    await eventually(lambda: host.server.sent)
+    host.server.sent.pop().fails(Refused("no", status=401))
+    await eventually(lambda: host.link.refused)
+    await host.begin()
+    await host.backend.close()
+    await tasks.close()
+
+
+async def test_what_a_client_asked_for_just_before_it_left_opens_nothing(host: Host) -> None:
+    host.says(method="notifications/initialized")
+    host.says(id=5, method="resources/subscribe", params={"uri": "a:b"})
+    await host.backend.close()
+    await eventually(lambda: not host.tasks)
+    assert host.server.of(mcp.LISTEN) == []
+    assert (host.link.sent, host.link.refused) == ([], [])
+
+
+async def test_a_cancelled_call_is_found_however_its_id_is_written(host: Host) -> None:
+    data = b'{"jsonrpc":"2.0","id":"a","method":"tools/list"}'
+    host.backend.receive(ClientMessage(data, jsonrpc.message(data)))
+    data = b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"\\u0061"}}'
+    host.backend.receive(ClientMessage(data, jsonrpc.message(data)))
+    assert host.server.of(mcp.TOOLS_LIST)[0].is_aborted
 
 
 async def test_changes_are_told_on_the_standalone_stream(host: Host) -> None:

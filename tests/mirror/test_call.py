@@ -50,6 +50,11 @@ def test_a_result_ends_the_call() -> None:
     assert ended(it.received(encoded(result={"resultType": "complete", "content": []})))["result"] == {"content": []}
 
 
+@pytest.mark.parametrize(("size", "asked"), [(1_000, True), (1_001, False)])
+def test_the_key_of_a_question_has_a_limit(size: int, *, asked: bool) -> None:
+    assert isinstance(call().received(required("s", **{"k" * size: FORM})), Ask if asked else End)
+
+
 def test_a_round_brings_back_its_answers_and_the_upstreams_state() -> None:
     it = call()
     step = it.received(required("s1", a=FORM, b=SAMPLE))

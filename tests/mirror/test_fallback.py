@@ -9,7 +9,7 @@ import pytest
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
 from gateway.mirror.fallback import FallbackBackend
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import GatewayError, InvalidParams, Refused, Unreachable
+from gateway.protocol.errors import Busy, GatewayError, InvalidParams, Refused, Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 
@@ -17,6 +17,7 @@ GREETING = b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}'
 READY = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
 LIST = b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
 REFUSAL = b'{"jsonrpc":"2.0","id":0,"error":{"code":-32022,"message":"no"}}'
+ROOM = 5_000
 ACCEPTED = b'{"jsonrpc":"2.0","id":0,"result":{}}'
 
 
@@ -64,7 +65,7 @@ class Bench:
         self.backends: list[FakeBackend] = []
         self.chosen: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.asked: list[bytes] = []
-        self.fallback = FallbackBackend(self.link, self._connect, self._mirror_if_modern, tasks)
+        self.fallback = FallbackBackend(self.link, self._connect, self._mirror_if_modern, tasks, ROOM)
 
     def _connect(self, link: ClientLink) -> Backend:
         self.backends.append(FakeBackend(link))
@@ -145,6 +146,27 @@ async def test_a_refused_credential_says_nothing_of_the_era(bench: Bench) -> Non
     bench.backends[0].link.refuse(b"0", error)
     assert bench.link.refused == [(b"0", error)]
     assert bench.asked == []
+
+
+async def test_what_waits_for_the_choice_has_a_limit_in_bytes(bench: Bench) -> None:
+    bench.say(GREETING)
+    bench.backends[0].link.send(REFUSAL, b"0")
+    large = b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"x":"%b"}}' % (b"x" * ROOM)
+    bench.say(large)  # one message is taken, whatever its size
+    with pytest.raises(Busy):
+        bench.say(READY)
+    await asyncio.sleep(0)
+    await bench.choose(is_modern=True)
+    assert bench.backends[1].received == [GREETING, large]
+    bench.say(READY)
+    assert bench.backends[1].received[-1] == READY
+
+
+async def test_many_small_messages_do_not_wait_without_limit(bench: Bench) -> None:
+    bench.say(GREETING)
+    bench.backends[0].link.send(REFUSAL, b"0")
+    with pytest.raises(Busy):
+        bench.say(*[READY] * (ROOM // 512 + 1))
 
 
 async def test_a_session_that_is_closed_while_the_mirror_is_chosen_ends_with_it(bench: Bench) -> None:

@@ -116,6 +116,7 @@ def test_a_notification_loses_its_subscription() -> None:
     note = {"jsonrpc": "2.0", "method": mcp.RESOURCE_UPDATED, "params": {"uri": "a:b"}}
     meta = {mcp.META_SUBSCRIPTION: 1}
     assert told({**note, "params": {"uri": "a:b", "_meta": meta}}) == note
+    assert told({**note, "id": 1}) is None, "a modern server sends no requests"
     kept = {**note, "params": {"uri": "a:b", "_meta": {**meta, "x/y": 1}}}
     assert told(kept)["params"]["_meta"] == {"x/y": 1}
     assert told({"jsonrpc": "2.0", "method": mcp.ACKNOWLEDGED, "params": {"_meta": meta}}) is None

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.exchange.handshake import recalled
 from gateway.protocol import mcp
@@ -37,6 +38,13 @@ def group(*tools: str, headers: Any = ADA) -> Group[Any]:
     if tools:
         made.learn({name: Tool() for name in tools}, headers)
     return made
+
+
+def test_a_pinned_client_has_one_session() -> None:
+    groups: Groups[Any] = Groups(is_affine=False)
+    assert not groups.of(KEY).is_affine
+    assert groups.of(replace(KEY, pin="x")).is_affine
+    assert groups.of(replace(KEY, pin="x")) is not groups.of(replace(KEY, pin="y"))
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------

@@ -34,6 +34,12 @@ def test_a_caller_without_a_session_learns_which_limit_is_reached(sections: dict
     assert all(word in error.message for word in [*words, "timeouts.session_wait_seconds"])
 
 
+def test_a_client_with_a_session_of_its_own_learns_that_its_calls_take_turns() -> None:
+    error = pool_errors.busy(route(route=AFFINE), is_pinned=True)
+    assert "the same client" in error.message
+    assert "dialects: [sep-1655]" in error.message
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/mcp", "https://127.0.0.1:9/mcp"])
 def test_a_server_that_hangs_up_over_tls_may_miss_a_client_certificate(url: str) -> None:
     lost = CallLost("It broke the connection; the request may have had effects")

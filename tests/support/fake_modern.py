@@ -68,6 +68,11 @@ class FakeModern:
         self.requests: list[Json] = []
         self.headers: list[Any] = []
         self.listeners: list[Callable[[Json], Awaitable[None]]] = []
+        self.may_listen = asyncio.Event()
+        """Cleared to have it acknowledge no subscription for a while."""
+        self.may_listen.set()
+        self.silent_about: set[str] = set()
+        """Resources of whose changes it does not tell."""
         self.capabilities: Json = {"tools": {"listChanged": True}, "logging": {}, "resources": {"subscribe": True}}
         self.legacy: web.Response | None = None
         """Its answer to `initialize`."""
@@ -133,8 +138,11 @@ class FakeModern:
         return await given if isinstance(given, Awaitable) else given
 
     async def _listen(self, call: Call, stream: "_Stream") -> Json:
+        await self.may_listen.wait()
         meta = {"_meta": {mcp.META_SUBSCRIPTION: call.body["id"]}}
-        await call.notify(mcp.ACKNOWLEDGED, {**meta, "notifications": call.params["notifications"]})
+        wanted = call.params["notifications"]
+        uris = [uri for uri in wanted["resourceSubscriptions"] if uri not in self.silent_about]
+        await call.notify(mcp.ACKNOWLEDGED, {**meta, "notifications": {**wanted, "resourceSubscriptions": uris}})
 
         async def tell(message: Json) -> None:
             await stream.send({**message, "params": {**message.get("params", {}), **meta}})

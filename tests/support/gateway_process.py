@@ -29,7 +29,7 @@ from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 from tests.support.network import Host
 
 START_SECONDS = 30.0
-STOP_SECONDS = 15.0
+STOP_SECONDS = 30.0
 SHOWN_LINES = 40
 
 STATE_KEY = "0f" * 32

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
 
 import aiohttp
 import pytest
@@ -44,29 +45,45 @@ async def upstream() -> AsyncIterator[FakeUpstream]:
 @pytest.fixture
 async def begin(upstream: FakeUpstream) -> AsyncIterator[Start]:
     """Starts gateways; afterwards they must come to rest and leave nothing behind."""
+    async with leaving_nothing(at_rest, upstream) as (http, stands):
+
+        async def start(**sections: Any) -> Stand:
+            stand = await workbench.start(sections.pop("url", upstream.url), http, **sections)
+            stands.append(stand)
+            return stand
+
+        yield start
+
+
+class Closable(Protocol):
+    """A server of a test."""
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def leaving_nothing(
+    at_rest: Callable[[Stand], Awaitable[None]], *servers: Closable
+) -> AsyncIterator[tuple[aiohttp.ClientSession, list[Stand]]]:
+    """Connections for gateways that are put into the list: at the end they are `at_rest`, and no task is left."""
     before = asyncio.all_tasks()
     stands: list[Stand] = []
     http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-
-    async def start(**sections: Any) -> Stand:
-        stand = await workbench.start(sections.pop("url", upstream.url), http, **sections)
-        stands.append(stand)
-        return stand
-
-    yield start
+    yield http, stands
     try:
         for stand in stands:
-            await _at_rest(stand)
+            await at_rest(stand)
     finally:
         for stand in stands:
             await stand.gateway.close()
         await http.close()
-        await upstream.close()
+        for server in servers:
+            await server.close()
     known = {*before, asyncio.current_task()}
     await eventually(lambda: not asyncio.all_tasks() - known, "no task is left")
 
 
-async def _at_rest(stand: Stand) -> None:
+async def at_rest(stand: Stand) -> None:
     """Check that nothing runs, no call is held, no session is left and no bug was counted."""
     gateway = stand.gateway
     await eventually(lambda: not stand.busy_tasks(), "no task runs but the known background ones")

@@ -1,5 +1,7 @@
 """New calls through a balancer at a steady rate; every second one asks a question, which a person answers.
 
+Like every SDK, the client goes on by itself after a round without questions: a draining replica ends requests so.
+
 load = Load(server, client, think=lambda number: number % 5)
 async with load.running():
     ...  # whatever must not lose a call
@@ -9,13 +11,22 @@ load.assert_nothing_was_refused_or_lost()
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
-from tests.chaos.stage import Call
-from tests.e2e.wire import Wire
+from tests.chaos.stage import KEY, Call, accept
+from tests.e2e.wire import Answer, Json, Wire
 from tests.parts.launch import OldServer
 
 CALLS_PER_SECOND: Final = 20
+
+
+async def followed(client: Wire, tool: str, arguments: Json, **retry: Any) -> Answer:
+    """Call a tool, and go on until there is a question or an end."""
+    while True:
+        answer = await client.call(tool, arguments, **retry)
+        if "error" in answer.final or answer.result["resultType"] == "complete" or answer.asks:
+            return answer
+        retry = {"state": answer.state}
 
 
 class Load:
@@ -52,16 +63,25 @@ class Load:
     async def _one(self, number: int) -> None:
         try:
             if number % 2:
-                answer = await self._client.call("echo", {"text": str(number)})
-                assert answer.text == str(number)
+                await self._echo(str(number))
             else:
-                call = Call(self._server, "ask_slow", f"{self._name} {number}")
-                self.calls.append(call)
-                state = await call.begin(self._client)
-                await asyncio.sleep(self._think(number))
-                assert call.outcome(await call.retry(self._client, state)) == "result"
+                await self._ask(number)
         except Exception as exc:  # noqa: BLE001 - every way to fail counts
             self.problems.append(f"{number}: {exc!r}"[:600])
+
+    async def _echo(self, text: str) -> None:
+        answer = await followed(self._client, "echo", {"text": text})
+        assert answer.text == text
+
+    async def _ask(self, number: int) -> None:
+        call = Call(self._server, "ask_slow", f"{self._name} {number}")
+        self.calls.append(call)
+        question = await followed(self._client, call.tool, call.arguments)
+        assert question.asks == [KEY], question
+        await asyncio.sleep(self._think(number))
+        retry = {"state": question.state, "answers": accept(call.name)}
+        answer = await followed(self._client, call.tool, call.arguments, **retry)
+        assert call.outcome(answer) == "result"
 
     def assert_nothing_was_refused_or_lost(self, least: int = 100) -> None:
         """Each call began once, got its answer once, and gave its result."""

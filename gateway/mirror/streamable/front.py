@@ -9,6 +9,7 @@ Source: specification 2025-11-25 basic/transports (Streamable HTTP).
 
 import secrets
 import time
+from collections import OrderedDict
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final
@@ -21,7 +22,8 @@ from gateway.cluster.retry_routing import TakeOver
 from gateway.config import Config, InForce
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
-from gateway.legacy_front.backend import Connect
+from gateway.legacy_front.backend import Connect, request_id
+from gateway.legacy_front.session import error_response
 from gateway.mirror.backend import MirrorBackend
 from gateway.mirror.call import Progress, Question, Request
 from gateway.mirror.catalog import ToolCatalog
@@ -38,9 +40,10 @@ from gateway.mirror.requests import (
 )
 from gateway.mirror.runner import Upstream
 from gateway.mirror.stdio_server import StdioServer
-from gateway.mirror.streamable import request_state
+from gateway.mirror.streamable import kept_level, request_state
 from gateway.mirror.streamable.held_call import HeldCall, Shared, owner_lost
 from gateway.mirror.streamable.homes import Homes
+from gateway.mirror.streamable.kept_level import Level
 from gateway.mirror.streamable.replicas import Replicas
 from gateway.mirror.streamable.request_state import InvalidRequestState
 from gateway.mirror.streamable.tokens import Mark, Nested, NoSession, Place, Session, Tokens
@@ -59,10 +62,13 @@ from gateway.protocol.errors import (
 )
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
+from gateway.seal import client_state
 from gateway.telemetry import COMPLETE, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 _METHODS: Final = "POST, GET, DELETE"
+_MAX_ID_BYTES: Final = 1_000
+"""The ids of events carry the id of their call."""
 
 
 class Arrival(msgspec.Struct, frozen=True, eq=False):
@@ -89,11 +95,11 @@ class Mirror:
         self._process = process
         self._headers = HeaderRules(in_force, process.epoch)
         self._catalog = ToolCatalog()
-        self._homes = Homes()
         limits = in_force.part(lambda it: it.limits)
         results, cold = limits.part(lambda it: it.results_bytes), limits.part(lambda it: it.cold_bytes)
         self.lot: Lot[HeldCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
-        self._shared = Shared(tokens, self.lot, {})
+        self._homes = Homes(self.lot.results)
+        self._shared = Shared(tokens, self.lot, {}, OrderedDict())
         self.long_lived = 0
         """Standalone streams, which a drain does not wait for."""
 
@@ -120,7 +126,7 @@ class Mirror:
 
     async def _post(self, at: Arrival) -> web.StreamResponse:
         message = _message(at.incoming)
-        id_ = bytes(message.id) if isinstance(message.id, Raw) else None
+        id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         try:
             if message.method == mcp.INITIALIZE and id_ is not None:
                 return await self._initialize(at, id_, message)
@@ -155,8 +161,8 @@ class Mirror:
     async def _initialize(self, at: Arrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
         if self.refuses_calls:
             raise Stopping("The gateway is shutting down; try again, another replica or a new process will answer")
-        profile = of_initialize(params_of(message))
-        result = await initialize(self._server(at.live), profile, at.headers)
+        profile = of_initialize(params_of(message), keeps_state=client_state.DIALECT in at.live.route.dialects)
+        result = await initialize(self.server(at.live), profile, at.headers)
         token = self._tokens.new_session(at.incoming.path, at.caller.principal, profile, time.time())
         return await at.reply.only(jsonrpc.result(id_, result), 200, {mcp.SESSION_ID: token}, COMPLETE)
 
@@ -166,27 +172,38 @@ class Mirror:
             if held is not None:
                 held.abandon()
             else:
-                self._process.tasks.spawn(self._replicas.tell_all(at.incoming), "tell replicas")
+                await self._replicas.tell_all(at.incoming)
         return await _accepted(at.reply)
 
     async def _request(
         self, at: Arrival, session: Session, id_: bytes, message: jsonrpc.Message
     ) -> web.StreamResponse:
+        response = jsonrpc.result(id_, b"{}")
+        keeps_level = kept_level.is_kept(at.live, session)
+        if keeps_level:
+            message, known = kept_level.taken(message, at.live, session)
+            if known is not None:
+                self._homes.learn_level(session, known)
         match message.method:
             case mcp.PING:
                 pass
             case mcp.SET_LEVEL:
-                self._homes.set_level(session, level_of(params_of(message)))
+                level = Level(level_of(params_of(message)), time.time())
+                self._homes.set_level(session, level)
                 await self._replicas.tell_all(at.incoming)
+                if keeps_level:
+                    response = kept_level.given(response, level, at.live, session)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
                 found = await self._replicas.at_home(session.key, at.incoming, at.reply)
                 if found is not None:
                     return found[0]
-                home = self._homes.of(session, at.live, self._server(at.live))
+                home = self._homes.of(session, at.live, self.server(at.live))
                 await home.subscribe(message.method, uri_of(params_of(message)), at.headers)
             case _:
+                if len(id_) > _MAX_ID_BYTES:
+                    raise InvalidRequest(f"The id of a call has at most {_MAX_ID_BYTES} bytes; use a shorter one")
                 return await self._call(at, session, request_of(id_, message))
-        return await at.reply.whole(jsonrpc.result(id_, b"{}"), 200, NO_HEADERS, COMPLETE)
+        return await at.reply.whole(response, 200, NO_HEADERS, COMPLETE)
 
     async def _call(self, at: Arrival, session: Session, request: Request) -> web.StreamResponse:
         if self.refuses_calls:
@@ -202,7 +219,7 @@ class Mirror:
         session: Session,
         exchange: str,
         request: Request,
-        progress: Progress = Progress(),  # noqa: B008
+        progress: Progress | None = None,
     ) -> HeldCall:
         return HeldCall(
             self._shared,
@@ -265,7 +282,7 @@ class Mirror:
 
     def _restored(self, at: Arrival, session: Session, nested: Nested, *, is_proven: bool) -> HeldCall | None:
         """The call of a replica that has died, as far as a nested request's id tells; None if it cannot go on."""
-        if nested.request is None or self._is_old(nested.place, at.live):
+        if nested.request is None or self._is_over(nested.place, at.live):
             return None
         held = self._held(at, session, nested.place.exchange, nested.request, nested.progress)
         held.call.open.update({key: Question(key, "", b"{}") for key in nested.keys})
@@ -275,6 +292,10 @@ class Mirror:
 
     def _is_own(self, place: Place) -> bool:
         return (place.owner, place.epoch) == (self._process.owner, self._process.epoch)
+
+    def _is_over(self, place: Place, live: LiveRoute) -> bool:
+        """Whether a call of a replica that has died cannot go on."""
+        return place.exchange in self._shared.ended or self._is_old(place, live)
 
     def _is_old(self, place: Place, live: LiveRoute) -> bool:
         return place.issued + live.config.state.ttl_seconds < time.time()
@@ -291,7 +312,7 @@ class Mirror:
         try:
             found = await self._replicas.at_home(session.key, at.incoming, at.reply)
             if found is None:
-                home = self._homes.of(session, at.live, self._server(at.live))
+                home = self._homes.of(session, at.live, self.server(at.live))
                 found = await home.write(at.reply, at.headers, at.incoming.request_id)
         finally:
             self.long_lived -= 1
@@ -314,13 +335,13 @@ class Mirror:
                 return found[0]
             is_proven = found.proven
         # What follows goes to whoever holds this credential, so the upstream sees it first.
-        _ = await initialize(self._server(at.live), session.profile, at.headers)
+        _ = await initialize(self.server(at.live), session.profile, at.headers)
         may_run = not is_own and mark.request is not None and await self._may_run_twice(at, session, mark.request)
         held = self.lot.find(mark.place.exchange)
         step = Step.HELD
         if held is None and not is_own:
             held = self._continued(at, session, mark, may_run=may_run)
-            if held is None and not is_proven:
+            if held is None and not is_proven and mark.place.exchange not in self._shared.ended:
                 raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
             if held is not None:
                 held.report.taken_over(mark.place.owner, mark.progress.round, owner_is_dead=is_proven)
@@ -336,7 +357,7 @@ class Mirror:
     def _continued(self, at: Arrival, session: Session, mark: Mark, *, may_run: bool) -> HeldCall | None:
         """The call of a replica that has died; None if it is lost. `may_run`: it may run from its beginning."""
         request = mark.request
-        if request is None or self._is_old(mark.place, at.live):
+        if request is None or self._is_over(mark.place, at.live):
             return None
         if mark.asking:
             held = self._held(at, session, mark.place.exchange, request, mark.progress)
@@ -344,7 +365,7 @@ class Mirror:
             return held
         if not may_run:
             return None
-        held = self._held(at, session, mark.place.exchange, request)
+        held = self._held(at, session, mark.place.exchange, request, Progress())
         held.runner.run(at.headers)
         return held
 
@@ -360,10 +381,9 @@ class Mirror:
 
     async def _lost(self, at: Arrival, mark: Mark) -> web.StreamResponse:
         """Tell the client that its call is lost, as the response to it."""
-        error = owner_lost(mark.place.owner)
-        body = jsonrpc.Error(error.code, error.message, Raw(jsonrpc.encode(error.data)))
         await at.reply.start()
-        return await at.reply.whole(jsonrpc.failure(mark.rpc_id, body), 200, NO_HEADERS, COMPLETE)
+        body = error_response(mark.rpc_id, owner_lost(mark.place.owner))
+        return await at.reply.whole(body, 200, NO_HEADERS, COMPLETE)
 
     # -- DELETE -------------------------------------------------------------------------------------------------
 
@@ -380,14 +400,15 @@ class Mirror:
 
     def connect(self, live: LiveRoute, path: str, principal: bytes) -> Connect:
         """Make backends for links that hold their own state."""
-        upstream = Upstream(self._server(live), self._catalog, (path, principal), self._process.tasks)
+        upstream = Upstream(self.server(live), self._catalog, (path, principal), self._process.tasks)
         return partial(MirrorBackend, upstream)
 
     def _upstream(self, at: Arrival, session: Session) -> Upstream:
         caller = at.incoming.path, session.principal
-        return Upstream(self._server(at.live), self._catalog, caller, self._process.tasks)
+        return Upstream(self.server(at.live), self._catalog, caller, self._process.tasks)
 
-    def _server(self, live: LiveRoute) -> ModernServer:
+    def server(self, live: LiveRoute) -> ModernServer:
+        """The modern server of a route."""
         if live.upstream.stdio is not None:
             return StdioServer(live.upstream.stdio.modern, self._process.tasks)
         assert live.upstream.era is not None, "an upstream without a command has a URL"

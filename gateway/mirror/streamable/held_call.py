@@ -9,6 +9,7 @@ Source: specification 2025-11-25 basic/transports (Resumability and Redelivery).
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -36,6 +37,7 @@ from gateway.upstream.channel import Headers
 
 _PRIME_SECONDS: Final = 0.25
 """How long the status of a reply stays open for an error of the upstream, which may be a challenge to sign in."""
+_MAX_ENDED: Final = 10_000
 _LET_GO: Final = FinalMessage(b"", ending=Ending(Outcome.CANCELLED))
 """Ends a stream without a response, because the client has another one or may open one elsewhere."""
 
@@ -48,6 +50,14 @@ class Shared(msgspec.Struct, frozen=True, eq=False):
     """The calls that may ask, and their responses for a while."""
     running: dict[tuple[str, bytes], "HeldCall"]
     """All calls without a response, by the session's key with the JSON of the request's id."""
+    ended: OrderedDict[str, None]
+    """Calls of dead replicas that were continued here, and are over: an old id continues none of them again."""
+
+    def note_ended(self, exchange: str) -> None:
+        """Remember that a call of a dead replica is over."""
+        self.ended[exchange] = None
+        if len(self.ended) > _MAX_ENDED:
+            _ = self.ended.popitem(last=False)
 
 
 class HeldCall:
@@ -63,9 +73,10 @@ class HeldCall:
         upstream: Upstream,
         *,
         level: str,
-        progress: Progress = Progress(),  # noqa: B008  (frozen)
+        progress: Progress | None = None,
         address: str = "",
     ) -> None:
+        """`progress` is set if the call is continued, which a replica began that has died."""
         self.id = place.exchange
         self.principal = session.principal
         self.address = address
@@ -73,7 +84,8 @@ class HeldCall:
         self._shared = shared
         self._live = live
         self._place = place
-        call = MirroredCall(request, session.profile, place.exchange, progress)
+        self._is_continued = progress is not None
+        call = MirroredCall(request, session.profile, place.exchange, progress or Progress())
         self.call = call
         self.runner = Runner(call, upstream, self, lambda: level)
         self._number = 0
@@ -83,7 +95,7 @@ class HeldCall:
         self._asked: list[tuple[int, bytes]] = []
         """The events of the round's questions, with the number of the last one in each."""
         if request.method in mcp.ASKING:
-            shared.lot.park(self, is_continued=bool(progress.round))
+            shared.lot.park(self, is_continued=self._is_continued)
         self.report = CallReport(live, session, request)
         self._final: FinalMessage | None = None
         self._final_event = b""
@@ -160,6 +172,8 @@ class HeldCall:
         key = self.session.key, self.call.request.id
         if self._shared.running.get(key) is self:
             del self._shared.running[key]
+        if self._is_continued:
+            self._shared.note_ended(self.id)
 
     # -- places -------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,9 @@ what a legacy server's restart would cost it too.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -13,12 +16,14 @@ from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
-from gateway.mirror.changes import Changes
+from gateway.mirror.changes import Changes, Honoured
 from gateway.mirror.modern_server import ModernServer
+from gateway.mirror.streamable.kept_level import Level
 from gateway.mirror.streamable.tokens import NoSession, Session
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import GatewayError, InvalidParams, InvalidRequest
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.budget import Budget, Share
 from gateway.telemetry import COMPLETE
 from gateway.upstream.channel import Headers
 
@@ -31,9 +36,11 @@ _ENDED: Final = FinalMessage(b"")
 class Homes:
     """The sessions whose home this replica is."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        """`budget` limits what subscriptions take; the session that has them for the longest time gives way."""
+        self._budget = budget
         self._homes: OrderedDict[str, Home] = OrderedDict()
-        self._levels: OrderedDict[str, str] = OrderedDict()
+        self._levels: OrderedDict[str, Level] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def check(self, session: Session) -> None:
@@ -48,7 +55,8 @@ class Homes:
             home.close()  # a reload gave the path another upstream
             home = None
         if home is None:
-            home = self._homes[session.key] = Home(session, live, server)
+            new_share = partial(self._budget.share, partial(self._forget, session.key))
+            home = self._homes[session.key] = Home(session, live, server, new_share)
             if len(self._homes) > _MAX_HOMES:
                 _, oldest = self._homes.popitem(last=False)
                 oldest.close()
@@ -61,11 +69,20 @@ class Homes:
         if len(self._ended) > _MAX_ENDED:
             _ = self._ended.popitem(last=False)
         self._levels.pop(session.key, None)
-        home = self._homes.pop(session.key, None)
+        self._forget(session.key)
+
+    def _forget(self, key: str) -> None:
+        home = self._homes.pop(key, None)
         if home is not None:
             home.close()
 
-    def set_level(self, session: Session, level: str) -> None:
+    def learn_level(self, session: Session, level: Level) -> None:
+        """Remember a log level that the client kept, unless a newer one is known."""
+        known = self._levels.get(session.key)
+        if known is None or known.issued < level.issued:
+            self.set_level(session, level)
+
+    def set_level(self, session: Session, level: Level) -> None:
         """Remember the log level of a session."""
         self._levels[session.key] = level
         self._levels.move_to_end(session.key)
@@ -74,15 +91,23 @@ class Homes:
 
     def level(self, session: Session, default: str) -> str:
         """The log level of a session."""
-        return self._levels.get(session.key, default)
+        level = self._levels.get(session.key)
+        return default if level is None else level.name
 
 
 class Home:
     """One session at its home (`routes.live_route.Endable`)."""
 
-    def __init__(self, session: Session, live: LiveRoute, server: ModernServer) -> None:
+    def __init__(
+        self, session: Session, live: LiveRoute, server: ModernServer, new_share: Callable[[], Share]
+    ) -> None:
+        """`new_share` makes the share of the session's subscriptions."""
         self.live = live
         self._changes = Changes(server, live.process.tasks, session.profile, self._tell)
+        self._new_share = new_share
+        self._share: Share | None = None
+        self._users = 0
+        """Requests of the client that need the server's changes."""
         self._queue: ResponseQueue | None = None
         self._had_stream = False
 
@@ -93,20 +118,43 @@ class Home:
     async def subscribe(self, method: str, uri: str, headers: Headers) -> None:
         """Serve resources/subscribe or resources/unsubscribe; raises GatewayError."""
         change = self._changes.subscribe if method == mcp.SUBSCRIBE else self._changes.unsubscribe
-        await change(uri, headers)
-        if self._queue is None:
-            self._changes.close()  # until the client opens its stream
+        with self._in_use():
+            await change(uri, headers)
+            self._count()
+
+    def _count(self) -> None:
+        """Count the subscriptions."""
+        used = self._changes.uri_bytes
+        if self._share is None and used:
+            self._share = self._new_share()
+        if self._share is not None:
+            self._share.grow(used - self._share.used)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Listen to the server only as long as a stream or a request of the client needs it."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._changes.close()
 
     async def write(self, reply: ReplyWriter, headers: Headers, request_id: str) -> Replied:
         """Write the standalone stream until the client leaves; raises GatewayError."""
+        with self._in_use():
+            try:
+                honoured = await self._changes.listen(headers)
+            except InvalidParams as exc:
+                error: GatewayError = InvalidRequest(f"There is no standalone stream: {exc.message}")
+                error.status = 405
+                error.headers["Allow"] = "POST, DELETE"
+                raise error from exc
+            return await self._write(reply, honoured, request_id)
+
+    async def _write(self, reply: ReplyWriter, honoured: Honoured, request_id: str) -> Replied:
         live = self.live
-        try:
-            honoured = await self._changes.listen(headers)
-        except InvalidParams as exc:
-            error: GatewayError = InvalidRequest(f"There is no standalone stream: {exc.message}")
-            error.status = 405
-            error.headers["Allow"] = "POST, DELETE"
-            raise error from exc
         self._end_stream()
         leg, behind_bytes = Leg(Raw(b"null")), live.config.limits.behind_bytes
         queue = self._queue = ResponseQueue(leg, live.deadlines.silence, behind_bytes, request_id)
@@ -127,7 +175,6 @@ class Home:
             live.process.metrics.subscribed(live.route.path, -1)
             if self._queue is queue:
                 self._queue = None
-                self._changes.close()
                 live.upstream.streams.discard(self)
 
     def end(self) -> None:
@@ -135,7 +182,11 @@ class Home:
         self._end_stream()
         self._changes.close()
 
-    close = end
+    def close(self) -> None:
+        """End it, and forget its subscriptions."""
+        self.end()
+        if self._share is not None:
+            self._share.release()
 
     def _end_stream(self) -> None:
         queue, self._queue = self._queue, None

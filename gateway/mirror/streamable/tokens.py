@@ -97,6 +97,11 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     asking: tuple[Question, ...] = ()
     answered: tuple[str, ...] = ()
 
+    @property
+    def brief(self) -> "Mark":
+        """The same place without what continues the call."""
+        return Mark(self.place, self.number, self.rpc_id, self.is_final)
+
 
 class NoSession(DownstreamError):
     """The session id does not open, or belongs to another caller: the client must begin a new session."""
@@ -165,24 +170,31 @@ class Tokens:
 
     def nested_id(self, nested: Nested) -> bytes:
         """The id of a nested request, as JSON."""
-        sealed = self._rings.value.nested.seal(_encode(nested))
-        if len(sealed) > _MAX_NESTED:
-            sealed = self._rings.value.nested.seal(_encode(nested.brief))
-        return b'"%b"' % sealed.encode()
+        return b'"%b"' % _sealed(self._rings.value.nested, nested, _MAX_NESTED).encode()
 
     def nested(self, token: str, session: Session) -> Nested:
         """The nested request that a client answers; raises InvalidState."""
-        try:
-            nested = _decode_nested(_opened(self._rings.value.nested, token))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise InvalidState("version") from exc
+        nested = self._nested(token)
         _check_session(nested.place, session)
         return nested
 
+    def is_nested(self, token: str | None) -> bool:
+        """Whether a response's id is that of a nested request, whosever it is."""
+        try:
+            _ = self._nested(token or "")
+        except InvalidState:
+            return False
+        return True
+
+    def _nested(self, token: str) -> Nested:
+        try:
+            return _decode_nested(_opened(self._rings.value.nested, token))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise InvalidState("version") from exc
+
     def state(self, nested: Nested) -> str:
         """The state of a nested request (SEP-1685)."""
-        sealed = self._rings.value.states.seal(_encode(nested))
-        return sealed if len(sealed) <= _MAX_TOKEN else self._rings.value.states.seal(_encode(nested.brief))
+        return _sealed(self._rings.value.states, nested, _MAX_TOKEN)
 
     def echoed(self, state: str, nested: Nested) -> Nested:
         """What the state of a nested request says, which `nested` names; raises InvalidState."""
@@ -198,11 +210,7 @@ class Tokens:
 
     def event_id(self, mark: Mark) -> str:
         """The id of an event."""
-        sealed = self._rings.value.events.seal(_encode(mark))
-        if len(sealed) > _MAX_EVENT:
-            brief = Mark(mark.place, mark.number, mark.rpc_id, mark.is_final)
-            sealed = self._rings.value.events.seal(_encode(brief))
-        return sealed
+        return _sealed(self._rings.value.events, mark, _MAX_EVENT)
 
     def mark(self, token: str, session: Session) -> Mark:
         """The place in a stream from which a client goes on; raises InvalidState."""
@@ -212,6 +220,24 @@ class Tokens:
             raise InvalidState("version") from exc
         _check_session(mark.place, session)
         return mark
+
+
+def _sealed(ring: Keyring, content: Nested | Mark, most: int) -> str:
+    """The token for a content, or for what is brief of it if the token would be longer than `most` characters."""
+    if _bulk(content) < most:  # what does not fit may be megabytes, and is not even encoded
+        sealed = ring.seal(_encode(content))
+        if len(sealed) <= most:
+            return sealed
+    return ring.seal(_encode(content.brief))
+
+
+def _bulk(content: Nested | Mark) -> int:
+    """The size of the parts of a content that its peers choose."""
+    request = content.request
+    size = (len(request.params) if request is not None else 0) + len(content.progress.state or b"")
+    if isinstance(content, Nested):
+        return size + sum(map(len, content.keys))
+    return size + sum(len(question.params) for question in content.asking)
 
 
 def _opened(ring: Keyring, token: str) -> bytes:

@@ -164,6 +164,21 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(client: LegacyClient,
         assert not (await stream.event()).data, "the client gets no response"
 
 
+async def test_the_id_of_a_call_has_a_limit(client: LegacyClient, server: FakeModern) -> None:
+    server.tools["echo"] = lambda call: call.text("x")
+    async with client.request("tools/call", {"name": "echo", "arguments": {}}, id_="i" * 1_000) as stream:
+        assert stream.response.status == 400
+    assert not server.of("tools/call")
+
+
+async def test_unknown_tools_are_looked_for_once(client: LegacyClient, server: FakeModern) -> None:
+    for name in ("a", "b", "b"):
+        server.tools.setdefault(name, lambda call: call.text("x"))
+        async with client.call(name) as stream:
+            assert text(await stream.message()) == "x"
+    assert len(server.of(mcp.TOOLS_LIST)) == 1
+
+
 async def test_an_annotated_argument_goes_into_its_header(client: LegacyClient, server: FakeModern) -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string", "x-mcp-header": "City"}}}
     server.listed = [{"name": "weather", "inputSchema": schema}]

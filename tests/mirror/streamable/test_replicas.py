@@ -32,6 +32,14 @@ async def asked(stream: Stream) -> tuple[Json, str]:
     return question, stream.last_id
 
 
+async def answered_at(url: str, client: LegacyClient, question: Json, place: str) -> None:
+    """Come back to a replica for a call, and answer its question there."""
+    async with client.get(place, url=url) as stream:
+        _ = await stream.place()
+        assert await client.answer(question, ACCEPT, url=url) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+
+
 def both(call: Call) -> Json:
     return call.text(call.answers) if call.answers else call.ask(a=FORM, b=FORM)
 
@@ -70,10 +78,7 @@ async def test_a_client_whose_stream_broke_comes_back_by_way_of_another_replica(
     client = await session(one)
     async with client.call("ask") as stream:
         question, place = await asked(stream)
-    async with client.get(place, url=two.url) as stream:
-        _ = await stream.place()
-        assert await client.answer(question, ACCEPT, url=two.url) == 202
-        assert text(await stream.message()) == {"name": ACCEPT}
+    await answered_at(two.url, client, question, place)
 
 
 async def test_a_question_outlives_its_replica(server: FakeModern, cluster: Cluster) -> None:
@@ -83,10 +88,7 @@ async def test_a_question_outlives_its_replica(server: FakeModern, cluster: Clus
     async with client.call("ask") as stream:
         question, place = await asked(stream)
         await cluster.crash(one)
-    async with client.get(place, url=two.url) as stream:
-        _ = await stream.place()
-        assert await client.answer(question, ACCEPT, url=two.url) == 202
-        assert text(await stream.message()) == {"name": ACCEPT}
+    await answered_at(two.url, client, question, place)
     assert len(server.of("tools/call")) == 2, "the round before the question ran once, and so did the one after it"
 
 
@@ -208,7 +210,7 @@ async def test_all_replicas_know_the_log_level(server: FakeModern, cluster: Clus
     async with client.request("logging/setLevel", {"level": "alert"}) as stream:
         assert (await stream.message())["result"] == {}
     mirror = two.gateway.downstream._legacy.mirror
-    await eventually(lambda: list(mirror._homes._levels.values()) == ["alert"])
+    await eventually(lambda: [level.name for level in mirror._homes._levels.values()] == ["alert"])
     async with client.call("level", url=two.url) as stream:
         assert text(await stream.message()) == "alert"
 
@@ -243,10 +245,7 @@ async def test_a_stream_by_way_of_another_replica_is_cut_when_its_owner_dies(
         await cluster.crash(one)
         with pytest.raises((EOFError, aiohttp.ClientError)):
             _ = await stream.event()
-    async with client.get(place, url=two.url) as stream:
-        _ = await stream.place()
-        assert await client.answer(question, ACCEPT, url=two.url) == 202
-        assert text(await stream.message()) == {"name": ACCEPT}
+    await answered_at(two.url, client, question, place)
     assert len(server.of("tools/call")) == 2
 
 
@@ -266,3 +265,33 @@ async def test_an_old_id_continues_no_call_of_a_dead_replica(server: FakeModern,
     async with client.get(tokens.event_id(replace(mark, place=old)), url=two.url) as stream:
         assert (await stream.message())["error"]["data"]["reason"] == "owner_lost"
     assert len(server.of("tools/call")) == 1
+
+
+async def test_an_old_id_does_not_run_a_call_again_that_another_replica_has_ended(
+    server: FakeModern, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR, hold={"linger_seconds": 0})
+    server.tools["ask"] = ask
+    client = await session(one)
+    async with client.call("ask") as stream:
+        question, place = await asked(stream)
+        await cluster.crash(one)
+    assert await client.answer(question, ACCEPT, url=two.url) == 202
+    await eventually(lambda: len(server.of("tools/call")) == 2)
+    await eventually(lambda: not list(two.gateway.downstream._legacy.mirror.lot), "the response is forgotten")
+    assert await client.answer(question, ACCEPT, url=two.url) == 202
+    async with client.get(place, url=two.url) as stream:
+        assert (await stream.message())["error"]["data"]["reason"] == "owner_lost"
+    assert len(server.of("tools/call")) == 2
+
+
+async def test_a_cancellation_has_reached_every_replica_when_it_is_accepted(
+    server: FakeModern, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
+    server.tools["ask"] = ask
+    client = await session(one)
+    async with client.request("tools/call", {"name": "ask", "arguments": {}}, id_="c") as stream:
+        _ = await asked(stream)
+        assert await client.notify(mcp.CANCELLED, {"requestId": "c"}, url=two.url) == 202
+        assert not one.gateway.downstream._legacy.mirror._shared.running

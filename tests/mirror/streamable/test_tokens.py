@@ -139,6 +139,15 @@ def test_a_nested_id_has_at_most_3000_characters_and_carries_the_call_if_it_fits
         assert (nested.request, nested.progress, nested.keys) == (None, Progress(), ())
 
 
+def test_what_cannot_fit_is_not_sealed_first() -> None:
+    of = rings(KEY)
+    by = Tokens(InForce(of))
+    request = Request(b"7", "tools/call", b'{"name":"t","arguments":{"a":"%b"}}' % (b"x" * 10_000))
+    _ = by.nested_id(Nested(PLACE, 1, "name", request)), by.event_id(Mark(PLACE, 1, b"7", request=request))
+    _ = by.nested_id(Nested(PLACE, 1, "name", keys=("k" * 900,) * 64))
+    assert (of.nested.sealed, of.events.sealed) == (2, 1)
+
+
 def test_an_event_id_fits_into_a_header_and_always_names_the_request() -> None:
     by = tokens()
     request = Request(b"7", "tools/call", b'{"name":"t","arguments":{}}')

@@ -8,7 +8,7 @@ import { createRequire } from 'node:module';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
-const STEP_MS = 8000;
+const STEP_MS = 25_000;
 const modules = process.env.MRTR_NODE_MODULES ?? fileURLToPath(new URL('../../../.parts/node/node_modules', import.meta.url));
 const require = createRequire(`${modules}/`);
 

@@ -29,7 +29,7 @@ else:
     from mcp.client.streamable_http import streamable_http_client
     from mcp.shared.exceptions import MCPError as McpError
 
-STEP_SECONDS = 8.0
+STEP_SECONDS = 25.0
 POLL_SECONDS = 0.02
 
 parser = argparse.ArgumentParser()

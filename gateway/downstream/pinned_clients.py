@@ -1,0 +1,124 @@
+"""Pins modern clients that keep state to one upstream session each (SEP-1655).
+
+The gateway's item names a pin, which is part of the pool key, and the replica that has the session. A request with the
+item goes to that replica. An item that does not open, or whose replica does not take the request, is ignored: the
+request gets a session of its own, and the result a new item.
+"""
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from aiohttp import web
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gateway.cluster.new_calls import NewCalls
+from gateway.cluster.reply_relay import Replied
+from gateway.downstream.round import Round
+from gateway.http.incoming import Incoming
+from gateway.http.reply import ReplyWriter
+from gateway.protocol import mcp
+from gateway.protocol.errors import InvalidState
+from gateway.routes.live_route import ProcessScope
+from gateway.runtime.budget import Share
+from gateway.seal import client_state
+from gateway.seal.client_state import Item
+from gateway.telemetry import Ending
+
+NAME: Final = "mrtr-gateway/upstream-session"
+_FREE: Final = mcp.TASK_METHODS | mcp.FIRST_FORM_METHODS | {mcp.LISTEN}
+"""Requests that have a session of their own."""
+
+Serve = Callable[[Round], Awaitable[Replied]]
+
+
+class PinnedClients:
+    """The clients of one process that keep state."""
+
+    def __init__(self, process: ProcessScope, new_calls: NewCalls) -> None:
+        self._process = process
+        self._new_calls = new_calls
+
+    async def serve(self, round_: Round, serve: Serve, *, is_stopping: bool) -> Replied:
+        """Serve a round on a route with dialects; a process that `is_stopping` pins no client."""
+        request = round_.request
+        if client_state.DIALECT not in round_.live.route.dialects or not client_state.declares(request.capabilities):
+            return await serve(round_)
+        meta, sealed = client_state.taken(request.user_meta, NAME)
+        round_.request = replace(request, user_meta=meta)
+        item = None if sealed is None else self._opened(sealed, round_)
+        # A retry goes to the replica that holds its call.
+        is_free = request.request_state is not None or request.method in _FREE
+        if item is not None and not is_free and self._is_elsewhere(item.place, round_.incoming):
+            replied = await self._new_calls.send_to(item.place, round_.incoming, round_.reply)
+            if replied is not None:
+                return replied
+        if item is not None and item.place == self._process.owner:
+            round_.key = replace(round_.key, pin=item.value)
+        elif not is_free and not is_stopping:
+            self._pin(round_)
+        return await serve(round_)
+
+    def _opened(self, sealed: Raw, round_: Round) -> Item | None:
+        live, principal = round_.live, round_.key.principal
+        try:
+            seconds = live.config.state.session_ttl_seconds
+            return self._process.items.open(sealed, NAME, live.route.path, principal, time.time(), seconds)
+        except InvalidState as exc:
+            self._process.metrics.state_rejected(exc.reason)
+            return None
+
+    def _is_elsewhere(self, owner: str, incoming: Incoming) -> bool:
+        """Whether a request is to go on to another replica; one that came from there only to a worker of this host."""
+        own = self._process.owner
+        if owner == own or incoming.is_local:
+            return False
+        return incoming.peer_request is None or owner.partition("#")[0] == own.partition("#")[0]
+
+    def _pin(self, round_: Round) -> None:
+        """Give the client a session of its own, and the item that leads to it."""
+        pin, owner = secrets.token_urlsafe(12), self._process.owner
+        item = Item(NAME, round_.live.route.path, round_.key.principal, time.time(), owner, pin)
+        round_.key = replace(round_.key, pin=pin)
+        round_.reply = _ReplyWithItem(round_.reply, self._process.items.seal(item))
+
+
+class _ReplyWithItem(ReplyWriter):
+    """A reply whose result has the gateway's item."""
+
+    def __init__(self, reply: ReplyWriter, item: Raw) -> None:
+        self._reply = reply
+        self._item = item
+
+    @property
+    def started(self) -> bool:  # type: ignore[override]
+        """See `ReplyWriter`."""
+        return self._reply.started
+
+    def share_unread(self) -> Share:
+        """See `ReplyWriter`."""
+        return self._reply.share_unread()
+
+    async def start(self) -> None:
+        """See `ReplyWriter`."""
+        await self._reply.start()
+
+    async def write(self, data: bytes) -> None:
+        """See `ReplyWriter`."""
+        await self._reply.write(data)
+
+    async def end(self, ending: Ending) -> web.StreamResponse:
+        """See `ReplyWriter`."""
+        return await self._reply.end(ending)
+
+    def whole(
+        self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending
+    ) -> Awaitable[web.StreamResponse]:
+        """See `ReplyWriter`."""
+        return self._reply.whole(client_state.with_item(body, NAME, self._item), status, headers, ending)
+
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
+        """See `ReplyWriter`; `whole` ends every round."""
+        return await self._reply.only(body, status, headers, ending)

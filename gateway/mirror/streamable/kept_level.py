@@ -1,0 +1,63 @@
+"""The log level of a mirrored session, kept by its client as SEP-1655 has it.
+
+The replicas know the level, as long as they live. One that starts later, or missed the change, learns it from the
+client's next request.
+"""
+
+import time
+from typing import Final, NamedTuple
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gateway.mirror.requests import params_of
+from gateway.mirror.streamable.tokens import Session
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import InvalidState
+from gateway.routes.live_route import LiveRoute
+from gateway.seal import client_state
+from gateway.seal.client_state import Item
+
+NAME: Final = "mrtr-gateway/log-level"
+
+
+class Level(NamedTuple):
+    """A log level with the time at which it was set, in seconds since the epoch."""
+
+    name: str
+    issued: float
+
+
+def is_kept(live: LiveRoute, session: Session) -> bool:
+    """Whether the client of a session keeps the level."""
+    return session.profile.keeps_state and client_state.DIALECT in live.route.dialects
+
+
+def taken(message: jsonrpc.Message, live: LiveRoute, session: Session) -> tuple[jsonrpc.Message, Level | None]:
+    """A request as the server gets it, and the level that its client keeps; raises InvalidParams."""
+    params = params_of(message)
+    try:
+        meta, sealed = client_state.taken(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), NAME)
+    except ValueError:
+        return message, None  # its `_meta` is no object, which the call says
+    if sealed is None:
+        return message, None
+    others = {key: raw for key, raw in params.items() if key != "_meta"}
+    kept = others | {"_meta": Raw(jsonrpc.merge(meta.items()))} if meta else others
+    return replace(message, params=Raw(jsonrpc.merge(kept.items()))), _opened(sealed, live, session)
+
+
+def _opened(sealed: Raw, live: LiveRoute, session: Session) -> Level | None:
+    seconds, process = live.config.state.session_ttl_seconds, live.process
+    try:
+        item = process.items.open(sealed, NAME, session.route, session.principal, time.time(), seconds)
+    except InvalidState as exc:
+        process.metrics.state_rejected(exc.reason)
+        return None
+    return Level(item.value, item.issued) if item.place == session.key else None  # state ends with its session
+
+
+def given(response: bytes, level: Level, live: LiveRoute, session: Session) -> bytes:
+    """The response with the level for its client to keep."""
+    item = Item(NAME, session.route, session.principal, level.issued, session.key, level.name)
+    return client_state.with_item(response, NAME, live.process.items.seal(item))

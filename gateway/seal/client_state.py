@@ -1,0 +1,123 @@
+"""State that a client keeps for its server, as SEP-1655 has it.
+
+State is a dictionary of items in the `_meta` of results. The client sends it back in the `_meta` of each request. The
+gateway may have an item of its own in it, which is sealed, bound to the caller and the route, and never shown to the
+server. All other items are the server's, and pass untouched.
+"""
+
+import hmac
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.config import InForce
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import InvalidState
+from gateway.seal.cipher import Keyring
+from gateway.seal.request_state import SKEW_SECONDS
+
+DIALECT: Final = "sep-1655"
+KEY: Final = "modelcontextprotocol.io/state/session"
+PURPOSE: Final = "client state"
+_MAX_CHARACTERS: Final = 2_048
+
+
+class _State(msgspec.Struct):
+    scopes: tuple[str, ...] = ("session", "server")
+
+
+class _Declared(msgspec.Struct):
+    state: _State | None = None
+
+
+_decode_declared = msgspec.json.Decoder(_Declared).decode
+
+
+def declares(capabilities: bytes | Raw) -> bool:
+    """Whether a client keeps session state; SEP-1685 added the scopes to the capability."""
+    try:
+        state = jsonrpc.inspect(_decode_declared, capabilities).state
+    except (ValueError, RecursionError):
+        return False  # a capability that cannot be read is not declared
+    return state is not None and "session" in state.scopes
+
+
+def taken(meta: jsonrpc.Fields, name: str) -> tuple[jsonrpc.Fields, Raw | None]:
+    """The `_meta` of a request without the item of that name, and the item."""
+    try:
+        state = jsonrpc.fields(meta[KEY])
+    except (KeyError, ValueError):
+        return meta, None
+    item = state.pop(name, None)
+    if item is None:
+        return meta, None
+    others = {key: raw for key, raw in meta.items() if key != KEY}
+    return (others | {KEY: Raw(jsonrpc.merge(state.items()))} if state else others), item
+
+
+def with_item(response: bytes, name: str, item: Raw) -> bytes:
+    """The response with an item added to its state, if it is a result; a server's malformed state stays as it is."""
+    message = jsonrpc.message(response)
+    if not (isinstance(message.result, Raw) and isinstance(message.id, Raw)):
+        return response
+    try:
+        result = jsonrpc.fields(message.result)
+        meta = jsonrpc.fields(result.get("_meta", jsonrpc.EMPTY))
+        state = jsonrpc.fields(meta.get(KEY, jsonrpc.EMPTY))
+    except ValueError:
+        return response
+    meta[KEY] = Raw(jsonrpc.merge((state | {name: item}).items()))
+    result["_meta"] = Raw(jsonrpc.merge(meta.items()))
+    if "cacheScope" in result:
+        result["cacheScope"] = Raw(b'"private"')  # the item is for this client alone
+    return jsonrpc.result(message.id, jsonrpc.merge(result.items()))
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """The content of an item; `place` is the replica or the mirrored session to which the value belongs."""
+
+    name: str
+    route: str
+    principal: bytes
+    issued: float
+    place: str
+    value: str
+
+
+class ItemSealer:
+    """Seals and opens items; raises InvalidState, whose reason is for metrics only."""
+
+    def __init__(self, keyring: InForce[Keyring]) -> None:
+        self._keyring = keyring
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(Item).decode
+
+    def seal(self, item: Item) -> Raw:
+        """The item as JSON."""
+        return Raw(jsonrpc.encode(self._keyring.value.seal(self._encode(item))))
+
+    def open(  # noqa: PLR0913  (what an item is bound to)
+        self, sealed: Raw, name: str, route: str, principal: bytes, now: float, ttl_seconds: float
+    ) -> Item:
+        """The content of an item that this caller got on this route, and whose time is not over."""
+        token = jsonrpc.text(sealed)
+        if token is None:
+            raise InvalidState("malformed")
+        if len(token) > _MAX_CHARACTERS:
+            raise InvalidState("too_large")
+        try:
+            item = self._decode(self._keyring.value.open(token))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise InvalidState("version") from exc
+        if item.name != name:
+            raise InvalidState("other_target")
+        if item.route != route:
+            raise InvalidState("other_route")
+        if not hmac.compare_digest(item.principal, principal):
+            raise InvalidState("other_principal")
+        if item.issued > now + SKEW_SECONDS:
+            raise InvalidState("future")
+        if item.issued + ttl_seconds < now:
+            raise InvalidState("expired")
+        return item

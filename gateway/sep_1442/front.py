@@ -1,0 +1,288 @@
+"""Serves the clients of SEP-1442: stateless requests, whose questions are requests on the response stream.
+
+Each request becomes a call of 2026-07-28, whose rounds are run here: by the bridge of this gateway, or at a modern
+server. Rule 1: the caller is told by each request's own credentials, whatever ids it brings. Rule 2: an answer that
+reaches another replica is forwarded to the one that holds the call, which its id names.
+"""
+
+import hashlib
+import secrets
+import time
+from typing import Final
+
+import msgspec
+from aiohttp import web
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gateway.cluster.retry_routing import TakeOver
+from gateway.config import Config, InForce
+from gateway.http.incoming import Caller, Incoming
+from gateway.http.reply import ReplyWriter
+from gateway.legacy_front.incoming_message import read
+from gateway.mirror.catalog import CallerKey, ToolCatalog
+from gateway.mirror.modern_server import ModernServer
+from gateway.mirror.profile import Profile, of_initialize
+from gateway.mirror.requests import cancelled_id, initialize, params_of, request_of
+from gateway.mirror.runner import Upstream
+from gateway.mirror.streamable.front import Mirror
+from gateway.mirror.streamable.replicas import Replicas
+from gateway.mirror.streamable.tokens import NoSession, Place, Session, Tokens
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import (
+    GatewayError,
+    InvalidRequest,
+    InvalidState,
+    MethodNotFound,
+    Stopping,
+)
+from gateway.routes.held_calls import Lot
+from gateway.routes.live_route import LiveRoute, ProcessScope
+from gateway.seal.cipher import PREFIX
+from gateway.sep_1442 import vocabulary
+from gateway.sep_1442.listening import Listening
+from gateway.sep_1442.own_server import OwnServer, OwnSide
+from gateway.sep_1442.stateless_call import StatelessCall
+from gateway.sep_1442.vocabulary import Declared, InvalidSession
+from gateway.telemetry import COMPLETE, Step
+from gateway.upstream.channel import NO_HEADERS, Headers
+
+_KEY: Final = vocabulary.VERSION.encode()
+_SEALED: Final = f'"{PREFIX}.'.encode()
+_NOBODY: Final = Profile(mcp.LEGACY, b"{}", b"{}")
+
+
+class _NothingToRepeat(ToolCatalog):
+    """The catalog for this gateway itself, which needs no argument in a header."""
+
+    def knows(self, _caller: CallerKey, _tool: str) -> bool:
+        return True
+
+    def learn(self, _caller: CallerKey, _result: Raw | bytes) -> None:
+        pass
+
+
+class Arrival(msgspec.Struct, frozen=True, eq=False):
+    """One message of a client."""
+
+    incoming: Incoming
+    reply: ReplyWriter
+    live: LiveRoute
+    caller: Caller
+    message: jsonrpc.Message
+    headers: Headers
+    """The headers that may go upstream."""
+
+
+class Stateless:
+    """The dialect in one process."""
+
+    modern: OwnSide
+    """Set once there is what serves requests of 2026-07-28."""
+
+    def __init__(
+        self, in_force: InForce[Config], tokens: Tokens, replicas: Replicas, process: ProcessScope, mirror: Mirror
+    ) -> None:
+        self._config = in_force
+        self._tokens = tokens
+        self._replicas = replicas
+        self._process = process
+        self._mirror = mirror
+        self._catalog, self._nothing_to_repeat = ToolCatalog(), _NothingToRepeat()
+        limits = in_force.part(lambda it: it.limits)
+        results, cold = limits.part(lambda it: it.results_bytes), limits.part(lambda it: it.cold_bytes)
+        self.lot: Lot[StatelessCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
+        """The calls that may ask."""
+        self._of_sessions: dict[tuple[str, bytes], StatelessCall] = {}
+        """The calls of sessions, by the session's key with the JSON of the request's id."""
+
+    def claims(self, incoming: Incoming, live: LiveRoute) -> bool:
+        """Whether a request speaks the dialect: by its key, its session, or the id of what it answers."""
+        if vocabulary.DIALECT not in live.route.dialects or incoming.method != "POST":
+            return False
+        if self._tokens.is_session(incoming.headers.get(mcp.SESSION_ID)):
+            return True
+        body = incoming.body
+        if _KEY not in body and _SEALED not in body and b"\\" not in body:
+            return False
+        try:
+            message = jsonrpc.message(body)
+        except ValueError:
+            return False
+        if message.method is not None:
+            return vocabulary.is_declared(message)
+        return isinstance(message.id, Raw) and self._tokens.is_nested(jsonrpc.text(message.id))
+
+    async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
+        """Serve a request that `claims` is of the dialect, whose caller is known; raises GatewayError."""
+        assert incoming.caller is not None, "the caller is told before"
+        sent = read(incoming, live, incoming.caller)
+        at = Arrival(incoming, reply, live, incoming.caller, sent.opened, sent.headers)
+        id_ = bytes(at.message.id) if isinstance(at.message.id, Raw) else None
+        try:
+            if at.message.method is None:
+                return await self._answered(at)
+            return await (self._notified(at) if id_ is None else self._request(at, id_))
+        except GatewayError as exc:
+            exc.request_id = exc.request_id or id_
+            raise
+
+    def end_all(self, error: GatewayError) -> None:
+        """End the calls that wait for answers: nobody could go on with them."""
+        for call in self.lot:
+            call.stop(error)
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    async def _request(self, at: Arrival, id_: bytes) -> web.StreamResponse:
+        declared = vocabulary.declared(params_of(at.message), at.incoming.values)
+        session = self._session(at) if at.message.method != mcp.INITIALIZE else None
+        if session is not None:
+            declared = replace(declared, profile=replace(declared.profile, info=session.profile.info))
+        match at.message.method:
+            case mcp.PING:
+                return await _result(at, id_, b"{}")
+            case mcp.INITIALIZE:
+                return await self._initialize(at, id_, declared)
+            case mcp.DISCOVER:
+                server, _, headers = await self._server(at)
+                found = await initialize(server, declared.profile, headers)
+                return await _result(at, id_, vocabulary.discover_result(found))
+            case vocabulary.LISTEN:
+                return await self._listen(at, id_, declared)
+            case method if method in mcp.BRIDGED:
+                return await self._call(at, id_, declared, session)
+            case method:
+                raise MethodNotFound(f"Method not found: {(method or '')[:80]}")
+
+    async def _initialize(self, at: Arrival, id_: bytes, declared: Declared) -> web.StreamResponse:
+        profile = replace(of_initialize(params_of(at.message)), version=declared.profile.version)
+        server, _, headers = await self._server(at)
+        found = await initialize(server, profile, headers)
+        token = self._tokens.new_session(at.incoming.path, at.caller.principal, profile, time.time())
+        return await _result(at, id_, vocabulary.initialize_result(found, token), {mcp.SESSION_ID: token})
+
+    async def _listen(self, at: Arrival, id_: bytes, declared: Declared) -> web.StreamResponse:
+        if self._mirror.stopping:
+            raise Stopping("The gateway is shutting down; listen again, another replica will serve it")
+        server, _, headers = await self._server(at)
+        listening = Listening(at.live, id_, at.incoming.request_id)
+        return await listening.serve(server, declared.profile, headers, at.reply)
+
+    async def _call(self, at: Arrival, id_: bytes, declared: Declared, session: Session | None) -> web.StreamResponse:
+        if self._mirror.refuses_calls:
+            raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
+        server, catalog, headers = await self._server(at)
+        may_ask = at.message.method in mcp.ASKING
+        if may_ask:
+            self.lot.check(at.caller.principal, at.caller.address)
+        incoming, process, bound = at.incoming, self._process, _stateless(at, declared.profile)
+        call = StatelessCall(
+            at.live,
+            bound,
+            Place(bound.key, secrets.token_urlsafe(9), process.owner, process.epoch, time.time()),
+            request_of(id_, replace(at.message, params=Raw(declared.params))),
+            declared,
+            Upstream(server, catalog, (incoming.path, at.caller.principal), process.tasks),
+            self._tokens.nested_id,
+            bridge=server if isinstance(server, OwnServer) else None,
+            address=at.caller.address,
+            request_id=incoming.request_id,
+        )
+        if may_ask:
+            self.lot.park(call)
+        key = None if session is None else (session.key, id_)
+        if key is not None:
+            self._of_sessions[key] = call
+        try:
+            return await call.serve(headers, at.reply)
+        finally:
+            self.lot.remove(call)
+            if key is not None and self._of_sessions.get(key) is call:
+                del self._of_sessions[key]
+
+    # -- notifications ------------------------------------------------------------------------------------------
+
+    async def _notified(self, at: Arrival) -> web.StreamResponse:
+        """Cancel a call of a session; the paper gives no other notification of a client a meaning."""
+        session = self._session(at)
+        if at.message.method == mcp.CANCELLED and session is not None:
+            call = self._of_sessions.get((session.key, cancelled_id(at.message) or b""))
+            if call is not None:
+                call.cancel()
+            else:
+                self._process.tasks.spawn(self._replicas.tell_all(at.incoming), "tell replicas")
+        return await _accepted(at)
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    async def _answered(self, at: Arrival) -> web.StreamResponse:
+        """Take the response to a nested request, or have the replica take it that holds the call."""
+        token = jsonrpc.text(at.message.id) if isinstance(at.message.id, Raw) else None
+        try:
+            nested = self._tokens.nested(token or "", _stateless(at))
+        except InvalidState as exc:
+            self._process.metrics.state_rejected(exc.reason)
+            raise InvalidRequest("This response answers no request of the gateway") from exc
+        call = self.lot.find(nested.place.exchange)
+        if call is None and not self._is_own(nested.place):
+            found = await self._replicas.route(nested.place, at.incoming, at.reply)
+            if not isinstance(found, TakeOver):
+                self._continued_by(at, Step.FORWARDED)
+                return found[0]
+        if call is not None:
+            self._continued_by(at, Step.HELD)
+            call.answer(nested, at.message, at.headers if call.bridge is None else at.incoming.headers)
+        return await _accepted(at)
+
+    def _is_own(self, place: Place) -> bool:
+        return (place.owner, place.epoch) == (self._process.owner, self._process.epoch)
+
+    def _continued_by(self, at: Arrival, step: Step) -> None:
+        """Count how an answer found its call; only where the client spoke to."""
+        if step is not Step.FORWARDED or at.incoming.peer_request is None:
+            self._process.metrics.continued(at.live.route.path, step)
+
+    # -- sessions, servers --------------------------------------------------------------------------------------
+
+    def _session(self, at: Arrival) -> Session | None:
+        """The session that a request names in its header; raises InvalidSession."""
+        token = at.incoming.headers.get(mcp.SESSION_ID)
+        if token is None:
+            return None
+        seconds = self._config.value.state.session_ttl_seconds
+        try:
+            return self._tokens.session(token, at.incoming.path, at.caller.principal, time.time(), seconds)
+        except NoSession as exc:
+            self._process.metrics.state_rejected(exc.reason)
+            raise InvalidSession from exc
+
+    async def _server(self, at: Arrival) -> tuple[ModernServer, ToolCatalog, Headers]:
+        """What serves the rounds of a request, what is known of its tools, the headers that it gets."""
+        live, incoming = at.live, at.incoming
+        if await _is_modern(live, at.headers):
+            return self._mirror.server(live), self._catalog, at.headers
+        return OwnServer(self.modern, incoming, at.reply, live), self._nothing_to_repeat, incoming.headers
+
+
+async def _is_modern(live: LiveRoute, headers: Headers) -> bool:
+    """Whether the route's server takes the rounds itself."""
+    if live.route.era != "auto":
+        return live.route.era == "mirror"
+    if live.upstream.stdio is not None:
+        return await live.upstream.stdio.is_modern()
+    return live.upstream.era is not None and await live.upstream.era.is_modern(headers, waits=True)
+
+
+def _stateless(at: Arrival, profile: Profile = _NOBODY) -> Session:
+    """What the ids of nested requests are bound to: not a session, but the route with the caller."""
+    bound = hashlib.sha256(b"%b\0%b" % (at.incoming.path.encode(), at.caller.principal)).hexdigest()
+    return Session(bound, at.incoming.path, at.caller.principal, 0.0, profile)
+
+
+async def _accepted(at: Arrival) -> web.StreamResponse:
+    return await at.reply.only(b"", 202, NO_HEADERS, COMPLETE)
+
+
+async def _result(at: Arrival, id_: bytes, result: bytes, headers: Headers = NO_HEADERS) -> web.StreamResponse:
+    return await at.reply.only(jsonrpc.result(id_, result), 200, headers, COMPLETE)

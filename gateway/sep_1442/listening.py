@@ -1,0 +1,79 @@
+"""The background stream of SEP-1442: `messages/listen`, served from `subscriptions/listen` of 2026-07-28."""
+
+from typing import Final
+
+from aiohttp import web
+from msgspec import Raw
+
+from gateway.bridge.response_queue import ChangeQueue, FinalMessage
+from gateway.exchange.events import Leg
+from gateway.http.reply import ReplyWriter
+from gateway.mirror.modern_server import ModernServer, Outgoing
+from gateway.mirror.profile import Profile
+from gateway.mirror.translation import legacy_notification, modern_request
+from gateway.protocol import jsonrpc, mcp, sse
+from gateway.protocol.errors import GatewayError
+from gateway.routes.live_route import LiveRoute
+from gateway.sep_1442.stateless_call import write
+from gateway.sep_1442.vocabulary import LISTENING
+from gateway.upstream.channel import Headers
+
+_LISTS: Final = ("toolsListChanged", "promptsListChanged", "resourcesListChanged")
+_EVERYTHING: Final = Raw(jsonrpc.encode({**dict.fromkeys(_LISTS, True), "resourceSubscriptions": []}))
+
+
+class Listening:
+    """One background stream (`Listener`, `Endable`)."""
+
+    def __init__(self, live: LiveRoute, id_: bytes, request_id: str) -> None:
+        self._live = live
+        self._id = id_
+        self._request_id = request_id
+        self._queue = ChangeQueue(Leg(Raw(id_)), live.deadlines.silence, live.config.limits.behind_bytes)
+        self._is_over = False
+
+    async def serve(
+        self, server: ModernServer, profile: Profile, headers: Headers, reply: ReplyWriter
+    ) -> web.StreamResponse:
+        """Write the changes of a server until its client leaves, or the stream is ended."""
+        body = modern_request(b'"listen"', mcp.LISTEN, {"notifications": _EVERYTHING}, profile)
+        streams = self._live.upstream.streams
+        pending = server.begin(Outgoing(body, mcp.LISTEN, "", headers, is_long=True), self)
+        streams.add(self)
+        try:
+            return await write(self._queue, reply, streams=True)
+        finally:
+            self._is_over = True
+            pending.abort()
+            streams.discard(self)
+
+    def on_message(self, data: bytes, /) -> None:
+        """See `Listener`."""
+        message = jsonrpc.message(data)
+        if self._is_over:
+            return
+        if message.method == mcp.ACKNOWLEDGED:
+            self._queue.send(sse.encode(jsonrpc.notification(LISTENING)))
+        elif message.method is not None:
+            notification = legacy_notification(message, data)
+            if notification is not None:
+                self._queue.tell((message.method, ""), sse.encode(notification))
+        elif isinstance(message.error, Raw):
+            error = jsonrpc.error(message.error)
+            status = 404 if error.code == mcp.METHOD_NOT_FOUND else 200
+            self._finish(FinalMessage(jsonrpc.failure(self._id, error), status))
+        else:
+            self.end()
+
+    def on_failed(self, error: GatewayError, /) -> None:
+        """See `Listener`."""
+        self._finish(FinalMessage.of_error(error, self._id, self._request_id))
+
+    def end(self) -> None:
+        """See `Endable`."""
+        self._finish(FinalMessage(jsonrpc.result(self._id, b"{}")))
+
+    def _finish(self, final: FinalMessage) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._queue.finish(final)

@@ -1,0 +1,153 @@
+"""This gateway as the modern server of the dialect's calls: their rounds are bridged like those of modern clients."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from aiohttp import web
+from msgspec import Raw
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.cluster.peer_errors import PeerFailed
+from gateway.http.incoming import Incoming
+from gateway.http.reply import ReplyWriter
+from gateway.mirror.modern_server import Listener, Outgoing
+from gateway.protocol import jsonrpc, mcp, reply_messages, sse
+from gateway.protocol.errors import CallLost, GatewayError
+from gateway.protocol.header_mismatch import encode_value
+from gateway.routes.live_route import LiveRoute
+from gateway.runtime.budget import Share
+from gateway.telemetry import Ending
+
+_NO_RESPONSE: Final = web.Response()
+_PLAIN: Final = (200, 400, 404)
+"""Statuses that tell a client no more than the error in the body does."""
+
+
+class OwnSide(NamedTuple):
+    """The modern side of this gateway."""
+
+    serve: Callable[[Incoming, ReplyWriter], Awaitable[web.StreamResponse]]
+    """Serves a request of 2026-07-28."""
+    give_up: Callable[[Incoming, LiveRoute], None]
+    """Ends the call whose next round a request would be."""
+
+
+class OwnServer:
+    """A `ModernServer` for the rounds of one request."""
+
+    def __init__(self, side: OwnSide, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> None:
+        self._side = side
+        self._incoming = incoming
+        self._reply = reply
+        self._live = live
+
+    def begin(self, request: Outgoing, listener: Listener) -> "_Pending":
+        """See `ModernServer`; the headers are those that the client sent."""
+        tasks = self._live.process.tasks
+        return _Pending(tasks.start(self._run(request, listener), "modern request"))
+
+    def give_up(self, request: Outgoing) -> None:
+        """End the call that waits for this request, which will not be sent."""
+        self._side.give_up(self._modern(request), self._live)
+
+    def _modern(self, request: Outgoing) -> Incoming:
+        came = self._incoming
+        return Incoming(
+            came.path,
+            _headers(request),
+            came.remote,
+            body=request.body,
+            request_id=came.request_id,
+            caller=came.caller,
+            has_headers=False,
+        )
+
+    async def _run(self, request: Outgoing, listener: Listener) -> None:
+        reply = _Messages(listener, self._reply, self._live.config.limits.event_bytes)
+        with suppress(ConnectionError, PeerFailed):
+            _ = await self._side.serve(self._modern(request), reply)
+        if not reply.is_over:
+            listener.on_failed(CallLost("The gateway lost the call; it may have had effects"))
+
+
+class _Pending:
+    """One request, which is a task."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def abort(self) -> None:
+        """See `Pending`."""
+        if self._task is not asyncio.current_task():
+            _ = self._task.cancel()
+
+
+def _headers(request: Outgoing) -> CIMultiDictProxy[str]:
+    """The client's headers, with those of 2026-07-28 in place of its own."""
+    kept = ((name, value) for name, value in request.headers.items() if not name.lower().startswith("mcp-"))
+    headers = CIMultiDict(kept)
+    headers[mcp.PROTOCOL_VERSION] = mcp.MODERN
+    headers[mcp.METHOD_HEADER] = encode_value(request.method)
+    if request.target:
+        headers[mcp.NAME_HEADER] = encode_value(request.target)
+    return CIMultiDictProxy(headers)
+
+
+class _Messages(ReplyWriter):
+    """A reply whose messages a listener hears."""
+
+    def __init__(self, listener: Listener, reply: ReplyWriter, event_bytes: int) -> None:
+        self._listener = listener
+        self._reply = reply
+        self._parser = sse.Parser(2 * event_bytes)
+        self.is_over = False
+
+    def share_unread(self) -> Share:
+        """See `ReplyWriter`."""
+        return self._reply.share_unread()
+
+    async def start(self) -> None:
+        """See `ReplyWriter`."""
+        self.started = True
+
+    async def write(self, data: bytes) -> None:
+        """See `ReplyWriter`."""
+        for event in self._parser.feed(data):
+            if event.data:
+                self._take(event.data)
+
+    async def end(self, _: Ending) -> web.StreamResponse:
+        """See `ReplyWriter`."""
+        return _NO_RESPONSE
+
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
+        """See `ReplyWriter`."""
+        if status in _PLAIN:
+            self._take(body)
+        else:
+            self.is_over = True
+            self._listener.on_failed(_refusal(body, status, headers))
+        return _NO_RESPONSE
+
+    def _take(self, data: bytes) -> None:
+        try:
+            self.is_over |= reply_messages.is_response(jsonrpc.message(data))
+            self._listener.on_message(data)
+        except (ValueError, RecursionError) as exc:
+            self.is_over = True
+            self._listener.on_failed(
+                CallLost(f"The server's answer is malformed ({exc}); the call may have had effects")
+            )
+
+
+def _refusal(body: bytes, status: int, headers: Mapping[str, str]) -> GatewayError:
+    """The error of a reply whose status or headers tell the client what to do, such as to sign in."""
+    raw = jsonrpc.message(body).error
+    said = jsonrpc.error(raw) if isinstance(raw, Raw) else jsonrpc.Error(mcp.INTERNAL_ERROR, "The call failed")
+    data: Any = jsonrpc.value(said.data) if isinstance(said.data, Raw) else None
+    error = GatewayError(said.message, data=data if isinstance(data, dict) else None)
+    error.code, error.status = said.code, status
+    error.headers.update(headers)
+    return error

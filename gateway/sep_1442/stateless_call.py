@@ -1,0 +1,180 @@
+"""One call of the dialect with the stream on which its client waits.
+
+The paper has no way to come back to a stream, so a call ends with its stream. A question is a request on it, whose id
+leads an answer here from any replica.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import web
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue
+from gateway.exchange.events import Leg
+from gateway.http.reply import ReplyWriter
+from gateway.mirror.call import MirroredCall, Question, Request
+from gateway.mirror.modern_server import Outgoing
+from gateway.mirror.runner import Runner, Upstream
+from gateway.mirror.streamable.call_report import CallReport
+from gateway.mirror.streamable.tokens import Nested, Place, Session
+from gateway.protocol import jsonrpc, mcp, sse
+from gateway.protocol.errors import GatewayError
+from gateway.routes.live_route import LiveRoute
+from gateway.sep_1442.own_server import OwnServer
+from gateway.sep_1442.vocabulary import Declared
+from gateway.telemetry import Ending, Outcome
+from gateway.upstream.channel import NO_HEADERS, Headers
+
+_NOT_FOUND: Final = 404
+_NO_RESPONSE: Final = FinalMessage(b"", ending=Ending(Outcome.CANCELLED))
+"""Ends the stream of a call that its client has cancelled."""
+
+
+class StatelessCall:
+    """One call of this replica (`Hears`, `Parked`)."""
+
+    kept_bytes = 0
+
+    def __init__(  # noqa: PLR0913  (what one call consists of)
+        self,
+        live: LiveRoute,
+        session: Session,
+        place: Place,
+        request: Request,
+        declared: Declared,
+        upstream: Upstream,
+        sealed: Callable[[Nested], bytes],
+        *,
+        bridge: OwnServer | None,
+        address: str,
+        request_id: str,
+    ) -> None:
+        """`session` is what the ids of nested requests are bound to; `sealed` gives such an id as JSON."""
+        self.id = place.exchange
+        self.principal = session.principal
+        self.address = address
+        self.bridge = bridge
+        """Set if this gateway serves the rounds, which then need all headers of the client."""
+        self._place = place
+        self._request = request
+        self._declared = declared
+        self._sealed = sealed
+        self._request_id = request_id
+        self._call = MirroredCall(request, declared.profile, place.exchange)
+        # The bridge reports the rounds of its calls itself.
+        self._report = CallReport(live, session, request) if bridge is None else None
+        self._runner = Runner(self._call, upstream, self, lambda: declared.log_level)
+        leg, behind_bytes = Leg(Raw(request.id)), live.config.limits.behind_bytes
+        self._queue = ResponseQueue(leg, live.deadlines.silence, behind_bytes, request_id)
+        self._headers: Headers = NO_HEADERS
+        self._is_held = False
+        """Whether the server waits for answers."""
+
+    # -- the client's side of the call (`Hears`) ----------------------------------------------------------------
+
+    def notify(self, message: bytes) -> None:
+        """See `Hears`."""
+        if self._declared.streams:
+            self._queue.send(sse.encode(message))
+
+    def ask(self, questions: tuple[Question, ...]) -> None:
+        """See `Hears`."""
+        self._is_held = True
+        if self._report is not None:
+            self._report.asked(questions)
+        for question in questions:
+            if question.method == mcp.ROOTS and self._declared.roots is not None:
+                told = Raw(b'{"roots":%b}' % bytes(self._declared.roots))
+                self._runner.answer(question.key, jsonrpc.Message("2.0", result=told), self._headers)
+            else:
+                place = replace(self._place, issued=time.time())
+                id_ = self._sealed(Nested(place, self._call.progress.round, question.key))
+                self._queue.send(sse.encode(question.asked(id_)))
+
+    def sending(self) -> None:
+        """See `Hears`."""
+        self._is_held = False
+        if self._report is not None:
+            self._report.sending()
+
+    def end(self, message: bytes) -> None:
+        """See `Hears`."""
+        error = jsonrpc.message(message).error
+        is_unknown = isinstance(error, Raw) and jsonrpc.error(error).code == mcp.METHOD_NOT_FOUND
+        self._queue.finish(FinalMessage(message, _NOT_FOUND if is_unknown else 200))
+        if self._report is not None:
+            self._report.finished(self._call.progress.round + 1)
+
+    def fail(self, error: GatewayError) -> None:
+        """See `Hears`."""
+        self._queue.finish(FinalMessage.of_error(error, self._request.id, self._request_id))
+        if self._report is not None:
+            self._report.failed(self._call.progress.round + 1, error)
+
+    # -- from the client ----------------------------------------------------------------------------------------
+
+    async def serve(self, headers: Headers, reply: ReplyWriter) -> web.StreamResponse:
+        """Run the call, and write its messages until its response."""
+        self._headers = headers
+        try:
+            self._runner.run(headers)
+            return await write(self._queue, reply, streams=self._declared.streams)
+        finally:
+            self._left()
+
+    def _left(self) -> None:
+        """The stream is over, so nobody can answer any more."""
+        self._runner.cancel()
+        if self._report is not None:
+            self._report.abandoned(self._call.progress.round + 1)
+        if self._is_held and self.bridge is not None:
+            request = self._request
+            body = self._call.sent(b'"left"', None)
+            self.bridge.give_up(Outgoing(body, request.method, request.target, self._headers))
+
+    def answer(self, nested: Nested, message: jsonrpc.Message, headers: Headers) -> None:
+        """Take a response to a nested request; one to a question that is not open any more is dropped."""
+        question = self._call.open.get(nested.key)
+        if nested.round == self._call.progress.round and question is not None:
+            if self._report is not None:
+                self._report.answered(question)
+            self._headers = headers
+            self._runner.answer(nested.key, message, headers)
+
+    def cancel(self) -> None:
+        """End the call without a response, unless it has one."""
+        self._end(_NO_RESPONSE)
+
+    def stop(self, error: GatewayError) -> None:
+        """End the call with an error, unless it has its response."""
+        self._end(FinalMessage.of_error(error, self._request.id, self._request_id))
+
+    def _end(self, final: FinalMessage) -> None:
+        if not self._runner.is_over:
+            self._runner.cancel()
+            self._queue.finish(final)
+
+    def forget(self) -> None:
+        """See `Parked`; nothing is kept."""
+
+
+async def write(queue: ResponseQueue, reply: ReplyWriter, *, streams: bool) -> web.StreamResponse:
+    """Write messages as they come: one JSON body if the final message comes first, or if the reply is no stream."""
+    queue.begin_writing(reply.share_unread)
+    try:
+        while not isinstance(item := await queue.take(), FinalMessage):
+            if item is None and not streams:
+                continue
+            if not reply.started:
+                await reply.start()
+            await reply.write(sse.KEEP_ALIVE if item is None else item)
+        if item.body:
+            return await reply.whole(item.body, item.status, item.headers, item.ending)
+        if not reply.started:
+            await reply.start()
+        return await reply.end(item.ending)
+    finally:
+        queue.end_writing()

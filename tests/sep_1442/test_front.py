@@ -1,0 +1,88 @@
+"""Stateless clients when something is missing: the dialect, a credential, room, the replica that holds the call."""
+
+import asyncio
+from contextlib import suppress
+
+import aiohttp
+
+from gateway.protocol import mcp
+from tests.sep_1442.conftest import ROUTE, Tools, client_of
+from tests.sep_1442.test_paper import ACCEPT, text
+from tests.support.fake_modern import FakeModern
+from tests.support.fake_upstream import Turn
+from tests.support.replicas import Cluster
+from tests.support.workbench import eventually
+
+
+async def test_a_route_without_the_dialect_knows_none_of_it(cluster: Cluster, tools: Tools) -> None:
+    client = client_of(await cluster.begin("gw-1"))
+    for method in ("tools/list", "server/discover", "messages/listen"):
+        status, message = await client.ask(method)
+        assert message.get("error", {}).get("code") != -32000 or status == 400
+        assert "supportedVersions" not in str(message)
+
+
+async def test_a_challenge_reaches_the_client(cluster: Cluster, tools: Tools) -> None:
+    challenge = 'Bearer realm="fake"'
+    if isinstance(tools.server, FakeModern):
+        tools.server.credential = "Bearer right"
+    else:
+
+        async def refuse(turn: Turn) -> None:
+            turn.reply(401, headers={"WWW-Authenticate": challenge})
+
+        tools.server.on(mcp.INITIALIZE, refuse)
+    client = client_of(await cluster.begin("gw-1", route=ROUTE), headers={"Authorization": "Bearer wrong"})
+    async with client.call("plain") as stream:
+        assert stream.response.status == 401
+        assert stream.response.headers["WWW-Authenticate"] == challenge
+
+
+async def test_a_call_whose_replica_dies_ends_with_its_stream(cluster: Cluster, tools: Tools) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", route=ROUTE)
+    client = client_of([one, two])
+    with suppress(aiohttp.ClientError, EOFError):
+        async with client.call("ask") as stream:
+            question = await stream.message()
+            await cluster.crash(one)
+            await stream.message()
+    assert await client_of([two]).answer(question, ACCEPT) == 202
+    assert tools.calls() == 1
+
+
+async def test_a_drain_waits_for_answers_and_then_ends_the_calls(cluster: Cluster, tools: Tools) -> None:
+    (stand,) = await cluster.begin("gw-1", route=ROUTE, hold={"drain_seconds": 0.1})
+    client = client_of([stand])
+    async with client.call("ask") as stream:
+        question = await stream.message()
+        await stand.gateway.drain(delay_seconds=0)
+        message = await stream.message()
+        assert message["error"]["data"]["reason"] == "stopping"
+    assert question["method"] == mcp.ELICIT
+
+
+async def test_an_answer_arrives_during_a_drain(cluster: Cluster, tools: Tools) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", route=ROUTE)
+    client = client_of([one, two])
+    async with client.call("ask") as stream:
+        question = await stream.message()
+        draining = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
+        await eventually(lambda: one.gateway.downstream.stopping, "the drain has begun")
+        assert await client.answer(question, ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+    await draining
+
+
+async def test_a_drain_ends_background_streams_and_begins_none(cluster: Cluster, tools: Tools) -> None:
+    (stand,) = await cluster.begin("gw-1", route=ROUTE)
+    client = client_of([stand])
+    async with client.request("messages/listen", id_="mine") as stream:
+        assert "method" in await stream.message()
+        async with client.call("ask") as asking:  # the drain waits for it
+            question = await asking.message()
+            draining = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
+            assert await stream.message() == {"jsonrpc": "2.0", "id": "mine", "result": {}}
+            assert (await client.ask("messages/listen"))[0] == 503
+            assert await client.answer(question, ACCEPT) == 202
+            assert text(await asking.message()) == {"name": ACCEPT}
+    await draining
