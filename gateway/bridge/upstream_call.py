@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 from msgspec import Raw
@@ -153,7 +153,7 @@ class UpstreamCall:
 
     def _follow(self, session: Session, call: Call) -> None:
         """Read the rest of a begun call: by callback as long as it comes as a stream, else by a task."""
-        if not session.follow(call, lambda: self._read_by_task(session, call)):
+        if not session.follow(call, partial(self._read_by_task, session, call)):
             self._read_by_task(session, call)
 
     def _read_by_task(self, session: Session, call: Call) -> None:
@@ -198,7 +198,7 @@ class UpstreamCall:
 
     def _begin(self, session: Session, call: Call) -> bool:
         """Send a call whose reply is read by callback; returns False if it takes a task."""
-        if not session.begin(call, self._context.headers, lambda: self._follow(session, call)):
+        if not session.begin(call, self._context.headers, partial(self._follow, session, call)):
             return False
         self._sent(call)
         return True

@@ -213,6 +213,7 @@ class PlainReply(BegunReply):
             self._unusual()
         else:
             self._accepted()
+            del self._accepted
             if head.content_type == "text/event-stream":
                 self._parser = sse.Parser(self._max_bytes)
 
@@ -349,7 +350,7 @@ class PlainReply(BegunReply):
         if not self._is_done:
             self._is_done = True
             self._forget_parts()
-            del self._receive, self._unusual, self._accepted
+            del self._receive, self._unusual
 
     def _hold(self, size: int) -> None:
         """Read on only if there is room for more of a large reply."""

@@ -228,7 +228,7 @@ class StreamableChannel(Channel):
             accepted,
             self._resumption,
             lambda reply, receive: self.request(message, headers, receive, reply),
-            lambda broken, receive: self._go_on(broken, headers, receive),
+            partial(self._go_on, headers),  # kept while the call is held, so without a closure
             throttle=self._client.arriving,
             max_bytes=self._client.limits.event_bytes,
             drain_seconds=self._times.drain_seconds,
@@ -271,7 +271,7 @@ class StreamableChannel(Channel):
         await self._pick_up(cut, headers, receive)
         return None
 
-    async def _go_on(self, broken: Broken, headers: Headers, receive: Receive) -> None:
+    async def _go_on(self, headers: Headers, broken: Broken, receive: Receive) -> None:
         """Resume a stream that broke while it was read by callback, if the server supports that."""
         await self._pick_up(self._cut(broken.cause, broken.retry_ms), headers, receive)
 
