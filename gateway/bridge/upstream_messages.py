@@ -58,9 +58,9 @@ class Outgoing:
 
         def accepted() -> None:
             settled.set_result(None)
-            self._is_sending = False
+            self._is_sending = bool(self._queue)
             if self._queue:
-                self.put(self._queue.popleft())
+                self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
 
         def unusual(rest: Sending) -> None:
             settled.set_result(None)
