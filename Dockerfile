@@ -22,6 +22,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
         -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY gateway gateway
+COPY docs docs
 # --no-index: a package that the lock files lack is an error here, and not a download.
 RUN /tools/bin/pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /tools/bin/pip --python /opt/mrtr-gateway/bin/python install --quiet --no-index --find-links /wheels mrtr-gateway \

@@ -13,6 +13,7 @@ from typing import Any
 import uvloop
 
 from bench import legacy, modern, report
+from bench.cluster import ClusterOutcome, measure_cluster
 from bench.cold import ColdOutcome, cool
 from bench.hostile import MIB, HostileOutcome, hostile
 from bench.load import Operation
@@ -38,9 +39,12 @@ LARGE = {
     "huge": ("large", 1_000_000),
     "huge-sse": ("large_sse", 1_000_000),
 }
-SCENARIOS = ("echo", "sse", "passed", *LARGE, "ask", "forwarded", "workers", "parked", "ended", "cold", "hostile")
+SCENARIOS = (
+    *("echo", "sse", "passed", *LARGE, "ask"),
+    *("forwarded", "cluster", "workers", "parked", "ended", "cold", "hostile"),
+)
 # These start gateways of their own.
-APART = {"forwarded", "workers", "parked", "ended", "cold", "hostile"}
+APART = {"forwarded", "cluster", "workers", "parked", "ended", "cold", "hostile"}
 ENDED_CALLS = 5000
 ENDED_CLIENTS = 256
 # A round of `ask` waits out the quiet window, so it takes fewer operations to fill a slice.
@@ -121,6 +125,8 @@ class Bench:
                 return self._ask()
             case "forwarded":
                 return self._forwarded()
+            case "cluster":
+                return self._cluster()
             case "workers":
                 return self._workers()
             case "parked":
@@ -176,6 +182,16 @@ class Bench:
             return None
         pair = self._fleet.pair(self._options.gateway, self._upstream)
         return forward(pair, self._options.rounds, self._asks(), self._options.clients)
+
+    def _cluster(self) -> ClusterOutcome | None:
+        """On an upstream of its own, which counts its executions."""
+        if self._options.gateway == "none":
+            return None
+        options, clients = self._options, self._options.clients
+        calls, _ = most_calls(options.calls, clients)
+        return measure_cluster(
+            self._fleet, options.gateway, self._fleet.upstream(), options.rounds, self._asks(), clients, calls
+        )
 
     def _workers(self) -> Interleaved | None:
         if self._options.gateway == "none":

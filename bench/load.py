@@ -56,9 +56,13 @@ class Connection(asyncio.Protocol):
 
     def beside(self, address: str) -> "Connection":
         """The same client's second connection, kept and closed with this one."""
-        if address not in self._beside:
-            self._beside[address] = Connection(address)
-        return self._beside[address]
+        return self.kept(address, lambda: Connection(address))
+
+    def kept(self, name: str, make: "Callable[[], Connection]") -> "Connection":
+        """As `beside`, for a connection of another kind."""
+        if name not in self._beside:
+            self._beside[name] = make()
+        return self._beside[name]
 
     def close(self) -> None:
         if self._transport is not None:

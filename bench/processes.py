@@ -90,6 +90,8 @@ listen: {listen}
 admin: {admin}
 state: {{keys: ["{key}"]}}
 replica: {{id: {name}, listen: "{peer}", peers: {peers}}}
+hold: {{max_calls: 20000, max_calls_per_principal: 20000}}
+sessions: {{max: 20000, max_per_principal: 20000}}
 routes:
   - path: /mcp
     upstream: {{url: "http://{upstream}/mcp"}}
@@ -247,8 +249,13 @@ class Fleet:
         return self.start("mrtr-gateway", command, listen, admin)
 
     def pair(self, command: str, upstream: Process) -> Pair:
+        first, second = self.replicas(command, upstream, 2)
+        return Pair(first, second)
+
+    def replicas(self, command: str, upstream: Process, count: int) -> list[Process]:
+        """Gateways that are peers of each other."""
         key = secrets.token_hex(32)
-        peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2")}
+        peers = {f"gw-{number}": f"127.0.0.1:{free_port()}" for number in range(1, count + 1)}
 
         def replica(name: str) -> Process:
             listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
@@ -267,7 +274,7 @@ class Fleet:
             options = ["--config", str(config)]
             return self.start(f"mrtr-gateway {name}", [*shlex.split(command), "serve", *options], listen, admin)
 
-        return Pair(replica("gw-1"), replica("gw-2"))
+        return [replica(name) for name in peers]
 
     def check(self) -> None:
         """A process that died is the finding; what its clients then saw is not."""

@@ -2,13 +2,16 @@
 
 import dataclasses
 import statistics
+from collections.abc import Callable
 from typing import Any
 
+from bench.cluster import ClusterOutcome
 from bench.cold import ColdOutcome
 from bench.hostile import MIB, HostileOutcome
+from bench.load import Slice
 from bench.scenarios import FORWARDED, TWO_WORKERS, EndedOutcome, Interleaved, ParkedOutcome
 
-Outcome = Interleaved | ParkedOutcome | EndedOutcome | ColdOutcome | HostileOutcome
+Outcome = Interleaved | ParkedOutcome | EndedOutcome | ClusterOutcome | ColdOutcome | HostileOutcome
 
 
 def columns(anchor: str) -> list[str]:
@@ -78,6 +81,26 @@ def parked_rows(outcome: ParkedOutcome) -> list[list[str]]:
     ]
 
 
+def cluster_rows(outcome: ClusterOutcome) -> list[list[str]]:
+    def middle(read: Callable[[Slice], float]) -> float:
+        return statistics.median(map(read, outcome.slices))
+
+    fates = ", ".join(f"{count} {fate}" for fate, count in sorted(outcome.killed.items()))
+    return [
+        ["asks per second", f"{middle(lambda each: each.per_second):.0f}"],
+        [
+            "p50, p99 of an ask",
+            f"{middle(lambda each: each.p50_ms):.1f} ms, {middle(lambda each: each.p99_ms):.1f} ms",
+        ],
+        ["CPU of an ask", f"{middle(lambda each: each.cpu_us) / 1e3:.2f} ms of all replicas together"],
+        ["retries that were forwarded", f"{outcome.forwarded:.0%}"],
+        ["memory per held call", f"{outcome.held.kib_per_call:.1f} KiB, with {outcome.held.held['parked']:.0f} held"],
+        ["calls around a kill", fates],
+        ["double executions", f"{outcome.doubles} of {outcome.executions}"],
+        ["wrong", str(len(outcome.wrong))],
+    ]
+
+
 def ended_rows(outcome: EndedOutcome) -> list[list[str]]:
     table = []
     for name, row in outcome.rows.items():
@@ -134,6 +157,9 @@ def text(outcome: Outcome, *, markdown: bool) -> str:
         title = "parked: calls held at once, then each answered"
         title += f" ({outcome.limit})" if outcome.limit else ""
         table = layout(["parked", "mrtr-gateway"], parked_rows(outcome), markdown=markdown)
+    elif isinstance(outcome, ClusterOutcome):
+        title = "cluster: asks over three replicas, no sticky sessions; then one replica is killed"
+        table = layout(["cluster", "three replicas"], cluster_rows(outcome), markdown=markdown)
     elif isinstance(outcome, EndedOutcome):
         title = f"ended: resident MiB around {outcome.calls} held calls"
         header = ["mrtr-gateway", "before", "held", "just answered", "quiet", "stays"]

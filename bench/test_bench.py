@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from bench import legacy, modern, report, scenarios
+from bench import cluster, legacy, modern, report, scenarios
 from bench.__main__ import default_gateway
 from bench.http1 import Reader
-from bench.load import Slice, run
+from bench.load import Connection, Slice, run
 from bench.processes import Fleet, Pair, Process
 from bench.scenarios import FORWARDED, LOCAL, ONE_WORKER, TWO_WORKERS, EndedOutcome, Interleaved, ParkedOutcome
 
@@ -152,6 +152,41 @@ def test_forwarded_rounds_are_right_and_the_peer_counts_each(tmp_path: Path, mon
         outcome = scenarios.forward(Pair(pair.first, pair.first), rounds=1, count=3, clients=2)
         assert report.complaints(outcome) == ["0 retries were served by the peer, expected 5"]
         fleet.check()
+    finally:
+        fleet.stop()
+
+
+def test_a_run_over_three_replicas_forwards_most_retries_and_survives_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "LOAD_SECONDS", 0.5)
+    fleet = Fleet(tmp_path)
+    try:
+        upstream = fleet.upstream()
+        outcome = cluster.measure_cluster(fleet, default_gateway(), upstream, rounds=1, asks=12, clients=2, calls=9)
+        assert report.complaints(outcome) == []
+        assert 0 < outcome.forwarded <= 1
+        assert outcome.held.held == {"before": 0, "parked": 9}
+        assert outcome.killed["answered"] >= 9
+        assert (outcome.executions > 30, outcome.doubles) == (True, 0)
+        assert "| double executions" in report.text(outcome, markdown=True)
+        fleet.check()
+    finally:
+        fleet.stop()
+
+
+def test_a_call_that_is_executed_twice_is_a_finding(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    try:
+        upstream = fleet.upstream()
+        gateway = fleet.gateway(default_gateway(), upstream)
+
+        async def twice(connection: Connection) -> None:
+            for call_id in (1, 2):
+                _ = await connection.request(modern.call(call_id, "ask", "the same"))
+
+        assert uvloop.run(run(gateway.address, twice, 1, 1))[1] == []
+        assert cluster.executions(upstream) == (2, 1)
     finally:
         fleet.stop()
 

@@ -9,7 +9,8 @@ Tools: `echo` (JSON reply), `echo_sse` (the same as one SSE event), `large` and 
 as the marker says, `hostile` (hostile.py) and `ask`, which asks the user on its own stream and returns `<marker of the
 arguments>/<marker of the answer>`, so that an answer at the wrong call is visible. Ids of nested requests count from 0
 in each session, as in real servers: alone they name nothing. `ask_stored` does the same with event ids. It remembers
-nothing of a call whose stream is closed: the event id has all that it needs when the stream is resumed.
+nothing of a call whose stream is closed: the event id has all that it needs when the stream is resumed. `executions`
+returns how many calls that ask began, and how many different markers they had.
 
 All but `ask` also answer without a session, which is what the plain forwarders are measured with.
 """
@@ -96,6 +97,9 @@ class State:
     sessions: dict[bytes, int] = field(default_factory=dict)
     streams: dict[bytes, "Connection"] = field(default_factory=dict)
     questions: dict[tuple[bytes, bytes], Question] = field(default_factory=dict)
+    executions: int = 0
+    markers: set[str] = field(default_factory=set)
+    """Of all calls that ask: a call that is executed twice brings none."""
 
 
 def text_result(call_id: bytes, text: str) -> bytes:
@@ -204,9 +208,14 @@ class Connection(asyncio.Protocol):
                 self._stream(large_result(call_id, marker), last=True)
             case "hostile":
                 self._hostile(call_id, marker)
+            case "executions":
+                state = self._state
+                self._reply(b"200 OK", text_result(call_id, f"{state.executions} {len(state.markers)}"))
             case "ask" | "ask_stored" if session:
                 number = self._state.sessions[session]
                 self._state.sessions[session] = number + 1
+                self._state.executions += 1
+                self._state.markers.add(marker)
                 self._wait(session, b"%d" % number, call_id, marker)
                 place = b"%d~%b~%b" % (number, call_id, marker.encode()) if params.name == "ask_stored" else b""
                 self._stream(QUESTION % (number, marker.encode()), event_id=place)

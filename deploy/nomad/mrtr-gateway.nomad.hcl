@@ -13,9 +13,16 @@ job "mrtr-gateway" {
     count          = 3
     shutdown_delay = "2s" # Consul stops listing the task before SIGTERM
 
+    # The peers' port is the same everywhere, because a name service lists addresses without ports.
+    constraint {
+      distinct_hosts = true
+    }
+
     network {
       port "http" {}
-      port "peer" {}
+      port "peer" {
+        static = 8081
+      }
       port "admin" {}
     }
 
@@ -51,10 +58,11 @@ job "mrtr-gateway" {
         args         = ["serve", "--config", "${NOMAD_TASK_DIR}/config.yaml"]
       }
 
-      # Every allocation is a replica of its own. A change of the peers renders the file again and sends SIGHUP.
+      # Every allocation is a replica of its own. Consul's DNS lists the others: the machines must resolve `.consul`. A
+      # list of peers from `service` would not do, because a replica that drains is in none, and still holds calls.
       template {
         destination   = "local/config.yaml"
-        change_mode   = "signal"
+        change_mode   = "signal" # a reload drops nothing
         change_signal = "SIGHUP"
         data          = <<-YAML
           listen: 0.0.0.0:{{ env "NOMAD_PORT_http" }}
@@ -64,11 +72,7 @@ job "mrtr-gateway" {
           replica:
             id: "{{ env "NOMAD_ALLOC_ID" }}"
             listen: {{ env "NOMAD_ADDR_peer" }}
-            peers:
-              "{{ env "NOMAD_ALLOC_ID" }}": "{{ env "NOMAD_ADDR_peer" }}"
-          {{- range service "mrtr-gateway-peer" }}
-              "{{ .ID | regexReplaceAll "^_nomad-task-([0-9a-f-]{36})-.*$" "$1" }}": "{{ .Address }}:{{ .Port }}"
-          {{- end }}
+            peers_dns: mrtr-gateway-peer.service.consul:8081
           routes:
             - upstream: {url: "http://old-server.service.consul:9000/mcp"}
         YAML

@@ -1,5 +1,6 @@
 """Serves /healthz, /readyz, /metrics, /status on the admin listener; GET only."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
@@ -7,13 +8,19 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from gateway.admin.cluster_view import ClusterView
+from gateway.admin.documents import document
 from gateway.admin.snapshot import SnapshotSource, take_snapshot
 from gateway.admin.status_page import HEADERS, every_seconds, page, prefers_json
 from gateway.auth.host_check import admin_names, check_admin
 from gateway.protocol.errors import Forbidden
+from gateway.telemetry.cluster_status import Heard, chosen
 from gateway.telemetry.process_status import Status
 
 _HEALTH: Final = frozenset({"/healthz", "/readyz"})
+_DOCS: Final = "/docs/"
+OTHERS_PATH: Final = "/others.json"
+"""Where the supervisor asks a worker for the statuses of the other replicas."""
 
 
 class Probes(ABC):
@@ -42,6 +49,8 @@ class Probes(ABC):
                 return web.Response(body=body, headers={"Content-Type": content_type})
             case "/status" | "/status.json":
                 return await self._status(http)
+            case path if path.startswith(_DOCS) and (text := document(path.removeprefix(_DOCS))) is not None:
+                return web.Response(text=text, headers=HEADERS)
             case _:
                 return web.Response(status=404, text="try /healthz /readyz /metrics /status\n")
 
@@ -53,12 +62,18 @@ class Probes(ABC):
         check_admin(host, names)
 
     async def _status(self, http: web.BaseRequest) -> web.StreamResponse:
-        status = await self.status()
+        replica = http.query.get("replica")
+        if replica == self.name():
+            status = await self.status()  # without a wait for a replica that is silent
+        else:
+            own, heard = await asyncio.gather(self.status(), self.others())
+            status = chosen(own, heard, replica)
         if http.path == "/status.json" or prefers_json(http.headers.get("Accept", "")):
             body, content_type = msgspec.json.encode(status), "application/json"
         else:
             refresh, route = every_seconds(http.query.get("refresh")), http.query.get("route")
-            body, content_type = page(status, refresh, route).encode(), "text/html"
+            only_replica = replica if replica == status.replica and status.covers == "replica" else None
+            body, content_type = page(status, refresh, route, only_replica).encode(), "text/html"
         return web.Response(body=body, content_type=content_type, charset="utf-8", headers=HEADERS)
 
     @abstractmethod
@@ -67,7 +82,15 @@ class Probes(ABC):
 
     @abstractmethod
     async def status(self) -> Status:
-        """Return what /status shows."""
+        """Return the status of this replica."""
+
+    @abstractmethod
+    def name(self) -> str:
+        """Return the id of this replica."""
+
+    @abstractmethod
+    async def others(self) -> dict[str, Heard]:
+        """Return what the other replicas tell of themselves."""
 
     @abstractmethod
     def names(self) -> frozenset[str] | None:
@@ -81,11 +104,19 @@ class Probes(ABC):
 class Admin(Probes):
     """The handler for one serving process."""
 
-    def __init__(self, source: Callable[[], SnapshotSource], salt: bytes, *, is_private: bool) -> None:
+    def __init__(
+        self, source: Callable[[], SnapshotSource], salt: bytes, cluster: ClusterView, *, is_private: bool
+    ) -> None:
         """`is_private`: the listener is a worker's socket, which no browser reaches, so any name is served."""
         self._source = source
         self._salt = salt
+        self._cluster = cluster
         self._is_private = is_private
+
+    async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
+        if self._is_private and http.path == OTHERS_PATH:
+            return web.Response(body=msgspec.json.encode(await self._cluster.others()))
+        return await super()._serve(http)
 
     async def unready(self) -> str | None:
         """See `Probes`."""
@@ -98,6 +129,14 @@ class Admin(Probes):
     async def status(self) -> Status:
         """See `Probes`."""
         return take_snapshot(self._source(), self._salt)
+
+    def name(self) -> str:
+        """See `Probes`."""
+        return self._source().members.own
+
+    async def others(self) -> dict[str, Heard]:
+        """See `Probes`; a worker's own status is that of one process."""
+        return {} if self._is_private else await self._cluster.others()
 
     async def exposition(self) -> tuple[bytes, str]:
         """See `Probes`."""

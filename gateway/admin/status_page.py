@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Final
+from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, StrictUndefined, Template
 
+from gateway.admin.documents import TITLES
 from gateway.admin.status_view import NEAR, ago, duration, only, used, view
 from gateway.telemetry.process_status import MOST_ERRORS, Status
 
@@ -43,6 +45,7 @@ _ENVIRONMENT.filters |= {
 }
 _ENVIRONMENT.globals |= {
     "style": _STYLE,
+    "documents": TITLES,
     "most_errors": MOST_ERRORS,
     "near": NEAR,
     "full": 0.95,
@@ -67,11 +70,29 @@ def prefers_json(accept: str) -> bool:
     return "application/json" in accept and "text/html" not in accept
 
 
-def page(status: Status, refresh_seconds: int | None = None, route: str | None = None) -> str:
-    """Return the whole document; with a `route` of the status, only what concerns it."""
+def page(
+    status: Status, refresh_seconds: int | None = None, route: str | None = None, only_replica: str | None = None
+) -> str:
+    """Return the whole document; with a `route` of the status, only what concerns it.
+
+    `only_replica`: the reader chose this replica, so links lead to it again.
+    """
     only_route = route if any(each.path == route for each in status.routes) else None
     shown = status if only_route is None else only(status, only_route)
-    return _template().render(**view(shown)._asdict(), refresh_seconds=refresh_seconds, only_route=only_route)
+    asked = {"refresh": refresh_seconds, "route": only_route, "replica": only_replica}
+
+    def link(document: str = "status", **changed: object) -> str:
+        """Return the page's own address, or that of its JSON, with a part of the query changed."""
+        query = {name: value for name, value in {**asked, **changed}.items() if value is not None}
+        return document + (f"?{urlencode(query, quote_via=quote, safe='/')}" if query else "")
+
+    return _template().render(
+        **view(shown)._asdict(),
+        refresh_seconds=refresh_seconds,
+        only_route=only_route,
+        only_replica=only_replica,
+        link=link,
+    )
 
 
 @cache

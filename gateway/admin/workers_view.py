@@ -6,25 +6,29 @@ in time counts with its previous values. Gauges include only the workers that an
 """
 
 import asyncio
-import socket
 import time
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Final
+from typing import Final, TypeVar
 
 import aiohttp
 import msgspec
 
 from gateway.admin import merge_metrics
-from gateway.admin.probes import Probes
+from gateway.admin.probes import OTHERS_PATH, Probes
 from gateway.admin.snapshot import about
 from gateway.auth.host_check import admin_names
+from gateway.cluster.worker import host_id
 from gateway.config import Config, InForce
 from gateway.http.listener import UNIX
 from gateway.telemetry import Metrics
+from gateway.telemetry.cluster_status import Heard
 from gateway.telemetry.process_status import Status, together
 
+T = TypeVar("T")
 _ANSWER_SECONDS: Final = 1.0
+_OTHERS_SECONDS: Final = 1.5
+"""For a worker that asks the other replicas meanwhile, which have a second."""
 
 
 @dataclass(eq=False)
@@ -35,10 +39,10 @@ class _Process:
     counted: merge_metrics.Families = field(default_factory=dict)
     """Its counters and histograms at the last scrape."""
 
-    async def get(self, path: str) -> str | None:
+    async def get(self, path: str, seconds: float | None = None) -> str | None:
         """Ask its admin listener; None unless it answers 200 in time."""
         connector = aiohttp.UnixConnector(self.address.removeprefix(UNIX))
-        timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=seconds or _ANSWER_SECONDS)
         try:
             # The host name is only for the Host header: the connector always connects to the socket.
             async with (
@@ -48,6 +52,10 @@ class _Process:
                 return await response.text() if response.status == HTTPStatus.OK else None
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
+
+    async def alive(self) -> "_Process | None":
+        """Return this process if it answers in time."""
+        return self if await self.get("/healthz") is not None else None
 
 
 class Overview(Probes):
@@ -98,10 +106,19 @@ class Overview(Probes):
     async def status(self) -> Status:
         """See `Probes`: the merged status of all workers."""
         texts = await asyncio.gather(*(process.get("/status.json") for process in list(self._processes.values())))
-        parts = [part for text in texts if text is not None and (part := _read(text)) is not None]
-        config = self._in_force.value
-        host = config.replica.id or socket.gethostname()
-        return together(about(config, host, self._began, is_draining=self.draining), parts)
+        parts = [part for text in texts if text is not None and (part := _read(text, Status)) is not None]
+        return together(about(self._in_force.value, self.name(), self._began, is_draining=self.draining), parts)
+
+    def name(self) -> str:
+        """See `Probes`."""
+        return host_id(self._in_force.value.replica)
+
+    async def others(self) -> dict[str, Heard]:
+        """See `Probes`: as the worker that answers first hears of them."""
+        for answer in asyncio.as_completed([process.alive() for process in self._processes.values()]):
+            if (first := await answer) is not None:
+                return _read(await first.get(OTHERS_PATH, _OTHERS_SECONDS) or "", dict[str, Heard]) or {}
+        return {}
 
     async def exposition(self) -> tuple[bytes, str]:
         """See `Probes`: the sum over all workers and the supervisor itself."""
@@ -124,9 +141,9 @@ class Overview(Probes):
         return merge_metrics.write(merge_metrics.merge(scrapes)).encode(), content_type
 
 
-def _read(text: str) -> Status | None:
-    """Return a worker's status; None if a worker that started after a package upgrade sends another form."""
+def _read(text: str, kind: type[T]) -> T | None:
+    """Return what a worker says; None if a worker that started after a package upgrade sends another form."""
     try:
-        return msgspec.json.decode(text, type=Status)
+        return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError:
         return None

@@ -66,16 +66,25 @@ class OAuthProxy:
     def _use(self, config: Config) -> None:
         self._config = config
         self._routes = {route.path.rstrip("/"): route for route in config.routes if route.upstream.url is not None}
+        issuer = config.principal.issuer if config.principal.source == "jwt" else None
+        self._issuer = issuer if oauth_metadata.origin(issuer) is not None else None
+        """The issuer whose tokens the gateway itself requires, if it is a URL, as RFC 8414 requires."""
+        self._verified = {route.path.rstrip("/") for route in config.routes} if self._issuer is not None else set()
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
         self._upstream.clear()
 
     def challenge(self, http: web.BaseRequest, value: str) -> str:
-        """Rewrite a WWW-Authenticate value of an upstream so that it points the client to the gateway."""
-        route = self._routes.get(http.path.rstrip("/"))
+        """Rewrite a WWW-Authenticate value so that it points the client to the gateway."""
+        suffix = http.path.rstrip("/")
+        route = self._routes.get(suffix)
         try:
-            return value if route is None else oauth_metadata.challenge(value, self._place(http, route))
+            if route is not None:
+                value = oauth_metadata.challenge(value, self._place(http, route))
+            if suffix in self._verified:
+                value = oauth_metadata.with_metadata(value, self._public(http), suffix)
         except GatewayError:
-            return value
+            pass
+        return value
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse | None:
         """Serve a request for an OAuth path, after the check of Host and Origin; None for any other path.
@@ -104,6 +113,8 @@ class OAuthProxy:
             return _preflight(methods)
         if http.method not in methods:
             raise _not_allowed(http.method, asked.kind, methods)
+        if asked.kind == oauth_metadata.RESOURCE and asked.suffix in self._verified - self._routes.keys():
+            return _document(self._of_issuer(self._public(http) + (asked.suffix or "/")))  # a stdio server has none
         route = self._route(asked)
         place = self._place(http, route)
         body = None
@@ -162,7 +173,8 @@ class OAuthProxy:
         published = await self._upstream.published(route, place)
         if asked.kind == oauth_metadata.RESOURCE:
             document = published.resource
-            shown = oauth_metadata.protected_resource(document, place) if document is not None else None
+            own = self._of_issuer(place.resource)
+            shown = oauth_metadata.protected_resource(document, place) if document is not None else own
         else:
             document = published.server
             shown = (
@@ -170,9 +182,11 @@ class OAuthProxy:
             )
         if shown is None:
             raise MethodNotFound(f"The upstream of route {route.path} publishes no {asked.kind.rpartition('/')[2]}")
-        return web.Response(
-            body=jsonrpc.encode(shown), content_type="application/json", headers={"Cache-Control": "no-store"}
-        )
+        return _document(shown)
+
+    def _of_issuer(self, resource: str) -> Document | None:
+        """What the gateway itself says of a resource; None if it does not verify tokens."""
+        return oauth_metadata.of_issuer(self._issuer, resource) if self._issuer is not None else None
 
     # -- endpoints ----------------------------------------------------------------------------------------------
 
@@ -217,6 +231,12 @@ def _target(path: str) -> _Target | None:
     if path.endswith(oauth_metadata.OPENID):  # OpenID Connect Discovery puts it behind the issuer's path
         return _Target(oauth_metadata.OPENID, path.removesuffix(oauth_metadata.OPENID))
     return None
+
+
+def _document(shown: Document | None) -> web.Response:
+    return web.Response(
+        body=jsonrpc.encode(shown), content_type="application/json", headers={"Cache-Control": "no-store"}
+    )
 
 
 def _picked(headers: MultiMapping[str], names: tuple[str, ...]) -> dict[str, str]:

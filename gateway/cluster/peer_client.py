@@ -5,7 +5,7 @@ import time
 from typing import Final
 
 from gateway.cluster.membership import Membership, State
-from gateway.cluster.peer_connections import NETWORK_ERRORS, PeerConnections
+from gateway.cluster.peer_connections import ANSWER_BYTES, NETWORK_ERRORS, PeerConnections
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck, ReplyBroken
 from gateway.cluster.reply_relay import Replied, ReplyRelay
 from gateway.cluster.worker import Address
@@ -154,7 +154,9 @@ class PeerClient:
 
     # -- questions ----------------------------------------------------------------------------------------------
 
-    async def ask(self, kind: messages.Kind, member: str, about: str, detail: bytes = b"") -> str:
+    async def ask(
+        self, kind: messages.Kind, member: str, about: str, detail: bytes = b"", *, most: int = ANSWER_BYTES
+    ) -> str:
         """The word with which another replica answers a question; raises PeerFailed and OwnerStalled.
 
         That replica may first have to try a connection of its own, so the timeout covers both.
@@ -169,7 +171,7 @@ class PeerClient:
         wait = 2 * (timeouts.peer_connect_seconds + timeouts.peer_accept_seconds) + timeouts.peer_accept_seconds
         try:
             async with asyncio.timeout(wait):
-                answers = await self._connections.question(address, peer_request, fresh=False)
+                answers = await self._connections.question(address, peer_request, fresh=False, most=most)
         except (*NETWORK_ERRORS, InvalidState) as exc:
             raise OwnerStalled(member) from exc
         words = [frame.word for frame in answers if isinstance(frame, messages.Answer)]

@@ -58,6 +58,17 @@ class PeerHttpRequest(aiohttp.ClientRequest):
         with suppress(*NETWORK_ERRORS):
             await super().write_bytes(writer, conn, content_length)
 
+    async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
+        """Send the request; raises ClientConnectionError if the connection has ended.
+
+        Since Python 3.12, the task begins at once. What fails then closes the connection, from which aiohttp would
+        read the reply nevertheless (AttributeError).
+        """
+        response = await super().send(conn)
+        if conn.protocol is None:
+            raise aiohttp.ClientConnectionError("The connection ended before the request was sent")
+        return response
+
 
 class PeerConnections:
     """The HTTP connections to other replicas."""
@@ -103,14 +114,16 @@ class PeerConnections:
             raise TimeoutError
         return found[0].id
 
-    async def question(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> list[messages.Frame]:
+    async def question(
+        self, address: Address, peer_request: PeerRequest, *, fresh: bool, most: int = ANSWER_BYTES
+    ) -> list[messages.Frame]:
         """The frames that answer a question; raises what `open` and reading raise."""
         async with await self.open(address, peer_request, fresh=fresh) as response:
             if response.status != 200:
                 raise OwnerStalled(peer_request.to, f"refuses a question (HTTP {response.status})")
-            answer = await read_at_most(response, ANSWER_BYTES)
+            answer = await read_at_most(response, most)
             if answer is None:
-                raise OwnerStalled(peer_request.to, f"answers a question with more than {ANSWER_BYTES} bytes")
+                raise OwnerStalled(peer_request.to, f"answers a question with more than {most} bytes")
             return self.frames(peer_request).feed(answer)
 
     def frames(self, peer_request: PeerRequest) -> Frames:

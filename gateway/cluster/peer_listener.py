@@ -34,13 +34,21 @@ _REJECTED_FIX: Final = (
 
 Serve = Callable[[Incoming, ReplyWriter], Awaitable[object]]
 """Serves a client's request that came from another replica; raises PeerFailed."""
+TellStatus = Callable[[bool], Awaitable[str]]
+"""Returns the status of this host, or of this process alone if the argument is true."""
 
 
 class PeerListener:
     """Opens the requests of other replicas, and hands them to `serve` and `witness`."""
 
-    def __init__(
-        self, in_force: InForce[Config], sealer: PeerSealer, serve: Serve, witness: Witness, traffic: Traffic
+    def __init__(  # noqa: PLR0913  (everything that another replica may ask for)
+        self,
+        in_force: InForce[Config],
+        sealer: PeerSealer,
+        serve: Serve,
+        witness: Witness,
+        tell_status: TellStatus,
+        traffic: Traffic,
     ) -> None:
         self._in_force = in_force
         self._membership = witness.membership
@@ -48,6 +56,7 @@ class PeerListener:
         self._serve = serve
         self._bodies = traffic.bodies
         self._witness = witness
+        self._tell_status = tell_status
         self._metrics = traffic.metrics
         self._logged = float("-inf")
 
@@ -71,7 +80,7 @@ class PeerListener:
         frames = Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
         reply = PeerReply(http, frames, config.timeouts.send_seconds)
         await reply.open()
-        if peer_request.kind in ("who", "reach", "holds"):
+        if peer_request.kind in ("who", "reach", "holds", "status"):
             await reply.frame(await self._answer(peer_request, http.remote, is_local=is_local))
         else:
             await self._serve_request(peer_request, reply, http, is_local=is_local)
@@ -85,6 +94,8 @@ class PeerListener:
 
     async def _answer(self, peer_request: PeerRequest, remote: str | None, *, is_local: bool) -> messages.Frame:
         """The answer to a question."""
+        if peer_request.kind == "status":
+            return messages.Answer(await self._tell_status(is_local))
         if peer_request.kind != "who":
             return messages.Answer(await self._witness.tell(peer_request, is_local=is_local))
         if peer_request.path:

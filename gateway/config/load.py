@@ -122,8 +122,13 @@ def _finish(tree: object, problems: list[Problem], source: str, env: Mapping[str
 
 
 def digest(config: Config) -> str:
-    """Return 12 hex digits of SHA-256 over the configuration without its secrets (only their presence counts)."""
+    """Return 12 hex digits of SHA-256 over the configuration without its secrets (only their presence counts).
+
+    The replica's own id and addresses do not count either, so that replicas can be compared.
+    """
     plain = msgspec.to_builtins(config)
+    for section, key in ((plain, "listen"), (plain, "admin"), (plain["replica"], "id"), (plain["replica"], "listen")):
+        del section[key]
     plain["state"]["keys"] = len(config.state.keys)
     plain["state"]["session_keys"] = len(config.state.session_keys)
     for route in plain["routes"]:

@@ -8,6 +8,7 @@ from gateway.auth.authenticator import Authenticator
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.stdio_forwarding import StdioForwarding
+from gateway.downstream.task_requests import TaskRequests
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.upstream_headers import asks_as_client
@@ -32,9 +33,11 @@ class EraRouting:
         continuation: Continuation,
         passthrough: Passthrough,
         legacy: LegacyRouting,
+        task_requests: TaskRequests,
     ) -> None:
         self._authenticator = authenticator
         self._continuation = continuation
+        self._task_requests = task_requests
         self._passthrough = passthrough
         self.stdio = StdioForwarding()
         self._legacy = legacy
@@ -98,13 +101,15 @@ class EraRouting:
         return await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route))
 
     async def _is_ours(self, incoming: Incoming, live: LiveRoute) -> bool:
-        """Whether this is a round of a call that the gateway began when the upstream seemed to be legacy."""
+        """Whether this is about a call, or a task, that the gateway began when the upstream seemed to be legacy."""
         if _OUR_STATE not in incoming.body:
             return False
         try:
             if incoming.parsed().id is None:
                 return False
             caller = await self._caller(incoming, live)
+            if self._task_requests.is_ours(incoming, caller, live.route.path):
+                return True
             _ = self._continuation.open(incoming, caller, live.route.bound_headers)
         except DownstreamError:
             return False

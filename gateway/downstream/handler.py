@@ -67,7 +67,7 @@ class RequestHandler:
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
         pinned = PinnedClients(routes.process, continuation.new_calls)
         self._dispatcher = Dispatcher(continuation, task_requests, pinned)
-        self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy)
+        self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy, task_requests)
         self._rejections = Rejections(routes)
         self._ids = ids.numbered(secrets.token_hex(6))
         self.in_flight = 0

@@ -10,11 +10,12 @@ from aiohttp import web
 from msgspec import Raw
 
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
+from gateway.bridge.upstream_call import BUG
 from gateway.exchange.events import Leg
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.protocol import header_mismatch, jsonrpc, mcp, sse
-from gateway.protocol.errors import GatewayError, InvalidParams, Stopping, UpstreamError
+from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Stopping, UpstreamError
 from gateway.protocol.request import ParsedBody
 from gateway.routes.live_route import LiveRoute
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
@@ -107,10 +108,15 @@ class _Passage:
         try:
             await modern.request(self._body, self._take)
         except GatewayError as exc:
-            self._finish(FinalMessage.of_error(exc, self._id, self._request_id))
+            self._fail(exc)
         except ValueError as exc:
-            error = GatewayError(f"The server of route {self.live.route.path} sent a malformed response: {exc}")
-            self._finish(FinalMessage.of_error(error, self._id, self._request_id))
+            self._fail(GatewayError(f"The server of route {self.live.route.path} sent a malformed response: {exc}"))
+        except Exception:  # the outermost edge of the request's task, where it is counted
+            self._fail(CallLost(BUG))
+            raise
+
+    def _fail(self, error: GatewayError) -> None:
+        self._finish(FinalMessage.of_error(error, self._id, self._request_id))
 
     def _take(self, data: bytes) -> None:
         message = jsonrpc.message(data)

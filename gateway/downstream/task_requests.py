@@ -7,6 +7,7 @@ finds goes on with the task.
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Raw
@@ -14,10 +15,11 @@ from msgspec import Raw
 from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.downstream.round import Round
+from gateway.http.incoming import Caller, Incoming
 from gateway.http.upstream_headers import joined
 from gateway.identity import principal as principals
 from gateway.protocol import mcp
-from gateway.protocol.errors import InvalidParams, InvalidState, TasksUndeclared, UnknownTask
+from gateway.protocol.errors import DownstreamError, InvalidParams, InvalidState, TasksUndeclared, UnknownTask
 from gateway.protocol.request import Request
 from gateway.routes.live_route import ProcessScope
 from gateway.seal.task_handle import TaskHandle
@@ -43,7 +45,11 @@ class TaskRequests:
         if not request.declared.tasks and not request.declared.legacy_tasks:
             raise TasksUndeclared(request.method)
         sealed = first_form.task_id(request)
-        handle = self._open(round_, sealed)
+        try:
+            handle = self._open(round_.incoming, round_.caller, round_.live.route.path, sealed)
+        except InvalidState as exc:
+            self._process.metrics.state_rejected(exc.reason)
+            raise UnknownTask from exc
         task = self.table.find(handle.exchange)
         if task is None:
             if (handle.owner, handle.epoch) == (self._process.owner, self._process.epoch):
@@ -56,22 +62,30 @@ class TaskRequests:
             task = self._go_on(round_, handle, sealed, is_proven=found.proven)
         await task.known()
         await task.live.upstream.pool.authorise(round_.key, round_.headers, task.session)
+        task.check()
         task.headers = round_.headers
         return await round_.answer(await self._answer(task, request))
 
-    def _open(self, round_: Round, sealed: str) -> TaskHandle:
-        caller, incoming = round_.caller, round_.incoming
+    def is_ours(self, incoming: Incoming, caller: Caller, path: str) -> bool:
+        """Whether this is a request about a task that the gateway gave to this caller."""
+        try:
+            request = incoming.request()
+            if request.method not in METHODS:
+                return False
+            _ = self._open(incoming, caller, path, first_form.task_id(request))
+        except DownstreamError:
+            return False
+        return True
+
+    def _open(self, incoming: Incoming, caller: Caller, path: str, sealed: str) -> TaskHandle:
+        """The handle that a caller sent; raises InvalidState."""
 
         def digest(names: Sequence[str]) -> bytes:
             return principals.of_headers(
                 names, lambda name: joined(incoming.headers, name) if name != caller.distrusted_header else None
             )
 
-        try:
-            return self.table.sealer.open(sealed, round_.live.route.path, caller.principal, digest, time.time())
-        except InvalidState as exc:
-            self._process.metrics.state_rejected(exc.reason)
-            raise UnknownTask from exc
+        return self.table.sealer.open(sealed, path, caller.principal, digest, time.time())
 
     def _go_on(self, round_: Round, handle: TaskHandle, sealed: str, *, is_proven: bool) -> LiveTask:
         """Go on with a task whose owner is gone."""
@@ -93,7 +107,7 @@ class TaskRequests:
                 await task.answer(request.input_responses or {})
                 return modern.ACKNOWLEDGED
             case mcp.TASKS_CANCEL:
-                await task.cancel()
+                task.cancel()
                 return modern.ACKNOWLEDGED
             case _:
                 return modern.get_result(await task.full_view())
@@ -107,16 +121,13 @@ class TaskRequests:
             case mcp.TASKS_CANCEL:
                 if task.is_over:
                     raise InvalidParams("The task is over, so it cannot be cancelled")
-                await task.cancel()
+                task.cancel()
                 return first_form.task(task.view())
             case mcp.TASKS_RESULT:
-                with_limit = task.live.config.legs.limit_seconds
-                try:
-                    async with asyncio.timeout(with_limit):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(task.live.config.legs.limit_seconds):
                         while task.status == "working":
                             await task.change()
-                except TimeoutError:
-                    pass
                 return first_form.payload(await task.full_view())
             case _:
                 return first_form.task(task.view())

@@ -4,7 +4,7 @@ Sources: specification 2026-07-28 basic/patterns/mrtr, client/elicitation, clien
 """
 
 import hashlib
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -214,7 +214,7 @@ def withdrawn(question: Question) -> tuple[Raw | None, jsonrpc.Error | None]:
     return None, jsonrpc.Error(mcp.INTERNAL_ERROR, "The client did not answer in time")
 
 
-def input_requests(questions: dict[str, Question]) -> bytes:
+def input_requests(questions: Mapping[str, Question]) -> bytes:
     """The `inputRequests` map."""
     return jsonrpc.merge(
         (key, b'{"method":%b,"params":%b}' % (jsonrpc.encode(question.method), bytes(question.params or b"{}")))

@@ -81,6 +81,20 @@ def challenge(value: str, place: Place) -> str:
     return _METADATA_PARAMETER.sub(named, value)
 
 
+def with_metadata(value: str, public: str, suffix: str) -> str:
+    """A Bearer challenge that leads to the metadata of a route (RFC 9728 section 5.1), unless it leads to some."""
+    scheme, space, rest = value.partition(" ")
+    if scheme.lower() != "bearer" or _METADATA_PARAMETER.search(rest):
+        return value
+    parameter = f'resource_metadata="{public}{RESOURCE}{suffix}"'
+    return f"{scheme} {parameter}{', ' if space else ''}{rest}"
+
+
+def of_issuer(issuer: str, resource: str) -> Document:
+    """RFC 9728 metadata of a resource whose tokens the gateway verifies, and whose upstream publishes none."""
+    return {"resource": resource, "authorization_servers": [issuer], "bearer_methods_supported": ["header"]}
+
+
 def protected_resource(document: Document, place: Place) -> Document:
     """RFC 9728 metadata for the client: of the URL that it uses, with authorization servers that it can reach."""
     changed = dict(document)

@@ -18,7 +18,7 @@ from gateway.legacy_front.backend import ClientMessage, Connect, RequestId, requ
 from gateway.legacy_front.outbox import Outbox
 from gateway.legacy_front.session_ids import Front
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, GatewayError, InvalidRequest
+from gateway.protocol.errors import Busy, CallLost, GatewayError, InvalidRequest
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 
@@ -26,6 +26,8 @@ STANDALONE: Final = 0
 """The name of the stream for messages that belong to no request; over HTTP+SSE it is the only one."""
 _MAX_OPEN: Final = 256
 """How many requests of a session may be open at once."""
+_MAX_OPEN_BODIES: Final = 4
+"""How many requests of the largest size may be open at once."""
 
 
 class Stream(Outbox):
@@ -75,6 +77,8 @@ class FrontSession:
         self.standalone = self._new_stream()
         self._open: dict[RequestId, Stream | None] = {}
         """The requests that are not answered yet, with the streams of their answers; None if the client has left."""
+        self._sizes: dict[RequestId, int] = {}
+        """The sizes of those requests, which their server or the mirror may have to keep."""
         self._answered = asyncio.Event()
         self.backend = connect(self)
 
@@ -82,6 +86,11 @@ class FrontSession:
     def open_requests(self) -> int:
         """How many requests of the client are not answered yet."""
         return len(self._open)
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether nothing but the client keeps the session: no server has accepted it, or is being asked to."""
+        return not (self.is_initialized or self._open)
 
     @property
     def awaits_initialize(self) -> bool:
@@ -105,7 +114,9 @@ class FrontSession:
         if request is None:
             self.backend.receive(message)
             return None
+        self._check_room(len(message.data))
         stream = self._begin(request)
+        self._sizes[request] = len(message.data)
         if is_initialize:
             self._initialize, self.refusal = request, None
             self._answered.clear()
@@ -115,6 +126,15 @@ class FrontSession:
             self._forget(request, stream)
             raise
         return stream
+
+    def _check_room(self, size: int) -> None:
+        """Raise Busy if the open requests take too much; a client of HTTP+SSE needs no connection for each."""
+        if sum(self._sizes.values()) + size > _MAX_OPEN_BODIES * self.live.config.limits.body_bytes:
+            raise Busy(
+                f"The open requests of the session take more than {_MAX_OPEN_BODIES} times limits.body_bytes; await "
+                "an answer first",
+                status=429,
+            )
 
     def _begin(self, request: RequestId) -> Stream:
         if request in self._open:
@@ -137,6 +157,7 @@ class FrontSession:
     def _forget(self, request: RequestId, stream: Stream) -> None:
         """Take a request back that the backend did not take."""
         self._open.pop(request, None)
+        self._sizes.pop(request, None)
         if stream is not self.standalone:
             self.drop(stream)
 
@@ -229,6 +250,7 @@ class FrontSession:
 
     def _close_request(self, request: RequestId) -> None:
         del self._open[request]
+        self._sizes.pop(request, None)
         if request == self._initialize:
             self._answered.set()
 

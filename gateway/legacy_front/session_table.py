@@ -72,7 +72,16 @@ class SessionTable:
         if self._of_route[path] >= pool.most:
             name = "sessions.max" if route.upstream.command is None else "sessions.max or upstream.max_children"
             raise Busy(f"Legacy clients have as many sessions on route {path} as there may be ({name})", status=503)
+        self._check_unproven(live)
         pool.take_opening(caller.principal, caller.address)
+
+    def _check_unproven(self, live: LiveRoute) -> None:
+        """Raise Busy if streams without an initialized session have all the places of newcomers: they cost nothing."""
+        path, most = live.route.path, live.upstream.pool.most_of_newcomers
+        if self._of_route[path] >= most:
+            sessions = self._sessions.values()
+            if sum(session.is_unproven and session.live.route.path == path for session in sessions) >= most:
+                raise pool_errors.busy(live.route, is_newcomer=True)
 
     def _count(self, session: FrontSession, change: int) -> None:
         path = session.live.route.path
@@ -95,7 +104,7 @@ class SessionTable:
             now = time.monotonic()
             for session in tuple(self._sessions.values()):
                 config = session.live.config
-                is_in_use = session.readers and (session.is_initialized or session.open_requests)
+                is_in_use = session.readers and not session.is_unproven
                 if not is_in_use and now - session.used > config.sessions.client_idle_seconds:
                     session.end(InvalidRequest("The session was idle for sessions.client_idle_seconds"))
                 elif session.awaits_initialize and now - session.began > config.limits.receive_seconds:

@@ -11,12 +11,15 @@ from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from gateway.exchange import questions
 from gateway.exchange.questions import KINDS, MAX_QUESTIONS, Malformed
+from gateway.mirror import task as tasks
 from gateway.mirror.profile import Profile
 from gateway.mirror.translation import legacy_answer, legacy_notification, legacy_result, modern_request, tool_error
 from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost
 
 MAX_ROUNDS: Final = 32
 """Modern clients stop after ten; a server that goes on like this would never end."""
@@ -51,10 +54,14 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
-    """The place of a call: the number of its round, with the upstream's state (JSON) that the round began with."""
+    """The place of a call: the number of its round, with the upstream's state (JSON) that the round began with.
+
+    `task` is the upstream's id of the task that the call has become.
+    """
 
     round: int = 0
     state: bytes | None = None
+    task: str | None = None
 
 
 class Notify(NamedTuple):
@@ -73,13 +80,21 @@ class Again(NamedTuple):
     """The next round goes upstream."""
 
 
+class Poll(NamedTuple):
+    """The server works on the task; it is asked again after some seconds."""
+
+    seconds: float
+    is_new: bool = False
+    """Whether the call has become a task just now."""
+
+
 class End(NamedTuple):
     """The client gets its response."""
 
     message: bytes
 
 
-Step = Notify | Ask | Again | End
+Step = Notify | Ask | Again | Poll | End
 
 
 class MirroredCall:
@@ -93,49 +108,100 @@ class MirroredCall:
         self.open: dict[str, Question] = {}
         """The questions of this round that the client has not answered, by key."""
         self.answers: dict[str, bytes] = {}
+        self.may_declare_tasks = True
+        """Whether a server that needs tasks is called again with the extension declared."""
+        self._declares_tasks = progress.task is not None
+        self._taken: set[str] = set()
+        """The keys of the task's questions whose answers the server has taken."""
+        self.live_task = progress.task
+        """The upstream's id of the task, until the server says that it is over."""
+
+    @property
+    def aim(self) -> tuple[str, str]:
+        """The method and the target of the request that is to be sent."""
+        task = self.progress.task
+        if task is None:
+            return self.request.method, self.request.target
+        return (mcp.TASKS_UPDATE if self.answers else mcp.TASKS_GET), task
 
     def sent(self, id_: bytes, log_level: str | None) -> bytes:
         """The request of the present round; raises ValueError if the client's `_meta` is malformed."""
         added: dict[str, bytes | Raw] = {}
+        profile = self.profile.with_tasks if self._declares_tasks else self.profile
         if self.answers:
             added["inputResponses"] = jsonrpc.merge(self.answers.items())
+        method, target = self.aim
+        if self.progress.task is not None:
+            return modern_request(id_, method, {"taskId": Raw(jsonrpc.encode(target))}, profile, added=added)
         if self.progress.state is not None:
             added["requestState"] = self.progress.state
-        request = self.request
-        params = jsonrpc.fields(request.params)
-        return modern_request(id_, request.method, params, self.profile, log_level=log_level, added=added)
+        params = jsonrpc.fields(self.request.params)
+        return modern_request(id_, method, params, profile, log_level=log_level, added=added)
+
+    def cancelling(self, task_id: str, id_: bytes) -> bytes:
+        """The request that cancels the task."""
+        params = {"taskId": Raw(jsonrpc.encode(task_id))}
+        return modern_request(id_, mcp.TASKS_CANCEL, params, self.profile.with_tasks)
 
     # -- from the upstream --------------------------------------------------------------------------------------
 
     def received(self, data: bytes) -> Step | None:
-        """Take a message of the upstream; None if it concerns nobody. Raises ValueError for one that is malformed."""
+        """Take a message of the upstream; None if it concerns nobody.
+
+        Raises ValueError for one that is malformed, and CallLost if it says nothing of a task that may still work.
+        """
         message = jsonrpc.message(data)
         if message.method is not None:
             notification = legacy_notification(message, data)
             return None if notification is None else Notify(notification)
         if isinstance(message.error, Raw):
-            return End(legacy_answer(self.request.id, self.request.method, jsonrpc.error(message.error)))
-        if not isinstance(message.result, Raw):
-            return None
-        opened = jsonrpc.fields(message.result)
-        if jsonrpc.text(opened.get("resultType")) == "input_required":
-            return self._input_required(opened)
-        return End(jsonrpc.result(self.request.id, legacy_result(self.request.method, message.result)))
+            return self._refused(jsonrpc.error(message.error))
+        return self._resulted(message.result) if isinstance(message.result, Raw) else None
+
+    def _resulted(self, result: Raw) -> Step:
+        opened = jsonrpc.fields(result)
+        if self.progress.task is not None:
+            return self._updated(tasks.read(opened)) if not self.answers else self._taken_over()
+        match jsonrpc.text(opened.get("resultType")):
+            case "input_required":
+                return self._input_required(opened)
+            case "task":
+                self.progress = Progress(self.progress.round, task=tasks.created(opened))
+                self.live_task, self._declares_tasks, self.answers = self.progress.task, True, {}
+                return Poll(tasks.pause(opened), is_new=True)
+            case _:
+                return self._ended(result)
+
+    def _ended(self, result: Raw) -> End:
+        return End(jsonrpc.result(self.request.id, legacy_result(self.request.method, result)))
+
+    def _refused(self, error: jsonrpc.Error) -> Step:
+        if self.progress.task is not None:
+            return self._task_refused(error)
+        may_declare = self.may_declare_tasks and not self._declares_tasks and self.request.method == mcp.TOOLS_CALL
+        if may_declare and tasks.is_wanted(error):
+            self._declares_tasks = True
+            return Again()
+        return End(legacy_answer(self.request.id, self.request.method, error))
 
     def _input_required(self, result: jsonrpc.Fields) -> Step:
-        if self.progress.round + 1 >= MAX_ROUNDS:
-            return self.failed(
-                f"The server asked in {MAX_ROUNDS} rounds and gave no result; the gateway ended the call"
-            )
         state = result.get("requestState")
         if state is not None and jsonrpc.text(state) is None:
             raise ValueError("`requestState` must be a string")
         asked = jsonrpc.fields(result.get("inputRequests", jsonrpc.EMPTY))
+        return self._asked(asked, Progress(self.progress.round + 1, None if state is None else bytes(state)))
+
+    def _asked(self, asked: jsonrpc.Fields, progress: Progress) -> Step:
+        """Begin the round of these questions."""
+        if progress.round >= MAX_ROUNDS:
+            return self.failed(
+                f"The server asked in {MAX_ROUNDS} rounds and gave no result; the gateway ended the call"
+            )
         if len(asked) > MAX_QUESTIONS:
             return self.failed(f"The server asked {len(asked)} questions at once, more than {MAX_QUESTIONS}")
         if any(len(key.encode("utf-8", "surrogatepass")) > _MAX_KEY_BYTES for key in asked):
             return self.failed(f"The server asked a question whose key has more than {_MAX_KEY_BYTES} bytes")
-        self.progress = Progress(self.progress.round + 1, None if state is None else bytes(state))
+        self.progress = progress
         self.answers = {}
         self.open = {}
         for key, raw in asked.items():
@@ -145,6 +211,40 @@ class MirroredCall:
                 return question
             self.open[key] = question
         return Ask(tuple(self.open.values())) if self.open else Again()
+
+    def _updated(self, found: tasks.State) -> Step:
+        """Take what `tasks/get` says."""
+        if found.status in ("completed", "failed", "cancelled"):
+            self.live_task = None
+        if found.result is not None:
+            return self._ended(found.result)
+        if found.error is not None:
+            return End(legacy_answer(self.request.id, self.request.method, found.error))
+        if found.status == "cancelled":
+            return self.failed("The server cancelled the task of this call, which may have had effects")
+        # The server may take a while to note an answer, and name its question until then.
+        asked = {key: raw for key, raw in found.asked.items() if key not in self._taken}
+        return (
+            self._asked(asked, replace(self.progress, round=self.progress.round + 1)) if asked else Poll(found.pause)
+        )
+
+    def _taken_over(self) -> Step:
+        """The server has the answers to the task's questions."""
+        self._taken |= self.answers.keys()
+        self.answers = {}
+        return Poll(0)
+
+    def _task_refused(self, error: jsonrpc.Error) -> Step:
+        """Take an error about the task; it ends the call unless another try may succeed."""
+        if error.code == mcp.INTERNAL_ERROR:
+            raise CallLost(f"The server failed to tell of the task of this call: {error.message[:200]}")
+        if error.code == mcp.INVALID_PARAMS and not self.answers:
+            self.live_task = None
+            return self.failed(
+                f"The server does not know the task of this call any more ({error.message[:200]}): its time was over, "
+                "or the server was restarted. The task may have had effects"
+            )
+        return self.failed(f"The server refused {self.aim[0]} for the task of this call: {error.message[:200]}")
 
     def _question(self, key: str, raw: Raw) -> Question | End:
         opened = jsonrpc.fields(raw)

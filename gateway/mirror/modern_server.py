@@ -108,17 +108,28 @@ class HttpServer:
     """A modern server over streamable HTTP."""
 
     def __init__(
-        self, client: Client, endpoint: Endpoint, silence: CoarseTimer, failed: Callable[[GatewayError], None]
+        self,
+        client: Client,
+        endpoint: Endpoint,
+        silence: CoarseTimer,
+        failed: Callable[[GatewayError], None],
+        refused: Callable[[str], None],
     ) -> None:
-        """`silence` limits how long a reply may be silent; `failed` is told of every request without a response."""
+        """`silence` limits how long a reply may be silent; `failed` is told of every request without a response.
+
+        `refused` is told of each request of the server, by its method: modern servers send none, and nobody gets it.
+        """
         self._client = client
         self._endpoint = endpoint
         self._silence = silence
         self._failed = failed
+        self._refused = refused
 
     def begin(self, request: Outgoing, listener: Listener) -> "Pending":
         """See `ModernServer`."""
-        return _Reply(self._client, self._endpoint, request, listener, self._silence, self._failed).begin()
+        return _Reply(
+            self._client, self._endpoint, request, listener, self._silence, self._failed, self._refused
+        ).begin()
 
 
 class _Reply:
@@ -132,6 +143,7 @@ class _Reply:
         listener: Listener,
         silence: CoarseTimer,
         failed: Callable[[GatewayError], None],
+        refuse: Callable[[str], None],
     ) -> None:
         self._client = client
         self._endpoint = endpoint
@@ -139,6 +151,7 @@ class _Reply:
         self._listener = listener
         self._silence = silence
         self._failed = failed
+        self._refuse = refuse
         self._pending: PendingRequest
         self._head: ReplyHead
         self._parser: sse.Parser | None = None
@@ -225,6 +238,9 @@ class _Reply:
         """Hand a message over; the response ends the reply, even if the stream stays open."""
         try:
             message = jsonrpc.message(data)
+            if message.method is not None and isinstance(message.id, Raw):
+                self._refuse(message.method)
+                return
             if reply_messages.is_response(message):
                 self._is_over = True
                 # A server may keep the stream open; if it ends now, its connection carries the next request.

@@ -7,6 +7,7 @@ request that it sends upstream.
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
@@ -41,6 +42,14 @@ class Profile(msgspec.Struct, frozen=True, array_like=True):
     def declared(self) -> Capabilities:
         """The kinds of questions that the client can answer."""
         return capabilities_of(self.capabilities)
+
+    @property
+    def with_tasks(self) -> "Profile":
+        """The same client, for whom the gateway follows the tasks of a server."""
+        opened = jsonrpc.fields(self.capabilities)
+        extensions = jsonrpc.fields(opened.get("extensions", jsonrpc.EMPTY)) | {mcp.TASKS: jsonrpc.EMPTY}
+        declared = {**opened, "extensions": msgspec.Raw(jsonrpc.merge(extensions.items()))}
+        return replace(self, capabilities=jsonrpc.merge(declared.items()))
 
     @property
     def resumes(self) -> bool:

@@ -1,24 +1,32 @@
 """Runs the rounds of one mirrored call at its server.
 
-One call has at most one request in flight upstream. Between two rounds it has none, and nothing is held there.
+One call has at most one request in flight upstream. Between two rounds it has none, and nothing is held there, but for
+a task that the call has become: the task ends with the call, or is cancelled.
 """
 
+import asyncio
 import itertools
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Protocol
 
 import msgspec
 from msgspec import Raw
 
-from gateway.mirror.call import Again, Ask, End, MirroredCall, Notify, Question, Step
+from gateway.config import TaskLimits
+from gateway.mirror.call import Again, Ask, End, MirroredCall, Notify, Poll, Question, Step
 from gateway.mirror.catalog import CallerKey, ToolCatalog
-from gateway.mirror.modern_server import ModernServer, Outgoing, Pending
+from gateway.mirror.modern_server import ModernServer, Outgoing, Pending, ask
 from gateway.protocol import jsonrpc, mcp, param_headers
-from gateway.protocol.errors import GatewayError, InvalidParams
+from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused
+from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Headers
 
 _IDS: Final = itertools.count(1)
+_PAUSES: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
+"""The pauses after requests about a task that failed in a row; after the last one the task counts as lost."""
 
 
 class Upstream(msgspec.Struct, frozen=True, eq=False):
@@ -28,6 +36,16 @@ class Upstream(msgspec.Struct, frozen=True, eq=False):
     catalog: ToolCatalog
     caller: CallerKey
     tasks: Tasks
+    drives_tasks: bool = True
+    """Whether the gateway declares tasks for a client that cannot."""
+    task_seconds: float = TaskLimits().ttl_seconds
+    """How long a task may take."""
+
+    @classmethod
+    def of(cls, live: LiveRoute, server: ModernServer, catalog: ToolCatalog, caller: CallerKey) -> "Upstream":
+        """The upstream of a route."""
+        drives, seconds = live.route.tasks.undeclared == "drive", live.config.tasks.ttl_seconds
+        return cls(server, catalog, caller, live.process.tasks, drives, seconds)
 
 
 class Hears(Protocol):
@@ -61,8 +79,14 @@ class Runner:
         self._hears = hears
         self._log_level = log_level
         self._pending: Pending | None = None
-        self._headers: Headers = {}
+        self.headers: Headers = {}
+        """The newest headers of the client."""
         self._is_relisted = False
+        self._polling: asyncio.TimerHandle | None = None
+        self._failures = 0
+        """How many requests about the task have failed in a row."""
+        self._ends_at = time.monotonic() + upstream.task_seconds if call.live_task is not None else float("inf")
+        call.may_declare_tasks = upstream.drives_tasks
 
     @property
     def is_running(self) -> bool:
@@ -71,42 +95,53 @@ class Runner:
 
     def run(self, headers: Headers) -> None:
         """Send the present round; `headers` are the client's."""
-        self._headers = headers
-        request = self.call.request
-        if request.method != mcp.TOOLS_CALL or self._upstream.catalog.knows(self._upstream.caller, request.target):
+        self.headers = headers
+        method, target = self.call.aim
+        if method != mcp.TOOLS_CALL or self._upstream.catalog.knows(self._upstream.caller, target):
             self._send()
         else:
             self._upstream.tasks.spawn(self._list_and_send(), "list tools")
 
     async def _list_and_send(self) -> None:
         upstream = self._upstream
-        await upstream.catalog.read(upstream.caller, upstream.server, self.call.profile, self._headers)
+        await upstream.catalog.read(upstream.caller, upstream.server, self.call.profile, self.headers)
         if not self.is_over:
             self._send()
 
     def _send(self) -> None:
-        request, upstream = self.call.request, self._upstream
+        (method, target), upstream = self.call.aim, self._upstream
+        if time.monotonic() > self._ends_at:
+            self._fail(
+                CallLost("The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects")
+            )
+            return
         try:
             body = self.call.sent(b"%d" % next(_IDS), self._log_level())
-            outgoing = Outgoing(body, request.method, request.target, self._headers, self._param_headers())
+            outgoing = Outgoing(body, method, target, self.headers, self._param_headers(method, target))
         except InvalidParams as exc:
             self._fail(exc)
             return
         except ValueError as exc:
             self._fail(InvalidParams(f'"params._meta" cannot be read: {exc}'))
             return
-        self._hears.sending()
+        if method != mcp.TASKS_GET:
+            self._hears.sending()
         try:
             self._pending = upstream.server.begin(outgoing, self)
         except ValueError as exc:
             self._fail(InvalidParams(f"A header of the request cannot be sent to the server: {exc}"))
 
-    def _param_headers(self) -> dict[str, str]:
-        request, upstream = self.call.request, self._upstream
-        if request.method != mcp.TOOLS_CALL:
+    def _param_headers(self, method: str, target: str) -> dict[str, str]:
+        if method != mcp.TOOLS_CALL:
             return {}
-        mirrored = upstream.catalog.find(upstream.caller, request.target).mirrored
-        return param_headers.headers_for(mirrored, jsonrpc.fields(request.params).get("arguments")) if mirrored else {}
+        mirrored = self._upstream.catalog.find(self._upstream.caller, target).mirrored
+        if not mirrored:
+            return {}
+        return param_headers.headers_for(mirrored, jsonrpc.fields(self.call.request.params).get("arguments"))
+
+    def _poll_in(self, seconds: float) -> None:
+        poll = self._upstream.tasks.guard(self._send, "poll a task")
+        self._polling = asyncio.get_running_loop().call_later(seconds, poll)
 
     def answer(self, key: str, message: jsonrpc.Message, headers: Headers) -> None:
         """Take the client's response to a question; the last one sends the next round, with its own headers."""
@@ -114,7 +149,7 @@ class Runner:
             return
         step = self.call.answered(key, message)
         if step is not None:
-            self._headers = headers
+            self.headers = headers
             self._take(step)
 
     def cancel(self) -> None:
@@ -126,6 +161,17 @@ class Runner:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.abort()
+        if self._polling is not None:
+            self._polling.cancel()
+        if self.call.live_task is not None:
+            self._upstream.tasks.spawn(self._cancel_task(self.call.live_task), "send upstream")
+            self.call.live_task = None
+
+    async def _cancel_task(self, task_id: str) -> None:
+        """Tell the server that nobody waits for the task; its own time limit ends it otherwise."""
+        body = self.call.cancelling(task_id, b"%d" % next(_IDS))
+        with suppress(GatewayError):
+            _ = await ask(self._upstream.server, Outgoing(body, mcp.TASKS_CANCEL, task_id, self.headers))
 
     def _fail(self, error: GatewayError) -> None:
         self.is_over = True
@@ -138,8 +184,13 @@ class Runner:
         """See `Listener`."""
         if self.is_over or (self._is_stale(data) and self._list_again()):
             return
-        step = self.call.received(data)
+        try:
+            step = self.call.received(data)
+        except CallLost as exc:
+            self.on_failed(exc)
+            return
         if step is not None:
+            self._failures = 0
             if isinstance(step, End):
                 self._learn(data)
             self._take(step)
@@ -147,8 +198,14 @@ class Runner:
     def on_failed(self, error: GatewayError, /) -> None:
         """See `Listener`."""
         self._pending = None
-        if not self.is_over:
+        if self.is_over:
+            return
+        if self.call.live_task is None or isinstance(error, Refused) or self._failures >= len(_PAUSES):
             self._fail(error)
+            return
+        # The server works on the task all the same, and takes answers that it has taken already.
+        self._poll_in(_PAUSES[self._failures])
+        self._failures += 1
 
     def _take(self, step: Step) -> None:
         match step:
@@ -160,9 +217,16 @@ class Runner:
             case Again():
                 self._pending = None
                 self._send()
+            case Poll(seconds, is_new):
+                self._pending = None
+                if is_new:
+                    self._ends_at = time.monotonic() + self._upstream.task_seconds
+                    self._hears.sending()
+                self._poll_in(seconds)
             case End(message):
                 self.is_over = True
                 self._pending = None
+                self._abort()
                 self._hears.end(message)
 
     def _learn(self, data: bytes) -> None:
@@ -173,7 +237,7 @@ class Runner:
 
     def _is_stale(self, data: bytes) -> bool:
         """Whether the server refused the call, unrun, because its headers are not those of the tool's schema."""
-        if self._is_relisted or self.call.request.method != mcp.TOOLS_CALL or b"%d" % mcp.HEADER_MISMATCH not in data:
+        if self._is_relisted or self.call.aim[0] != mcp.TOOLS_CALL or b"%d" % mcp.HEADER_MISMATCH not in data:
             return False
         error = jsonrpc.message(data).error
         return isinstance(error, Raw) and jsonrpc.error(error).code == mcp.HEADER_MISMATCH

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from gateway.bridge.upstream_call import BUG
 from gateway.mirror.modern_server import Listener, Outgoing
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.runtime.tasks import Tasks
@@ -26,6 +27,9 @@ class StdioServer:
             listener.on_failed(exc)
         except ValueError as exc:
             listener.on_failed(CallLost(f"The server sent a malformed message ({exc}); the call may have had effects"))
+        except Exception:  # the outermost edge of the request's task, where it is counted
+            listener.on_failed(CallLost(BUG))
+            raise
 
 
 class _Pending:

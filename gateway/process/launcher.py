@@ -79,7 +79,11 @@ class ChildLauncher:
         if self._prestarting is not None:
             self._prestarting.cancel()
         while self._prestarted:
-            self._tasks.spawn(self._prestarted.popleft().close(), "close session")
+            self.end(self._prestarted.popleft())
+
+    def end(self, child: Child) -> None:
+        """End a child in the background."""
+        self._tasks.spawn(child.close(), "close session")
 
     # -- starting -----------------------------------------------------------------------------------------------
 

@@ -143,10 +143,12 @@ def items(raw: Raw | bytes) -> list[Raw]:
 def inspect(decode: Callable[[Raw | bytes], T], raw: Raw | bytes) -> T:
     """Decode JSON that is inspected but not passed on; unpaired surrogates become U+FFFD.
 
-    `decode` is a msgspec decoder; its errors are raised unchanged.
+    `decode` is a msgspec decoder; its errors are raised unchanged, but nesting that exhausts it is a ValueError.
     """
     try:
         return decode(raw)
+    except RecursionError as exc:
+        raise ValueError("JSON is nested too deeply") from exc
     except msgspec.DecodeError as exc:
         return decode(unpaired_surrogates.replaced(_hidden(raw, exc)))
 

@@ -77,12 +77,15 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 def of_tools(result: bytes) -> dict[str, Tool]:
-    """The tools of a ListToolsResult, by name."""
-    listed = jsonrpc.inspect(_decode_tools, result).tools
-    return {
-        tool.name: Tool(_of_schema(tool.inputSchema), _is_ephemeral(tool.annotations), _task_support(tool.execution))
-        for tool in listed
-    }
+    """The tools of a ListToolsResult, by name; raises ValueError."""
+    try:
+        return {tool.name: _known(tool) for tool in jsonrpc.inspect(_decode_tools, result).tools}
+    except RecursionError as exc:
+        raise ValueError("a tool is nested too deeply") from exc
+
+
+def _known(tool: _Tool) -> Tool:
+    return Tool(_of_schema(tool.inputSchema), _is_ephemeral(tool.annotations), _task_support(tool.execution))
 
 
 def _task_support(execution: Raw) -> str:
@@ -95,7 +98,7 @@ def _task_support(execution: Raw) -> str:
 def _is_ephemeral(annotations: Raw) -> bool:
     try:
         hints = jsonrpc.inspect(_decode_hints.decode, annotations)
-    except msgspec.MsgspecError:
+    except ValueError:
         return False
     return hints is not None and (hints.readOnlyHint or hints.idempotentHint)
 

@@ -116,7 +116,7 @@ def _flaw(tool: Raw) -> str | None:
     except ValueError as exc:
         return str(exc)[:_MAX_NAME]
     except RecursionError:
-        return "it is nested too deeply"
+        return "JSON is nested too deeply"
 
 
 def _name(tool: Raw) -> str:

@@ -5,8 +5,8 @@ keeps two promises of a held call: its answers go upstream once, and it is cance
 A million records fit into half a gigabyte, so nothing here is kept in more than one object for each call.
 """
 
-import sys
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -69,7 +69,13 @@ class ColdCall(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 def packed(remains: Remains, headers: Headers) -> tuple[bytes, str]:
     """The texts of a record."""
-    return _pack(remains), sys.intern(jsonrpc.encode(headers).decode())
+    return _pack(remains), _shared(jsonrpc.encode(headers).decode())
+
+
+@lru_cache(maxsize=1024)
+def _shared(text: str) -> str:
+    """The same object for equal texts. Not `sys.intern`: Python 3.12.0 to 3.12.6 never frees what that returns."""
+    return text
 
 
 class ColdCalls:

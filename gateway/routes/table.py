@@ -7,6 +7,7 @@ its sessions stays the same.
 
 import ssl
 from collections.abc import Callable
+from functools import partial
 
 from gateway.config import Config, Contexts, InForce, Route, RouteSettings, on_route
 from gateway.exchange.machine import Policy
@@ -20,6 +21,7 @@ from gateway.routes.deadlines import Deadlines, lengths
 from gateway.routes.live_route import LiveRoute, LiveUpstream, ProcessScope
 from gateway.routes.upstream_health import UpstreamHealth
 from gateway.sessions.pool import Pool
+from gateway.telemetry import NestedOutcome
 from gateway.telemetry.process_status import BudgetStatus
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.upstream.children.modern_stdio import ModernStdio
@@ -136,10 +138,16 @@ class RouteTable:
         def connect() -> StdioChannel:
             return StdioChannel(launcher, malformed)
 
-        modern = ModernStdio(launcher, malformed, has_one_client=self._shares_children)
+        refused = partial(metrics.nested_request, route.path, outcome=NestedOutcome.UNSOLICITED)
+        modern = ModernStdio(launcher, malformed, refused, has_one_client=self._shares_children)
         era = StdioEra(launcher, modern, tasks, metrics, route.path)
         shared = ChildHolder(launcher, malformed).connect if self._shares_children else None
-        return Pool(settings, shared or connect, metrics, tasks, launcher.stop_prestarting), era
+
+        def retired() -> None:
+            launcher.stop_prestarting()
+            modern.retire()
+
+        return Pool(settings, shared or connect, metrics, tasks, retired), era
 
     def arriving(self) -> BudgetStatus:
         """Return what the unfinished messages of all upstreams hold; each upstream has the limit for itself."""

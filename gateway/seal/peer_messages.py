@@ -21,13 +21,14 @@ _NONCE_BYTES: Final = 16
 _MAX_REMEMBERED: Final = 200_000
 _LENGTH_BYTES: Final = 4
 
-Kind = Literal["owner", "heir", "resume", "session", "new", "who", "reach", "holds"]
+Kind = Literal["owner", "heir", "resume", "session", "new", "who", "reach", "holds", "status"]
 """`owner`: the receiver holds this call. `heir`: the call's owner is dead, and the receiver is to take it over.
 `resume`: as `heir`, but the owner is silent and may be alive, so the receiver must not disturb the call. `session`:
 the receiver has the legacy client's session that the request names. `new`: a new call that a draining replica does not
 begin itself; a receiver that drains too answers `Gone`. `who`: asks for the receiver's id (the sender is `path`, if
 given). `reach`: asks whether the receiver reaches the replica `path`. `holds`: asks whether the receiver took over the
-exchange `path` after the round in `body`. A replica refuses a kind that it does not know with HTTP 403."""
+exchange `path` after the round in `body`. `status`: asks for the receiver's part of the status page. A replica refuses
+a kind that it does not know with HTTP 403."""
 
 
 class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -90,7 +91,7 @@ class Identity(msgspec.Struct, frozen=True, array_like=True, tag="me"):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="told"):
-    """The answer to `reach` (`reached`, `silent`, `unknown`) and to `holds` (`yes`, `no`, `unknown`)."""
+    """The answer to `reach` (`reached`, `silent`, `unknown`), `holds` (`yes`, `no`, `unknown`) or `status` (JSON)."""
 
     word: str
 

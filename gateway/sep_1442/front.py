@@ -183,7 +183,7 @@ class Stateless:
             Place(bound.key, secrets.token_urlsafe(9), process.owner, process.epoch, time.time()),
             request_of(id_, replace(at.message, params=Raw(declared.params))),
             declared,
-            Upstream(server, catalog, (incoming.path, at.caller.principal), process.tasks),
+            Upstream.of(at.live, server, catalog, (incoming.path, at.caller.principal)),
             self._tokens.nested_id,
             bridge=server if isinstance(server, OwnServer) else None,
             address=at.caller.address,

@@ -13,8 +13,9 @@ from functools import partial
 from typing import Final
 
 from gateway import __version__
+from gateway.admin.cluster_view import ClusterView
 from gateway.admin.probes import Admin
-from gateway.admin.snapshot import SnapshotSource, load_of
+from gateway.admin.snapshot import SnapshotSource, load_of, take_snapshot
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.membership import Membership
@@ -62,6 +63,7 @@ from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
+from gateway.telemetry.process_status import Status
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.telemetry.saturation import Load
 from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
@@ -124,6 +126,9 @@ class Gateway:
         self._serves_host = serves_host
         self._peers = PeerClient(self._peer_connections, self.members, self.metrics)
         self._witness = Witness(self.members, self._peers, self.lot.trace, self.tasks)
+        # Of all workers, so that each shows a caller under the same pseudonym.
+        self._status_salt = secrets.token_bytes(_SALT_BYTES) if worker is None else worker.mark
+        self._cluster_view = ClusterView(self._told_status, self.members, self._peers, self.tasks)
         self._epoch = secrets.token_hex(8)
         self._client: Client
         self.routes: RouteTable
@@ -233,7 +238,8 @@ class Gateway:
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""
         serve = self.downstream.handle_hop
-        listener = PeerListener(self._in_force, self._peer_sealer, serve, self._witness, self._traffic)
+        tell = self._cluster_view.tell
+        listener = PeerListener(self._in_force, self._peer_sealer, serve, self._witness, tell, self._traffic)
         self._peer_listener = listener
         if self.config.replica.listen is not None:
             _ = await self._open(listener.handle, self.config.replica.listen, shared=True)
@@ -242,12 +248,16 @@ class Gateway:
 
     async def _open_admin(self) -> None:
         """Listen for operators, or for the supervisor that answers them."""
-        salt = secrets.token_bytes(_SALT_BYTES) if self._worker is None else self._worker.mark
-        admin = Admin(self._snapshot_source, salt, is_private=self._worker is not None)
+        is_private = self._worker is not None
+        admin = Admin(self._snapshot_source, self._status_salt, self._cluster_view, is_private=is_private)
         if self._worker is not None:
             self.admin = await self._open(admin.handle, self._worker.socket("admin"))
         elif self.config.admin is not None:
             self.admin = await self._open(admin.handle, self.config.admin)
+
+    def _told_status(self) -> Status | None:
+        """Return the status for other replicas; None before there is one."""
+        return take_snapshot(self._snapshot_source(), self._status_salt) if self.listen else None
 
     def _snapshot_source(self) -> SnapshotSource:
         return SnapshotSource(

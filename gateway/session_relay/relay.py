@@ -207,8 +207,11 @@ class SessionRelay:
         return next(iter(self._open)) if len(self._open) == 1 else None
 
     def _fail(self, request: RequestId, error: GatewayError) -> None:
-        """Answer a request with an error."""
+        """Answer a request with an error; it has ended at the server too, or never reached it."""
         self._forget(request)
+        self._refuse(request, error)
+
+    def _refuse(self, request: RequestId, error: GatewayError) -> None:
         self._live.upstream.health.note(error)
         if isinstance(error, UpstreamError):
             self._live.process.metrics.upstream_failed(self._live.route.path, error.reason)
@@ -219,11 +222,13 @@ class SessionRelay:
         if self._is_closed:
             return
         log.warning(Event.RELAY_LOST, route=self._live.route.path, cause=error.message, fix=error.fix)
-        unsent = [message.request_id for message in self._waiting]
+        requests = [*self._open, *(message.request_id for message in self._waiting)]
         self._waiting.clear()
-        for request in (*self._open, *unsent):
+        if isinstance(error, SessionLost):
+            self._open.clear()  # a server that does not know the session runs nothing in it
+        for request in requests:
             if request is not None:
-                self._fail(request, error)
+                self._refuse(request, error)
         self._link.close()
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -246,11 +251,13 @@ class SessionRelay:
             await self._channel.close(end_session=not running)
 
     async def _cancel(self, channel: Channel, requests: tuple[RequestId, ...]) -> None:
-        """Cancel what may still run."""
-        for request in requests:
-            params = {"requestId": Raw(request), "reason": "The client has left"}
-            with suppress(UpstreamError):
-                await channel.send(jsonrpc.notification(mcp.CANCELLED, params), self._headers)
+        """Cancel what may still run, as far as the server takes that in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._live.config.timeouts.cancel_seconds):
+                for request in requests:
+                    params = {"requestId": Raw(request), "reason": "The client has left"}
+                    with suppress(UpstreamError):
+                        await channel.send(jsonrpc.notification(mcp.CANCELLED, params), self._headers)
 
 
 def connect(live: LiveRoute) -> Callable[[ClientLink], SessionRelay]:

@@ -464,10 +464,10 @@ class Session:
             case inbound.Answer() | inbound.Question() | inbound.Notice() | inbound.Unanswerable() if call is not None:
                 return self._take_for_call(call, means, aside=aside)
             case inbound.Ping(id=id_):
-                self._answer_later(id_, Raw(b"{}"))
+                self.answer_later(id_, Raw(b"{}"))
             case inbound.Unsolicited(id=id_, method=method, error=error):
                 self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
-                self._answer_later(id_, error)
+                self.answer_later(id_, error)
             case inbound.Change(method=method):
                 for watcher in self.watchers:
                     watcher.changed(method, data)
@@ -503,7 +503,8 @@ class Session:
         call.listener.hear(means.event)
         return isinstance(means, inbound.Answer)
 
-    def _answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
+    def answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
+        """Answer a request of the server that reaches no client; a flood of them stays unanswered."""
         headers = self._headers or (self.in_flight.headers if self.in_flight is not None else NO_HEADERS)
         self._own_answers.add(id_, body, headers)
 

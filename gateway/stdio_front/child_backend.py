@@ -1,6 +1,7 @@
 """Relays a legacy host to a legacy child: the messages pass unchanged in both directions."""
 
 import asyncio
+from contextlib import suppress
 
 from msgspec import Raw
 
@@ -14,8 +15,6 @@ from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.stdio import is_message
 
 log = get_logger()
-
-_END_SECONDS = 3.0
 
 
 class ChildBackend:
@@ -41,6 +40,8 @@ class ChildBackend:
             except GatewayError as exc:
                 if message.request_id is not None:
                     self._link.refuse(message.request_id, exc)
+            finally:
+                self._waiting.task_done()
 
     async def _start(self) -> Child:
         child = self.child = await self._stdio.launcher.take()
@@ -64,10 +65,13 @@ class ChildBackend:
         return child
 
     async def finish(self, seconds: float) -> None:
-        """The host sends nothing more: let the child answer what it has begun, and end."""
-        if self.child is not None and not self.child.over.done():
-            self.child.close_input()
-            _ = await asyncio.wait((self.child.over,), timeout=seconds)
+        """The host sends nothing more: let the child answer what it was sent, and end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._waiting.join()
+                if self.child is not None and not self.child.over.done():
+                    self.child.close_input()
+                    _ = await asyncio.wait((self.child.over,))
 
     async def close(self) -> None:
         """End the child."""

@@ -6,9 +6,9 @@ relay to a legacy server, or the mirror of a modern one, if that refuses `initia
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-import msgspec
 from msgspec import Raw
 
 from gateway.downstream.handler import RequestHandler
@@ -30,7 +30,7 @@ from gateway.stdio_front.forwarder import Forwarder
 from gateway.stdio_front.host import Host
 from gateway.stdio_front.legacy_host import LegacyHost
 from gateway.stdio_front.modern_host import ModernHost
-from gateway.telemetry import Direction, bodies
+from gateway.telemetry import Direction, NestedOutcome, bodies
 
 _POLL_SECONDS: Final = 0.05
 
@@ -69,7 +69,7 @@ class StdioFront:
         try:
             jsonrpc.check_bounds(line, self._live.config.limits.json_depth)
             opened = jsonrpc.message(line)
-        except (ValueError, msgspec.MsgspecError) as exc:
+        except ValueError as exc:
             raise ParseError(f"The line is not one JSON-RPC message: {exc}") from exc
         is_greeting = opened.method == mcp.INITIALIZE and isinstance(opened.id, Raw)
         if self._legacy is None and (is_greeting or (self._modern is None and not _is_modern(opened))):
@@ -106,7 +106,9 @@ class StdioFront:
         if upstream.stdio is not None:
             return StdioServer(upstream.stdio.modern, self._tasks)
         assert upstream.era is not None
-        return HttpServer(upstream.client, upstream.era.endpoint, self._live.deadlines.idle, upstream.health.note)
+        live = self._live
+        refused = partial(live.process.metrics.nested_request, live.route.path, outcome=NestedOutcome.UNSOLICITED)
+        return HttpServer(upstream.client, upstream.era.endpoint, live.deadlines.idle, upstream.health.note, refused)
 
     # -- legacy hosts -----------------------------------------------------------------------------------------------
 
@@ -124,7 +126,7 @@ class StdioFront:
 
     def _mirror(self, link: ClientLink) -> Backend:
         caller = (self._live.route.path, b"host")
-        return MirrorBackend(Upstream(self._server(), ToolCatalog(), caller, self._tasks), link)
+        return MirrorBackend(Upstream.of(self._live, self._server(), ToolCatalog(), caller), link)
 
     def _relay_or_mirror(self, link: ClientLink) -> Backend:
         waiting_bytes = self._live.config.limits.body_bytes

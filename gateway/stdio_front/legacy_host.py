@@ -1,6 +1,7 @@
 """A legacy host that a backend serves, line by line."""
 
 from collections.abc import Callable
+from typing import Final
 
 from msgspec import Raw
 
@@ -9,6 +10,9 @@ from gateway.legacy_front.session import error_response
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
 from gateway.stdio_front.host import Host
+
+_MAX_ASKED: Final = 256
+"""Open questions that are counted; beyond them, a request that asks counts as one that is worked on."""
 
 
 class LegacyHost:
@@ -21,15 +25,14 @@ class LegacyHost:
         self._open: set[RequestId] = set()
         self._cancelled: set[RequestId] = set()
         """Open requests that the host has given up; their responses may come all the same."""
-        self._asked: dict[RequestId, RequestId | None] = {}
-        """Open questions by id, each with the request that it is about."""
+        self._asked: dict[RequestId, RequestId] = {}
+        """Open questions by id, each with the open request that it is about."""
         self._backend: Backend = connect(self)
 
     @property
     def is_busy(self) -> bool:
         """Whether a request of the host is worked on, and does not wait for an answer of the host."""
-        asking = {about for about in self._asked.values() if about is not None}
-        return bool(self._open - asking - self._cancelled)
+        return bool(self._open - set(self._asked.values()) - self._cancelled)
 
     def receive(self, line: bytes, opened: jsonrpc.Message) -> None:
         """Take one message of the host."""
@@ -43,7 +46,7 @@ class LegacyHost:
                 return
             self._open.add(id_)
         elif opened.method is None and isinstance(opened.id, Raw):
-            _ = self._asked.pop(bytes(opened.id), None)
+            _ = self._asked.pop(request_id(opened.id), None)
         elif opened.method == mcp.CANCELLED:
             self._note_cancelled(opened)
         try:
@@ -70,8 +73,9 @@ class LegacyHost:
                 return
             self._open.discard(answered)
             self._cancelled.discard(answered)
-        elif isinstance(opened.id, Raw):
-            self._asked[bytes(opened.id)] = related_to
+            self._asked = {question: about for question, about in self._asked.items() if about != answered}
+        elif isinstance(opened.id, Raw) and related_to in self._open and len(self._asked) < _MAX_ASKED:
+            self._asked[request_id(opened.id)] = related_to
         self._host.send(message)
 
     def refuse(self, request: RequestId, error: GatewayError) -> None:

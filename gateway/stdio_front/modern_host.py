@@ -2,13 +2,12 @@
 
 import asyncio  # noqa: TC003  (one import style; it costs nothing here)
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
-import msgspec
 from msgspec import Raw
 
+from gateway.bridge.upstream_call import BUG
 from gateway.protocol import jsonrpc, mcp, request
-from gateway.protocol.errors import DownstreamError, GatewayError, InvalidRequest
+from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, InvalidRequest
 from gateway.protocol.request import ParsedBody
 from gateway.runtime.tasks import Tasks
 from gateway.stdio_front.host import Host
@@ -45,7 +44,7 @@ class ModernHost:
                 raise InvalidRequest("A request with this id is in flight; give each request an id of its own")
         except DownstreamError as exc:
             if not _is_response(line):
-                self._host.send(jsonrpc.failure(exc.request_id, jsonrpc.Error(exc.code, exc.message)))
+                self._refuse(exc.request_id, exc)
             return
         id_ = bytes(parsed.id)
         if parsed.method == mcp.LISTEN:
@@ -54,11 +53,18 @@ class ModernHost:
         task.add_done_callback(lambda _: self._ended(id_))
 
     async def _run(self, parsed: ParsedBody, line: bytes) -> None:
-        with suppress(ConnectionError):  # the host is gone
-            try:
-                await self._serve(parsed, line)
-            except GatewayError as exc:
-                self._host.send(jsonrpc.failure(parsed.id, jsonrpc.Error(exc.code, exc.message)))
+        try:
+            await self._serve(parsed, line)
+        except ConnectionError:
+            pass  # the host is gone
+        except GatewayError as exc:
+            self._refuse(parsed.id, exc)
+        except Exception:  # the outermost edge of a request, where it is counted
+            self._refuse(parsed.id, CallLost(BUG))
+            raise
+
+    def _refuse(self, id_: Raw | bytes | None, error: GatewayError) -> None:
+        self._host.send(jsonrpc.failure(id_, jsonrpc.Error(error.code, error.message)))
 
     def _ended(self, id_: bytes) -> None:
         del self._running[id_]
@@ -80,6 +86,6 @@ def _is_response(line: bytes) -> bool:
     """Whether a message answers a request, so that it gets no answer itself."""
     try:
         message = jsonrpc.message(line)
-    except (ValueError, msgspec.MsgspecError):
+    except ValueError:
         return False
     return message.method is None and (isinstance(message.result, Raw) or isinstance(message.error, Raw))

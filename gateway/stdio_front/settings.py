@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 from msgspec import structs
 
@@ -10,6 +11,8 @@ from gateway.config import Config, ConfigError, Replica, Route, State
 
 _OWN: Final = ("GATEWAY_", "MRTR_STATE_KEY")
 """How the names of the gateway's own variables begin."""
+_SHORTEST_PART: Final = 8
+"""A shorter value may be in a secret by chance."""
 _ALWAYS_SECONDS: Final = 86_400.0
 _SETTLE_SECONDS: Final = 1.5
 _SESSIONS: Final = 64
@@ -31,7 +34,7 @@ def for_host(config: Config, path: str | None, environment: Mapping[str, str], e
                 warm=0,
                 max_children=_SESSIONS,
                 new_children_per_second=float(_SESSIONS),
-                inherit_env=tuple(_passed_on(config, environment)),
+                inherit_env=tuple(_passed_on(config, route, environment)),
             ),
             sessions=structs.replace(
                 route.sessions,
@@ -55,16 +58,23 @@ def _route(config: Config, path: str | None) -> Route:
     raise ConfigError((f"--route {path}: the configuration has no such route; it has {known}",))
 
 
-def _passed_on(config: Config, environment: Mapping[str, str]) -> list[str]:
+def _passed_on(config: Config, served: Route, environment: Mapping[str, str]) -> list[str]:
     """Return the variables that the child gets: all but those of the gateway, and those with a secret of its file."""
-    hidden = _secrets(config)
-    return [name for name, value in environment.items() if not name.startswith(_OWN) and value not in hidden]
+    secrets = _secrets(config, served)
+    return [name for name, value in environment.items() if not name.startswith(_OWN) and not _is_in(value, secrets)]
 
 
-def _secrets(config: Config) -> set[str]:
-    found = set(config.state.keys)
+def _is_in(value: str, secrets: set[str]) -> bool:
+    """Whether a value is a secret, or a part of one: the file may say `Bearer ${TOKEN}`."""
+    return value in secrets or (len(value) >= _SHORTEST_PART and any(value in secret for secret in secrets))
+
+
+def _secrets(config: Config, served: Route) -> set[str]:
+    """Return the secrets of the file; what the environment of the served route holds is meant for its child."""
+    found: set[str | None] = {*config.state.keys, *config.state.session_keys}
     for route in config.routes:
-        found.update(route.set_headers.values())
-        if route.credentials.token is not None:
-            found.add(route.credentials.token)
-    return found
+        url = urlsplit(route.upstream.url or "")
+        found.update(route.set_headers.values(), (route.credentials.token, url.username, url.password, url.query))
+        if route is not served:
+            found.update(route.upstream.env.values())
+    return {each for each in found if each}

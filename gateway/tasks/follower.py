@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, Refused, Unreachable, UpstreamError
+from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.tasks import legacy
@@ -90,6 +90,11 @@ class _Answer:
                 self._listener.hear(event)
 
 
+def standing(listener: Listener) -> Call:
+    """A task, as the call that its questions belong to; it has no id, so no message answers it."""
+    return Call(b"", b"", listener)
+
+
 async def send(
     call: Call, session: Session, headers: Headers, ended: Callable[[Raw | jsonrpc.Error], None] = lambda _: None
 ) -> Raw | jsonrpc.Error:
@@ -126,7 +131,7 @@ class Follower:
         """Whether the server holds tasks/result until the task is over, as far as is known."""
         self._looked: Callable[[Status | None], None] | None = None
         self.progress_token: bytes | None = None
-        session.standing = Call(b"null", b"", listener)
+        session.standing = standing(listener)
 
     async def run(
         self,
@@ -151,6 +156,8 @@ class Follower:
                 ended = await self._look()
             except TaskGone:
                 raise
+            except SessionLost as exc:
+                raise _gone(exc.message) from exc
             except (CallLost, Unreachable, Refused) as exc:
                 was_cut = time.monotonic() - began > _CUT_SECONDS
                 # A credential that is not accepted any more is no failure: its client may send a newer one.

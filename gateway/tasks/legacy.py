@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import clean
 
 _FINAL: Final = frozenset({"completed", "failed", "cancelled"})
 _FRAGILE: Final = re.compile(r"[0-9a-f]{32}:[0-9a-f-]{36}")
@@ -68,33 +69,30 @@ def _seconds(raw: Raw | None) -> float | None:
 
 def status(answer: Raw | jsonrpc.Error) -> Status | None:
     """The answer to tasks/get; None if the server does not know the task."""
-    if isinstance(answer, jsonrpc.Error):
-        return None
-    try:
-        opened = jsonrpc.fields(answer)
-    except ValueError:
-        return None
+    opened = _opened(answer)
     found = jsonrpc.text(opened.get("status"))
     return Status(found, jsonrpc.text(opened.get("statusMessage")) or "") if found else None
 
 
 def is_result(answer: Raw | jsonrpc.Error) -> bool:
     """Whether the answer to tasks/result is what the tool returned."""
-    if isinstance(answer, jsonrpc.Error):
-        return False
-    try:
-        opened = jsonrpc.fields(answer)
-    except ValueError:
-        return False
+    opened = _opened(answer)
     return "content" in opened or "structuredContent" in opened
 
 
+def _opened(answer: Raw | jsonrpc.Error) -> jsonrpc.Fields:
+    try:
+        return jsonrpc.fields(answer) if isinstance(answer, Raw) else {}
+    except ValueError:
+        return {}
+
+
 def without_task(result: Raw) -> Raw:
-    """A result without the `_meta` that names its task, which is unknown to the client."""
+    """A result without the `_meta` that names its task, which is unknown to the client; a malformed one stays."""
     if mcp.META_RELATED_TASK.encode() not in bytes(result):
         return result
-    opened = jsonrpc.fields(result)
     try:
+        opened = jsonrpc.fields(result)
         meta = {key: raw for key, raw in jsonrpc.fields(opened["_meta"]).items() if key != mcp.META_RELATED_TASK}
     except (KeyError, ValueError):
         return result
@@ -114,7 +112,7 @@ def ended(found: Status, answer: Raw | jsonrpc.Error) -> Ended:
     if found.status == "completed" and isinstance(answer, Raw):
         return Ended("completed", without_task(answer))
     said = answer.message if isinstance(answer, jsonrpc.Error) else ""
-    return Ended("failed", error=jsonrpc.Error(mcp.INTERNAL_ERROR, found.message or said or "The task failed"))
+    return Ended("failed", error=jsonrpc.Error(mcp.INTERNAL_ERROR, clean(found.message or said or "The task failed")))
 
 
 def must_not_be_cancelled(task_id: str) -> bool:

@@ -6,7 +6,7 @@ input exactly if a question is open, whatever the server says of its status.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -14,31 +14,25 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway.bridge.upstream_call import BUG
 from gateway.exchange import events as on
 from gateway.exchange import questions as inputs
-from gateway.exchange import results
-from gateway.exchange.machine import MAX_NESTED, MAX_NESTED_ID_BYTES
-from gateway.exchange.questions import MAX_QUESTIONS, Question
+from gateway.exchange.questions import Question
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import (
-    CallLost,
-    GatewayError,
-    InvalidParams,
-    InvalidState,
-    UnknownTask,
-    Unreachable,
-    UpstreamError,
-)
+from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, UnknownTask, Unreachable, UpstreamError
 from gateway.protocol.request import Capabilities
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 from gateway.seal.request_state import Upstream
-from gateway.seal.task_handle import QuestionKey, TaskSealer
+from gateway.seal.task_handle import TaskHandle, TaskSealer
 from gateway.sessions.call import PoolKey
 from gateway.sessions.session import Session
 from gateway.tasks.follower import Follower, Relay, TaskGone, holder
+from gateway.tasks.kept_result import KeptResult
 from gateway.tasks.legacy import Created, Ended, Status
 from gateway.tasks.modern import View
+from gateway.tasks.open_questions import OpenQuestions
+from gateway.tasks.report import TaskReport
 from gateway.telemetry import NestedOutcome, TaskOutcome
 from gateway.upstream.channel import Headers
 
@@ -60,44 +54,35 @@ class LiveTask:
 
     request_id: str | None = None
 
-    def __init__(  # noqa: PLR0913  (everything that a handle holds)
+    def __init__(  # noqa: PLR0913  (what a handle does not hold)
         self,
-        id_: str,
-        handle: str,
+        handle: TaskHandle,
+        sealed: str,
         origin: Origin,
-        expires: float,
-        ttl_ms: int,
         sealer: TaskSealer,
         budget: Budget,
         forget: Callable[["LiveTask"], None],
     ) -> None:
-        """`expires` is wall-clock time. `forget` is called once, when the time of the task is over."""
-        self.id = id_
-        self.handle = handle
+        """`sealed` is the handle as the client knows it. `forget` is called when the task is closed."""
+        self.id = handle.exchange
         self.live, self.key, self.headers = origin.live, origin.key, origin.headers
+        self.report = TaskReport(origin.live, handle.exchange, handle.issued)
         self.principal = origin.key.principal
+        self._handle, self._sealed = handle, sealed
         self._declared = origin.declared
         self._server_info = origin.server_info
-        self._expires = expires
-        self._ttl_ms = ttl_ms
-        self._sealer = sealer
-        self._budget = budget
-        self._share = budget.share(self._give_way)
         self._forget = forget
         self._created = self._updated = _now()
-        self._questions: dict[str, Question] = {}
-        self._seen: set[bytes] = set()
-        self._answered: set[bytes] = set()
-        self._result: bytes | None = None
+        self._questions = OpenQuestions(self.id, sealer)
+        self._result = KeptResult(origin.server_info, budget)
         self._ended: Ended | None = None
-        self._message = ""
         self._is_cancelled = False
         self._follower: Follower | None = None
         self._running: asyncio.Task[None] | None = None
-        self._is_adopted = False
         self._is_known = asyncio.Event()
         """Whether the server has told of a task that another replica had followed."""
-        self._is_gone = False
+        self._gone: GatewayError | None = None
+        """Why the task is not followed here any more."""
         self._changed = asyncio.Event()
         """Set at every change, and replaced by a new one."""
 
@@ -119,14 +104,23 @@ class LiveTask:
         `asked` are the open questions of the call. It has ended, so they are the task's: fastmcp 3 sends them on the
         GET stream, and they may overtake the answer that makes the task.
         """
-        self._follower = self._new_follower(session, created)
+        follower = self._follower = self._new_follower(session, created)
         for question in asked:
             if question.upstream_id is not None and question.params is not None:
-                self._seen.add(bytes(question.upstream_id))
-                self._open(question.method, question.params, question.upstream_id)
+                self._questions.add(question.method, question.params, bytes(question.upstream_id))
         relay.to(self)
         self._is_known.set()
-        self._running = self.live.process.tasks.start(self._run(self._follower), "task")
+        self._start(lambda: self._run(follower, holds=True))
+
+    def _start(self, follow: Callable[[], Awaitable[None]]) -> None:
+        self._running = self.live.process.tasks.start(self._guarded(follow), "task")
+
+    async def _guarded(self, follow: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await follow()
+        except Exception:  # the outermost edge of the task, where it is counted
+            self.close(CallLost(BUG), ends_session=True)
+            raise
 
     def _new_follower(self, session: Session, created: Created) -> Follower:
         own = holder(self.live.process.owner, self.live.process.epoch)
@@ -134,11 +128,11 @@ class LiveTask:
 
     def continue_(self, upstream: Upstream, former_holder: str) -> None:
         """Follow a task that another replica followed; without a `former_holder` that replica may be alive."""
-        self._is_adopted = True
-        self._running = self.live.process.tasks.start(self._adopt(upstream, former_holder), "task")
+        self._questions.is_adopted = True
+        self._start(lambda: self._adopt(upstream, former_holder))
 
     async def known(self) -> None:
-        """Wait until the task is known to exist; raises UnknownTask, or Unreachable if its server does not tell."""
+        """Wait until the task is known to exist; raises UnknownTask, or what its server did instead of telling."""
         seconds = self.live.config.timeouts.handshake_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -148,83 +142,84 @@ class LiveTask:
                 f"The upstream {self.live.route.upstream.name} of route {self.live.route.path} did not tell in "
                 f"{seconds:g} s (timeouts.handshake_seconds) whether it knows the task; ask again"
             ) from None
-        if self._is_gone:
-            raise UnknownTask
+        self.check()
+
+    def check(self) -> None:
+        """Raise the reason why the task is not followed here any more, if there is one."""
+        if self._gone is not None:
+            raise self._gone
 
     async def _adopt(self, upstream: Upstream, former_holder: str) -> None:
         try:
             pool = self.live.upstream.pool
             session = await pool.adopt(self.key, upstream, self.headers, is_shared=not former_holder)
             self._follower = self._new_follower(session, Created(upstream.call.decode(), None))
-            await self._run(self._follower, former_holder)
-        except GatewayError:
-            self._lose()
+        except GatewayError as exc:
+            self._lose(exc)
+        else:
+            await self._run(self._follower, self._looked, holds=bool(former_holder), former_holder=former_holder)
 
-    async def _run(self, follower: Follower, former_holder: str = "") -> None:
+    async def _run(
+        self,
+        follower: Follower,
+        looked: Callable[[Status | None], None] | None = None,
+        *,
+        holds: bool,
+        former_holder: str = "",
+    ) -> None:
         """Follow the task to its end, and keep how it ended until its time is over."""
-        looked = self._looked if self._is_adopted else None
         try:
             async with asyncio.timeout(self._seconds_left()):
-                holds = bool(former_holder) or not self._is_adopted
                 ended = await follower.run(looked, holds=holds, former_holder=former_holder)
             if ended is not None:
                 self._end(ended)
         except TimeoutError:
-            pass
+            said = "The task did not end within its time (tasks.ttl_seconds); it may have had effects"
+            self._fail(CallLost(said), TaskOutcome.EXPIRED)
         except TaskGone as exc:
             if not self._is_known.is_set():
-                self._lose()
+                self._lose(exc)
                 return
             self._fail(exc, TaskOutcome.EXPIRED)
         except UpstreamError as exc:
             self._fail(exc, TaskOutcome.LOST)
         self._is_known.set()
         await asyncio.sleep(self._seconds_left())
-        self.close(ends_session=True)
+        self.close(UnknownTask(), ends_session=True)
 
     def _seconds_left(self) -> float:
-        return max(self._expires - time.time(), 0)
+        return max(self._handle.expires - time.time(), 0)
 
     def _looked(self, found: Status | None) -> None:
         if found is not None:
             self._is_known.set()
 
-    def _lose(self) -> None:
-        """Forget a task that cannot be gone on with: it is answered as one that never was."""
-        self._is_gone = True
-        self.close(ends_session=True)
+    def _lose(self, error: GatewayError) -> None:
+        """Forget a task that cannot be gone on with. Unless a later try may succeed, it is one that never was."""
+        may_be_found = isinstance(error, Busy | Refused | Unreachable)
+        self.close(error if may_be_found else UnknownTask(), ends_session=True)
 
     def _end(self, ended: Ended) -> None:
-        if self._is_cancelled:
+        if self.is_over:
             return
-        self._ended = ended
-        self._questions.clear()
         if ended.result is not None:
-            _ = self._keep(ended.result)
-        elif ended.error is not None:
-            self._message = ended.error.message
+            try:
+                _ = self._result.keep(ended.result)
+            except CallLost as exc:
+                self._fail(exc, TaskOutcome.LOST)
+                return
+        self._ended = replace(ended, result=None)
+        _ = self._questions.clear()
         self._touch()
-        self.live.process.metrics.task_ended(self.live.route.path, _OUTCOMES[ended.status])
-
-    def _keep(self, result: Raw) -> bytes:
-        """Keep the result in its modern form; it may have to give way, and is then asked for again."""
-        body = results.modern(mcp.TOOLS_CALL, result, self._server_info, (0, "private"), retried=True).body
-        self._result = body
-        self._ended = Ended("completed")
-        self._share.grow(len(body))
-        return body
-
-    def _give_way(self) -> None:
-        self._result = None
-        self._share = self._budget.share(self._give_way)
+        self.report.ended(_OUTCOMES[ended.status])
 
     def _fail(self, error: GatewayError, outcome: TaskOutcome) -> None:
         if self.is_over:
             return
         self._ended = Ended("failed", error=jsonrpc.Error(error.code, error.message))
-        self._questions.clear()
+        _ = self._questions.clear()
         self._touch()
-        self.live.process.metrics.task_ended(self.live.route.path, outcome)
+        self.report.lost(outcome, error)
 
     def _touch(self) -> None:
         self._updated = _now()
@@ -232,14 +227,20 @@ class LiveTask:
         self._changed = asyncio.Event()
 
     async def change(self) -> None:
-        """Wait until something about the task changes."""
+        """Wait until something about the task changes; raises as `check`."""
         _ = await self._changed.wait()
+        self.check()
 
-    def close(self, *, ends_session: bool) -> None:
-        """Forget the task. Its session ends too, unless another replica may go on with the task in it."""
+    def close(self, error: GatewayError, *, ends_session: bool) -> None:
+        """Forget the task; requests that still wait for it get the error.
+
+        Its session ends too, unless another replica may go on with the task in it.
+        """
+        self._gone = self._gone or error
         self._forget(self)
-        self._share.release()
+        self._result.release()
         self._is_known.set()
+        self._touch()
         running, self._running = self._running, None
         follower, self._follower = self._follower, None
         if follower is not None:
@@ -258,7 +259,9 @@ class LiveTask:
             case on.Nested():
                 self._ask(event)
             case on.Withdrawn(id=id_):
-                self._withdraw(id_)
+                if (question := self._questions.withdraw(bytes(id_))) is not None:
+                    self._count(question.method, NestedOutcome.WITHDRAWN)
+                    self._touch()
             case on.Stopped(error=error):
                 self._fail(error, TaskOutcome.LOST)
             case _:
@@ -266,14 +269,20 @@ class LiveTask:
 
     def _ask(self, event: on.Nested) -> None:
         id_ = bytes(event.id)
-        if id_ in self._seen:
+        if self._questions.has_heard(id_):
             return self._count(event.method, NestedOutcome.DUPLICATE)
+        if self.is_over:
+            error = jsonrpc.Error(mcp.INVALID_PARAMS, "The task is over, so no call is in flight (SEP-2260)")
+            return self._refuse(event, error, NestedOutcome.UNSOLICITED)
+        return self._refuse_or_open(event, id_)
+
+    def _refuse_or_open(self, event: on.Nested, id_: bytes) -> None:
         if event.method not in inputs.KINDS:
             return self._refuse(event, jsonrpc.Error(mcp.METHOD_NOT_FOUND, f"Method not found: {event.method[:80]}"))
-        is_full = len(self._seen) >= MAX_NESTED or len(self._questions) >= MAX_QUESTIONS
-        if is_full or len(id_) > MAX_NESTED_ID_BYTES or self.is_over:
+        questions = self._questions
+        if not questions.has_room(id_):
             return self._refuse(event, jsonrpc.Error(mcp.INVALID_REQUEST, "The task cannot ask this"))
-        self._seen.add(id_)
+        questions.note(id_)
         try:
             asked = inputs.read(event.method, event.params, self._declared)
         except inputs.Malformed as exc:
@@ -282,33 +291,19 @@ class LiveTask:
             names = " and ".join(sorted(asked.required))
             error = jsonrpc.Error(mcp.INVALID_PARAMS, f"The client did not declare {names} for {event.method}")
             return self._refuse(event, error, NestedOutcome.UNDECLARED)
-        self._open(event.method, asked.params, Raw(id_))
+        questions.add(event.method, asked.params, id_)
         self._count(event.method, NestedOutcome.ASKED)
         self._touch()
         return None
 
-    def _open(self, method: str, params: Raw, id_: Raw) -> None:
-        """Open a question under a key of its own."""
-        key = self._sealer.seal_key(QuestionKey(self.id, method, bytes(id_)))
-        self._questions[key] = Question(key, method, Raw(bytes(params)), Raw(bytes(id_)))
-
-    def _withdraw(self, id_: Raw) -> None:
-        for key, question in self._questions.items():
-            if bytes(question.upstream_id or b"") == bytes(id_):
-                del self._questions[key]
-                self._count(question.method, NestedOutcome.WITHDRAWN)
-                self._touch()
-                return
-
     def _refuse(self, event: on.Nested, error: jsonrpc.Error, outcome: NestedOutcome = NestedOutcome.REFUSED) -> None:
         self._count(event.method, outcome)
-        # A question of a task that was cancelled upstream must not be answered: `mcp` 1.30 then ends a session.
-        if self._follower is not None and (not self._is_cancelled or self._follower.must_not_be_cancelled):
-            self.live.process.tasks.spawn(self._respond(self._follower.session, event.id, error), "send upstream")
+        if self._follower is not None and self._may_answer(self._follower):
+            self._follower.session.answer_later(event.id, error)
 
-    async def _respond(self, session: Session, id_: Raw, body: Raw | jsonrpc.Error) -> None:
-        with suppress(UpstreamError):  # the server's own time limit ends its question
-            await session.answer(Raw(bytes(id_)), body, self.headers)
+    def _may_answer(self, follower: Follower) -> bool:
+        """A task that was cancelled upstream must not be answered: `mcp` 1.30 then ends a session."""
+        return not self._is_cancelled or follower.must_not_be_cancelled
 
     def _count(self, method: str, outcome: NestedOutcome) -> None:
         self.live.process.metrics.nested_request(self.live.route.path, method, outcome)
@@ -322,33 +317,31 @@ class LiveTask:
             return "cancelled"
         if self._ended is not None:
             return self._ended.status
-        return "input_required" if self._questions else "working"
+        return "input_required" if self._questions.open else "working"
 
     def view(self) -> View:
         """The task as it is now, if its result is in memory."""
+        error = self._ended.error if self._ended is not None else None
         return View(
-            id=self.handle,
+            id=self._sealed,
             status=self.status,
             created=self._created,
             updated=self._updated,
-            ttl_ms=self._ttl_ms,
-            questions=self._questions,
+            ttl_ms=self._handle.ttl_ms,
+            questions=self._questions.open,
             server_info=self._server_info,
-            message=self._message,
-            result=self._result,
-            error=self._ended.error if self._ended is not None else None,
+            message=error.message if error is not None else "",
+            result=self._result.body,
+            error=error,
         )
 
     async def full_view(self) -> View:
         """The task as it is now; a result that gave way is asked for again. Raises an UpstreamError."""
-        if self.status == "completed" and self._result is None and self._follower is not None:
-            answer = await self._follower.ask(mcp.TASKS_RESULT)
-            if not isinstance(answer, Raw):
-                raise CallLost(
-                    "The result of the task was larger than the gateway keeps, and its server has it no more"
-                )
-            return replace(self.view(), result=self._keep(answer))
-        return self.view()
+        view, follower = self.view(), self._follower
+        if view.status != "completed" or view.result is not None or follower is None:
+            return view
+        seconds = self.live.config.timeouts.handshake_seconds
+        return replace(view, result=await self._result.fetch(follower, self.headers, seconds))
 
     async def answer(self, responses: jsonrpc.Fields) -> None:
         """Deliver the client's answers; unknown and answered keys are ignored.
@@ -357,76 +350,53 @@ class LiveTask:
         """
         if self.is_over or self._follower is None:
             return
-        given = [(question, raw) for key, raw in responses.items() if (question := self._find(key)) is not None]
-        checked = [(question, _checked(question, raw)) for question, raw in given]
-        for question, _ in checked:
-            # Before anything is awaited: a client that asks in between must not see an answered question again.
-            _ = self._questions.pop(question.key, None)
-            self._answered.add(bytes(question.upstream_id or b""))
+        # Before anything is awaited: a client that asks in between must not see an answered question again.
+        taken = self._questions.take(responses)
+        for question, _ in taken:
             self._count(question.method, NestedOutcome.ANSWERED)
         self._touch()
-        for number, (question, body) in enumerate(checked):
+        # A task of its own, because a client that leaves now must not keep the rest of its answers from the server.
+        failures: list[UpstreamError] = []
+        delivery = self._deliver(self._follower, taken, failures)
+        _ = await asyncio.wait((self.live.process.tasks.start(delivery, "send upstream"),))
+        if failures:
+            raise failures[0]
+
+    async def _deliver(
+        self, follower: Follower, taken: list[tuple[Question, Raw]], failures: list[UpstreamError]
+    ) -> None:
+        for number, (question, body) in enumerate(taken):
             assert question.upstream_id is not None
+            if not self._may_answer(follower):
+                return
             try:
-                await self._follower.session.answer(question.upstream_id, body, self.headers)
-            except UpstreamError:
-                self._put_back([question for question, _ in checked[number:]])
-                raise
+                await follower.session.answer(question.upstream_id, body, self.headers)
+            except UpstreamError as exc:
+                if not self.is_over:
+                    self._questions.put_back(question for question, _ in taken[number:])
+                failures.append(exc)
+                return
 
-    def _find(self, key: str) -> Question | None:
-        """The open question of a key; another replica may have asked it."""
-        if key in self._questions or not self._is_adopted:
-            return self._questions.get(key)
-        try:
-            opened = self._sealer.open_key(key)
-        except InvalidState:
-            return None
-        if opened.exchange != self.id or opened.upstream_id in self._answered or opened.method not in inputs.KINDS:
-            return None
-        return Question(key, opened.method, None, Raw(opened.upstream_id))
-
-    def _put_back(self, questions: list[Question]) -> None:
-        if self.is_over:
-            return
-        for question in questions:
-            self._answered.discard(bytes(question.upstream_id or b""))
-            if question.params is not None:
-                self._questions[question.key] = question
-
-    async def cancel(self) -> None:
+    def cancel(self) -> None:
         """Cancel the task as far as its server can without harm; it is cancelled for its client in any case."""
         if self.is_over:
             return
         self._is_cancelled = True
-        left, follower = list(self._questions.values()), self._follower
-        self._questions.clear()
+        withdrawn, follower = self._questions.clear(), self._follower
         self._touch()
-        self.live.process.metrics.task_ended(self.live.route.path, TaskOutcome.CANCELLED)
-        if follower is not None:
-            self.live.process.tasks.spawn(self._cancel(follower, left), "send upstream")
+        self.report.ended(TaskOutcome.CANCELLED)
+        if follower is None:
+            return
+        if follower.must_not_be_cancelled:  # its open questions are answered instead, so that it can end
+            for id_, body in withdrawn:
+                follower.session.answer_later(id_, body)
+        else:
+            self.live.process.tasks.spawn(self._cancel(follower), "send upstream")
 
-    async def _cancel(self, follower: Follower, left: list[Question]) -> None:
-        """Tell the server. Where that does harm, the open questions are answered, so that the task can end."""
-        try:
+    async def _cancel(self, follower: Follower) -> None:
+        with suppress(UpstreamError, TimeoutError):  # its own time limit ends the task
             async with asyncio.timeout(self.live.config.timeouts.cancel_seconds):
-                if follower.must_not_be_cancelled:
-                    for question in left:
-                        result, error = inputs.withdrawn(question)
-                        body = result if result is not None else error
-                        if question.upstream_id is not None and body is not None:
-                            await self._respond(follower.session, question.upstream_id, body)
-                else:
-                    await follower.cancel()
-        except (UpstreamError, TimeoutError):
-            pass  # its own time limit ends the task
-
-
-def _checked(question: Question, raw: Raw) -> Raw:
-    try:
-        return inputs.check_answer(question, raw)
-    except InvalidParams as exc:
-        why = exc.message.partition("; the call still waits")[0]
-        raise InvalidParams(f"{why}; the task still waits: send tasks/update again") from exc
+                await follower.cancel()
 
 
 def _now() -> str:

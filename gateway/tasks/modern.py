@@ -4,6 +4,7 @@ Source: modelcontextprotocol/ext-tasks, specification/2026-07-28/tasks. All of t
 gateway is in them but the task's id and the keys of its questions.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -24,7 +25,7 @@ class View(msgspec.Struct, frozen=True):
     created: str
     updated: str
     ttl_ms: int
-    questions: dict[str, Question]
+    questions: Mapping[str, Question]
     server_info: Raw
     message: str = ""
     result: bytes | None = None

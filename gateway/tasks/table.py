@@ -14,7 +14,7 @@ from msgspec import Raw
 from gateway.bridge.exchange_context import Context
 from gateway.config import InForce, TaskLimits
 from gateway.identity.principal import of_headers
-from gateway.protocol.errors import Busy
+from gateway.protocol.errors import Busy, Stopping, UnknownTask
 from gateway.runtime.budget import Budget
 from gateway.seal.request_state import Upstream
 from gateway.seal.task_handle import TaskHandle, TaskSealer
@@ -75,7 +75,7 @@ class TaskTable:
         """Forget the oldest finished task, of this principal if one is given; returns whether there was one."""
         for task in self:
             if task.is_over and principal in (None, task.principal):
-                task.close(ends_session=True)
+                task.close(UnknownTask(), ends_session=True)
                 return True
         return False
 
@@ -105,6 +105,7 @@ class TaskTable:
         )
         origin = Origin(live, key, context.headers, context.request.declared, server_info)
         task = self._add(handle, self.sealer.seal(handle), origin)
+        task.report.begun(context.request.target, context.request_id)
         task.begin(session, created, relay, context.exchange.questions.values())
         if context.request.declared.tasks:
             return modern.create_result(task.view())
@@ -115,13 +116,12 @@ class TaskTable:
         assert handle.upstream is not None, "without it, only the owner can follow the task"
         self.check(origin.key.principal)
         task = self._add(handle, sealed, origin)
+        task.report.taken_over(handle.owner, owner_is_dead=not is_shared)
         task.continue_(handle.upstream, "" if is_shared else holder(handle.owner, handle.epoch))
         return task
 
     def _add(self, handle: TaskHandle, sealed: str, origin: Origin) -> LiveTask:
-        task = LiveTask(
-            handle.exchange, sealed, origin, handle.expires, handle.ttl_ms, self.sealer, self._budget, self._remove
-        )
+        task = LiveTask(handle, sealed, origin, self.sealer, self._budget, self._remove)
         self._tasks[task.id] = task
         self._per_principal[task.principal] += 1
         origin.live.process.metrics.tasks_changed(origin.live.route.path, 1)
@@ -137,5 +137,6 @@ class TaskTable:
 
     def leave(self, *, is_resumable: bool) -> None:
         """Let go of all tasks; if another replica cannot go on with them, their sessions end."""
+        error = Stopping("The gateway is shutting down; ask again, another replica or a new process will answer")
         for task in self:
-            task.close(ends_session=not is_resumable)
+            task.close(error, ends_session=not is_resumable)

@@ -19,7 +19,7 @@ from gateway.bridge.translation import legacy_call
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
+from gateway.protocol.errors import Busy, CallLost, GatewayError, UpstreamError
 from gateway.seal.request_state import Upstream
 from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
@@ -122,7 +122,7 @@ class TaskCall(UpstreamCall):
         span = self._report.call_span(session.shaken.version)
         task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
         relay = Relay(self._listener)
-        session.standing = Call(b"null", b"", relay)  # a question may come as soon as there is a task
+        session.standing = follower.standing(relay)  # a question may come as soon as there is a task
         call = legacy_call(context.request, session.next_id(), relay, span, task)
         self._sent(call)
 
@@ -163,9 +163,9 @@ class TaskCall(UpstreamCall):
         """Give the task to its client; the session is the task's from now on."""
         try:
             body = adopt(self._context, session, created, relay)
-        except GatewayError:
+        except Busy as exc:  # another call took the last place while the task was made
             self.cancel("there is no room for another task")
-            raise
+            raise CallLost(f"{exc.message}. The task of this call was given up, and may have had effects") from exc
         self._session = self._follower = None
         self._listener.hear(on.Resulted(body, is_modern=True))
 

@@ -17,9 +17,12 @@ MOST_ROUTES: Final = 200
 MOST_PEERS: Final = 200
 MOST_ERRORS: Final = 50
 MOST_NOTICES: Final = 50
+MOST_PROCESSES: Final = 500
+MOST_KEYS: Final = 50
 
 UpstreamHealth = Literal["ok", "failing", "unknown"]
 ProcessState = Literal["ready", "draining", "silent"]
+PeerState = Literal["answered", "dead", "silent", "stalled", "not asked"]
 T = TypeVar("T")
 
 
@@ -98,7 +101,7 @@ class PeerStatus(Struct, frozen=True, kw_only=True):
 
     id: str
     address: str
-    state: Literal["answered", "dead", "silent", "stalled", "not asked"]
+    state: PeerState
     last_answer_seconds_ago: float | None
 
 
@@ -174,6 +177,8 @@ class Status(Struct, frozen=True, kw_only=True):
     replica: str
     state: str
     """`ready`, `draining`, or `not ready` if a worker is not ready."""
+    covers: Literal["replica", "cluster"] = "replica"
+    """What the numbers are of: this replica alone, or all replicas that answered."""
     time: str
     """RFC 3339, by the clock of the process that answers."""
     uptime_seconds: float
@@ -199,6 +204,8 @@ def cut(status: Status) -> Status:
     return replace(
         status,
         notices=status.notices[:MOST_NOTICES],
+        processes=status.processes[:MOST_PROCESSES],
+        keys=status.keys[:MOST_KEYS],
         routes=status.routes[:MOST_ROUTES],
         held=tuple(sorted(status.held, key=lambda call: -call.age_seconds)[:MOST_HELD]),
         peers=status.peers[:MOST_PEERS],
@@ -213,30 +220,41 @@ def failing_first(routes: Iterable[RouteStatus]) -> list[RouteStatus]:
 
 def together(own: Status, parts: Sequence[Status]) -> Status:
     """Merge the workers of one host; `own` is from the supervisor, which knows the workers that should exist."""
+    workers = {process.id for process in own.processes}
+    peers = _merged(parts, lambda part: part.peers, lambda peer: peer.id, _peer)
+    notices = dict.fromkeys([*own.notices, *(notice for part in parts for notice in part.notices)])
+    told = merged(own, parts)
+    told = replace(
+        told,
+        state=_state(own, told.processes),
+        notices=(*_odd_ones(told.processes), *notices),
+        peers=tuple(peer for peer in peers if peer.id not in workers),
+        peers_total=max((part.peers_total - len(workers) + 1 for part in parts), default=0),
+        keys=parts[0].keys if parts else (),
+        key_phase=parts[0].key_phase if parts else "",
+    )
+    return cut(told)
+
+
+def merged(own: Status, parts: Sequence[Status]) -> Status:
+    """Return `own` with the processes, routes, held calls and errors of all parts.
+
+    Its own processes are those that should exist: one that is in no part stays as it is.
+    """
     processes = [process for part in parts for process in part.processes]
     heard = {process.id for process in processes}
-    workers = {process.id for process in own.processes}
     processes += [process for process in own.processes if process.id not in heard]
     routes = _merged(parts, lambda part: part.routes, lambda route: route.path, _route)
-    peers = _merged(parts, lambda part: part.peers, lambda peer: peer.id, _peer)
     errors = _merged(parts, lambda part: part.errors, lambda each: f"{each.route} {each.kind} {each.text}", _error)
-    notices = dict.fromkeys([*own.notices, *(notice for part in parts for notice in part.notices)])
-    told = replace(
+    return replace(
         own,
-        state=_state(own, processes),
-        notices=(*_odd_ones(processes), *notices),
         processes=tuple(sorted(processes, key=lambda process: _number(process.id))),
         routes=tuple(failing_first(routes)),
         routes_total=max((part.routes_total for part in parts), default=0),
         held=tuple(call for part in parts for call in part.held),
         held_total=sum(part.held_total for part in parts),
-        peers=tuple(peer for peer in peers if peer.id not in workers),
-        peers_total=max((part.peers_total - len(workers) + 1 for part in parts), default=0),
-        keys=parts[0].keys if parts else (),
-        key_phase=parts[0].key_phase if parts else "",
         errors=tuple(errors),
     )
-    return cut(told)
 
 
 def _state(own: Status, processes: Sequence[ProcessStatus]) -> str:

@@ -143,6 +143,11 @@ class StdioChannel(Channel):
         """Raise CallGone, as `adopt` does."""
         self.adopt("", "")
 
+    def abandon(self) -> None:
+        """End the child in the background."""
+        if self._started:
+            self._launcher.end(self._child)
+
     async def close(self, *, end_session: bool) -> None:
         """End the child."""
         if self._started:

@@ -8,19 +8,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admin import workers_view
-from gateway.admin.probes import Probes
+from gateway.admin.probes import OTHERS_PATH, Probes
 from gateway.admin.snapshot import about
 from gateway.admin.workers_view import Overview
 from gateway.config import InForce, Limits, Timeouts, parse
 from gateway.http.listener import Listener
 from gateway.http.traffic import Traffic
 from gateway.telemetry import Metrics
+from gateway.telemetry.cluster_status import Heard
 from gateway.telemetry.process_status import ProcessState, ProcessStatus, Status
 
 TASKS = "mcp_gateway_task_failures_total"
@@ -39,6 +41,8 @@ class FakeWorker(Probes):
         self.ready = True
         self.words: bytes | None = None
         """What it answers to everything, if not what a worker does."""
+        self.heard: dict[str, Heard] | None = None
+        """What other replicas told it; None: it is of an older version, which does not ask them."""
         self.free = asyncio.Event()
         """Cleared: it takes requests and does not answer."""
         self.free.set()
@@ -56,6 +60,12 @@ class FakeWorker(Probes):
     async def exposition(self) -> tuple[bytes, str]:
         return self.metrics.render()
 
+    def name(self) -> str:
+        return "gw-1"
+
+    async def others(self) -> dict[str, Heard]:
+        return {}
+
     async def status(self) -> Status:
         name = Path(self.address).stem.rpartition("-")[2]
         status = about(CONFIG, "gw-1", 0, is_draining=not self.ready)
@@ -68,6 +78,8 @@ class FakeWorker(Probes):
         await self.free.wait()
         if self.words is not None:
             return web.Response(body=self.words)
+        if http.path == OTHERS_PATH and self.heard is not None:
+            return web.Response(body=msgspec.json.encode(self.heard))
         return await super().handle(http)
 
     def work(self, times: int) -> None:
@@ -300,3 +312,14 @@ async def test_a_file_that_is_not_a_socket_is_left_alone(tmp_path: Path) -> None
     with pytest.raises(OSError, match="admin-0"):
         await FakeWorker(tmp_path, 0).start()
     assert (tmp_path / "admin-0.sock").read_text() == "precious"
+
+
+async def test_the_other_replicas_are_those_that_a_living_worker_hears(host: Host) -> None:
+    first, other = await host.start(0), await host.start(1)
+    assert await host.overview.others() == {}, "workers of an older version ask nobody"
+    first.free.clear()
+    other.heard = {"gw-2": Heard(state="dead", why="Its address refuses connections")}
+    while await host.overview.others() != other.heard:  # on a busy machine, nobody answers in time now and then
+        pass
+    other.words = b"{"
+    assert await host.overview.others() == {}, "a worker that started after an upgrade may say something else"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from aiohttp import web
 
 from gateway.auth import jwks as jwks_module
 from gateway.config import ConfigError, parse
+from gateway.identity import oauth_metadata
 from gateway.protocol import mcp
 from gateway.seal.cipher import PREFIX
 from tests.http.test_tls import server_context
@@ -128,6 +130,11 @@ async def test_a_caller_is_verified_once_per_request(
     assert len(callers) == 2
 
 
+def metadata_of(stand: Stand) -> str:
+    """The URL of RFC 9728 for the resource that is the stand's route."""
+    return stand.url.replace("/mcp", f"{oauth_metadata.RESOURCE}/mcp")
+
+
 NOBODY = [
     None,
     "",
@@ -149,12 +156,44 @@ async def test_an_unverified_caller_gets_401_and_reaches_no_upstream(
         assert reply.final["id"]
         challenge = reply.headers["WWW-Authenticate"]
         has_token = (authorization or "").startswith("Bearer ")
+        metadata = f'Bearer resource_metadata="{metadata_of(stand)}"'
         assert challenge.startswith(
-            'Bearer error="invalid_token", error_description="The token' if has_token else "Bearer"
+            f'{metadata}, error="invalid_token", error_description="The token' if has_token else metadata
         )
         assert ("error=" in challenge) == has_token, "RFC 6750 section 3.1: no error without a token"
     assert not upstream.seen
     assert not upstream.probes, "not even its era is asked for with headers of an unverified caller"
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+async def test_a_refused_caller_is_led_to_the_issuer(stand: Stand, method: str) -> None:
+    """RFC 9728 section 5.1, which clients of every era follow."""
+    async with stand.http.request(method, stand.url, data=b"{}") as response:
+        (url,) = re.findall(r'resource_metadata="([^"]*)"', response.headers["WWW-Authenticate"])
+    assert (response.status, url) == (401, metadata_of(stand))
+    async with stand.http.get(url) as response:
+        document = await response.json()
+    assert document == {
+        "resource": stand.url,
+        "authorization_servers": [ISSUER],
+        "bearer_methods_supported": ["header"],
+    }
+
+
+async def test_a_refused_caller_of_a_stdio_server_is_led_to_the_issuer(endpoint: Endpoint, begin: Start) -> None:
+    routes = [{"path": "/mcp", "era": "bridge", "upstream": {"command": ["cat"], "prestart": 0}}]
+    stand = await begin(routes=routes, principal=verified(endpoint))
+    reply = await stand.client().call()
+    assert reply.headers["WWW-Authenticate"] == f'Bearer resource_metadata="{metadata_of(stand)}"'
+    async with stand.http.get(metadata_of(stand)) as response:
+        assert (await response.json())["authorization_servers"] == [ISSUER]
+
+
+async def test_an_issuer_without_a_url_is_named_to_nobody(endpoint: Endpoint, begin: Start) -> None:
+    stand = await begin(principal=verified(endpoint, issuer="accounts of example"))
+    assert (await stand.client().call()).headers["WWW-Authenticate"] == "Bearer"
+    async with stand.http.get(metadata_of(stand)) as response:
+        assert response.status == 404
 
 
 @pytest.mark.parametrize("length", ["Content-Length: 4000000", "Transfer-Encoding: chunked"])

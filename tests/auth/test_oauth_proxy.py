@@ -375,6 +375,18 @@ async def test_a_refused_call_leads_its_client_to_the_gateways_metadata(
     assert reply.headers["WWW-Authenticate"] == value.replace(own, f"http://{stand.gateway.listen}")
 
 
+async def test_the_upstreams_own_metadata_goes_before_what_the_gateway_knows(begin: Any, issuer: FakeIssuer) -> None:
+    """A legacy server may list scopes, or an authorization server in front of the issuer."""
+    principal = {"source": "jwt", "issuer": "https://as.example", "jwks_url": f"{issuer.origin}/jwks"}
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp", principal=principal))
+    document = await browser.document(f"{oauth_metadata.RESOURCE}/mcp")
+    assert document["authorization_servers"] == [f"{browser.base}/mcp"]
+    del issuer.handlers[f"{oauth_metadata.RESOURCE}/mcp"]
+    browser.stand.gateway.apply(browser.stand.gateway.config)
+    document = await browser.document(f"{oauth_metadata.RESOURCE}/mcp")
+    assert document["authorization_servers"] == ["https://as.example"]
+
+
 async def test_an_authorization_that_came_twice_reaches_no_endpoint(begin: Any, issuer: FakeIssuer) -> None:
     issuer.answers("/sso/token", text="a token")
     browser = Browser(await begin(url=f"{issuer.origin}/mcp"))

@@ -82,9 +82,14 @@ def test_replicas_workers_and_replay_load() -> None:
 
 
 def test_the_digests_of_different_configurations_differ() -> None:
-    texts = ("", "hold: {max_calls: 1}\n", "listen: a:1\n", f"state: {{keys: ['{KEY}']}}\n")
+    texts = ("", "hold: {max_calls: 1}\n", "workers: 2\n", f"state: {{keys: ['{KEY}']}}\n")
     assert len({digest(good(text)) for text in texts}) == len(texts)
     assert digest(good("hold: {ttl_seconds: 600}\n")) == digest(good())
+
+
+def test_the_own_id_and_addresses_of_a_replica_are_not_in_the_digest() -> None:
+    own = "listen: a:1\nadmin: a:2\nreplica: {id: gw-1, listen: 'a:3'}\n"
+    assert digest(good(own)) == digest(good("replica: {id: gw-2, listen: 'b:3'}\n")) == digest(good())
 
 
 def test_the_arguments_and_variables_of_a_command_are_neither_printed_nor_in_the_digest() -> None:

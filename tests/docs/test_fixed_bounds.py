@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway.admin import cluster_view
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
 from gateway.bridge import rerun_rules, response_queue, subscription, upstream_messages
 from gateway.cluster import discovery, membership, peer_connections, peer_listener
@@ -11,12 +12,14 @@ from gateway.http import listener, upstream_url
 from gateway.http_client import connection, idle_connections
 from gateway.identity import bearer_token
 from gateway.legacy_front import session, session_ids, stream_writer
+from gateway.mirror import call as mirrored
+from gateway.mirror import task
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import errors, jsonrpc, request, unpaired_surrogates
 from gateway.runtime import throttle
 from gateway.seal import peer_messages
 from gateway.sessions import assignment, checkout, list_cache, own_answers, pool
-from gateway.telemetry import redaction
+from gateway.telemetry import cluster_status, redaction
 from gateway.upstream import era_probe, http_errors, resumption, streamable_http
 from gateway.upstream.stream_timeouts import DEFAULT_TIMES
 from tests.parts.launch import REPOSITORY
@@ -43,6 +46,8 @@ def count(value: int) -> str:
 FIXED = [
     ("values that the gateway takes out", [count(jsonrpc.MAX_MEMBERS)]),
     ("unpaired surrogates", [count(unpaired_surrogates.MAX_HALVES)]),
+    ("questions of a mirrored task", [f"{mirrored.MAX_ROUNDS} rounds of {questions.MAX_QUESTIONS}"]),
+    ("the pause between two polls of a mirrored task", [seconds(task._LEAST_SECONDS), seconds(task._MOST_SECONDS)]),
     ("client info, client capabilities", [size(request._MAX_DECLARATION_BYTES)]),
     ("notifications a client is behind", [count(response_queue._MAX_BEHIND)]),
     ("the body of a caller that is not verified", [size(handler._REFUSED_BYTES)]),
@@ -100,6 +105,14 @@ FIXED = [
     ("a connection to a peer", [f"{seconds(membership._SILENT_SECONDS)} (fixed)"]),
     ("a request from a peer", [size(peer_listener._OVERHEAD_BYTES)]),
     ("a peer's answer to a question", [size(peer_connections.ANSWER_BYTES)]),
+    (
+        "a peer's part of the status page",
+        [
+            size(cluster_status.STATUS_BYTES),
+            seconds(cluster_view._ANSWER_SECONDS),
+            f"{count(cluster_view._MOST_ASKED)} replicas",
+        ],
+    ),
     ("one frame from a peer", [size(peer_connections.FRAME_BYTES)]),
     ("clocks of two replicas", [seconds(peer_messages.SKEW_SECONDS)]),
     ("remembered requests from peers", [count(peer_messages._MAX_REMEMBERED)]),

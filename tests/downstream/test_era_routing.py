@@ -9,7 +9,7 @@ from gateway.protocol import mcp
 from tests.support.fake_upstream import FakeUpstream, Turn, one_question
 from tests.support.logs import Lines
 from tests.support.stand import Start
-from tests.support.workbench import Stand, configuration
+from tests.support.workbench import ACCEPT, Stand, configuration
 
 BRIDGE: Final = {"era": "bridge"}
 ANSWERED: Final = '{"action": "accept", "content": {"name": "Ada"}}'
@@ -133,3 +133,45 @@ async def test_a_call_that_is_held_goes_on_when_a_reload_ends_the_bridge(dual: F
     apply(stand, dual.url, {"era": "auto"})
     assert (await client.call()).error["code"] == -32600, "new calls are passed through"
     assert (await client.answer(asked)).text == ANSWERED
+
+
+async def test_a_task_goes_on_when_a_reload_ends_the_bridge(dual: FakeUpstream, begin: Start) -> None:
+    async def made(turn: Turn) -> None:
+        await turn.result({"task": {"taskId": "t", "status": "working", "ttl": 60_000}})
+
+    async def pending(turn: Turn) -> None:
+        await turn.elicit("Who?")
+        await turn.result({"content": [{"type": "text", "text": "done"}]})
+
+    async def modern(turn: Turn) -> None:
+        await turn.result({"of": turn.seen.body["params"]["taskId"]})
+
+    dual.on(mcp.TASKS_GET, modern)
+    dual.capabilities = {"tools": {}, "tasks": {"requests": {"tools": {"call": {}}}}}
+    dual.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}]
+    dual.tool(made)
+    dual.on(mcp.TASKS_RESULT, pending)
+    stand = await begin(route=BRIDGE)
+    client = stand.client(capabilities={"elicitation": {}, "extensions": {mcp.TASKS: {}}})
+
+    async def ask(method: str, **params: Any) -> dict[str, Any]:
+        async with client.open(method, params) as response:
+            result: dict[str, Any] = (await response.json())["result"]
+            return result
+
+    task_id = (await ask("tools/call", name="tool", arguments={}))["taskId"]
+    apply(stand, dual.url, {"era": "auto"})
+
+    async def until(status: str) -> dict[str, Any]:
+        while (found := await ask(mcp.TASKS_GET, taskId=task_id))["status"] != status:
+            pass
+        return found
+
+    asked = (await until("input_required"))["inputRequests"]
+    _ = await ask(mcp.TASKS_UPDATE, taskId=task_id, inputResponses=dict.fromkeys(asked, ACCEPT))
+    found = await until("completed")
+    assert found["result"]["content"][0]["text"] == "done"
+    assert await ask(mcp.TASKS_GET, taskId="another") == {"of": "another"}, (
+        "the task of the modern side passes through"
+    )
+    stand.gateway.task_table.leave(is_resumable=False)

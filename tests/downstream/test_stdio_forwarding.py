@@ -3,13 +3,23 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any, Final
+from unittest.mock import AsyncMock, Mock
 
 import aiohttp
 import pytest
 import pytest_asyncio
+from msgspec import Raw
 
+from gateway.downstream.stdio_forwarding import _Passage
+from gateway.mirror.stdio_server import StdioServer
 from gateway.protocol import mcp
+from gateway.protocol.errors import CallLost
+from gateway.protocol.request import ParsedBody
+from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Metrics
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.host import META, call, fake, initialize, legacy, modern
 
@@ -196,3 +206,43 @@ async def test_the_route_may_name_the_legacy_side_of_a_command() -> None:
     ):
         assert await text(http, gw, call("echo", x=1)) == '{"x": 1}'
         assert not gw.log("era.found")
+
+
+async def test_a_request_of_the_server_reaches_nobody(gw: Gateway, http: aiohttp.ClientSession) -> None:
+    """SEP-2260: modern servers send none."""
+    assert await text(http, gw, call("ask", 1)) == "done"
+    outcome = {"method": mcp.ELICIT, "outcome": "refused_unsolicited"}
+    assert await gw.metric("mcp_gateway_nested_requests_total", **outcome) == 1
+
+
+@pytest.mark.parametrize("method", sorted(mcp.TASK_METHODS))
+async def test_mcp_name_of_a_request_about_a_task_is_compared(
+    method: str, gw: Gateway, http: aiohttp.ClientSession
+) -> None:
+    message = modern(method, 1, taskId="t1", inputResponses={})
+    status, (answer,) = await post(http, gw, message, **{mcp.NAME_HEADER: "t1"})
+    assert (status, answer["result"]["taskId"]) == (200, "t1")
+    status, (answer,) = await post(http, gw, message, **{mcp.NAME_HEADER: "t2"})
+    assert (status, answer["error"]["code"]) == (400, mcp.HEADER_MISMATCH)
+
+
+async def test_a_fault_of_the_gateway_ends_the_request_that_met_it() -> None:
+    tasks = Tasks(Metrics("test"))
+    live: Any = SimpleNamespace(
+        config=SimpleNamespace(limits=SimpleNamespace(behind_bytes=1000)),
+        deadlines=SimpleNamespace(silence=CoarseTimer(60, tasks, "silence")),
+        process=SimpleNamespace(tasks=tasks),
+        route=SimpleNamespace(path="/mcp"),
+    )
+    incoming: Any = SimpleNamespace(body=b"{}", request_id="r")
+    modern: Any = SimpleNamespace(request=AsyncMock(side_effect=ZeroDivisionError))
+    passage = _Passage(incoming, Mock(started=False), live, ParsedBody(Raw(b"7"), mcp.TOOLS_LIST, {}, {}))
+    async with asyncio.timeout(SECONDS):
+        with pytest.raises(CallLost, match="Internal error"):
+            await passage.run(modern)
+    listener, request = Mock(), Mock(body=b"{}")
+    _ = StdioServer(modern, tasks).begin(request, listener)
+    while len(tasks):
+        await asyncio.sleep(0)
+    assert isinstance(listener.on_failed.call_args.args[0], CallLost)
+    assert tasks.failures == 2

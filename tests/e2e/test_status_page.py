@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
+from gateway.admin.documents import TITLES
 from tests.e2e.wire import Wire, wire
 from tests.parts.launch import NODE_MODULES, PARTS, OldServer, free_port, old_server
 from tests.support.browser import PROGRAM, Browser, Tab, chromium
@@ -290,3 +292,66 @@ async def test_the_page_reloads_itself_if_requested(stage: Stage) -> None:
     await tab.run("document.querySelector('nav a').click()")
     await tab.reload_after()
     assert await tab.run("location.search") == ""
+
+
+# The cluster.
+
+
+async def linked(tab: Tab, text: str) -> None:
+    """Click a link, and wait for the page that it leads to."""
+    await tab.run(f"[...document.links].find(link => link.textContent.trim() === {text!r}).click()")
+    await tab.reload_after()
+
+
+async def test_any_replica_shows_the_whole_cluster_and_leads_to_each_replica(stage: Stage) -> None:
+    peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2", "gw-3")}
+    async with AsyncExitStack() as stack:
+        gateways = []
+        for name, address in peers.items():
+            replica = {"id": name, "listen": address, "peers": peers}
+            started = gateway(stage.server.url, check=False, replica=replica, timeouts={"peer_accept_seconds": 5})
+            gateways.append(await stack.enter_async_context(started))
+        for gw in gateways:
+            asked = await stage.client.on(gw.url).call("ask", {"question": "Who?"})
+            assert asked.asks
+        first, _, last = gateways
+        tab = await shown(stage, first)
+
+        async def whole() -> bool:  # on a busy machine, a replica may take more than its second
+            await tab.go(f"{first.admin}/status")
+            return [row[1] for row in await cells(tab, "processes")] == ["ready"] * 3
+
+        await first.until(whole, "the page shows three replicas", 30)
+        assert [row[0].split()[0] for row in await cells(tab, "processes")] == ["gw-1", "gw-2", "gw-3"]
+        assert sorted(row[6] for row in await cells(tab, "held")) == ["gw-1", "gw-2", "gw-3"]
+        assert await tab.run("document.querySelector('.facts dd strong').innerText") == "3"
+        assert await tab.run("document.querySelector('#processes').innerText") == "Replicas"
+        assert "the whole cluster" in await tab.run("document.querySelector('header').innerText")
+        assert tab.complaints == []
+        await tab.run(AXE.read_text())
+        found: dict[str, Any] = await tab.run("axe.run().then(r => ({bad: r.violations}))")
+        assert [(each["id"], each["nodes"][0]["html"][:200]) for each in found["bad"]] == []
+        await linked(tab, "gw-3")
+        assert await tab.run("location.search") == "?replica=gw-3"
+        await linked(tab, "all replicas")
+        assert await tab.run("location.search") == ""
+        await last.kill()
+
+        async def missing() -> bool:
+            await tab.go(f"{first.admin}/status")
+            return {row[0]: row[2] for row in await cells(tab, "peers")}["gw-3"] == "dead"
+
+        await first.until(missing, "the page shows the dead replica", 30)
+        assert "No status from gw-3" in await tab.run("document.querySelector('.notices').innerText")
+        assert "silent" in [row[1] for row in await cells(tab, "processes")]
+
+
+async def test_the_links_at_the_end_lead_to_the_documentation(stage: Stage) -> None:
+    tab = await shown(stage, stage.well)
+    links = await tab.run("[...document.querySelectorAll('footer a')].map(link => link.href)")
+    assert [link.rpartition("/")[2] for link in links] == list(TITLES)
+    await linked(tab, "help")
+    assert "# The status page" in await tab.run("document.body.innerText")
+    for path in ("docs/README.md", "docs/../pyproject.toml", "docs/%2e%2e/pyproject.toml", "docs/"):
+        async with stage.well.http.get(f"{stage.well.admin}/{path}") as response:
+            assert response.status == 404, path

@@ -45,6 +45,7 @@ PEERS = Keyring([KEY], "peer")
 MIRROR = MirrorRings(*(Keyring([KEY], kind) for kind in (tokens.SESSION, tokens.NESTED, tokens.EVENT, tokens.STATE)))
 TOKENS = Tokens(InForce(MIRROR))
 SESSION = Session("s", "/mcp", b"p" * 32, NOW, Profile("2025-11-25", b"{}", b"{}"))
+FOREIGN = replace(SESSION, key="t")
 PLACE = Place("s", "x", "gw-1", "e", NOW)
 CALL = Request(b"1", "tools/call", b'{"name":"t"}')
 ROUND = Progress(1, b'"state"')
@@ -220,7 +221,7 @@ def mirror_token(data: bytes) -> None:
     """A kind of tokens, then edits of a genuine one (upper case), or a content: only InvalidState and NoSession.
 
     The kinds are session ids (`s`), ids of nested requests (`n`), states (`r`) and ids of events (`e`). A token that
-    was edited never opens, and none opens as another kind.
+    was edited never opens, and none opens as another kind, or in another session.
     """
     letter, rest = data[:1].decode("latin-1"), data[1:]
     kind = letter.lower() if letter.lower() in _RINGS else "s"
@@ -234,6 +235,10 @@ def mirror_token(data: bytes) -> None:
 def _opening(token: str) -> set[str]:
     """The kinds as which a token opens."""
     found = set()
+    for opens in (TOKENS.nested, TOKENS.mark):
+        with suppress(InvalidState):
+            _ = opens(token, FOREIGN)
+            raise AssertionError("a token of another session opened")
     for kind, opens in (("n", TOKENS.nested), ("e", TOKENS.mark), ("r", _echoed)):
         with suppress(InvalidState):
             _ = opens(token, SESSION)

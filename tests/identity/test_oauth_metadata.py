@@ -50,6 +50,20 @@ def test_a_challenge_leads_to_the_gateway_only_where_it_led_to_the_upstream(came
     assert oauth_metadata.challenge(came, PLACE) == goes
 
 
+LED = [
+    ("Bearer", f'Bearer resource_metadata="{PUBLIC}{oauth_metadata.RESOURCE}/files"'),
+    ('bearer error="x"', f'bearer resource_metadata="{PUBLIC}{oauth_metadata.RESOURCE}/files", error="x"'),
+    ('Bearer error="x", Resource_Metadata="https://a/"', 'Bearer error="x", Resource_Metadata="https://a/"'),
+    ('Basic realm="x"', 'Basic realm="x"'),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(("came", "goes"), LED)
+def test_a_challenge_without_metadata_gets_that_of_the_route(came: str, goes: str) -> None:
+    assert oauth_metadata.with_metadata(came, PUBLIC, "/files") == goes
+
+
 RESOURCES = [
     (
         {"resource": f"{UPSTREAM}/mcp", "authorization_servers": [f"{UPSTREAM}/"], "scopes_supported": ["a"]},

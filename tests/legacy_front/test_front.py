@@ -178,6 +178,24 @@ async def test_two_open_requests_cannot_have_the_same_id(stand: Stand, sse_serve
     assert await client.end() == 200
 
 
+async def test_the_open_requests_of_a_session_have_a_limit_in_bytes(begin: Start, sse_server: FakeSse) -> None:
+    sse_server.tool = silent
+    stand = await begin(**before(sse_server, limits={"body_bytes": 1_000}))
+    client = await LegacyClient(stand).initialize()
+    calls = []
+    for count in range(1, 6):
+        calls.append(later(client.post(client.call_message("tool", {"text": "x" * 650}))))
+        _ = await sse_server.heard(mcp.TOOLS_CALL, count)
+    status, headers, _ = await client.post(client.call_message("tool", {"text": "x" * 650}))
+    assert (status, "Retry-After" in headers) == (429, True)
+    finish(sse_server)
+    assert (await calls[0])[2] == [answer()]
+    calls.append(later(client.post(client.call_message("tool", {"text": "x" * 650}))))
+    _ = await sse_server.heard(mcp.TOOLS_CALL, 6)
+    assert await client.end() == 200
+    _ = await asyncio.gather(*calls)
+
+
 async def test_a_session_over_http_sse_begins_with_initialize(begin: Start, upstream: FakeUpstream) -> None:
     stand = await begin(route={"upstream": {"url": upstream.url, "transport": "streamable-http"}})
     client = await SseClient(stand).connect()
@@ -453,6 +471,21 @@ async def test_a_refused_credential_is_a_status_so_that_the_client_signs_in(
         assert headers["WWW-Authenticate"] == 'Bearer realm="x"'
         assert (await client.post(client.begin_message()))[0] == 202
         assert "result" in await client.stream.message()
+        client.stream.close()
+    await eventually(lambda: stand.metric(SESSIONS) == 0)
+
+
+async def test_streams_without_a_session_leave_places_for_others(begin: Start, upstream: FakeUpstream) -> None:
+    over_http = {"route": {"upstream": {"url": upstream.url, "transport": "streamable-http"}}}
+    stand = await begin(**over_http, sessions={"max_newcomers": 2})
+    strangers = [await SseClient(stand, authorization=f"Bearer {number}").connect() for number in range(2)]
+    refused = await SseClient(stand).http.get(stand.url, headers={"Accept": "text/event-stream"})
+    assert refused.status == 503
+    refused.close()
+    assert (await strangers[0].post(strangers[0].begin_message()))[0] == 202
+    assert "result" in await strangers[0].stream.message()
+    other = await SseClient(stand).initialize()
+    for client in (*strangers, other):
         client.stream.close()
     await eventually(lambda: stand.metric(SESSIONS) == 0)
 

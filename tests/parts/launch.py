@@ -95,6 +95,7 @@ RECIPES: Mapping[str, Recipe] = {
     "tasks-py": python("py130", "tasks_py.py"),
     "tasks-ts": typescript("tasks_ts.mjs"),
     "tasks-fm3": python("fm3tasks", "tasks_fm3.py"),
+    "modern-tasks": python("fm4tasks", "modern_tasks.py"),
     "everything": everything("streamableHttp", b"listening on port", "/mcp"),
     "py130-sse": python("py130", "old_py.py", "--sse"),
     "ts132-sse": typescript("old_ts.mjs", "--sse"),

@@ -23,6 +23,7 @@ from gateway.telemetry import Metrics
 from tests.e2e.wire import ACCEPT, Wire, headers_of, request, wire
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 from tests.support.gateway_process import Gateway, gateway
+from tests.support.host import fake
 
 FAKE: Final = (sys.executable, "-I", "-S", str(REPOSITORY / "tests" / "support" / "fake_stdio.py"))
 SECRET: Final = "sesame-opens"
@@ -338,6 +339,19 @@ async def test_a_changed_command_retires_the_children_of_the_old_one() -> None:
         assert said["event"] == "config.loaded"
         assert json.loads((await client.call("environment")).text)["A"] == "2"
         await all_gone(before)
+
+
+async def test_a_changed_command_retires_the_child_of_a_modern_server() -> None:
+    command = {"command": fake("fake_modern_stdio.py"), "env": {"A": "1"}}
+    async with gateway(command) as gw, wire(gw.url) as client:
+        assert (await client.call("echo", {"x": 1})).status == 200
+        assert gw.process is not None
+        before = below(gw.process.pid)
+        route = {"path": "/mcp", "upstream": {**command, "env": {"A": "2"}}}
+        (said,) = await gw.reload({**gw.config, "routes": [route]})
+        assert said["event"] == "config.loaded"
+        await all_gone(before, 15)
+        assert (await client.call("echo", {"x": 1})).status == 200
 
 
 async def test_the_command_line_is_all_that_a_sidecar_needs(tmp_path: Path) -> None:

@@ -415,7 +415,7 @@ def test_a_number_that_python_can_hold_passes_the_check(number: str) -> None:
     jsonrpc.check_numbers(Raw(b'{"a":[%b,"1e999 \\u0031"]}' % number.encode()))
 
 
-@pytest.mark.parametrize("value", ["1e999", "-1E+400", "1" * 5000, "[" * 3000 + "1e99" + "]" * 3000])
+@pytest.mark.parametrize("value", ["1e999", "-1E+400", "1" * 5000, "[" * 20_000 + "1e99" + "]" * 20_000])
 def test_a_number_that_python_cannot_hold_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         jsonrpc.check_numbers(Raw(value.encode()))

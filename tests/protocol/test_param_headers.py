@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -256,3 +257,11 @@ FLAWS: dict[str, tuple[dict[str, Any], str | None]] = {
 def test_the_flaw_of_an_annotation_is_named_with_its_place(properties: dict[str, Any], flaw: str | None) -> None:
     found = param_headers.flaw({"type": "object", "properties": properties})
     assert found is None if flaw is None else found is not None and found.startswith(flaw)
+
+
+def test_a_schema_is_too_deep_to_be_searched_or_it_is_searched() -> None:
+    """JSON that can just be read may still be too deep for what comes after that."""
+    for depth in range(200, 520):
+        schema = b'{"x-mcp-header":"A","properties":{"a":' * depth + b"{}" + b"}}" * depth
+        with suppress(ValueError):
+            assert param_headers.of_tools(b'{"tools":[{"name":"t","inputSchema":%b}]}' % schema).keys() == {"t"}

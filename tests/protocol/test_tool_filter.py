@@ -153,8 +153,8 @@ def test_a_tool_that_is_nested_too_deeply_is_left_out_or_refused_with_the_result
 
 def test_a_tool_that_exhausts_the_recursion_limit_is_left_out() -> None:
     # Since Python 3.12, the list may be read although the search for annotations is nested too deeply for Python.
-    deep = b'{"not":' * 5000 + b"{}" + b"}" * 5000
-    assert tool_filter._flaw(Raw(b'{"name":"deep","inputSchema":%b}' % deep)) == "it is nested too deeply"
+    deep = b'{"type":"object","not":' * 5000 + b'{"x-mcp-header":"a"}' + b"}" * 5000
+    assert tool_filter._flaw(Raw(b'{"name":"deep","inputSchema":%b}' % deep)) == "JSON is nested too deeply"
 
 
 @pytest.mark.parametrize("tools", [b"5", b"{}", b"null"])

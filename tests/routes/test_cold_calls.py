@@ -47,6 +47,14 @@ def test_a_record_has_what_it_takes_to_give_the_call_up() -> None:
     assert remains.upstream.version == "2025-11-25"
 
 
+def test_records_of_one_caller_share_the_text_of_their_headers_which_is_freed_after_them() -> None:
+    first, second = record(), record()
+    assert first.headers is second.headers
+    for number in range(2000):
+        _ = packed(Remains(Upstream("", "", b"", b"", None), ()), {"A": str(number)})
+    assert record().headers is not first.headers
+
+
 def test_the_size_of_a_record_is_hardly_less_than_what_it_takes() -> None:
     calls, number = ColdCalls(InForce(Hold()), InForce(1 << 30), lambda _call, _change: None), 20_000
     tracemalloc.start()

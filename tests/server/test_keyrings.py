@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from msgspec.structs import replace
 
 from gateway.config import Config, InForce, parse
@@ -78,3 +79,16 @@ def test_a_former_key_opens_session_ids_of_mirrored_clients_and_nothing_else() -
             opened.append(b"")
     assert opened == [b"x", b"", b"", b"", b"", b""]
     assert rings.ids == Keyrings(InForce(config(SECOND)), None).ids
+
+
+def test_the_tokens_of_the_stateless_draft_are_not_those_of_the_mirror() -> None:
+    in_force = InForce(config(FIRST))
+    rings = Keyrings(in_force, None)
+    for own, other in zip(rings.sep_1442.value, rings.mirror.value, strict=True):
+        assert own.open(own.seal(b"x")) == b"x"
+        with pytest.raises(InvalidState):
+            _ = other.open(own.seal(b"x"))
+    old = rings.sep_1442.value.nested.seal(b"x")
+    in_force.replace(config(SECOND))
+    with pytest.raises(InvalidState):
+        _ = rings.sep_1442.value.nested.open(old)

@@ -222,6 +222,48 @@ async def test_a_session_is_not_deleted_upstream_while_a_call_may_run(begin: Sta
     assert "DELETE" not in upstream.words
 
 
+async def test_a_session_whose_answer_is_lost_is_not_deleted_upstream_while_its_call_may_run(
+    begin: Start, upstream: FakeUpstream
+) -> None:
+    @upstream.tool
+    async def tool(turn: Turn) -> None:
+        await turn.elicit()
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(500, b"oops")
+
+    upstream.on("answer", refuse)
+    stand = await before_http(begin, upstream)
+    client = await SseClient(stand).initialize()
+    assert (await client.post(client.call_message()))[0] == 202
+    assert await client.answer(await client.stream.message()) == 202
+    (failed,) = await client.stream.rest()
+    assert failed["id"] == 1
+    (cancelled,) = await upstream.saw(mcp.CANCELLED)
+    assert cancelled.body["params"]["requestId"] == 1
+    await eventually(lambda: "close session" not in stand.tasks())
+    assert "DELETE" not in upstream.words
+
+
+async def test_a_server_that_takes_no_cancellation_does_not_keep_a_session_for_long(
+    begin: Start, upstream: FakeUpstream
+) -> None:
+    async def hang(turn: Turn) -> None:
+        await turn.for_ever()
+
+    upstream.tool(hang)
+    upstream.on(mcp.CANCELLED, hang)
+    stand = await before_http(begin, upstream, timeouts={"cancel_seconds": 0.05})
+    client = await SseClient(stand).initialize()
+    for _ in range(3):
+        assert (await client.post(client.call_message()))[0] == 202
+    await upstream.saw(mcp.TOOLS_CALL, 3)
+    client.stream.close()
+    await upstream.saw(mcp.CANCELLED)
+    await eventually(lambda: client_sessions(stand) == 0)
+    await eventually(lambda: "close session" not in stand.tasks())
+
+
 # -- cancellation -----------------------------------------------------------------------------------------------------
 
 

@@ -308,15 +308,21 @@ async def test_a_call_goes_beside_one_whose_user_visits_a_page(
     assert set(sessions(upstream)) == {"s1"}
 
 
-async def test_a_cancelled_call_gives_the_session_back_when_it_has_ended(
-    upstream: FakeUpstream, tool: Tool, begin: Start
-) -> None:
+async def having_cancelled(begin: Start, upstream: FakeUpstream, what: str) -> Client:
+    """Return a client that has given a call up."""
     stand = await stand_with(begin, hold={"grace_seconds": 0, "quiet_seconds": 0.02})
     client = stand.client("Bearer ada")
-    task = begun(do(client, "wait"))
+    task = begun(do(client, what))
     await upstream.saw("tools/call")
     task.cancel()
     await upstream.saw(mcp.CANCELLED)
+    return client
+
+
+async def test_a_cancelled_call_gives_the_session_back_when_it_has_ended(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    client = await having_cancelled(begin, upstream, "wait")
     tool.go.set()
     assert (await do(client, "nothing")).text == "done"
     assert set(sessions(upstream)) == {"s1"}
@@ -325,12 +331,7 @@ async def test_a_cancelled_call_gives_the_session_back_when_it_has_ended(
 async def test_a_call_that_never_ends_costs_the_session_after_a_while(
     upstream: FakeUpstream, tool: Tool, begin: Start
 ) -> None:
-    stand = await stand_with(begin, hold={"grace_seconds": 0, "quiet_seconds": 0.02})
-    client = stand.client("Bearer ada")
-    task = begun(do(client, "hang"))
-    await upstream.saw("tools/call")
-    task.cancel()
-    await upstream.saw(mcp.CANCELLED)
+    client = await having_cancelled(begin, upstream, "hang")
     assert (await do(client, "nothing")).text == "done"
     assert sessions(upstream) == ["s1", "s2"]
 

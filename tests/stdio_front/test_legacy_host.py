@@ -15,3 +15,39 @@ def test_an_answer_whose_id_is_escaped_in_another_way_reaches_the_host() -> None
     legacy.send(answer, None)
     host.send.assert_called_once_with(answer)
     assert not legacy.is_busy
+
+
+class Bench:
+    """A host of which the test knows one open request."""
+
+    def __init__(self) -> None:
+        self.legacy = LegacyHost(Mock(), lambda _: Mock(), Mock())
+        self.host_says('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}')
+
+    def host_says(self, line: str) -> None:
+        self.legacy.receive(line.encode(), jsonrpc.message(line.encode()))
+
+    def server_asks(self, id_: str, about: bytes | None = b"1") -> None:
+        self.legacy.send(f'{{"jsonrpc":"2.0","id":{id_},"method":"roots/list"}}'.encode(), about)
+
+
+def test_a_request_that_waits_for_an_answer_of_the_host_is_not_worked_on() -> None:
+    bench = Bench()
+    assert bench.legacy.is_busy
+    bench.server_asks('"caf\\u00e9"')
+    assert not bench.legacy.is_busy
+    bench.host_says('{"jsonrpc":"2.0","id":"caf\u00e9","result":{"roots":[]}}')
+    assert bench.legacy.is_busy
+
+
+def test_questions_are_remembered_no_longer_than_their_request() -> None:
+    bench = Bench()
+    bench.server_asks("5", None)
+    bench.server_asks("6", b"2")
+    assert not bench.legacy._asked, "they are about no open request"
+    for number in range(1000):
+        bench.server_asks(str(number))
+    assert len(bench.legacy._asked) <= 256
+    bench.legacy.send(b'{"jsonrpc":"2.0","id":1,"result":{}}', None)
+    assert not bench.legacy._asked
+    assert not bench.legacy.is_busy

@@ -6,14 +6,19 @@ from gateway.config import ConfigError, for_command, parse
 from gateway.process.child import environment
 from gateway.stdio_front.settings import for_host
 
-TEXT = """
-state: {keys: ["%s"]}
+TEXT = (
+    """
+state: {keys: ["%s"], session_keys: [OLD_KEY]}
 admin: 127.0.0.1:9999
 workers: 4
 routes:
   - {path: /a, upstream: {command: [a], env: {OWN: "1"}}}
   - {path: /b, upstream: {url: "http://127.0.0.1:9/mcp"}, credentials: {mode: replace, token: a-token-of-b}}
-""" % ("f0" * 32)
+  - {path: /c, upstream: {url: "http://127.0.0.1:9/mcp?key=query-of-c"}, set_headers: {X-Key: "Bearer header-of-c"}}
+  - {path: /d, upstream: {command: [d], env: {SECRET: variable-of-d, DEBUG: "1"}}}
+""".replace("OLD_KEY", "f2" * 32)
+    % ("f0" * 32)
+)
 
 
 def test_only_the_named_route_is_left_and_nothing_listens() -> None:
@@ -28,7 +33,7 @@ def test_the_first_route_is_taken_if_none_is_named() -> None:
 
 def test_an_unknown_route_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="/a, /b"):
-        for_host(parse(TEXT, "test", {}), "/c", {})
+        for_host(parse(TEXT, "test", {}), "/e", {})
 
 
 def test_states_get_a_key_of_their_own() -> None:
@@ -45,9 +50,20 @@ def test_a_child_gets_the_environment_without_what_is_the_gateways() -> None:
         "MRTR_STATE_KEY": "f1" * 32,
         "COPY_OF_KEY": "f0" * 32,
         "COPY_OF_TOKEN": "a-token-of-b",
+        "OLD_KEY": "f2" * 32,
+        "PART_OF_URL": "query-of-c",
+        "PART_OF_HEADER": "header-of-c",
+        "VARIABLE_OF_D": "variable-of-d",
+        "SHORT": "head",
     }
     (route,) = for_host(parse(TEXT, "test", {}), "/a", own).routes
-    assert environment(route.upstream, own) == {"PATH": "/bin", "API_KEY": "key", "OWN": "1"}
+    assert environment(route.upstream, own) == {"PATH": "/bin", "API_KEY": "key", "SHORT": "head", "OWN": "1"}
+
+
+def test_a_child_gets_what_its_own_route_is_made_of() -> None:
+    own = {"SECRET_OF_D": "variable-of-d"}
+    (route,) = for_host(parse(TEXT, "test", {}), "/d", own).routes
+    assert environment(route.upstream, own) == {**own, "SECRET": "variable-of-d", "DEBUG": "1"}
 
 
 def test_a_host_keeps_one_session_for_as_long_as_it_lives() -> None:

@@ -33,14 +33,14 @@ class Call:
     """One request to a tool."""
 
     def __init__(self, body: Json, headers: Any, stream: "Callable[[Json], Awaitable[None]]") -> None:
-        self.body, self.headers, self._stream = body, headers, stream
+        self.body, self.headers, self.send = body, headers, stream
         self.params: Json = body["params"]
         self.answers: Json = self.params.get("inputResponses") or {}
         self.state: str | None = self.params.get("requestState")
         self.meta: Json = self.params["_meta"]
 
     async def notify(self, method: str, params: Json) -> None:
-        await self._stream({"jsonrpc": "2.0", "method": method, "params": params})
+        await self.send({"jsonrpc": "2.0", "method": method, "params": params})
 
     def ask(self, state: str | None = "state", **requests: Json) -> Json:
         result: Json = {"resultType": "input_required", "inputRequests": requests}

@@ -73,6 +73,9 @@ def main() -> None:
                     token = {"progressToken": meta["progressToken"], "progress": 1}
                     say({"method": "notifications/progress", "params": token})
                     text(id_, "done")
+                case "ask":
+                    say({"id": "odd", "method": "elicitation/create", "params": {}})
+                    text(id_, "done")
                 case "log":
                     say({"method": "notifications/message", "params": {"level": "info", "data": "said"}})
                     text(id_, "done")
@@ -93,6 +96,8 @@ def main() -> None:
                     os._exit(7)
                 case name:
                     say({"id": id_, "error": {"code": -32602, "message": f"Unknown tool: {name}"}})
+        elif method in ("tasks/get", "tasks/update", "tasks/cancel"):
+            result(id_, taskId=params["taskId"])
         elif id_ is not None:
             say({"id": id_, "error": {"code": -32601, "message": "Method not found"}})
 

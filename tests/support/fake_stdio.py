@@ -62,6 +62,8 @@ def call(name: str, given: JSON) -> JSON:
     match name:
         case "echo":
             return text(given)
+        case "late":
+            return text("asks now")
         case "say":
             return text(given["words"])
         case "pid":
@@ -114,10 +116,14 @@ def serve() -> None:
         sys.exit(3)
     if "--stubborn" in sys.argv:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    answers: list[JSON] = []
     while True:
         message = read()
         id_ = message.get("id")
         if id_ is None or "--silent" in sys.argv:
+            continue
+        if "method" not in message:
+            answers.append(message)
             continue
         if message["method"] == "initialize":
             info = {"name": "fake", "version": "1"}
@@ -135,8 +141,12 @@ def serve() -> None:
             say({"id": id_, "error": {"code": -32601, "message": "Method not found"}})
         else:
             params = message["params"]
-            result = call(params["name"], params.get("arguments", {}))
+            result = (
+                text(answers) if params["name"] == "answers" else call(params["name"], params.get("arguments", {}))
+            )
             say({"id": id_, "result": result})
+            if params["name"] == "late":
+                say({"id": "late", "method": "roots/list"})
             if params["name"] in {"deaf", "shut"}:
                 time.sleep(600)
             if params.get("arguments", {}).get("then") == "die":

@@ -5,6 +5,7 @@ With `first`, the question comes before that answer.
 python -I -S fake_task_stdio.py
 
 It answers tasks/result only after its question was answered, or at once with an error with `impatient`, as fastmcp 3.
+A cancelled task asks once more.
 """
 
 import json
@@ -49,6 +50,9 @@ def serve() -> None:
                 waiting = id_
             case "tasks/get":
                 say({"id": id_, "result": {"taskId": "t", "status": "completed" if name else "working"}})
+            case "tasks/cancel":
+                late = {"id": 2, "method": "roots/list"}
+                say({"id": id_, "result": {"taskId": "t", "status": "cancelled"}}, late)
             case None if id_ == 1:
                 name = message["result"]["content"]["name"]
         if name and waiting is not None:

@@ -120,6 +120,10 @@ async def crash(stand: Stand) -> None:
     gateway.tasks.start = never  # type: ignore[method-assign,assignment]
     for task in gateway.tasks._running:
         task.cancel()
+    for held in gateway.downstream._legacy.mirror._shared.running.values():
+        held.runner.is_over = True
+        if held.runner._polling is not None:
+            held.runner._polling.cancel()
     for listener in gateway._listeners:
         server = listener._runner.server
         assert server is not None

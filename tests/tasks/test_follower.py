@@ -1,7 +1,9 @@
 from msgspec import Raw
 
 from gateway.exchange import events as on
-from gateway.tasks.follower import Relay, holder
+from gateway.protocol import jsonrpc
+from gateway.sessions import inbound
+from gateway.tasks.follower import Relay, holder, standing
 
 
 class Heard:
@@ -35,3 +37,8 @@ def test_what_comes_between_two_listeners_is_heard_by_the_second_one_in_order() 
 
 def test_two_processes_name_their_held_requests_differently() -> None:
     assert len({holder("gw-1", "a"), holder("gw-1", "b"), holder("gw-2", "a")}) == 3
+
+
+def test_a_response_without_an_id_does_not_answer_a_task() -> None:
+    refusal = jsonrpc.message(b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"Parse error"}}')
+    assert isinstance(inbound.meaning(refusal, standing(Heard())), inbound.UnknownId)

@@ -20,6 +20,12 @@ _UNITS: Final = {"_seconds": _SECONDS, "_bytes": _BYTES}
 Number = inspect.IntType | inspect.FloatType
 
 
+def for_missing(name: str) -> str:
+    """Return a valid example of a key that must be there."""
+    upstream = 'upstream: {url: "http://127.0.0.1:9000/mcp"}'
+    return f"add {({'routes': f'routes: [{{{upstream}}}]', 'upstream': upstream}).get(name, 'it')}"
+
+
 def for_number(kind: Number, value: object, path: str, default: object) -> str:
     """Return the number that a text such as `10m` means for this key, else a valid example."""
     meant = _quantity(value, path) if isinstance(value, str) else value if isinstance(value, float) else None

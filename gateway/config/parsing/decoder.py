@@ -102,7 +102,7 @@ class Walker:
         if field.name in section:
             value = self._read(field.type, section[field.name], place, {"default": field.default})
         else:
-            value = self._refuse(place, "is missing; add it") if field.required else UNREAD
+            value = self._refuse(place, f"is missing; {advice.for_missing(field.name)}") if field.required else UNREAD
         return _empty(field.type) if value is UNREAD and field.required else value
 
     def _unknown(

@@ -63,7 +63,7 @@ from gateway.protocol.errors import (
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.seal import client_state
-from gateway.telemetry import COMPLETE, Step
+from gateway.telemetry import COMPLETE, NestedOutcome, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 _METHODS: Final = "POST, GET, DELETE"
@@ -271,7 +271,8 @@ class Mirror:
     def _check_open(self, at: Arrival, held: HeldCall | None, nested: Nested) -> None:
         """Check that a state counts now; raises InvalidRequestState."""
         if held is None:
-            raise InvalidRequestState("expired" if self._is_old(nested.place, at.live) else "ended")
+            is_old = self._is_old(nested.place, nested.progress, at.live)
+            raise InvalidRequestState("expired" if is_old else "ended")
         if not held.is_open(nested):
             raise InvalidRequestState("answered")
 
@@ -282,7 +283,7 @@ class Mirror:
 
     def _restored(self, at: Arrival, session: Session, nested: Nested, *, is_proven: bool) -> HeldCall | None:
         """The call of a replica that has died, as far as a nested request's id tells; None if it cannot go on."""
-        if nested.request is None or self._is_over(nested.place, at.live):
+        if nested.request is None or self._is_over(nested.place, nested.progress, at.live):
             return None
         held = self._held(at, session, nested.place.exchange, nested.request, nested.progress)
         held.call.open.update({key: Question(key, "", b"{}") for key in nested.keys})
@@ -293,12 +294,14 @@ class Mirror:
     def _is_own(self, place: Place) -> bool:
         return (place.owner, place.epoch) == (self._process.owner, self._process.epoch)
 
-    def _is_over(self, place: Place, live: LiveRoute) -> bool:
+    def _is_over(self, place: Place, progress: Progress, live: LiveRoute) -> bool:
         """Whether a call of a replica that has died cannot go on."""
-        return place.exchange in self._shared.ended or self._is_old(place, live)
+        return place.exchange in self._shared.ended or self._is_old(place, progress, live)
 
-    def _is_old(self, place: Place, live: LiveRoute) -> bool:
-        return place.issued + live.config.state.ttl_seconds < time.time()
+    def _is_old(self, place: Place, progress: Progress, live: LiveRoute) -> bool:
+        config = live.config
+        seconds = config.state.ttl_seconds if progress.task is None else config.tasks.ttl_seconds
+        return place.issued + seconds < time.time()
 
     # -- GET ----------------------------------------------------------------------------------------------------
 
@@ -336,7 +339,7 @@ class Mirror:
             is_proven = found.proven
         # What follows goes to whoever holds this credential, so the upstream sees it first.
         _ = await initialize(self.server(at.live), session.profile, at.headers)
-        may_run = not is_own and mark.request is not None and await self._may_run_twice(at, session, mark.request)
+        may_run = not is_own and await self._may_run_on(at, session, mark, is_proven=is_proven)
         held = self.lot.find(mark.place.exchange)
         step = Step.HELD
         if held is None and not is_own:
@@ -345,7 +348,7 @@ class Mirror:
                 raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
             if held is not None:
                 held.report.taken_over(mark.place.owner, mark.progress.round, owner_is_dead=is_proven)
-                step = Step.RESUMED if mark.asking else Step.REPLAYED
+                step = Step.RESUMED if mark.asking or mark.progress.task is not None else Step.REPLAYED
         self._continued_by(at, Step.LOST if held is None else step)
         if held is None:
             return await self._lost(at, mark)
@@ -355,22 +358,32 @@ class Mirror:
         return replied
 
     def _continued(self, at: Arrival, session: Session, mark: Mark, *, may_run: bool) -> HeldCall | None:
-        """The call of a replica that has died; None if it is lost. `may_run`: it may run from its beginning."""
+        """The call of a replica that has died; None if it is lost.
+
+        `may_run`: it may run from its beginning, or go on if it is a task.
+        """
         request = mark.request
-        if request is None or self._is_over(mark.place, at.live):
+        if request is None or self._is_over(mark.place, mark.progress, at.live):
             return None
         if mark.asking:
             held = self._held(at, session, mark.place.exchange, request, mark.progress)
+            held.runner.headers = at.headers
             held.call.open.update({question.key: question for question in mark.asking})
             return held
         if not may_run:
             return None
-        held = self._held(at, session, mark.place.exchange, request, Progress())
+        held = self._held(at, session, mark.place.exchange, request, mark.progress)
         held.runner.run(at.headers)
         return held
 
-    async def _may_run_twice(self, at: Arrival, session: Session, request: Request) -> bool:
-        route, upstream = at.live.route, self._upstream(at, session)
+    async def _may_run_on(self, at: Arrival, session: Session, mark: Mark, *, is_proven: bool) -> bool:
+        """Whether a call that was upstream may run from its beginning, or go on if it is a task.
+
+        A task has one driver, because the second one would cancel it when its client stays away.
+        """
+        request, route, upstream = mark.request, at.live.route, self._upstream(at, session)
+        if request is None or mark.progress.task is not None:
+            return request is not None and is_proven
         if request.method != mcp.TOOLS_CALL or route.continuation == "replay":
             return True
         if any(fnmatchcase(request.target, pattern) for pattern in route.ephemeral):
@@ -400,12 +413,10 @@ class Mirror:
 
     def connect(self, live: LiveRoute, path: str, principal: bytes) -> Connect:
         """Make backends for links that hold their own state."""
-        upstream = Upstream(self.server(live), self._catalog, (path, principal), self._process.tasks)
-        return partial(MirrorBackend, upstream)
+        return partial(MirrorBackend, Upstream.of(live, self.server(live), self._catalog, (path, principal)))
 
     def _upstream(self, at: Arrival, session: Session) -> Upstream:
-        caller = at.incoming.path, session.principal
-        return Upstream(self.server(at.live), self._catalog, caller, self._process.tasks)
+        return Upstream.of(at.live, self.server(at.live), self._catalog, (at.incoming.path, session.principal))
 
     def server(self, live: LiveRoute) -> ModernServer:
         """The modern server of a route."""
@@ -418,7 +429,8 @@ class Mirror:
                 self._process.metrics.upstream_failed(live.route.path, error.reason)
             live.upstream.health.note(error)
 
-        return HttpServer(live.upstream.client, live.upstream.era.endpoint, live.deadlines.idle, failed)
+        refused = partial(self._process.metrics.nested_request, live.route.path, outcome=NestedOutcome.UNSOLICITED)
+        return HttpServer(live.upstream.client, live.upstream.era.endpoint, live.deadlines.idle, failed, refused)
 
 
 def _message(incoming: Incoming) -> jsonrpc.Message:

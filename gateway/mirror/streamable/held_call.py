@@ -181,8 +181,10 @@ class HeldCall:
         return replace(self._place, issued=time.time())
 
     def _mark(self) -> Mark:
-        """The place of a call that runs upstream."""
-        return Mark(self._placed(), self._number, self.call.request.id, request=self.call.request)
+        """The place of a call that runs upstream. A plain one can only begin again, but a task goes on."""
+        call = self.call
+        progress = call.progress if call.live_task is not None else Progress()
+        return Mark(self._placed(), self._number, call.request.id, request=call.request, progress=progress)
 
     def _mark_asking(self) -> Mark:
         call = self.call

@@ -151,6 +151,7 @@ class Home:
                 error.status = 405
                 error.headers["Allow"] = "POST, DELETE"
                 raise error from exc
+            self._count()
             return await self._write(reply, honoured, request_id)
 
     async def _write(self, reply: ReplyWriter, honoured: Honoured, request_id: str) -> Replied:

@@ -17,7 +17,7 @@ from msgspec import Raw
 from gateway.process.child import Child
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost
+from gateway.protocol.errors import CallLost, Unreachable
 from gateway.upstream.stdio import is_message
 
 Take = Callable[[bytes], None]
@@ -35,20 +35,32 @@ class _ModernRequest(msgspec.Struct, eq=False):
     wants_logs: bool
     take: Take
     answered: asyncio.Future[None]
+    heard: float = 0.0
+    """The event loop's time of the last message."""
 
 
 class ModernStdio:
     """One modern server as a child; it is started when a request needs it, and again after it has ended."""
 
     def __init__(
-        self, launcher: ChildLauncher, malformed: Callable[[], None], *, has_one_client: bool = False
+        self,
+        launcher: ChildLauncher,
+        malformed: Callable[[], None],
+        refused: Callable[[str], None],
+        *,
+        has_one_client: bool = False,
     ) -> None:
-        """`malformed` is called for every line on stdout that is not JSON-RPC."""
+        """`malformed` is called for every line on stdout that is not JSON-RPC.
+
+        `refused` is called for each request of the server, with its method: a modern server sends none.
+        """
         self._launcher = launcher
         self._has_one_client = has_one_client
         self._malformed = malformed
+        self._refused = refused
         self.child: Child | None = None
         """The process that serves requests now, if there is one."""
+        self._is_retired = False
         self._opening = asyncio.Lock()
         self._requests: dict[bytes, _ModernRequest] = {}
         self._numbers = itertools.count(1)
@@ -57,6 +69,16 @@ class ModernStdio:
         """Speak to this child from now on."""
         self.child = child
         child.receive_with(self._hear)
+
+    def retire(self) -> None:
+        """The route leads elsewhere from now on: end the child once it has answered what it was asked."""
+        self._is_retired = True
+        self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        if self._is_retired and not self._requests and self.child is not None:
+            child, self.child = self.child, None
+            self._launcher.end(child)
 
     async def request(self, message: bytes, take: Take) -> None:
         """Send a request, and hand over its messages with the client's own ids, the response last.
@@ -69,27 +91,53 @@ class ModernStdio:
         self._requests[number] = request
         try:
             await child.send(sent, self._launcher.client.timeouts.answer_seconds)
-            _ = await asyncio.wait((request.answered, child.over), return_when=asyncio.FIRST_COMPLETED)
-            if not request.answered.done():
-                raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")
-            request.answered.result()
-        except asyncio.CancelledError:
+            await self._answered(child, request)
+        except (asyncio.CancelledError, TimeoutError) as exc:
             # TypeScript SDK 2.4: a notification before the first call makes the connection a legacy one.
             if not request.answered.done() and request.method != mcp.DISCOVER:
                 child.write(jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(number)}))
-            raise
+            if isinstance(exc, asyncio.CancelledError):
+                raise
+            raise CallLost(
+                f"{child.where} was silent for timeouts.idle_seconds; the call may have had effects"
+            ) from exc
         finally:
             del self._requests[number]
             request.answered.cancel()
+            self._end_if_unused()
+
+    async def _answered(self, child: Child, request: _ModernRequest) -> None:
+        """Wait for the answer; raises CallLost if the child ends first, and TimeoutError if it is silent for too long.
+
+        A subscription may be silent for as long as nothing changes.
+        """
+        loop, idle_seconds = asyncio.get_running_loop(), self._launcher.client.timeouts.idle_seconds
+        request.heard = loop.time()
+        while not (request.answered.done() or child.over.done()):
+            left = None if request.method == mcp.LISTEN else request.heard + idle_seconds - loop.time()
+            if left is not None and left <= 0:
+                raise TimeoutError
+            waiting = (request.answered, child.over)
+            _ = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if not request.answered.done():
+            raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")
+        request.answered.result()
 
     async def _running_child(self) -> Child:
-        async with self._opening:
-            if self.child is None or self.child.over.done():
-                child = await self._launcher.take()
-                self._launcher.initialized(child)  # it needs no handshake
-                self.use(child)
-            assert self.child is not None
-            return self.child
+        seconds = self._launcher.client.timeouts.handshake_seconds
+        try:
+            async with asyncio.timeout(seconds), self._opening:
+                if self.child is None or self.child.over.done():
+                    child = await self._launcher.take()
+                    self._launcher.initialized(child)  # it needs no handshake
+                    self.use(child)
+                assert self.child is not None
+                return self.child
+        except TimeoutError:
+            raise Unreachable(
+                f"{self._launcher.where} did not start in {seconds:g} s (timeouts.handshake_seconds) for modern "
+                "requests: sessions of legacy clients may use all of upstream.max_children"
+            ) from None
 
     # -- what the server says ---------------------------------------------------------------------------------------
 
@@ -101,7 +149,9 @@ class ModernStdio:
         try:
             if message.method is None:
                 self._respond(message)
-            elif not isinstance(message.id, Raw):  # a modern server sends no requests
+            elif isinstance(message.id, Raw):
+                self._refused(message.method)
+            else:
                 self._notify(message.method, message.params)
         except ValueError:
             self._malformed()
@@ -111,11 +161,11 @@ class ModernStdio:
         if request is None or request.answered.done():
             return  # it was cancelled
         try:
-            request.take(_response(message, request))
+            response = _response(message, request)
         except ValueError as exc:
             request.answered.set_exception(exc)
         else:
-            request.answered.set_result(None)
+            _hand_over(request, response, is_last=True)
 
     def _notify(self, method: str, raw: Raw | msgspec.UnsetType) -> None:
         params = jsonrpc.fields(raw) if isinstance(raw, Raw) else {}
@@ -130,7 +180,7 @@ class ModernStdio:
             named = {**params, "progressToken": request.token}
         elif request.method == mcp.LISTEN:
             named = _named(params, request.id)
-        request.take(jsonrpc.notification(method, named))
+        _hand_over(request, jsonrpc.notification(method, named))
 
     def _request_of(self, method: str, params: jsonrpc.Fields) -> _ModernRequest | None:
         if method == mcp.PROGRESS:
@@ -145,7 +195,19 @@ class ModernStdio:
         """The server ended a subscription without a response, which HTTP cannot do gracefully."""
         request = self._requests.get(bytes(id_ or b""))
         if request is not None and request.method == mcp.LISTEN and not request.answered.done():
-            request.take(jsonrpc.result(request.id, jsonrpc.encode(_named(dict(_DONE), request.id))))
+            done = jsonrpc.result(request.id, jsonrpc.encode(_named(dict(_DONE), request.id)))
+            _hand_over(request, done, is_last=True)
+
+
+def _hand_over(request: _ModernRequest, message: bytes, *, is_last: bool = False) -> None:
+    """Give a message to the client of a request, which hears nothing after the last one."""
+    request.heard = asyncio.get_running_loop().time()
+    try:
+        request.take(message)
+    except Exception as exc:  # noqa: BLE001  (the task of the request handles it, not the pipe that all requests share)
+        request.answered.set_exception(exc)
+    else:
+        if is_last:
             request.answered.set_result(None)
 
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
 from msgspec import Raw
 
 from gateway.process.child import Child
@@ -46,7 +45,11 @@ class ChildHolder:
                 self._shared = None
                 await shared.replaced()
             channel = StdioChannel(self.launcher, self.malformed)
-            result = await channel.initialize(message, headers)
+            try:
+                result = await channel.initialize(message, headers)
+            except BaseException:
+                channel.abandon()
+                raise
             seconds = self.launcher.client.timeouts.answer_seconds
             self._shared = SharedChild(channel.child, message, result, seconds, self.malformed)
             return self._shared
@@ -101,7 +104,9 @@ class SharedChild:
             self._subscribed[uri] += 1
         elif method == mcp.UNSUBSCRIBE:
             self._subscribed[uri] -= 1
-            return self._subscribed[uri] <= 0
+            if self._subscribed[uri] > 0:
+                return False
+            del self._subscribed[uri]  # also if nobody had subscribed
         return True
 
     async def left(self, channel: "SharedChannel") -> None:
@@ -173,5 +178,5 @@ def _uri(message: jsonrpc.Message) -> bytes:
         return b""
     try:
         return bytes(jsonrpc.fields(message.params).get("uri", b""))
-    except (ValueError, msgspec.MsgspecError):
+    except ValueError:
         return b""

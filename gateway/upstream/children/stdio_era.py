@@ -7,9 +7,9 @@ that has answered is used, whatever its era: nothing of a client has reached it.
 
 import asyncio
 import time
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
-import msgspec
 from msgspec import Raw
 
 from gateway.process.child import Child
@@ -57,9 +57,7 @@ class StdioEra:
         if self.known is None and self._unsure_until > 0 and self.launcher.has_initialized:
             self.known = False
         if self.known is None and time.monotonic() > self._unsure_until:
-            if self._probe is None:
-                self._probe = self._tasks.start(self._ask(), "era probe")
-            _ = await asyncio.wait((self._probe,))
+            await self._share(self._ask)
         return bool(self.known)
 
     async def is_modern_only(self) -> bool:
@@ -67,14 +65,14 @@ class StdioEra:
         if not await self.is_modern():
             return False
         if self._refuses_legacy is None:
-            try:
-                child = await self.launcher.take()
-                answer = await self._answer_of(child, _INITIALIZE)
-                self._tasks.spawn(child.close(), "close session")
-            except (Unreachable, CallLost):
-                return False
-            self._refuses_legacy = answer is not None and isinstance(jsonrpc.message(answer).error, Raw)
-        return self._refuses_legacy
+            await self._share(self._greet)
+        return bool(self._refuses_legacy)
+
+    async def _share(self, probe: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Wait for a probe; requests that arrive meanwhile share it."""
+        if self._probe is None:
+            self._probe = self._tasks.start(probe(), "era probe")
+        _ = await asyncio.wait((self._probe,))
 
     def found_modern(self, child: Child) -> None:
         """A child has shown in another way that the server is modern; it serves the requests from now on."""
@@ -97,6 +95,21 @@ class StdioEra:
         if found is not None:
             log.info(Event.ERA_FOUND, route=self._route, era=name)
 
+    async def _greet(self) -> None:
+        """Send the handshake of legacy clients to a child of its own, which serves nobody."""
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                child = await self.launcher.take()
+            answer = await self._answer_of(child, _INITIALIZE)
+            self._tasks.spawn(child.close(), "close session")
+            self._refuses_legacy = answer is not None and isinstance(jsonrpc.message(answer).error, Raw)
+        except TimeoutError:  # `upstream.max_children` leaves room for no other child, nor for a legacy session
+            self._refuses_legacy = True
+        except (Unreachable, CallLost):
+            pass
+        finally:
+            self._probe = None
+
     async def _answer(self) -> bool | None:
         child = await self.launcher.take()
         line = await self._answer_of(child, era.discover())
@@ -114,7 +127,10 @@ class StdioEra:
         return bool(found)
 
     async def _answer_of(self, child: Child, request: bytes) -> bytes | None:
-        """Return the response of a child to a probe; None if it ends, or does not answer in time."""
+        """Return the response of a child to a probe; None if it ends, or does not answer in time.
+
+        A child that does not take the probe is ended; raises CallLost.
+        """
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def receive(line: bytes) -> None:
@@ -123,7 +139,11 @@ class StdioEra:
 
         child.receive_with(receive)
         child.asked = True  # a server that ends because of the probe is not a failure
-        await child.send(request, self.launcher.client.timeouts.answer_seconds)
+        try:
+            await child.send(request, self.launcher.client.timeouts.answer_seconds)
+        except CallLost:
+            self._tasks.spawn(child.close(), "close session")
+            raise
         _ = await asyncio.wait((answer, child.over), timeout=_PROBE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         return answer.result() if answer.done() else None
 
@@ -131,6 +151,6 @@ class StdioEra:
 def _is_response(line: bytes) -> bool:
     try:
         message = jsonrpc.message(line)
-    except (ValueError, msgspec.MsgspecError):
+    except ValueError:
         return False
     return message.method is None and isinstance(message.id, Raw) and bytes(message.id) == _PROBE_ID

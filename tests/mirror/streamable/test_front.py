@@ -230,6 +230,27 @@ async def test_list_changes_and_resource_updates_reach_the_standalone_stream(
     await eventually(lambda: not server.listeners)
 
 
+async def test_a_request_of_a_modern_server_reaches_nobody(begin: Begin, server: FakeModern) -> None:
+    """SEP-2260: modern servers send none, and legacy clients hear only of what belongs to their calls."""
+    stand = await begin()
+    client = LegacyClient(stand.http, stand.url)
+    _ = await client.initialize()
+    odd = {"jsonrpc": "2.0", "id": "odd", **FORM}
+
+    async def ask_oddly(call: Call) -> Json:
+        await call.send(odd)
+        return call.text("done")
+
+    server.tools["odd"] = ask_oddly
+    async with client.get() as standalone:
+        await server.listeners[0](odd)
+        await server.listeners[0]({"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED})
+        assert (await standalone.message())["method"] == mcp.TOOLS_CHANGED
+        async with client.call("odd") as stream:
+            assert text(await stream.message()) == "done"
+    assert stand.nested(mcp.ELICIT, "refused_unsolicited") == 2
+
+
 async def test_a_refused_credential_reaches_the_client_with_its_challenge(begin: Begin, server: FakeModern) -> None:
     stand = await begin()
     client = LegacyClient(stand.http, stand.url, headers={"Authorization": "Bearer good"})

@@ -111,6 +111,7 @@ def test_no_kind_of_token_opens_as_another() -> None:
     with pytest.raises(InvalidState):
         _ = by.mark(nested, session)
     assert not by.is_session(nested)
+    assert [by.is_nested(token) for token in (nested, event, "x", None)] == [True, False, False, False]
 
 
 def test_a_token_of_another_session_counts_for_nothing() -> None:

@@ -14,6 +14,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost
 from gateway.upstream.channel import NO_HEADERS, SideListener
 from gateway.upstream.children.shared_child import ChildHolder, SharedChannel
+from tests.support.workbench import eventually
 
 GREETING: Final = jsonrpc.request(b'"init"', mcp.INITIALIZE, {"clientInfo": {"name": "a"}})
 OTHER: Final = jsonrpc.request(b'"init"', mcp.INITIALIZE, {"clientInfo": {"name": "b"}})
@@ -25,9 +26,10 @@ class FakeChild:
 
     where = "The fake child"
 
-    def __init__(self) -> None:
+    def __init__(self, *, answers: bool) -> None:
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.sent: list[dict[str, Any]] = []
+        self.answers = answers
         self.asked = False
         self.is_closed = False
         self._receive: Any = None
@@ -37,7 +39,7 @@ class FakeChild:
 
     async def send(self, message: bytes, _seconds: float) -> None:
         self.sent.append(json.loads(message))
-        if self.sent[-1]["method"] == mcp.INITIALIZE:
+        if self.sent[-1]["method"] == mcp.INITIALIZE and self.answers:
             self.say(id=self.sent[-1]["id"], result={"serverInfo": {}})
 
     def say(self, **message: Any) -> None:
@@ -60,13 +62,18 @@ class FakeLauncher:
         self.client = SimpleNamespace(timeouts=Timeouts())
         self.children: list[FakeChild] = []
         self.has_initialized = False
+        self.answers = True
+        """Whether the next children answer the handshake."""
 
     async def take(self) -> FakeChild:
-        self.children.append(FakeChild())
+        self.children.append(FakeChild(answers=self.answers))
         return self.children[-1]
 
     def initialized(self, child: FakeChild) -> None:
         pass
+
+    def end(self, child: FakeChild) -> None:
+        child.asked = child.is_closed = True
 
 
 class Session:
@@ -141,6 +148,18 @@ async def test_another_handshake_gets_another_child_and_the_first_one_ends_with_
     assert not new.is_closed
 
 
+async def test_a_child_whose_handshake_is_given_up_is_ended(bench: Bench) -> None:
+    bench.launcher.answers = False
+    opening = asyncio.get_running_loop().create_task(bench.session())
+    await eventually(lambda: bench.launcher.children and bench.launcher.children[0].sent)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        _ = await opening
+    bench.launcher.answers = True
+    _ = await bench.session()
+    assert [child.is_closed for child in bench.launcher.children] == [True, False]
+
+
 async def test_an_answer_reaches_the_session_that_asked(bench: Bench) -> None:
     first, second = await bench.session(), await bench.session()
     asked = first.ask(b"1", mcp.TOOLS_LIST), second.ask(b"2", mcp.TOOLS_LIST)
@@ -183,6 +202,18 @@ async def test_the_child_is_subscribed_until_the_last_session_unsubscribes(bench
             _ = await asked
     assert child.methods.count(mcp.UNSUBSCRIBE) == 1
     assert child.methods[-1] == mcp.UNSUBSCRIBE
+
+
+async def test_a_session_that_never_subscribed_ends_no_subscription_of_another_one(bench: Bench) -> None:
+    first, second = await bench.session(), await bench.session()
+    (child,) = bench.launcher.children
+    order = [(first, mcp.UNSUBSCRIBE), (first, mcp.SUBSCRIBE), (second, mcp.SUBSCRIBE), (first, mcp.UNSUBSCRIBE)]
+    for number, (session, method) in enumerate(order):
+        asked = session.ask(b"%d" % number, method, uri="note://x")
+        await asyncio.sleep(0)
+        child.say(id=number, result={})
+        _ = await asked
+    assert child.methods[-1] == mcp.SUBSCRIBE, "the second session is subscribed still"
 
 
 async def test_the_end_of_the_child_is_the_end_of_all_its_sessions(bench: Bench) -> None:

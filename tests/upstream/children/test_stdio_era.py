@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from gateway.config import Timeouts
-from gateway.protocol.errors import Unreachable
+from gateway.protocol.errors import CallLost, Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from gateway.upstream.children import stdio_era
@@ -22,6 +22,7 @@ UNSUPPORTED: Final = {"error": {"code": -32022, "message": "no", "data": {"suppo
 GREETED: Final = {"result": {"protocolVersion": "2025-11-25", "capabilities": {}}}
 ENDS: Final = "ends"
 SILENT: Final = "says nothing"
+UNREAD: Final = "does not read its input"
 
 
 class FakeChild:
@@ -44,6 +45,8 @@ class FakeChild:
         asked = json.loads(message)
         self.methods.append(asked["method"])
         answer = self._answers[asked["method"]]
+        if answer is UNREAD:
+            raise CallLost(UNREAD)
         if answer is ENDS:
             self.over.set_result("ended (exit code 1)")
         elif answer is not SILENT:
@@ -64,8 +67,11 @@ class FakeLauncher:
         self.given_back: list[FakeChild] = []
         self.has_initialized = False
         self.fails = False
+        self.room = 10
 
     async def take(self) -> FakeChild:
+        if len(self.children) == self.room and not self.given_back:
+            await asyncio.get_running_loop().create_future()
         if self.fails:
             raise Unreachable("cannot be started")
         if self.given_back:
@@ -89,7 +95,7 @@ class Bench:
     def __init__(self, tasks: Tasks, **answers: Any) -> None:
         given = {"server/discover": answers.get("discover"), "initialize": answers.get("initialize")}
         self.launcher: Any = FakeLauncher(given)
-        self.modern = ModernStdio(self.launcher, lambda: None)
+        self.modern = ModernStdio(self.launcher, lambda: None, lambda _: None)
         self.era = StdioEra(self.launcher, self.modern, tasks, Metrics("test", ["/mcp"]), "/mcp")
 
 
@@ -162,3 +168,33 @@ async def test_a_legacy_server_is_not_asked_whether_it_is_modern_only(tasks: Tas
     bench = Bench(tasks, discover=UNKNOWN)
     assert not await bench.era.is_modern_only()
     assert bench.launcher.children[0].methods == ["server/discover"]
+
+
+async def test_requests_at_once_ask_for_one_handshake(tasks: Tasks) -> None:
+    bench = Bench(tasks, discover=DISCOVERED, initialize=UNSUPPORTED)
+    assert await asyncio.gather(*(bench.era.is_modern_only() for _ in range(5))) == [True] * 5
+    serving, asked = bench.launcher.children
+    assert (serving.methods, asked.methods) == (["server/discover"], ["initialize"])
+
+
+async def test_a_modern_server_with_room_for_no_legacy_session_is_modern_only(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stdio_era, "_PROBE_SECONDS", 0.01)
+    bench = Bench(tasks, discover=DISCOVERED, initialize=GREETED)
+    bench.launcher.room = 1
+    assert await bench.era.is_modern_only()
+
+
+@pytest.mark.parametrize(
+    ("answers", "refusing"),
+    [({"discover": UNREAD}, 0), ({"discover": DISCOVERED, "initialize": UNREAD}, 1)],
+    ids=["discover", "initialize"],
+)
+async def test_a_child_that_does_not_take_the_probe_is_ended(
+    tasks: Tasks, answers: dict[str, Any], refusing: int
+) -> None:
+    bench = Bench(tasks, **answers)
+    assert not await bench.era.is_modern_only()
+    await tasks.settle(5)
+    assert [child.is_closed for child in bench.launcher.children] == [False] * refusing + [True]

@@ -1,0 +1,70 @@
+"""A real modern server whose tools run as tasks (fastmcp 4), with clients of both eras."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.e2e.cases import Drivers
+from tests.e2e.task_client import TaskClient
+from tests.e2e.test_eras import ANN, ASK, ECHO, mcp_1, mcp_1_10, mcp_1_sse, sdk_1
+from tests.e2e.test_task_clients import FASTMCP, run
+from tests.e2e.wire import wire
+from tests.parts.launch import NODE, PARTS, OldServer, old_server
+from tests.support.gateway_process import gateway
+from tests.support.mirrored_client import LegacyClient
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(
+        not (PARTS / "fm4tasks").exists() or not NODE.exists(), reason="scripts/parts has not been run"
+    ),
+    pytest.mark.timeout(120),
+]
+
+OLD_CLIENTS = {"mcp 1.10": mcp_1_10, "mcp 1.30": mcp_1, "sdk 1.32": sdk_1, "mcp 1.30, HTTP+SSE": mcp_1_sse}
+FAILED = "mcp_gateway_task_failures_total"
+NONE = Drivers({})
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[OldServer]:
+    async with old_server("modern-tasks") as found:
+        yield found
+
+
+async def test_legacy_clients_call_tools_that_need_a_task(server: OldServer) -> None:
+    calls = [ECHO, ASK, ("failing_job", {})]
+    async with gateway(server.url, route={"era": "mirror"}) as gw:
+        texts = await asyncio.gather(*(play(NONE, gw.url, calls) for play in OLD_CLIENTS.values()))
+        assert texts == [["hi", ANN, "the job failed"]] * len(OLD_CLIENTS)
+        assert len(server.ledger("run", "ask")) == 2 * len(OLD_CLIENTS), "the tool runs once for each of its rounds"
+        assert await gw.metric("mcp_gateway_mirrored_calls") == 0
+        assert await gw.metric(FAILED) == 0
+
+
+async def test_a_legacy_client_that_cancels_its_call_cancels_the_task(server: OldServer) -> None:
+    async with gateway(server.url, route={"era": "mirror"}) as gw, wire(gw.url) as client:
+        legacy = LegacyClient(client.http, gw.url)
+        _ = await legacy.initialize()
+        async with legacy.request("tools/call", {"name": "hang", "arguments": {}}, id_="c1"):
+            _ = await server.wait_for("run", "hang", seconds=30)
+            assert await legacy.notify("notifications/cancelled", {"requestId": "c1"}) == 202
+            _ = await server.wait_for("cancelled", "hang", seconds=30)
+
+
+async def test_the_tasks_of_a_modern_server_pass_through(server: OldServer) -> None:
+    async with gateway(server.url) as gw, wire(gw.url) as client:
+        task = await TaskClient(client).task(*ASK)
+        asked = await task.until("input_required")
+        _ = await task.answer(asked, {"action": "accept", "content": {"name": "Ann"}})
+        assert ANN in json.dumps((await task.until("completed"))["result"]["content"][0]["text"]).replace('\\"', '"')
+        other = await task.client.send("tasks/get", {"taskId": task.id}, **{"Mcp-Name": "other"})
+        assert other.error["code"] == -32020, "the server compares the header, which passes through unchanged"
+        cancelled = await TaskClient(client).task(*ASK)
+        assert (await cancelled.cancel()).result["resultType"] == "complete"
+        assert (await cancelled.until("cancelled"))["taskId"] == cancelled.id
+        assert await run(*FASTMCP, gw.url, "ask", '{"question": "Who?"}') == f"asked: Who?\nerror: False\n{ANN}\n"
+        assert await gw.metric("mcp_gateway_sessions_opened_total") == 0, "nothing was bridged"
+        assert await gw.metric("mcp_gateway_tasks_ended_total") == 0, "they are the server's"

@@ -1,0 +1,191 @@
+"""Legacy clients of streamable HTTP whose tool runs as a task at a modern server."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+
+from gateway.mirror.streamable.tokens import Mark
+from gateway.protocol import mcp
+from tests.mirror.conftest import Begin
+from tests.mirror.streamable.test_front import ACCEPT, text
+from tests.mirror.streamable.test_replicas import MIRROR, asked, session
+from tests.mirror.test_task import NEEDS_TASKS
+from tests.support.fake_modern import FORM, Call, FakeModern, Json
+from tests.support.mirrored_client import LegacyClient
+from tests.support.replicas import Cluster
+from tests.support.workbench import Stand, eventually, jwt
+
+
+class Job:
+    """A tool of the fake server that runs as a task only, and goes on when the test says so."""
+
+    def __init__(self, server: FakeModern, **asks: Json) -> None:
+        """It asks first if there are questions."""
+        server.tools["job"] = self.call
+        server.other |= {mcp.TASKS_GET: self.get, mcp.TASKS_UPDATE: self.update, mcp.TASKS_CANCEL: self.cancel}
+        self.state: Json = {"status": "input_required", "inputRequests": asks} if asks else {"status": "working"}
+        self.made = 0
+        self.cancelled = False
+
+    def call(self, call: Call) -> Json:
+        if mcp.TASKS not in call.meta[mcp.META_CAPABILITIES].get("extensions", {}):
+            return call.error(mcp.MISSING_CAPABILITY, data=NEEDS_TASKS)
+        self.made += 1
+        return {"result": {"resultType": "task", **self.named(), "status": "working"}}
+
+    def named(self) -> Json:
+        times = {"createdAt": "2026-01-01T00:00:00Z", "lastUpdatedAt": "2026-01-01T00:00:00Z"}
+        return {"taskId": "t1", **times, "ttlMs": None, "pollIntervalMs": 100}
+
+    def get(self, call: Call) -> Json:
+        self.check(call)
+        return {"result": {"resultType": "complete", **self.named(), **self.state}}
+
+    def update(self, call: Call) -> Json:
+        self.check(call)
+        self.end(call, call.answers)
+        return {"result": {"resultType": "complete"}}
+
+    def cancel(self, call: Call) -> Json:
+        self.check(call)
+        self.cancelled = True
+        self.state = {"status": "cancelled"}
+        return {"result": {"resultType": "complete"}}
+
+    def end(self, call: Call, value: Any) -> None:
+        self.state = {"status": "completed", "result": call.text(value)["result"]}
+
+    def check(self, call: Call) -> None:
+        assert (call.params["taskId"], call.headers[mcp.NAME_HEADER]) == ("t1", "t1")
+        assert call.headers[mcp.METHOD_HEADER] == call.body["method"]
+
+
+def names_task(stand: Stand, place: str) -> bool:
+    """Whether a client that comes back with this event id continues a task."""
+    sealed = stand.gateway.downstream._legacy.mirror._tokens._rings.value.events.open(place)
+    return msgspec.msgpack.Decoder(Mark).decode(sealed).progress.task == "t1"
+
+
+async def test_a_tool_that_needs_a_task_is_an_ordinary_call(client: LegacyClient, server: FakeModern) -> None:
+    job = Job(server, name=FORM)
+    async with client.call("job") as stream:
+        question = await stream.message()
+        assert (question["method"], question["params"]) == (FORM["method"], FORM["params"])
+        assert await client.answer(question, ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+    assert [mcp.TASKS in json.dumps(each["params"]["_meta"]) for each in server.of(mcp.TOOLS_CALL)] == [False, True]
+    assert (job.made, job.cancelled) == (1, False)
+
+
+async def test_other_tools_hear_nothing_of_tasks(client: LegacyClient, server: FakeModern) -> None:
+    _ = Job(server)
+    server.tools["echo"] = lambda call: call.text(list(call.meta[mcp.META_CAPABILITIES]))
+    async with client.call("echo") as stream:
+        assert text(await stream.message()) == ["elicitation", "sampling", "roots"]
+
+
+async def test_a_route_may_refuse_tasks(begin: Begin, server: FakeModern) -> None:
+    stand = await begin(route={"tasks": {"undeclared": "refuse"}})
+    client = await session(stand)
+    job = Job(server)
+    async with client.call("job") as stream:
+        assert (await stream.message())["result"]["isError"] is True
+    assert job.made == 0
+
+
+async def test_a_cancelled_call_cancels_its_task(client: LegacyClient, server: FakeModern) -> None:
+    job = Job(server)
+    async with client.request("tools/call", {"name": "job", "arguments": {}}, id_="c1"):
+        await eventually(lambda: server.of(mcp.TASKS_GET), "the task is asked about")
+        assert await client.notify(mcp.CANCELLED, {"requestId": "c1"}) == 202
+        await eventually(lambda: job.cancelled, "the task is cancelled")
+
+
+async def test_a_task_ends_with_a_client_that_stays_away(begin: Begin, server: FakeModern) -> None:
+    stand = await begin(hold={"ttl_seconds": 0.2})
+    client = await session(stand)
+    job = Job(server)
+    async with client.call("job"):
+        await eventually(lambda: server.of(mcp.TASKS_GET), "the task is asked about")
+    await eventually(lambda: job.cancelled, "the task is cancelled")
+
+
+async def test_tasks_count_as_the_calls_of_their_caller(begin: Begin, server: FakeModern) -> None:
+    stand = await begin(hold={"max_calls_per_principal": 1})
+    client = await session(stand)
+    job = Job(server)
+    async with client.call("job") as stream:
+        await eventually(lambda: server.of(mcp.TASKS_GET), "the task is asked about")
+        async with client.call("job") as other:
+            assert other.response.status == 429
+        job.state = {"status": "failed", "error": {"code": -32050, "message": "broken"}}
+        assert (await stream.message())["error"] == {"code": -32050, "message": "broken"}
+
+
+async def test_a_task_outlives_the_replica_that_drives_it(server: FakeModern, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
+    job = Job(server)
+    client = await session(one)
+    async with client.call("job") as stream:
+        while not names_task(one, place := await stream.place()):
+            pass
+        await cluster.crash(one)
+    async with client.get(place, url=two.url) as stream:
+        _ = await stream.place()
+        job.state = {"status": "input_required", "inputRequests": {"a": FORM}}
+        question, _ = await asked(stream)
+        assert await client.answer(question, ACCEPT, url=two.url) == 202
+        assert text(await stream.message()) == {"a": ACCEPT}
+    assert (job.made, job.cancelled) == (1, False)
+    assert two.metric("mcp_gateway_continuations_total", step="resumed") == 1
+
+
+async def test_the_question_of_a_task_outlives_its_replica(server: FakeModern, cluster: Cluster) -> None:
+    one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", **MIRROR)
+    job = Job(server, a=FORM)
+    client = await session(one)
+    async with client.call("job") as stream:
+        question, place = await asked(stream)
+        await cluster.crash(one)
+    assert await client.answer(question, ACCEPT, url=two.url) == 202
+    async with client.get(place, url=three.url) as stream:
+        assert text(await stream.message()) == {"a": ACCEPT}
+    assert (job.made, job.cancelled) == (1, False)
+    assert len(server.of(mcp.TASKS_UPDATE)) == 1
+
+
+async def test_a_task_that_changed_hands_ends_with_a_client_that_stays_away(
+    server: FakeModern, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR, hold={"ttl_seconds": 0.2})
+    job, token = Job(server, a=FORM), jwt(iss="i", sub="ada")
+    client = await session(one, headers={"Authorization": token})
+    async with client.call("job") as stream:
+        _, place = await asked(stream)
+        await cluster.crash(one)
+    async with client.get(place, url=two.url) as stream:
+        _ = await stream.place()
+    await eventually(lambda: job.cancelled, "the task is cancelled")
+    assert server.headers[-1]["Authorization"] == token
+
+
+async def test_a_client_that_left_before_its_task_was_made_leaves_none(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    client = LegacyClient(stand.http, stand.url, version="2025-06-18")
+    _ = await client.initialize()
+    job, go = Job(server), asyncio.Event()
+    make = job.call
+
+    async def slow(call: Call) -> Json:
+        if mcp.TASKS in call.meta[mcp.META_CAPABILITIES].get("extensions", {}):
+            await go.wait()
+        return make(call)
+
+    server.tools["job"] = slow
+    async with client.request("tools/call", {"name": "job", "arguments": {}}, id_="c1"):
+        await eventually(lambda: len(server.of(mcp.TOOLS_CALL)) == 2, "the task is about to be made")
+        assert await client.notify(mcp.CANCELLED, {"requestId": "c1"}) == 202
+        await eventually(lambda: server.left == 1, "the server knows that nobody waits")
+    assert job.made == 0

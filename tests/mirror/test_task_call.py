@@ -1,0 +1,183 @@
+"""One call of a legacy client that becomes a task at a modern server."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.mirror.call import MAX_ROUNDS, Again, Ask, MirroredCall, Poll, Step
+from gateway.protocol import mcp
+from gateway.protocol.errors import CallLost
+from tests.mirror.test_call import ACCEPT, ALL, answer, call, encoded, ended, required
+from tests.mirror.test_task import NEEDS_TASKS
+from tests.support.fake_modern import FORM
+
+DECLARED = {"extensions": {mcp.TASKS: {}}}
+
+
+def refusal() -> bytes:
+    return encoded(error={"code": mcp.MISSING_CAPABILITY, "message": "needs tasks", "data": NEEDS_TASKS})
+
+
+def created(**members: Any) -> bytes:
+    return encoded(result={"resultType": "task", "taskId": "t1", "status": "working", **members})
+
+
+def state(status: str, **members: Any) -> bytes:
+    return encoded(result={"resultType": "complete", "taskId": "t1", "status": status, **members})
+
+
+def sent(it: MirroredCall) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(it.sent(b"1", "info"))
+    assert body["method"] == it.aim[0]
+    params: dict[str, Any] = body["params"]
+    return params
+
+
+def declared(it: MirroredCall) -> Any:
+    return sent(it)["_meta"][mcp.META_CAPABILITIES]
+
+
+def task() -> MirroredCall:
+    it = call()
+    assert it.received(created(pollIntervalMs=500)) == Poll(0.5, is_new=True)
+    return it
+
+
+def test_tasks_are_declared_only_after_the_server_has_asked_for_them() -> None:
+    it = call()
+    assert "extensions" not in declared(it)
+    assert it.received(refusal()) == Again()
+    assert declared(it) == {**json.loads(ALL), **DECLARED}
+    assert it.aim == ("tools/call", "t")
+
+
+def test_tasks_are_declared_once() -> None:
+    it = call()
+    _ = it.received(refusal())
+    assert ended(it.received(refusal()))["result"]["isError"] is True
+
+
+@pytest.mark.parametrize("method", ["prompts/get", "resources/read"])
+def test_only_a_tool_becomes_a_task(method: str) -> None:
+    assert "error" in ended(call(method).received(refusal()))
+
+
+def test_a_route_may_leave_tasks_undeclared() -> None:
+    it = call()
+    it.may_declare_tasks = False
+    assert ended(it.received(refusal()))["result"]["isError"] is True
+
+
+def test_a_task_is_asked_about_until_its_result() -> None:
+    it = task()
+    assert it.aim == ("tasks/get", "t1")
+    assert sent(it).keys() == {"taskId", "_meta"}
+    assert declared(it) == {**json.loads(ALL), **DECLARED}
+    assert mcp.META_LOG_LEVEL not in sent(it)["_meta"]
+    assert it.received(state("working", pollIntervalMs=2000)) == Poll(2)
+    assert it.live_task == "t1"
+    message = ended(it.received(state("completed", result={"resultType": "complete", "content": []})))
+    assert message["result"] == {"content": []}
+    assert it.live_task is None
+
+
+def test_a_failed_task_is_the_error_of_its_call() -> None:
+    it = task()
+    message = ended(it.received(state("failed", error={"code": -32050, "message": "broken"})))
+    assert message["error"] == {"code": -32050, "message": "broken"}
+    assert it.live_task is None
+
+
+def test_a_task_that_its_server_cancelled_is_a_failed_tool() -> None:
+    it = task()
+    assert ended(it.received(state("cancelled")))["result"]["isError"] is True
+    assert it.live_task is None
+
+
+def test_the_questions_of_a_task_are_asked_and_answered_with_an_update() -> None:
+    it = task()
+    step = it.received(state("input_required", inputRequests={"a": FORM, "b": FORM}))
+    assert isinstance(step, Ask)
+    assert [each.key for each in step.questions] == ["a", "b"]
+    assert it.answered("a", answer(result=ACCEPT)) is None
+    assert it.answered("b", answer(result=ACCEPT)) == Again()
+    assert it.aim == ("tasks/update", "t1")
+    assert sent(it)["inputResponses"] == {"a": ACCEPT, "b": ACCEPT}
+    assert it.received(encoded(result={"resultType": "complete"})) == Poll(0)
+    assert it.aim == ("tasks/get", "t1")
+    assert "inputResponses" not in sent(it)
+
+
+def test_a_question_whose_answer_the_server_has_is_not_asked_again() -> None:
+    it = task()
+    _ = it.received(state("input_required", inputRequests={"a": FORM}))
+    _ = it.answered("a", answer(result=ACCEPT))
+    _ = it.received(encoded(result={"resultType": "complete"}))
+    assert it.received(state("input_required", inputRequests={"a": FORM})) == Poll(1)
+    step = it.received(state("input_required", inputRequests={"a": FORM, "b": FORM}))
+    assert isinstance(step, Ask)
+    assert [each.key for each in step.questions] == ["b"]
+
+
+def test_rounds_may_come_before_the_task_with_keys_of_their_own() -> None:
+    it = call()
+    assert it.received(refusal()) == Again()
+    assert isinstance(it.received(required("s", a=FORM)), Ask)
+    assert it.answered("a", answer(result=ACCEPT)) == Again()
+    assert (sent(it)["requestState"], declared(it)["extensions"]) == ("s", {mcp.TASKS: {}})
+    assert isinstance(it.received(created()), Poll)
+    assert sent(it).keys() == {"taskId", "_meta"}
+    assert isinstance(it.received(state("input_required", inputRequests={"a": FORM})), Ask)
+
+
+def test_a_task_goes_on_from_any_place() -> None:
+    first = task()
+    _ = first.received(state("input_required", inputRequests={"a": FORM}))
+    again = MirroredCall(first.request, first.profile, "exchange", first.progress)
+    again.open.update(first.open)
+    for it in (first, again):
+        assert it.answered("a", answer(result=ACCEPT)) == Again()
+    assert sent(first) == sent(again)
+    assert (again.aim, again.live_task) == (("tasks/update", "t1"), "t1")
+
+
+def test_an_error_of_the_task_ends_the_call_or_is_tried_again() -> None:
+    def refused(code: int, *, answering: bool = False) -> tuple[MirroredCall, Step | None]:
+        it = task()
+        if answering:
+            _ = it.received(state("input_required", inputRequests={"a": FORM}))
+            _ = it.answered("a", answer(result=ACCEPT))
+        return it, it.received(encoded(error={"code": code, "message": "no"}))
+
+    gone, step = refused(mcp.INVALID_PARAMS)
+    assert "does not know the task" in ended(step)["result"]["content"][0]["text"]
+    assert gone.live_task is None
+    for it, step in (refused(mcp.METHOD_NOT_FOUND), refused(mcp.INVALID_PARAMS, answering=True)):
+        assert ended(step)["result"]["isError"] is True
+        assert it.live_task == "t1", "it must be cancelled"
+    with pytest.raises(CallLost):
+        refused(mcp.INTERNAL_ERROR)
+
+
+def test_what_the_client_cannot_answer_ends_a_task_too() -> None:
+    it = call(declared=b"{}")
+    _ = it.received(created())
+    assert ended(it.received(state("input_required", inputRequests={"a": FORM})))["result"]["isError"] is True
+    assert it.live_task == "t1", "it must be cancelled"
+
+
+def test_a_task_that_asks_for_ever_is_stopped() -> None:
+    it = task()
+    for number in range(MAX_ROUNDS - 1):
+        assert isinstance(it.received(state("input_required", inputRequests={f"k{number}": FORM})), Ask)
+        _ = it.answered(f"k{number}", answer(result=ACCEPT))
+        _ = it.received(encoded(result={"resultType": "complete"}))
+    assert ended(it.received(state("input_required", inputRequests={"last": FORM})))["result"]["isError"] is True
+
+
+def test_a_malformed_task_is_an_error_of_the_server() -> None:
+    with pytest.raises(ValueError, match="taskId"):
+        call().received(encoded(result={"resultType": "task"}))
+    with pytest.raises(ValueError, match="status"):
+        task().received(encoded(result={"resultType": "complete"}))

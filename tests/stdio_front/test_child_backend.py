@@ -1,0 +1,75 @@
+"""A legacy host before one child, which is a fake here."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from gateway.config import Timeouts
+from gateway.legacy_front.backend import ClientMessage
+from gateway.protocol import jsonrpc
+from gateway.runtime.tasks import Tasks
+from gateway.stdio_front.child_backend import ChildBackend
+from gateway.telemetry import Metrics
+
+CALL = b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}'
+
+
+class FakeChild:
+    """A FAKE child, which ends when its input does."""
+
+    asked = False
+
+    def __init__(self) -> None:
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.events: list[bytes] = []
+
+    def receive_with(self, _receive: Any) -> None:
+        """Say nothing."""
+
+    async def send(self, message: bytes, _seconds: float) -> None:
+        self.events.append(message)
+
+    def close_input(self) -> None:
+        self.asked = True
+        self.events.append(b"end of input")
+        self.over.set_result("ended")
+
+    async def close(self) -> None:
+        """It has ended."""
+
+
+class FakeLauncher:
+    """A FAKE launcher, which starts its child when the test says so."""
+
+    def __init__(self) -> None:
+        self.client = SimpleNamespace(timeouts=Timeouts())
+        self.child = FakeChild()
+        self.may_start = asyncio.Event()
+
+    async def take(self) -> FakeChild:
+        await self.may_start.wait()
+        return self.child
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[Tasks]:
+    found = Tasks(Metrics("test"))
+    yield found
+    await found.close()
+
+
+async def test_what_the_host_sent_before_its_end_reaches_a_child_that_starts_slowly(tasks: Tasks) -> None:
+    launcher = FakeLauncher()
+    stdio: Any = SimpleNamespace(launcher=launcher)
+    backend = ChildBackend(stdio, Mock(), tasks)
+    backend.receive(ClientMessage(CALL, jsonrpc.message(CALL)))
+    finishing = tasks.start(backend.finish(5), "drain")
+    await asyncio.sleep(0)
+    launcher.may_start.set()
+    await finishing
+    assert launcher.child.events == [CALL, b"end of input"]
+    await backend.close()

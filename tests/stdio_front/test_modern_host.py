@@ -1,0 +1,25 @@
+"""The requests of a modern host, apart from the process that serves them."""
+
+import asyncio
+import json
+from unittest.mock import Mock
+
+from gateway.protocol.request import ParsedBody
+from gateway.runtime.tasks import Tasks
+from gateway.stdio_front.modern_host import ModernHost
+from gateway.telemetry import Metrics
+
+
+async def test_a_request_that_a_fault_of_the_gateway_ends_is_answered() -> None:
+    async def fails(_parsed: ParsedBody, _line: bytes) -> None:
+        raise ZeroDivisionError
+
+    host, tasks = Mock(), Tasks(Metrics("test"))
+    modern = ModernHost(host, fails, tasks, 64)
+    modern.receive(b'{"jsonrpc":"2.0","id":7,"method":"tools/list","params":{}}')
+    while modern.is_busy:
+        await asyncio.sleep(0)
+    host.send.assert_called_once()
+    answer = json.loads(host.send.call_args.args[0])
+    assert (answer["id"], answer["error"]["code"]) == (7, -32603)
+    assert tasks.failures == 1

@@ -1,0 +1,323 @@
+"""Tasks of a client at the replica that follows them, before a fake server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import pytest
+
+from gateway.protocol import mcp
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
+from tests.support.legacy_client import later
+from tests.support.stand import Start
+from tests.support.workbench import ACCEPT, ALL, Client, Stand, eventually
+
+TOOL: Final = {"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
+EXTENSION: Final = {**ALL, "extensions": {mcp.TASKS: {}}}
+FIRST_FORM: Final = {**ALL, "tasks": {}}
+
+
+class TaskServer:
+    """The script of a FAKE server whose tool is a task; it waits for the result until the test gives one."""
+
+    def __init__(self, upstream: FakeUpstream) -> None:
+        self.upstream = upstream
+        self.done = asyncio.Event()
+        self.result: Any = text("done")
+        upstream.capabilities = {"tools": {}, "tasks": {"requests": {"tools": {"call": {}}}}}
+        upstream.tools = [TOOL]
+        upstream.tool(self.make)
+        upstream.on(mcp.TASKS_RESULT, self.hold)
+        upstream.on(mcp.TASKS_GET, self.tell)
+        upstream.on(mcp.TASKS_CANCEL, self.tell)
+
+    async def make(self, turn: Turn) -> None:
+        await turn.result({"task": {"taskId": "t", "status": "working", "ttl": 60_000}})
+
+    async def hold(self, turn: Turn) -> None:
+        await turn.raw(b"")
+        await self.done.wait()
+        await turn.result(self.result)
+
+    async def tell(self, turn: Turn) -> None:
+        await turn.result({"taskId": "t", "status": "completed" if self.done.is_set() else "working"})
+
+    def ask(self, *ids: int) -> None:
+        """Ask each question as soon as tasks/result comes."""
+
+        async def asking(turn: Turn) -> None:
+            for id_ in ids:
+                await turn.say({"id": id_, "method": mcp.ELICIT, "params": FORM})
+            await self.hold(turn)
+
+        self.upstream.on(mcp.TASKS_RESULT, asking)
+
+
+@pytest.fixture
+async def server(upstream: FakeUpstream, begin: Start) -> AsyncIterator[TaskServer]:
+    """The server; `begin` must end before it."""
+    del begin
+    found = TaskServer(upstream)
+    yield found
+    found.done.set()
+
+
+class Task:
+    """A task as its client knows it."""
+
+    def __init__(self, client: Client, id_: str) -> None:
+        self.client = client
+        self.id = id_
+
+    async def send(self, method: str, **params: Any) -> dict[str, Any]:
+        async with self.client.open(method, {"taskId": self.id, **params}) as response:
+            found: dict[str, Any] = await response.json()
+            return found
+
+    async def get(self) -> dict[str, Any]:
+        found: dict[str, Any] = (await self.send(mcp.TASKS_GET))["result"]
+        return found
+
+    async def until(self, *statuses: str) -> dict[str, Any]:
+        async with asyncio.timeout(5):
+            while (found := await self.get())["status"] not in statuses:
+                await asyncio.sleep(0.01)
+        return found
+
+    async def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return await self.send(mcp.TASKS_UPDATE, inputResponses=dict.fromkeys(asked["inputRequests"], ACCEPT))
+
+
+async def call(client: Client, **params: Any) -> dict[str, Any]:
+    async with client.open(mcp.TOOLS_CALL, {"name": "tool", "arguments": {}, **params}) as response:
+        found: dict[str, Any] = await response.json()
+        return found
+
+
+async def make(stand: Stand) -> Task:
+    client = stand.client(capabilities=EXTENSION)
+    return Task(client, (await call(client))["result"]["taskId"])
+
+
+def forget(stand: Stand) -> None:
+    """Let the gateway come to rest before the time of its tasks is over."""
+    stand.gateway.task_table.leave(is_resumable=False)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [{"content": [], "_meta": 5}, ["io.modelcontextprotocol/related-task"], 5],
+    ids=["meta", "list", "number"],
+)
+async def test_a_malformed_result_is_a_failed_task(server: TaskServer, begin: Start, result: Any) -> None:
+    stand = await begin()
+    task = await make(stand)
+    server.result = result
+    server.done.set()
+    failed = await task.until("completed", "failed")
+    assert failed["status"] == "failed"
+    assert "malformed result" in failed["error"]["message"]
+    assert stand.metric("mcp_gateway_tasks_ended_total", outcome="lost") == 1
+    forget(stand)
+    assert stand.metric("mcp_gateway_tasks") == 0
+
+
+async def test_the_error_of_a_task_is_one_short_line(server: TaskServer, begin: Start, upstream: FakeUpstream) -> None:
+    async def fail(turn: Turn) -> None:
+        await turn.result({"taskId": "t", "status": "failed", "statusMessage": "no\x1b[31m\n" + "x" * 100_000})
+
+    async def refuse(turn: Turn) -> None:
+        await turn.error(-32603, "no result")
+
+    upstream.on(mcp.TASKS_RESULT, refuse)
+    upstream.on(mcp.TASKS_GET, fail)
+    stand = await begin()
+    task = await make(stand)
+    failed = await task.until("failed")
+    assert failed["error"]["message"].startswith("no?[31m x")
+    assert len(failed["error"]["message"]) < 1100
+    forget(stand)
+
+
+async def test_requests_at_once_for_a_result_that_gave_way_all_get_it(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    stand = await begin(limits={"results_bytes": 1})
+    task = await make(stand)
+    together = asyncio.Event()
+
+    async def again(turn: Turn) -> None:
+        await together.wait()
+        related = {mcp.META_RELATED_TASK: {"taskId": "t"}}
+        await turn.result({**text("again"), "_meta": related})
+
+    await upstream.saw(mcp.TASKS_RESULT)
+    upstream.on(mcp.TASKS_RESULT, again)
+    server.done.set()
+    await eventually(lambda: not stand.gateway.task_table.working, "the task has ended")
+    asking = [later(task.get()) for _ in range(2)]
+    await eventually(lambda: stand.gateway.downstream.in_flight == 2, "both requests are there")
+    together.set()
+    for found in await asyncio.gather(*asking):
+        assert found["result"]["content"] == text("again")["content"]
+        assert mcp.META_RELATED_TASK not in found["result"]["_meta"]
+    forget(stand)
+
+
+class TwoAnswers:
+    """A client that sends two answers at once, of which the server takes the first when the test says so."""
+
+    def __init__(self, server: TaskServer, stand: Stand) -> None:
+        self._upstream = server.upstream
+        self._stand = stand
+        self.task: Task
+        self.may_go_on = asyncio.Event()
+        self.sending: asyncio.Task[dict[str, Any]]
+
+    async def begin(self) -> "TwoAnswers":
+        async def slow(turn: Turn) -> None:
+            await self.may_go_on.wait()
+            turn.reply(202)
+
+        self._upstream.on("answer", slow)
+        self.task = await make(self._stand)
+        await eventually(lambda: self._stand.nested(mcp.ELICIT, "asked") == 2)
+        asked = await self.task.until("input_required")
+        self.sending = later(self.task.answer(asked))
+        await self._upstream.saw("answer")
+        return self
+
+
+async def test_the_answers_of_a_client_that_leaves_are_all_delivered(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    server.ask(1, 2)
+    stand = await begin()
+    answers = await TwoAnswers(server, stand).begin()
+    answers.sending.cancel()
+    await asyncio.gather(answers.sending, return_exceptions=True)
+    await eventually(lambda: stand.gateway.downstream.in_flight == 0, "the gateway knows that the client has left")
+    answers.may_go_on.set()
+    seen = await upstream.saw("answer", 2)
+    assert [answer.body["id"] for answer in seen] == [1, 2]
+    assert not any(answer.cut.is_set() for answer in seen)
+    assert (await answers.task.get())["status"] == "working"
+    forget(stand)
+
+
+async def test_a_task_that_is_cancelled_between_two_answers_gets_no_more(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    server.ask(1, 2)
+    stand = await begin()
+    answers = await TwoAnswers(server, stand).begin()
+    _ = await answers.task.send(mcp.TASKS_CANCEL)
+    answers.may_go_on.set()
+    assert "result" in await answers.sending
+    assert len(upstream.of("answer")) == 1
+    assert (await answers.task.get())["status"] == "cancelled"
+    forget(stand)
+
+
+async def test_a_request_that_waits_for_a_task_hears_that_the_gateway_lets_go_of_it(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    del server
+    stand = await begin()
+    client = stand.client(capabilities=FIRST_FORM)
+    task = Task(client, (await call(client, task={}))["result"]["task"]["taskId"])
+    waiting = later(task.send(mcp.TASKS_RESULT))
+    await upstream.saw(mcp.TASKS_RESULT)
+    await eventually(lambda: stand.gateway.downstream.in_flight == 1, "the request waits")
+    forget(stand)
+    assert (await waiting)["error"]["data"]["reason"] == "stopping"
+
+
+async def test_a_flood_of_questions_that_no_client_may_see_costs_one_connection(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    is_over = asyncio.Event()
+
+    async def flood(turn: Turn) -> None:
+        for number in range(200):
+            await turn.say({"id": f"f{number}", "method": "x/y", "params": {}})
+        await turn.say({"id": 1, "method": mcp.ELICIT, "params": FORM})
+        await server.hold(turn)
+
+    async def slow(turn: Turn) -> None:
+        await is_over.wait()
+        turn.reply(202)
+
+    upstream.on(mcp.TASKS_RESULT, flood)
+    upstream.on("answer", slow)
+    stand = await begin()
+    task = await make(stand)
+    _ = await task.until("input_required")
+    names = stand.tasks()
+    assert names.count("send upstream") + names.count("answer without a client") <= 1
+    is_over.set()
+    forget(stand)
+
+
+async def test_a_task_for_which_there_is_no_place_any_more_may_have_had_effects(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    both = asyncio.Event()
+
+    async def make_together(turn: Turn) -> None:
+        await both.wait()
+        await server.make(turn)
+
+    upstream.tool(make_together)
+    stand = await begin(tasks={"max_per_principal": 1})
+    client = stand.client(capabilities=EXTENSION)
+    calls = [later(call(client)) for _ in range(2)]
+    await upstream.saw(mcp.TOOLS_CALL, 2)
+    both.set()
+    refused, made = sorted(await asyncio.gather(*calls), key=lambda reply: "result" in reply)
+    assert made["result"]["resultType"] == "task"
+    assert refused["error"]["data"]["reason"] == "call_lost"
+    assert "tasks.max_per_principal" in refused["error"]["message"]
+    await upstream.saw(mcp.TASKS_CANCEL)
+    forget(stand)
+
+
+async def test_a_server_that_forgets_the_session_of_a_task_may_have_run_it(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    async def forgets(turn: Turn) -> None:
+        upstream.forget()
+        turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
+
+    del server
+    upstream.on(mcp.TASKS_RESULT, forgets)
+    stand = await begin()
+    reply = await stand.client().call()
+    assert reply.outcome[2] == "call_lost"
+    assert "may have had effects" in reply.error["message"]
+
+
+async def test_a_task_for_which_no_session_is_free_is_not_unknown(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    first = await begin()
+    task = await make(first)
+    await upstream.saw(mcp.TASKS_RESULT)
+    first.gateway.task_table.leave(is_resumable=True)
+    second = await begin(replica={"id": "gw-2"}, sessions={"max": 1}, timeouts={"session_wait_seconds": 0.05})
+    client = second.client(capabilities=EXTENSION)
+    moved, is_listed = Task(client, task.id), asyncio.Event()
+
+    async def listing(turn: Turn) -> None:
+        await is_listed.wait()
+        await turn.result({"tools": [TOOL]})
+
+    upstream.on(mcp.TOOLS_LIST, listing)
+    using = later(client.post(mcp.TOOLS_LIST))
+    await upstream.saw(mcp.TOOLS_LIST, 2)
+    assert (await moved.send(mcp.TASKS_GET))["error"]["data"]["reason"] == "busy"
+    is_listed.set()
+    _ = await using
+    server.done.set()
+    assert (await moved.until("completed"))["result"]["content"] == text("done")["content"]
+    forget(second)

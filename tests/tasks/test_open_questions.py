@@ -1,0 +1,115 @@
+"""The questions of one task as several replicas hear them."""
+
+import pytest
+from msgspec import Raw
+
+from gateway.config import InForce
+from gateway.exchange.machine import MAX_NESTED, MAX_NESTED_ID_BYTES
+from gateway.exchange.questions import MAX_QUESTIONS
+from gateway.protocol import mcp
+from gateway.protocol.errors import InvalidParams
+from gateway.seal.cipher import Keyring
+from gateway.seal.task_handle import PURPOSE, QuestionKey, TaskSealer
+from gateway.tasks.open_questions import OpenQuestions
+
+SEALER = TaskSealer(InForce(Keyring([bytes(range(32))], PURPOSE)))
+FORM = Raw(b'{"message":"Who?","requestedSchema":{"type":"object","properties":{}}}')
+ACCEPT = Raw(b'{"action":"accept","content":{}}')
+DECLINE = Raw(b'{"action":"decline"}')
+
+
+def questions(*ids: bytes, adopted: bool = False) -> OpenQuestions:
+    found = OpenQuestions("task", SEALER)
+    found.is_adopted = adopted
+    for id_ in ids:
+        found.add(mcp.ELICIT, FORM, id_)
+    return found
+
+
+def taken(found: OpenQuestions, **responses: Raw) -> list[tuple[bytes, Raw]]:
+    return [(bytes(question.upstream_id or b""), answer) for question, answer in found.take(responses)]
+
+
+def test_an_answer_closes_its_question() -> None:
+    asked = questions(b"1", b"2")
+    first, second = asked.open
+    assert taken(asked, **{first: ACCEPT, "unknown": ACCEPT}) == [(b"1", ACCEPT)]
+    assert list(asked.open) == [second]
+    assert taken(asked, **{first: DECLINE}) == []
+
+
+def test_a_question_with_two_keys_is_answered_once() -> None:
+    """The replica that followed the task before had sealed a key of its own."""
+    (former,) = questions(b"1").open
+    asked = questions(b"1", adopted=True)
+    (own,) = asked.open
+    assert taken(asked, **{former: ACCEPT, own: DECLINE}) == [(b"1", ACCEPT)]
+    assert not asked.open
+    assert taken(asked, **{own: DECLINE}) == taken(asked, **{former: DECLINE}) == []
+
+
+def test_a_question_that_comes_after_its_answer_is_not_asked_again() -> None:
+    (former,) = questions(b"1").open
+    asked = questions(adopted=True)
+    assert not asked.has_heard(b"1")
+    assert taken(asked, **{former: ACCEPT}) == [(b"1", ACCEPT)]
+    assert asked.has_heard(b"1")
+
+
+def test_an_answer_that_was_not_delivered_may_be_given_again() -> None:
+    (former,) = questions(b"2").open
+    asked = questions(b"1", adopted=True)
+    (own,) = asked.open
+    delivered = asked.take({own: ACCEPT, former: ACCEPT})
+    asked.put_back(question for question, _ in delivered)
+    assert list(asked.open) == [own]
+    assert taken(asked, **{own: DECLINE, former: DECLINE}) == [(b"1", DECLINE), (b"2", DECLINE)]
+
+
+def test_an_answer_of_the_wrong_kind_closes_nothing() -> None:
+    asked = questions(b"1", b"2")
+    first, second = asked.open
+    with pytest.raises(InvalidParams, match="the task still waits: send tasks/update again"):
+        asked.take({first: ACCEPT, second: Raw(b'{"roots":[]}')})
+    assert list(asked.open) == [first, second]
+
+
+def test_a_withdrawn_question_takes_no_answer() -> None:
+    asked = questions(b"1", adopted=True)
+    (key,) = asked.open
+    assert asked.withdraw(b"7") is None
+    withdrawn = asked.withdraw(b"1")
+    assert withdrawn is not None
+    assert withdrawn.key == key
+    assert taken(asked, **{key: ACCEPT}) == []
+
+
+def test_keys_of_other_tasks_and_of_the_owner_alone_are_ignored() -> None:
+    other = SEALER.seal_key(QuestionKey("another", mcp.ELICIT, b"1"))
+    odd = SEALER.seal_key(QuestionKey("task", "x/y", b"1"))
+    own = SEALER.seal_key(QuestionKey("task", mcp.ELICIT, b"1"))
+    assert taken(questions(adopted=True), **dict.fromkeys([other, odd, "forged"], ACCEPT)) == []
+    assert taken(questions(), **{own: ACCEPT}) == [], "nobody else can have asked"
+
+
+def test_what_is_left_is_answered_for_a_client_that_gives_no_answer() -> None:
+    asked = questions(b"1")
+    asked.add(mcp.ROOTS, Raw(b"{}"), b"2")
+    (id_, cancelled), (other, refused) = asked.clear()
+    assert (id_, cancelled, other) == (Raw(b"1"), Raw(b'{"action":"cancel"}'), Raw(b"2"))
+    assert not isinstance(refused, Raw)
+    assert refused.code == mcp.INTERNAL_ERROR
+    assert not asked.open
+
+
+def test_a_task_has_room_for_so_many_questions() -> None:
+    asked = questions(*(b"%d" % number for number in range(MAX_QUESTIONS - 1)))
+    assert asked.has_room(b"x")
+    assert not asked.has_room(b"x" * (MAX_NESTED_ID_BYTES + 1))
+    asked.add(mcp.ELICIT, FORM, b"x")
+    assert not asked.has_room(b"y")
+    _ = asked.clear()
+    assert asked.has_room(b"y")
+    for number in range(MAX_NESTED):
+        asked.note(b"n%d" % number)
+    assert not asked.has_room(b"y")

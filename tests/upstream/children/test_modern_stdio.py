@@ -1,0 +1,112 @@
+"""The requests of several clients in one modern child, which is a fake here."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any, Final
+from unittest.mock import Mock
+
+import pytest
+
+from gateway.config import Timeouts
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost, Unreachable
+from gateway.upstream.children.modern_stdio import ModernStdio
+from tests.support.legacy_client import later
+from tests.support.workbench import eventually
+
+CALL: Final = jsonrpc.request(b"1", mcp.TOOLS_CALL, {"name": "tool", "_meta": {mcp.META_PROGRESS_TOKEN: 7}})
+LISTEN: Final = jsonrpc.request(b"2", mcp.LISTEN, {"notifications": {}})
+
+
+class FakeChild:
+    """A FAKE child, which says what the test has it say."""
+
+    where = "The fake child"
+
+    def __init__(self) -> None:
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.sent: list[dict[str, Any]] = []
+        self._receive: Any = None
+
+    def receive_with(self, receive: Any) -> None:
+        self._receive = receive
+
+    async def send(self, message: bytes, _seconds: float) -> None:
+        self.write(message)
+
+    def write(self, message: bytes) -> None:
+        self.sent.append(json.loads(message))
+
+    def say(self, **message: Any) -> None:
+        self._receive(json.dumps({"jsonrpc": "2.0", **message}).encode())
+
+
+def child_of(idle_seconds: float = 60.0) -> tuple[FakeChild, ModernStdio]:
+    launcher: Any = SimpleNamespace(client=SimpleNamespace(timeouts=Timeouts(idle_seconds=idle_seconds)), end=Mock())
+    child: Any = FakeChild()
+    modern = ModernStdio(launcher, Mock())
+    modern.use(child)
+    return child, modern
+
+
+async def test_a_call_of_a_silent_child_is_cancelled_and_a_subscription_is_not() -> None:
+    child, modern = child_of(0.02)
+    listening = later(modern.request(LISTEN, Mock()))
+    await eventually(lambda: len(child.sent) == 1)
+    with pytest.raises(CallLost, match=r"silent for timeouts.idle_seconds"):
+        await modern.request(CALL, Mock())
+    called, cancelled = child.sent[1:]
+    assert cancelled == {
+        "jsonrpc": "2.0",
+        "method": mcp.CANCELLED,
+        "params": {"requestId": called["id"]},
+    }
+    assert not listening.done()
+    child.over.set_result("ended (exit code 0)")
+    with pytest.raises(CallLost, match="ended"):
+        await listening
+
+
+async def test_a_fault_in_one_client_costs_the_others_nothing() -> None:
+    def fails(_message: bytes) -> None:
+        raise ZeroDivisionError
+
+    child, modern = child_of()
+    heard: list[bytes] = []
+    faulty, healthy = later(modern.request(CALL, fails)), later(modern.request(CALL, heard.append))
+    await eventually(lambda: len(child.sent) == 2)
+    first, second = (each["id"] for each in child.sent)
+    child.say(method=mcp.PROGRESS, params={"progressToken": first, "progress": 1})
+    with pytest.raises(ZeroDivisionError):
+        await faulty
+    child.say(id=first, result={})
+    child.say(id=second, result={"a": 1})
+    await healthy
+    assert [json.loads(each) for each in heard] == [{"jsonrpc": "2.0", "id": 1, "result": {"a": 1}}]
+
+
+async def test_requests_do_not_wait_for_ever_for_a_child_for_which_there_is_no_room() -> None:
+    async def never() -> FakeChild:
+        return await asyncio.get_running_loop().create_future()
+
+    timeouts = Timeouts(handshake_seconds=0.02)
+    launcher: Any = SimpleNamespace(client=SimpleNamespace(timeouts=timeouts), take=never, where="The fake")
+    modern = ModernStdio(launcher, Mock())
+    requests = [modern.request(CALL, Mock()) for _ in range(3)]
+    for found in await asyncio.gather(*requests, return_exceptions=True):
+        assert isinstance(found, Unreachable)
+        assert "upstream.max_children" in found.message
+
+
+async def test_the_child_of_a_route_that_leads_elsewhere_ends_after_its_last_request() -> None:
+    child, modern = child_of()
+    calling = later(modern.request(CALL, Mock()))
+    await eventually(lambda: len(child.sent) == 1)
+    ended: Mock = modern._launcher.end  # type: ignore[assignment]
+    modern.retire()
+    ended.assert_not_called()
+    child.say(id=child.sent[0]["id"], result={})
+    await calling
+    ended.assert_called_once_with(child)
+    assert modern.child is None
