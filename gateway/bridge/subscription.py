@@ -86,7 +86,7 @@ async def subscription(
     live.process.metrics.subscribed(live.route.path, 1)
     try:
         await serving.begin(opener)
-        with live.upstream.pool.hearing(key.principal, serving):
+        with live.upstream.pool.hearing(key.principal, serving, serving.uris):
             yield serving.stream
     finally:
         live.upstream.subscriptions.discard(serving)
@@ -112,6 +112,11 @@ class Subscription:
         self._stream_ended = asyncio.Event()
         self._replacing: asyncio.Task[None] | None = None
         self._is_acknowledged = self._is_ending = self._is_ended = False
+
+    @property
+    def uris(self) -> list[str]:
+        """The resources that the client wants to hear of."""
+        return self._filter.resourceSubscriptions
 
     async def begin(self, opener: Opener = GATEWAY) -> None:
         """Subscribe and acknowledge; raises what opening a session raises."""

@@ -250,10 +250,10 @@ class UpstreamCall:
 
     def _idle_session(self) -> Session | None:
         """The usual case: a session is idle, and nothing has to be set on it."""
-        context = self._context
-        if self._session is not None or context.request.log_level is not None:
+        context, pool = self._context, self._context.live.upstream.pool
+        if self._session is not None or not pool.is_ready(context.key.principal, context.request.log_level):
             return None
-        session = self._session = context.live.upstream.pool.take(context.key)
+        session = self._session = pool.take(context.key)
         if session is not None:
             context.server_info = session.shaken.server_info
         return session
@@ -268,14 +268,12 @@ class UpstreamCall:
             opener = Opener(context.address, again or self._is_continued)
             self._session = session = await context.live.upstream.pool.acquire(context.key, context.headers, opener)
             context.server_info = session.shaken.server_info
-        if context.request.log_level is not None:
-            timeout = context.live.config.timeouts.handshake_seconds
-            try:
-                await session.set_log_level(context.request.log_level, context.headers, timeout)
-            except SessionLost:
-                if again:
-                    raise
-                session = await self._another_session(session)
+        try:
+            await context.live.upstream.pool.prepare(session, context.request.log_level, context.headers)
+        except SessionLost:
+            if again:
+                raise
+            session = await self._another_session(session)
         return session
 
     async def _another_session(self, lost: Session) -> Session:

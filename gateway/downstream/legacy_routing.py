@@ -24,6 +24,7 @@ from gateway.protocol.errors import NoHandshake
 from gateway.routes.live_route import LiveRoute
 from gateway.sep_1442.front import Stateless
 from gateway.session_relay.relay import connect
+from gateway.telemetry import Passed, TrafficEra
 
 _TRANSPORTS: Final[dict[Front, str]] = {"http": "streamable-http", "sse": "sse"}
 _OTHER_TRANSPORT: Final = (400, 404, 405, 406)
@@ -46,7 +47,7 @@ class LegacyRouting:
     async def serve(self, incoming: Incoming, reply: HttpReply, live: LiveRoute, caller: Caller) -> web.StreamResponse:
         """Serve a request of a legacy client; raises GatewayError."""
         if self.mirror.owns(incoming):
-            return await self.mirror.serve(incoming, reply, live)
+            return await self._mirrored(None, incoming, reply, live, caller)
         served = await self.front.continued(incoming, reply, live, caller)
         if served is not None:
             return served
@@ -97,6 +98,7 @@ class LegacyRouting:
         if front == "sse":
             mirror = self.mirror.connect(live, incoming.path, caller.principal)
             return await self.front.begin(front, incoming, reply, live, caller, mirror)
+        live.process.metrics.passed(live.route.path, TrafficEra.LEGACY, Passed.MIRRORED, None)
         return await self.mirror.serve(incoming, reply, live)
 
     def _connect(self, live: LiveRoute, caller: Caller) -> Connect:

@@ -1,8 +1,7 @@
 """One round: a checked request on its way to its one reply."""
 
-import re
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from typing import Final
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
 from gateway.exchange.events import Leg
-from gateway.http.incoming import Caller, Incoming
+from gateway.http.incoming import TRACE_VALUE, Caller, Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.http.upstream_headers import AUTHORIZATION, for_call, joined, own_headers
 from gateway.protocol import jsonrpc, mcp, sse
@@ -19,13 +18,12 @@ from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
 from gateway.sessions.assignment import Opener
 from gateway.sessions.call import PoolKey
-from gateway.telemetry import COMPLETE, ClientRequest, Ending, Operation, Outcome, Span, Step
+from gateway.telemetry import COMPLETE, Ending, Operation, Outcome, Span, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 LEFT: Final = Ending(Outcome.CANCELLED)
 """How a round ends whose client left."""
 _TRACE_CONTEXT: Final = ("traceparent", "tracestate")
-_TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
 
 
 class Round(msgspec.Struct, eq=False):
@@ -133,7 +131,7 @@ def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, cal
         if name not in incoming.headers and name not in meta:
             continue
         value = (jsonrpc.text(meta.get(name)) if meta else None) or joined(incoming.headers, name)
-        if value is not None and _TRACE_VALUE.fullmatch(value):
+        if value is not None and TRACE_VALUE.fullmatch(value):
             sent[name] = value
     if incoming.span is not None:
         # The span has the client's trace context, as far as it is valid; baggage goes upstream in any case.
@@ -156,13 +154,4 @@ def begin_span(incoming: Incoming, live: LiveRoute) -> Span | None:
     if incoming.peer_request is not None:
         return traces.elsewhere(incoming.peer_request.trace)
     about = Operation(request.method, request.target, request.version, live.route.path)
-    meta = {name: text for name, raw in request.user_meta.items() if (text := jsonrpc.text(raw)) is not None}
-    headers = {name.lower(): joined(incoming.headers, name) or "" for name in incoming.headers}
-    rpc_id = (jsonrpc.text(request.id) or bytes(request.id).decode()).encode("utf-8", "replace").decode()
-    carried = _bounded(traces.carried(meta)), _bounded(traces.carried(headers))
-    return traces.round(about, ClientRequest(rpc_id, incoming.request_id, incoming.remote, *carried))
-
-
-def _bounded(values: Mapping[str, str]) -> dict[str, str]:
-    """Drop the values that a propagator should not have to parse."""
-    return {name: value for name, value in values.items() if _TRACE_VALUE.fullmatch(value)}
+    return incoming.begin_span(traces, about, request.id, request.user_meta)

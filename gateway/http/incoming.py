@@ -1,22 +1,30 @@
 """One request as its client sent it."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec import Raw
 from multidict import CIMultiDictProxy
 from yarl import URL
 
+from gateway.http.upstream_headers import joined
+from gateway.protocol import jsonrpc
 from gateway.protocol.errors import DownstreamError
 from gateway.protocol.request import ParsedBody, Request, check, read
 from gateway.seal.peer_messages import PeerRequest
-from gateway.telemetry import Span
+from gateway.telemetry import ClientRequest, Operation, Span, Traces
 
 _NO_URL: Final = URL()
 _MAX_JSON_DEPTH: Final = 512
 """The upper bound of `limits.json_depth`."""
+
+
+TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
+"""What a propagator of trace context should have to parse."""
 
 
 class Caller(NamedTuple):
@@ -78,6 +86,18 @@ class Incoming(msgspec.Struct, eq=False):
             self.checked = check(self.parsed(), partial(self.headers.getall, default=()))
         return self.checked
 
+    def with_body(self, body: bytes) -> "Incoming":
+        """The same request with another body, which is not parsed yet."""
+        return msgspec.structs.replace(self, body=body, opened=None, unreadable=None, checked=None)
+
+    def begin_span(self, traces: Traces, about: Operation, id_: Raw | bytes, meta: jsonrpc.Fields) -> Span:
+        """Begin the span of this request; `meta` is the `_meta` of its params."""
+        texts = {name: text for name, raw in meta.items() if (text := jsonrpc.text(raw)) is not None}
+        headers = {name.lower(): joined(self.headers, name) or "" for name in self.headers}
+        rpc_id = (jsonrpc.text(Raw(id_)) or bytes(id_).decode()).encode("utf-8", "replace").decode()
+        carried = _bounded(traces.carried(texts)), _bounded(traces.carried(headers))
+        return traces.round(about, ClientRequest(rpc_id, self.request_id, self.remote, *carried))
+
     @property
     def rpc_id(self) -> bytes | None:
         """JSON of the request's id; None if the body has none, or has not been received."""
@@ -90,3 +110,8 @@ class Incoming(msgspec.Struct, eq=False):
     def values(self, name: str) -> Sequence[str]:
         """Return all values of one header."""
         return self.headers.getall(name, ())
+
+
+def _bounded(values: Mapping[str, str]) -> dict[str, str]:
+    """Drop the values that a propagator should not have to parse."""
+    return {name: value for name, value in values.items() if TRACE_VALUE.fullmatch(value)}

@@ -155,7 +155,7 @@ class LegacyFront:
             _ = await stream.changed(session.live.config.timeouts.keepalive_seconds)
         if stream.refusal is not None:
             raise stream.refusal
-        answer = stream.waiting()[0]
+        answer = stream.waiting()[0].data
         session.drop(stream)
         given = {mcp.SESSION_ID: self.session_id(session, incoming, caller)} if session.is_initialized else NO_HEADERS
         return await reply.only(answer, 200, given, COMPLETE)
@@ -183,6 +183,12 @@ class LegacyFront:
     async def _post(
         self, session: FrontSession, incoming: Incoming, reply: ReplyWriter, caller: Caller
     ) -> web.StreamResponse:
+        batch = incoming_message.read_batch(incoming, session.live, caller, session.version)
+        if batch is not None:
+            stream = session.take_batch(batch)
+            if stream is not None and session.front == "http":
+                return await StreamWriter(session, stream, reply).reply_to_batch()
+            return await reply.only(b"", 202, NO_HEADERS, COMPLETE)
         stream = session.take(message := incoming_message.read(incoming, session.live, caller))
         if stream is not None and session.front == "http":
             return await StreamWriter(session, stream, reply).reply_to_request()

@@ -1,14 +1,27 @@
-"""Reads the message in the body of a legacy client's request."""
+"""Reads the messages in the body of a legacy client's request."""
+
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Raw
 
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.upstream_headers import for_call, own_headers
+from gateway.legacy_front import batch
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidRequest, ParseError
 from gateway.routes.live_route import LiveRoute
+
+
+def read_batch(
+    incoming: Incoming, live: LiveRoute, caller: Caller, version: str | None
+) -> Sequence[ClientMessage] | None:
+    """Return the messages of a batch; None if the body is none. Raises ParseError or InvalidRequest."""
+    if not batch.is_batch(incoming.body):
+        return None
+    members = batch.members(incoming.body, incoming.json_depth, version)
+    return [read(incoming.with_body(member.data), live, caller) for member in members]
 
 
 def read(incoming: Incoming, live: LiveRoute, caller: Caller) -> ClientMessage:
@@ -21,10 +34,7 @@ def read(incoming: Incoming, live: LiveRoute, caller: Caller) -> ClientMessage:
     except jsonrpc.RepeatedKey as exc:
         raise InvalidRequest("The message repeats a key; send each key once") from exc
     except msgspec.ValidationError as exc:
-        raise InvalidRequest(
-            "The body must be one JSON-RPC object: the gateway takes no batches on routes where it changes the "
-            "transport; send each message alone"
-        ) from exc
+        raise InvalidRequest("The body must be one JSON-RPC object") from exc
     except jsonrpc.TooMany as exc:
         raise InvalidRequest(f"The message has {exc}; send fewer in one message") from exc
     except ValueError as exc:

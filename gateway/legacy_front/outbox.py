@@ -122,9 +122,9 @@ class Outbox:
         _ = await asyncio.wait((change,), timeout=seconds)
         return change.done()
 
-    def waiting(self) -> list[bytes]:
+    def waiting(self) -> list[Entry]:
         """Return the messages that were not delivered."""
-        return [entry.data for entry in merge(self._notifications, self._others)]
+        return list(merge(self._notifications, self._others))
 
     def clear(self) -> None:
         """Forget everything."""

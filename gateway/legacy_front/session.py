@@ -6,7 +6,7 @@ once, whichever side ends it: each open request gets an error, then every stream
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -62,6 +62,8 @@ class FrontSession:
         self.is_over = False
         self._is_ending = False
         self.is_initialized = False
+        self.version: str | None = None
+        """The version of the server's answer to `initialize`."""
         self.used = self.began = time.monotonic()
         """When a request of the client last began or ended."""
         self.readers = 0
@@ -127,6 +129,40 @@ class FrontSession:
             raise
         return stream
 
+    def take_batch(self, messages: Sequence[ClientMessage]) -> Stream | None:
+        """Hand over messages that came in one body; return the stream of the replies to all requests among them.
+
+        Raises GatewayError before any had effect. After that, an error of a request is its response.
+        """
+        if self._is_ending:
+            raise session_gone()
+        if self._initialize is None:
+            raise InvalidRequest("The first message of a session must be `initialize`")
+        stream = self._begin_batch([message for message in messages if message.request_id is not None])
+        for message in messages:
+            try:
+                self.backend.receive(message)
+            except GatewayError as exc:
+                if message.request_id is not None:
+                    self.refuse(message.request_id, exc)
+        return stream
+
+    def _begin_batch(self, requests: Sequence[ClientMessage]) -> Stream | None:
+        stream, begun = None, list[RequestId]()
+        self._check_room(sum(len(message.data) for message in requests))
+        for message in requests:
+            assert message.request_id is not None
+            try:
+                stream = self._begin(message.request_id, stream)
+            except InvalidRequest:
+                for request in begun:
+                    self._forget(request, stream or self.standalone)
+                raise
+            begun.append(message.request_id)
+            self._sizes[message.request_id] = len(message.data)
+            stream.began = True  # it has no status for one of them
+        return stream
+
     def _check_room(self, size: int) -> None:
         """Raise Busy if the open requests take too much; a client of HTTP+SSE needs no connection for each."""
         if sum(self._sizes.values()) + size > _MAX_OPEN_BODIES * self.live.config.limits.body_bytes:
@@ -136,14 +172,15 @@ class FrontSession:
                 status=429,
             )
 
-    def _begin(self, request: RequestId) -> Stream:
+    def _begin(self, request: RequestId, stream: Stream | None = None) -> Stream:
         if request in self._open:
             raise InvalidRequest("A request with this id is still open in the session; every request needs its own id")
         if len(self._open) >= _MAX_OPEN:
             raise InvalidRequest(
                 f"The session has {_MAX_OPEN} open requests, which is the most; await an answer first"
             )
-        stream = self._open[request] = self.standalone if self.front == "sse" else self._new_stream()
+        stream = self.standalone if self.front == "sse" else stream or self._new_stream()
+        self._open[request] = stream
         return stream
 
     def _new_stream(self) -> Stream:
@@ -179,8 +216,8 @@ class FrontSession:
         for request, each in self._open.items():
             if each is stream:
                 self._open[request] = None
-        for data in () if stream.is_over else stream.waiting():
-            _ = self.standalone.put(data)
+        for entry in () if stream.is_over else stream.waiting():
+            _ = self.standalone.put(entry.data, is_droppable=entry.is_droppable)
         self.drop(stream)
 
     async def initialized(self) -> None:
@@ -228,8 +265,8 @@ class FrontSession:
             stream.refusal = error
 
     def _finish(self, stream: Stream) -> None:
-        """The response to the stream's request is in."""
-        if stream is not self.standalone:
+        """A response is in; the last one of a stream ends it."""
+        if stream is not self.standalone and stream not in self._open.values():
             stream.finish()
             if stream.is_resumable and stream.reader is None:
                 self.linger(stream)
@@ -239,8 +276,8 @@ class FrontSession:
             return
         stream = self._open[request]
         if request == self._initialize and isinstance(opened.result, Raw):
-            self.is_initialized = True
-            self._is_resumable = self.front == "http" and _version(opened.result) == mcp.LEGACY
+            self.is_initialized, self.version = True, _version(opened.result)
+            self._is_resumable = self.front == "http" and self.version == mcp.LEGACY
             self.standalone.is_resumable = self._is_resumable
         self._close_request(request)
         if stream is not None:

@@ -43,6 +43,13 @@ class StreamWriter:
         finally:
             self.left()
 
+    async def reply_to_batch(self) -> web.StreamResponse:
+        """Write the reply to several requests, which is a stream."""
+        try:
+            return await self.write(0)
+        finally:
+            self.left()
+
     def left(self) -> None:
         """The reply is complete, or the client has disconnected; then it may come back."""
         session, stream = self._session, self._stream

@@ -26,7 +26,7 @@ from gateway.mirror.requests import (
 from gateway.mirror.runner import Runner, Upstream
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest
-from gateway.upstream.channel import Headers
+from gateway.upstream.channel import NO_HEADERS, Headers
 
 
 class MirrorBackend:
@@ -170,8 +170,9 @@ class _LinkedCall:
         for question in questions:
             self._backend.ask(self, question)
 
-    def sending(self) -> None:
+    def sending(self) -> Headers:
         """See `Hears`."""
+        return NO_HEADERS
 
     def end(self, message: bytes) -> None:
         """See `Hears`."""

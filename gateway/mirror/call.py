@@ -7,7 +7,8 @@ Source: specification 2026-07-28 basic/patterns/mrtr.
 """
 
 import hashlib
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -25,6 +26,11 @@ MAX_ROUNDS: Final = 32
 """Modern clients stop after ten; a server that goes on like this would never end."""
 _MAX_KEY_BYTES: Final = 1_000
 """The id of a nested request carries the key of its question."""
+
+
+T = TypeVar("T")
+NO_TRACE: Final[Mapping[str, str]] = {}
+TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -124,8 +130,11 @@ class MirroredCall:
             return self.request.method, self.request.target
         return (mcp.TASKS_UPDATE if self.answers else mcp.TASKS_GET), task
 
-    def sent(self, id_: bytes, log_level: str | None) -> bytes:
-        """The request of the present round; raises ValueError if the client's `_meta` is malformed."""
+    def sent(self, id_: bytes, log_level: str | None, trace: Mapping[str, str] = NO_TRACE) -> bytes:
+        """The request of the present round; raises ValueError if the client's `_meta` is malformed.
+
+        `trace` is its trace context, in place of the client's.
+        """
         added: dict[str, bytes | Raw] = {}
         profile = self.profile.with_tasks if self._declares_tasks else self.profile
         if self.answers:
@@ -136,6 +145,9 @@ class MirroredCall:
         if self.progress.state is not None:
             added["requestState"] = self.progress.state
         params = jsonrpc.fields(self.request.params)
+        if trace:
+            meta = with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), _written(trace))
+            params = {**params, "_meta": Raw(jsonrpc.merge(meta.items()))}
         return modern_request(id_, method, params, profile, log_level=log_level, added=added)
 
     def cancelling(self, task_id: str, id_: bytes) -> bytes:
@@ -293,3 +305,12 @@ class MirroredCall:
         if self.request.method == mcp.TOOLS_CALL:
             return End(jsonrpc.result(self.request.id, tool_error(words)))
         return End(jsonrpc.failure(self.request.id, jsonrpc.Error(mcp.INTERNAL_ERROR, words)))
+
+
+def with_trace(given: Mapping[str, T], trace: Mapping[str, T]) -> dict[str, T]:
+    """Headers, or a `_meta`, with a trace context in place of their own."""
+    return {**{name: value for name, value in given.items() if name.lower() not in TRACE_CONTEXT}, **trace}
+
+
+def _written(trace: Mapping[str, str]) -> dict[str, Raw]:
+    return {name: Raw(jsonrpc.encode(value)) for name, value in trace.items()}

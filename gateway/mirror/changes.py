@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -87,7 +87,7 @@ class Changes:
         async with self._in_turn():
             if uri in self.uris:
                 return
-            if len(self.uris) >= _MAX_URIS or self.uri_bytes + _size(uri) > _MAX_URI_BYTES:
+            if not self._has_room(uri):
                 raise InvalidParams(
                     f"A session may subscribe to at most {_MAX_URIS} resources, whose URIs have at most "
                     f"{_MAX_URI_BYTES} bytes together"
@@ -96,6 +96,15 @@ class Changes:
             if uri not in honoured.resourceSubscriptions:
                 raise InvalidParams("The server does not tell of changes of this resource")
             self.uris.add(uri)
+
+    def add(self, uris: Iterable[str]) -> None:
+        """Want to hear of these resources too, from the next `listen` on: the server has offered to tell of them."""
+        for uri in uris:
+            if self._has_room(uri):
+                self.uris.add(uri)
+
+    def _has_room(self, uri: str) -> bool:
+        return len(self.uris) < _MAX_URIS and self.uri_bytes + _size(uri) <= _MAX_URI_BYTES
 
     async def unsubscribe(self, uri: str, headers: Headers) -> None:
         """Listen to a resource no more; raises GatewayError."""

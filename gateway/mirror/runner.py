@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.config import TaskLimits
-from gateway.mirror.call import Again, Ask, End, MirroredCall, Notify, Poll, Question, Step
+from gateway.mirror.call import NO_TRACE, Again, Ask, End, MirroredCall, Notify, Poll, Question, Step, with_trace
 from gateway.mirror.catalog import CallerKey, ToolCatalog
 from gateway.mirror.modern_server import ModernServer, Outgoing, Pending, ask
 from gateway.protocol import jsonrpc, mcp, param_headers
@@ -57,8 +57,8 @@ class Hears(Protocol):
     def ask(self, questions: tuple[Question, ...]) -> None:
         """The client has to answer these; nothing is in flight upstream until it has answered all."""
 
-    def sending(self) -> None:
-        """A round is about to go upstream: from now on the server may have run it."""
+    def sending(self) -> Headers:
+        """A round is about to go upstream: from now on the server may have run it. Returns its trace context."""
 
     def end(self, message: bytes) -> None:
         """The response is here."""
@@ -115,17 +115,17 @@ class Runner:
                 CallLost("The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects")
             )
             return
+        trace = NO_TRACE if method == mcp.TASKS_GET else self._hears.sending()
         try:
-            body = self.call.sent(b"%d" % next(_IDS), self._log_level())
-            outgoing = Outgoing(body, method, target, self.headers, self._param_headers(method, target))
+            body = self.call.sent(b"%d" % next(_IDS), self._log_level(), trace)
+            headers = with_trace(self.headers, trace) if trace else self.headers
+            outgoing = Outgoing(body, method, target, headers, self._param_headers(method, target))
         except InvalidParams as exc:
             self._fail(exc)
             return
         except ValueError as exc:
             self._fail(InvalidParams(f'"params._meta" cannot be read: {exc}'))
             return
-        if method != mcp.TASKS_GET:
-            self._hears.sending()
         try:
             self._pending = upstream.server.begin(outgoing, self)
         except ValueError as exc:

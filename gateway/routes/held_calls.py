@@ -52,13 +52,13 @@ K = TypeVar("K", bytes, str)
 class Lot(Generic[P]):
     """Exchanges by id."""
 
-    def __init__(self, hold: InForce[Hold], results_bytes: InForce[int], cold_bytes: InForce[int]) -> None:
+    def __init__(self, hold: InForce[Hold], results: Budget, cold_bytes: InForce[int]) -> None:
         """`hold` has the caps; a reload that lowers them ends no parked call.
 
-        `results_bytes` limits kept results, `cold_bytes` the records of cold calls.
+        `results` limits kept results, `cold_bytes` the records of cold calls.
         """
         self._hold = hold
-        self.results = Budget("limits.results_bytes", results_bytes)
+        self.results = results
         self._waiting: dict[str, P] = {}
         self._kept: dict[str, tuple[P, Share]] = {}
         self._per_principal: Counter[bytes] = Counter()

@@ -89,9 +89,8 @@ class Stateless:
         self._process = process
         self._mirror = mirror
         self._catalog, self._nothing_to_repeat = ToolCatalog(), _NothingToRepeat()
-        limits = in_force.part(lambda it: it.limits)
-        results, cold = limits.part(lambda it: it.results_bytes), limits.part(lambda it: it.cold_bytes)
-        self.lot: Lot[StatelessCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
+        cold = in_force.part(lambda it: it.limits.cold_bytes)
+        self.lot: Lot[StatelessCall] = Lot(in_force.part(lambda it: it.hold), mirror.lot.results, cold)
         """The calls that may ask."""
         self._of_sessions: dict[tuple[str, bytes], StatelessCall] = {}
         """The calls of sessions, by the session's key with the JSON of the request's id."""

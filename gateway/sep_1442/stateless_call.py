@@ -94,11 +94,10 @@ class StatelessCall:
                 id_ = self._sealed(Nested(place, self._call.progress.round, question.key))
                 self._queue.send(sse.encode(question.asked(id_)))
 
-    def sending(self) -> None:
+    def sending(self) -> Headers:
         """See `Hears`."""
         self._is_held = False
-        if self._report is not None:
-            self._report.sending()
+        return NO_HEADERS if self._report is None else self._report.sending()
 
     def end(self, message: bytes) -> None:
         """See `Hears`."""

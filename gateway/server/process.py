@@ -51,6 +51,7 @@ from gateway.routes.cold_expiry import ColdExpiry
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
 from gateway.routes.table import RouteTable
+from gateway.runtime.budget import Budget
 from gateway.runtime.tasks import Tasks
 from gateway.seal.client_state import ItemSealer
 from gateway.seal.peer_messages import PeerSealer
@@ -101,7 +102,7 @@ class Gateway:
         self.began = time.monotonic()
         self.lot: Lot[Driver] = Lot(
             in_force.part(lambda config: config.hold),
-            in_force.part(lambda config: config.limits.results_bytes),
+            Budget("limits.results_bytes", in_force.part(lambda config: config.limits.results_bytes)),
             in_force.part(lambda config: config.limits.cold_bytes),
         )
         self._cold_expiry = ColdExpiry(self.lot.cold, self.tasks)
@@ -227,7 +228,7 @@ class Gateway:
         forwarding = Forwarding(self.members, self._peers)
         front = LegacyFront(process, SessionIds(self._keyrings.session), table, forwarding)
         replicas = Replicas(self.members, self._peers, retry_routing)
-        mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process)
+        mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process, self.lot.results)
         stateless = Stateless(self._in_force, Tokens(self._keyrings.sep_1442), replicas, process, mirror)
         legacy = LegacyRouting(passthrough, front, mirror, stateless)
         task_requests = TaskRequests(process, self.task_table, retry_routing)

@@ -6,7 +6,7 @@ What is learnt: the server's handshake, its tools, the credentials that it accep
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -22,6 +22,8 @@ _ACCEPTED_SECONDS: Final = 60.0
 _CREDENTIALS_KEPT: Final = 64
 _TOOLS_KEPT: Final = 10_000
 """Bounds the tools of a server that renames them without announcing it."""
+MAX_FOLLOWED: Final = 100
+"""Resources of a caller's subscriptions to which each of its processes is subscribed before a call."""
 _GENERATIONS: Final = itertools.count()
 
 
@@ -150,7 +152,16 @@ class ChangeListeners:
     """The listeners of one pool that want to know of changes on any session of their principal."""
 
     def __init__(self) -> None:
-        self._listeners: dict[bytes, set[Watcher]] = {}
+        self._listeners: dict[bytes, dict[Watcher, Collection[str]]] = {}
+
+    def hears(self, principal: bytes) -> bool:
+        """Whether anybody listens to this principal's sessions."""
+        return principal in self._listeners
+
+    def uris(self, principal: bytes) -> frozenset[str]:
+        """The resources that the listeners of a principal subscribed to, or as many of them as a session takes."""
+        chosen = itertools.chain.from_iterable(self._listeners.get(principal, {}).values())
+        return frozenset(itertools.islice(dict.fromkeys(chosen), MAX_FOLLOWED))
 
     def forward(self, principal: bytes, watchers: list[Watcher], method: str, data: bytes) -> None:
         """Pass on a change that a session announced to listeners that are not among its `watchers`."""
@@ -159,14 +170,14 @@ class ChangeListeners:
                 listener.changed(method, data)
 
     @contextmanager
-    def listening(self, principal: bytes, listener: Watcher) -> Iterator[None]:
-        """Keep a listener for as long as the context is open."""
-        listeners = self._listeners.setdefault(principal, set())
-        listeners.add(listener)
+    def listening(self, principal: bytes, listener: Watcher, uris: Collection[str] = ()) -> Iterator[None]:
+        """Keep a listener, which subscribed to these resources, for as long as the context is open."""
+        listeners = self._listeners.setdefault(principal, {})
+        listeners[listener] = uris
         try:
             yield
         finally:
-            listeners.discard(listener)
+            del listeners[listener]
             if not listeners:
                 _ = self._listeners.pop(principal, None)
 

@@ -4,7 +4,7 @@ Which request gets which session is the matter of `sessions.checkout`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -85,15 +85,31 @@ class Pool(Checkout):
             self._left_out.add(tool)
             log.warning(Event.TOOL_LEFT_OUT, route=self.route.path, tool=tool.name, reason=tool.reason)
 
-    def hearing(self, principal: bytes, listener: Watcher) -> AbstractContextManager[None]:
-        """Tell `listener` of changes that other sessions of this principal announce.
+    def hearing(self, principal: bytes, listener: Watcher, uris: Collection[str] = ()) -> AbstractContextManager[None]:
+        """Tell `listener` of changes that other sessions of this principal announce; it subscribed to `uris`.
 
         A server over HTTP announces a change on all its sessions. Where each session is a process, only the session
         whose call changed something announces it.
         """
         if self.route.upstream.command is None:
             return nullcontext()
-        return self._listeners.listening(principal, listener)
+        return self._listeners.listening(principal, listener, uris)
+
+    def is_ready(self, principal: bytes, log_level: str | None) -> bool:
+        """Whether any idle session of a principal can take a call with this log level without `prepare`."""
+        return log_level is None and not self._listeners.hears(principal)
+
+    async def prepare(self, session: Session, log_level: str | None, headers: Headers) -> None:
+        """Set on a session what its next call depends on; raises as `Session.ask` does.
+
+        A process tells of a resource only what was subscribed to in it: so the subscriptions of its caller, which
+        have a process of their own, are repeated in the one that runs the call.
+        """
+        if log_level is not None:
+            await session.set_log_level(log_level, headers, self.handshake_seconds)
+        if session.channel.is_process:
+            uris = self._listeners.uris(session.group.principal)
+            await session.set_subscriptions(uris, headers, self.handshake_seconds)
 
     # -- what the upstream says to a credential ---------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ class Session:
         "_own_answers",
         "_route",
         "_settled",
+        "_subscribed",
         "adopted",
         "channel",
         "group",
@@ -94,6 +95,8 @@ class Session:
         self._settled: asyncio.Event | None = None
         """Made for those that wait for the call's end."""
         self._log_level: str | None = None
+        self._subscribed: frozenset[str] = frozenset()
+        """The resources that `set_subscriptions` subscribed to, or tried to."""
         self._own_answers = OwnAnswers(route, tasks, self._answer_now)
         self._headers = NO_HEADERS
         """The newest headers that the upstream served; the gateway's own answers need a credential too."""
@@ -191,6 +194,15 @@ class Session:
             return
         await self.ask(mcp.SET_LEVEL, {"level": level}, headers, idle_seconds)
         self._log_level = level
+
+    async def set_subscriptions(self, uris: frozenset[str], headers: Headers, idle_seconds: float) -> None:
+        """Be subscribed to these resources alone, if the upstream offers that; a refusal costs only their updates."""
+        if uris == self._subscribed or not self.shaken.offers("resources", "subscribe"):
+            return
+        for method, changed in ((mcp.UNSUBSCRIBE, self._subscribed - uris), (mcp.SUBSCRIBE, uris - self._subscribed)):
+            for uri in changed:
+                await self.ask(method, {"uri": uri}, headers, idle_seconds)
+        self._subscribed = uris
 
     async def ask(
         self, method: str, params: Mapping[str, object], headers: Headers, timeout_seconds: float

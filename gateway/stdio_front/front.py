@@ -13,6 +13,7 @@ from msgspec import Raw
 
 from gateway.downstream.handler import RequestHandler
 from gateway.http.upstream_headers import own_headers
+from gateway.legacy_front import batch
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
 from gateway.mirror.backend import MirrorBackend
 from gateway.mirror.catalog import ToolCatalog
@@ -66,8 +67,13 @@ class StdioFront:
             raise ParseError(f"The message is larger than {limit} bytes (limits.body_bytes), so it was not read")
         if bodies.on:
             bodies.show(Direction.FROM_CLIENT, line, route=self._live.route.path, request_id=None)
+        depth = self._live.config.limits.json_depth
+        if self._legacy is not None and batch.is_batch(line):
+            for member in batch.members(line, depth, batch.VERSION):
+                self._legacy.receive(member.data, member.opened)
+            return
         try:
-            jsonrpc.check_bounds(line, self._live.config.limits.json_depth)
+            jsonrpc.check_bounds(line, depth)
             opened = jsonrpc.message(line)
         except ValueError as exc:
             raise ParseError(f"The line is not one JSON-RPC message: {exc}") from exc

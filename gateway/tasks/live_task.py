@@ -36,8 +36,6 @@ from gateway.tasks.report import TaskReport
 from gateway.telemetry import NestedOutcome, TaskOutcome
 from gateway.upstream.channel import Headers
 
-_OUTCOMES = {"completed": TaskOutcome.COMPLETED, "failed": TaskOutcome.FAILED, "cancelled": TaskOutcome.CANCELLED}
-
 
 class Origin(msgspec.Struct, frozen=True):
     """What a task needs to know of the request that made it, or of the one that another replica continues it for."""
@@ -85,8 +83,6 @@ class LiveTask:
         """Why the task is not followed here any more."""
         self._changed = asyncio.Event()
         """Set at every change, and replaced by a new one."""
-
-    # -- life ---------------------------------------------------------------------------------------------------
 
     @property
     def session(self) -> Session | None:
@@ -211,7 +207,7 @@ class LiveTask:
         self._ended = replace(ended, result=None)
         _ = self._questions.clear()
         self._touch()
-        self.report.ended(_OUTCOMES[ended.status])
+        self.report.ended(TaskOutcome(ended.status))
 
     def _fail(self, error: GatewayError, outcome: TaskOutcome) -> None:
         if self.is_over:

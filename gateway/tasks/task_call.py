@@ -151,8 +151,7 @@ class TaskCall(UpstreamCall):
         headers, opener = context.headers, Opener(context.address, self._is_continued)
         session = self._session = await context.live.upstream.pool.open(context.key, headers, opener)
         context.server_info = session.shaken.server_info
-        if (level := context.request.log_level) is not None:
-            await session.set_log_level(level, headers, context.live.config.timeouts.handshake_seconds)
+        await context.live.upstream.pool.prepare(session, context.request.log_level, headers)
         return session
 
     def _is_wanted(self) -> bool:

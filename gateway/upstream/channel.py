@@ -79,6 +79,9 @@ class Channel(ABC):
 
     session_id: str | None = None
 
+    is_process: bool = False
+    """Whether the session is a server process of its own: what changes in it, no other session hears of."""
+
     @property
     def hears_side(self) -> bool:
         """Whether a side stream is open, on which the server sends messages outside of requests."""

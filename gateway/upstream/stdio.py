@@ -29,6 +29,8 @@ class StdioChannel(Channel):
     taken = True
     """A child receives no credential, so it cannot refuse one."""
 
+    is_process = True
+
     def __init__(self, launcher: ChildLauncher, malformed: Callable[[], None]) -> None:
         """`malformed` is called for every line on stdout that is not JSON-RPC: some servers print logs there."""
         self._launcher = launcher

@@ -181,7 +181,7 @@ async def test_a_refused_caller_is_led_to_the_issuer(stand: Stand, method: str) 
 
 
 async def test_a_refused_caller_of_a_stdio_server_is_led_to_the_issuer(endpoint: Endpoint, begin: Start) -> None:
-    routes = [{"path": "/mcp", "era": "bridge", "upstream": {"command": ["cat"], "prestart": 0}}]
+    routes = [{"path": "/mcp", "era": "bridge", "upstream": {"command": ["cat"], "warm": 0}}]
     stand = await begin(routes=routes, principal=verified(endpoint))
     reply = await stand.client().call()
     assert reply.headers["WWW-Authenticate"] == f'Bearer resource_metadata="{metadata_of(stand)}"'

@@ -1,13 +1,15 @@
 """Real clients that listen, through the gateway, to real legacy servers that change, are killed and come back."""
 
 import asyncio
+import os
 from typing import Any, Final
 
 import pytest
 
 from tests.e2e.cases import Drivers
-from tests.parts.clients.drive import Kind, ModernClient
-from tests.parts.launch import PARTS, old_server
+from tests.parts.clients.drive import HERE, Kind, ModernClient
+from tests.parts.launch import NODE, NODE_MODULES, PARTS, old_server, stdio_server
+from tests.support.cluster import cluster, installed
 from tests.support.gateway_process import gateway
 
 pytestmark = [
@@ -24,6 +26,9 @@ CHOSEN: Final[dict[str, Any]] = {
     "resourcesListChanged": True,
     "resourceSubscriptions": [URI],
 }
+MIRRORED: Final[dict[str, Any]] = {"route": {"era": "mirror"}, "check": False}
+"""`check`: the log of a replica that is killed tells of its peers' errors."""
+DEADLINE_SECONDS: Final = 60.0
 EVENTS: Final = {
     "toolsListChanged": ["ToolsListChanged", ""],
     "promptsListChanged": ["PromptsListChanged", ""],
@@ -74,3 +79,61 @@ async def test_changes_arrive_and_none_is_missed_when_the_server_is_killed(drive
         ends = [await client.heard() for client in clients]
         assert [how for _, how in ends] == ["graceful"] * len(clients)
         assert name == "everything" or not any(events for events, _ in ends)
+
+
+@pytest.mark.parametrize("affinity", ["none", "principal"])
+async def test_an_update_reaches_all_subscriptions_whichever_child_said_it(drivers: Drivers, affinity: str) -> None:
+    """This server tells only who subscribed, and each session is a process: calls run in other ones."""
+    chosen = {"resourceSubscriptions": [URI]}
+    route = {"sessions": {"affinity": affinity}}
+    with stdio_server("py130") as (_, upstream):
+        async with gateway(upstream, route=route) as gw:
+            clients = [await drivers.connect(kind, gw.url) for kind in LISTENERS]
+            for client in clients:
+                assert await client.listen(chosen) == chosen
+            for caller in (*clients, clients[0]):
+                await caller.call_tool("touch", {"uri": URI})
+                await all_hear(clients, EVENTS["resourceSubscriptions"])
+            await gw.end()
+            assert [await client.heard() for client in clients] == [([], "graceful")] * len(clients)
+
+
+WATCHED: Final = "test://watched-resource"
+SUBSCRIBERS: Final = {
+    "mcp 1.30": (PARTS / "py130" / "bin" / "python", HERE / "subscriber.py"),
+    "sdk 1.32": (NODE, HERE / "subscriber.mjs"),
+}
+STREAMS: Final = "mcp_gateway_subscriptions"
+
+
+@pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
+@pytest.mark.parametrize("name", SUBSCRIBERS)
+async def test_the_subscriptions_of_a_mirrored_client_outlive_the_replica_that_has_its_stream(name: str) -> None:
+    """The client comes back by itself with the last event id; the next replica says that everything has changed."""
+    async with old_server("conformance-modern") as server, cluster(server.url, **MIRRORED) as c:
+        client = await asyncio.create_subprocess_exec(
+            *SUBSCRIBERS[name],
+            *(c.url, WATCHED),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"MRTR_NODE_MODULES": str(NODE_MODULES)},
+        )
+        assert client.stdin is not None
+        assert client.stdout is not None
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                assert await client.stdout.readline() == b"subscribed\n"
+                homes = []
+                while not homes:
+                    homes = [replica for replica in c.replicas if await replica.metric(STREAMS)]
+                (home,) = homes
+                client.stdin.write(b"\n")
+                assert await client.stdout.readline() == f"{WATCHED}\n".encode()
+                await home.kill()
+                assert await client.stdout.readline() == f"{WATCHED}\n".encode()
+                client.stdin.close()
+                assert await client.wait() == 0
+        finally:
+            if client.returncode is None:
+                client.kill()
+                _ = await client.wait()

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -39,6 +40,11 @@ TOOLS: Final = {"ask", "ask_many", "echo", "fail", "hang", "progress", "sample"}
 
 DUAL: Final = {"two at once": "refused", "error": "refused"}
 """These servers have no such tools; what they say of that is up to them."""
+EVERYTHING: Final = {"two at once": None, "cancel": None, "error": [True]}
+"""server-everything has no such tools, keeps no ledger and has its own words for an error."""
+EVERYTHING_TOOLS: Final = {"echo", "trigger-elicitation-request", "trigger-sampling-request"}
+SILENT: Final = {"progress", "form", "two at once", "sampling", "cancel"}
+"""The Inspector's CLI makes one request and answers no questions."""
 
 
 class Client(NamedTuple):
@@ -49,6 +55,8 @@ class Client(NamedTuple):
     """Up to the transport."""
     proxy: Sequence[str | Path] = ()
     """A published program between its stdio and the URL of the gateway."""
+    lacks: AbstractSet[str] = frozenset()
+    """The steps that it cannot play."""
 
 
 class Server(NamedTuple):
@@ -60,7 +68,10 @@ class Server(NamedTuple):
     era: str | None = None
     """The route's `era`, where `auto` would choose the side of the server that cannot ask."""
     differs: Mapping[str, Any] = {}
-    """The outcomes of steps that this server ends in another way."""
+    """The outcomes of steps that this server ends in another way; None for one that it cannot play."""
+    tools: AbstractSet[str] = TOOLS
+    flags_of_clients: Sequence[str] = ()
+    """What its clients have to be told."""
 
 
 def python(environment: str, *flags: str) -> Sequence[str | Path]:
@@ -86,10 +97,13 @@ MORE_CLIENTS: Final[dict[str, Client]] = {
     "mcp 2.3 legacy, HTTP": Client("old HTTP", python("modern", "--era", "legacy")),
     "sdk 1.32, HTTP": Client("old HTTP", typescript()),
     "client 2.4 legacy, HTTP": Client("old HTTP", typescript("--sdk", "2", "--era", "legacy")),
+    "sdk 1.20, HTTP": Client("old HTTP", typescript("--modules", str(PARTS / "ts120" / "node_modules"))),
     "mcp-remote 0.15": Client("old HTTP", python("py130"), (NODE, NODE_MODULES / ".bin" / "mcp-remote")),
+    "inspector 2.12 --cli, HTTP": Client("old HTTP", (sys.executable, HERE / "inspector.py"), lacks=SILENT),
     "sdk 1.32, HTTP+SSE": Client("old HTTP+SSE", typescript()),
     "mcp 1.10, stdio": Client("old stdio", python("py110")),
     "mcp 2.3 legacy, stdio": Client("old stdio", python("modern", "--era", "legacy")),
+    "sdk 1.20, stdio": Client("old stdio", typescript("--modules", str(PARTS / "ts120" / "node_modules"))),
     "sdk 1.32, stdio": Client("old stdio", typescript()),
     "client 2.4 legacy, stdio": Client("old stdio", typescript("--sdk", "2", "--era", "legacy")),
 }
@@ -108,11 +122,14 @@ MORE_SERVERS: Final[dict[str, Server]] = {
     "sdk 1.32, HTTP+SSE": Server("old HTTP+SSE", "ts132-sse"),
     "sdk 1.32, stdio": Server("old stdio", "ts132"),
     "fastmcp 3, stdio": Server("old stdio", "fm3"),
-    "mcp 2.3, HTTP": Server("modern HTTP", "modern-py", era="mirror"),
+    "mcp 2.3 stateless, HTTP": Server("modern HTTP", "modern-py", era="mirror"),
     "mcp 2.3, stdio": Server("modern stdio", "modern-py", era="mirror"),
-    "mcp 2.3 dual, HTTP": Server("old HTTP", "dual-py", era="bridge", differs=DUAL),
-    "mcp 2.3 dual, stdio": Server("old stdio", "dual-py", era="bridge", differs=DUAL),
-    "fastmcp 4 dual, HTTP": Server("old HTTP", "dual-fm4", era="bridge", differs=DUAL),
+    "server 2.4 stateless, HTTP": Server("modern HTTP", "modern-ts-both", era="mirror"),
+    "everything, HTTP": Server("old HTTP", "everything", (), None, EVERYTHING, EVERYTHING_TOOLS, ("--everything",)),
+    "everything, stdio": Server("old stdio", "everything", (), None, EVERYTHING, EVERYTHING_TOOLS, ("--everything",)),
+    "mcp 2.3 dual, HTTP": Server("old HTTP", "dual-py", era="bridge", differs=DUAL, tools=TOOLS - MISSING),
+    "mcp 2.3 dual, stdio": Server("old stdio", "dual-py", era="bridge", differs=DUAL, tools=TOOLS - MISSING),
+    "fastmcp 4 dual, HTTP": Server("old HTTP", "dual-fm4", era="bridge", differs=DUAL, tools=TOOLS - MISSING),
     "server 2.4 dual, stdio": Server("modern stdio", "modern-ts", ("--legacy",), era="mirror"),
 }
 """These play with a modern and with a legacy client, over stdio and over HTTP."""
@@ -152,9 +169,10 @@ async def test_any_client_plays_the_scenario_with_any_server(
     said[f"{client} - {server}"] = "FAILED"
     async with serving(what) as (running, upstream):
         outcomes = await played(who, what, running, upstream)
-    wanted = {**expected(outcomes), **what.differs}
-    assert {step: outcomes.get(step) for step in wanted} | what.differs == wanted
-    assert (TOOLS - MISSING if what.differs else TOOLS).issubset(outcomes["list"])
+    wanted = {**expected(outcomes), **what.differs, **dict.fromkeys(who.lacks)}
+    vague = {step: said for step, said in what.differs.items() if said == "refused"}
+    assert {step: outcomes.get(step) for step in wanted} | vague == wanted
+    assert what.tools.issubset(outcomes["list"])
     assert len(running.ledger("cancelled", "hang")) <= 1
     assert len(running.ledger("run", "hang")) <= 1
     said[f"{client} - {server}"] = "ok"
@@ -189,7 +207,7 @@ async def serving(server: Server) -> AsyncIterator[tuple[OldServer, dict[str, An
 async def played(client: Client, server: Server, running: OldServer, upstream: dict[str, Any]) -> dict[str, Any]:
     """The outcomes of the steps."""
     transport = TRANSPORTS[client.row]
-    ledger = ("--ledger", running.directory / "ledger")
+    ledger = ("--ledger", running.directory / "ledger", *server.flags_of_clients)
     route = {"era": server.era} if server.era else {}
     if transport != "stdio":
         async with gateway(upstream, route=route) as gw:

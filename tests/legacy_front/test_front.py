@@ -267,6 +267,23 @@ async def test_an_older_client_gets_no_event_ids_and_its_questions_on_the_stream
     assert await stream.rest() == [], "the answer to the call that the client left is dropped"
 
 
+async def test_notifications_of_a_call_that_the_client_left_make_room_too(begin: Start, sse_server: FakeSse) -> None:
+    sse_server.tool, sse_server.version = silent, "2025-06-18"
+    stand = await begin(**before(sse_server, limits={"behind_bytes": 1000}))
+    client = await LegacyClient(stand, "2025-06-18").initialize()
+    session = next(iter(stand.gateway.downstream.front.sessions._sessions.values()))
+    for count in (1, 2):
+        call = later(client.call())
+        _ = await sse_server.heard(mcp.TOOLS_CALL, count)
+        stream = session._open[b"%d" % count]
+        assert stream is not None
+        _ = stream.put(b"x" * 600, is_droppable=True)
+        session.abandon(stream)
+        (await call).close()
+    assert sum(len(entry.data) for entry in session.standalone.waiting()) < 1000
+    assert await client.end() == 200
+
+
 @pytest.mark.parametrize("place", ["0", "0-", "-1", "9-1", "1-99", "1-1-1", "x" * 9000, "0-" + "9" * 5000, "²-1"])
 async def test_an_event_id_that_names_nothing_gets_no_stream(place: str, stand: Stand) -> None:
     client = await LegacyClient(stand).initialize()

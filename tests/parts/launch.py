@@ -92,6 +92,7 @@ RECIPES: Mapping[str, Recipe] = {
     "dual-py": python("modern", "dual_py.py"),
     "dual-fm4": python("modern", "dual_py.py", "--fastmcp"),
     "conformance": python("py130", "conformance.py"),
+    "conformance-modern": python("modern", "conformance_modern.py"),
     "tasks-py": python("py130", "tasks_py.py"),
     "tasks-ts": typescript("tasks_ts.mjs"),
     "tasks-fm3": python("fm3tasks", "tasks_fm3.py"),

@@ -5,6 +5,7 @@ import pytest
 from gateway.config import Hold, InForce
 from gateway.protocol.errors import Busy
 from gateway.routes.held_calls import Lot
+from gateway.runtime.budget import Budget
 
 
 class Car:
@@ -17,7 +18,7 @@ class Car:
 
 
 def parking_lot(results_bytes: int = 1_000, **caps: int) -> Lot[Car]:
-    return Lot(InForce(Hold(**caps)), InForce(results_bytes), InForce(1_000_000))
+    return Lot(InForce(Hold(**caps)), Budget("limits.results_bytes", InForce(results_bytes)), InForce(1_000_000))
 
 
 def test_the_lot_is_bounded_per_principal_and_in_all() -> None:

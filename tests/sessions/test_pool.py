@@ -1,6 +1,7 @@
 """The sessions of a route: which calls share one, how many there are, how calls wait for one, and how they end."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Upstream
 from gateway.sessions import checkout
 from gateway.sessions.call import Call, OwnListener, PoolKey
-from gateway.sessions.group import Groups
+from gateway.sessions.group import MAX_FOLLOWED, Group, Groups
 from gateway.sessions.pool import Pool
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
@@ -278,14 +279,32 @@ class AnnouncingChannel(SilentChannel):
         _ = receive(b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}')
 
 
+class ChildChannel(SilentChannel):
+    """A channel whose server is a process of its own, and has resources."""
+
+    is_process = True
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str]] = []
+
+    async def initialize(self, message: bytes, headers: Headers) -> Raw:
+        return Raw(b'{"protocolVersion":"2025-11-25","capabilities":{"resources":{"subscribe":true}}}')
+
+    async def request(self, message: bytes, headers: Headers, receive: Receive) -> None:
+        opened = json.loads(message)
+        self.sent.append((opened["method"], opened["params"]["uri"]))
+        refused = {"error": {"code": -32002, "message": "no"}} if opened["params"]["uri"] == "x:no" else {"result": {}}
+        _ = receive(json.dumps({"jsonrpc": "2.0", "id": opened["id"], **refused}).encode())
+
+
 class Bench:
     """A pool without a gateway."""
 
-    def __init__(self, **sections: Any) -> None:
+    def __init__(self, channel: type[SilentChannel] = SilentChannel, **sections: Any) -> None:
         config = parse(configuration("http://127.0.0.1:9/mcp", **sections), "test", {})
         metrics = Metrics("0", ["/mcp"])
         self.tasks = Tasks(metrics)
-        self.pool = Pool(InForce(RouteSettings(config, config.routes[0])), SilentChannel, metrics, self.tasks)
+        self.pool = Pool(InForce(RouteSettings(config, config.routes[0])), channel, metrics, self.tasks)
 
     def acquire(self, key: PoolKey) -> "asyncio.Task[Session]":
         return asyncio.get_running_loop().create_task(self.pool.acquire(key, NO_HEADERS))
@@ -551,3 +570,33 @@ async def test_subscriptions_are_sessions_too(upstream: FakeUpstream, begin: Sta
         assert (await stand.client().post(mcp.LISTEN, chosen)).status == 503
     await upstream.saw("DELETE")
     assert (await stand.client().call()).text == "done"
+
+
+async def test_a_process_is_subscribed_to_what_its_caller_listens_to_before_each_call() -> None:
+    bench = Bench(ChildChannel, route={"upstream": {"command": ["server"]}})
+    pool, alice = bench.pool, key("a")
+    session = await bench.acquire(alice)
+    channel = session.channel
+    assert isinstance(channel, ChildChannel)
+
+    async def sent() -> list[tuple[str, str]]:
+        channel.sent.clear()
+        await pool.prepare(session, None, NO_HEADERS)
+        return sorted(channel.sent)
+
+    one, two, other = session.group, Group(key("b"), is_affine=False), Group(key("c"), is_affine=False)
+    assert await sent() == []
+    with pool.hearing(b"b", other, ["x:b"]):
+        assert pool.is_ready(b"a", None)
+        assert await sent() == [], "it is another caller's"
+    with pool.hearing(b"a", one, ["x:1", "x:no"]), pool.hearing(b"a", two, ["x:2", "x:1"]):
+        assert not pool.is_ready(b"a", None)
+        assert await sent() == [(mcp.SUBSCRIBE, uri) for uri in ("x:1", "x:2", "x:no")]
+        assert await sent() == [], "also what it refused is asked for once"
+    with pool.hearing(b"a", two, ["x:2", *(f"x:{number:04}" for number in range(1_000))]):
+        told = await sent()
+        assert told[-2:] == [(mcp.UNSUBSCRIBE, "x:1"), (mcp.UNSUBSCRIBE, "x:no")]
+        assert len(told) == MAX_FOLLOWED + 1, "one of them it had"
+    assert pool.is_ready(b"a", None)
+    pool.release(session, clean=True)
+    await bench.close()

@@ -173,6 +173,7 @@ class FakeUpstream:
         self.probes: list[Seen] = []
         """Requests that probe for the era; they are not in `seen`."""
         self.capabilities: dict[str, Any] = {"tools": {}}
+        self.version = "2025-11-25"
         self.instructions: str | None = None
         self.has_sessions = True
         self.known: set[str] = set()
@@ -333,7 +334,7 @@ class FakeUpstream:
             self.known.add(session)
             headers["Mcp-Session-Id"] = session
         result: dict[str, Any] = {
-            "protocolVersion": "2025-11-25",
+            "protocolVersion": self.version,
             "capabilities": self.capabilities,
             "serverInfo": {"name": "fake", "version": "1"},
         }

@@ -84,7 +84,7 @@ class Host:
     def events(self, name: str) -> list[JSON]:
         return [line for line in self.log if line.get("event") == name]
 
-    def write(self, *messages: JSON) -> None:
+    def write(self, *messages: JSON | list[JSON]) -> None:
         for message in messages:
             self.stdin.write(json.dumps(message).encode() + b"\n")
 

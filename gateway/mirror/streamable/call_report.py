@@ -3,15 +3,20 @@
 import time
 from typing import Final
 
-from gateway.mirror.call import Question, Request
+from gateway.http.incoming import Incoming
+from gateway.http.upstream_headers import own_headers
+from gateway.mirror.call import TRACE_CONTEXT, Question, Request
 from gateway.mirror.streamable.tokens import Session
+from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, UpstreamError
 from gateway.routes.live_route import LiveRoute
-from gateway.telemetry import COMPLETE, Ending, Event, NestedOutcome, Outcome, get_logger
+from gateway.telemetry import COMPLETE, Ending, Event, NestedOutcome, Operation, Outcome, Span, get_logger
+from gateway.upstream.channel import NO_HEADERS, Headers
 
 log = get_logger()
 
 _TARGET_CHARACTERS: Final = 200
+_ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 
 
 class CallReport:
@@ -26,22 +31,47 @@ class CallReport:
         self._thought = 0.0
         """Seconds in which the client was asked, and nothing was upstream."""
         self._is_over = False
+        self._span: Span | None = None
+        self._round: Span | None = None
         self.request_id = ""
         """The id of the HTTP request that waits."""
         live.process.metrics.mirroring(live.route.path, 1)
 
+    def trace(self, incoming: Incoming) -> None:
+        """Begin the span of the call, if calls are traced; each round is one below it."""
+        traces, request, path = self._live.process.traces, self._request, self._live.route.path
+        if traces is not None:
+            about = Operation(request.method, request.target, self._version, path)
+            self._span = incoming.begin_span(traces, about, request.id, _meta(request))
+
     def asked(self, questions: tuple[Question, ...]) -> None:
         """The client is asked."""
         self._asked_at = time.monotonic()
+        self._end_round(_ASKED)
         metrics, path = self._live.process.metrics, self._live.route.path
         for question in questions:
             metrics.nested_request(path, question.method, NestedOutcome.ASKED)
 
-    def sending(self) -> None:
-        """A round goes upstream."""
+    def sending(self) -> Headers:
+        """A round goes upstream; returns its trace context."""
+        self._think_no_more()
+        if self._span is None:
+            return NO_HEADERS
+        self._end_round(_ASKED)  # it asked for nothing but to be called again
+        request, route = self._request, self._live.route
+        about = Operation(request.method, request.target, mcp.MODERN, route.path)
+        self._round = self._span.call(about, route.upstream.url)
+        is_set = any(name.lower() == TRACE_CONTEXT[0] for name in own_headers(route))
+        return NO_HEADERS if is_set else self._round.headers()
+
+    def _think_no_more(self) -> None:
         if self._asked_at is not None:
             self._thought += time.monotonic() - self._asked_at
             self._asked_at = None
+
+    def _end_round(self, ending: Ending) -> None:
+        if self._round is not None:
+            self._round.end(ending)
 
     def answered(self, question: Question) -> None:
         """The client has answered."""
@@ -78,8 +108,11 @@ class CallReport:
     def _finish(self, ending: Ending, rounds: int, error: GatewayError | None = None) -> None:
         if self._is_over:
             return
-        self.sending()
+        self._think_no_more()
         self._is_over = True
+        self._end_round(ending)
+        if self._span is not None:
+            self._span.end(ending)
         metrics, path, seconds = self._live.process.metrics, self._live.route.path, time.monotonic() - self._started
         metrics.mirroring(path, -1)
         metrics.operation_finished(path, self._request.method, self._version, ending, seconds - self._thought)
@@ -99,3 +132,10 @@ class CallReport:
             request_id=self.request_id,
             **({"cause": error.message, "fix": error.fix} if error is not None else {}),
         )
+
+
+def _meta(request: Request) -> jsonrpc.Fields:
+    try:
+        return jsonrpc.fields(jsonrpc.fields(request.params).get("_meta", jsonrpc.EMPTY))
+    except ValueError:
+        return {}  # it is refused when the call is sent

@@ -1,8 +1,8 @@
 """Serves legacy clients of streamable HTTP before a modern server.
 
-Rule 1: nothing that a session needs is in this process alone, but for its standalone stream. The session id, the ids
-of nested requests and of events carry the rest, so any replica serves any request. Rule 2: the caller is told by each
-request's own credentials, whatever ids it brings.
+Rule 1: nothing that a session needs is in this process alone. The session id, the ids of nested requests and of
+events carry it, so any replica serves any request. Rule 2: the caller is told by each request's own credentials,
+whatever ids it brings.
 
 Source: specification 2025-11-25 basic/transports (Streamable HTTP).
 """
@@ -17,11 +17,14 @@ from typing import Final
 import msgspec
 from aiohttp import web
 from msgspec import Raw
+from msgspec.structs import replace
 
+from gateway.cluster.peer_errors import PeerReplaced
 from gateway.cluster.retry_routing import TakeOver
 from gateway.config import Config, InForce
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.legacy_front import batch
 from gateway.legacy_front.backend import Connect, request_id
 from gateway.legacy_front.session import error_response
 from gateway.mirror.backend import MirrorBackend
@@ -40,7 +43,7 @@ from gateway.mirror.requests import (
 )
 from gateway.mirror.runner import Upstream
 from gateway.mirror.stdio_server import StdioServer
-from gateway.mirror.streamable import kept_level, request_state
+from gateway.mirror.streamable import batch_reply, kept_level, request_state
 from gateway.mirror.streamable.held_call import HeldCall, Shared, owner_lost
 from gateway.mirror.streamable.homes import Homes
 from gateway.mirror.streamable.kept_level import Level
@@ -62,6 +65,7 @@ from gateway.protocol.errors import (
 )
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
+from gateway.runtime.budget import Budget
 from gateway.seal import client_state
 from gateway.telemetry import COMPLETE, NestedOutcome, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
@@ -85,7 +89,15 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
 class Mirror:
     """The mirror of one process."""
 
-    def __init__(self, in_force: InForce[Config], tokens: Tokens, replicas: Replicas, process: ProcessScope) -> None:
+    def __init__(
+        self,
+        in_force: InForce[Config],
+        tokens: Tokens,
+        replicas: Replicas,
+        process: ProcessScope,
+        results: Budget,
+    ) -> None:
+        """`results` limits the responses that are kept, together with those of other calls."""
         self.stopping = False
         self.refuses_calls = False
         """Whether new calls are refused, because no other replica could go on with them."""
@@ -95,10 +107,9 @@ class Mirror:
         self._process = process
         self._headers = HeaderRules(in_force, process.epoch)
         self._catalog = ToolCatalog()
-        limits = in_force.part(lambda it: it.limits)
-        results, cold = limits.part(lambda it: it.results_bytes), limits.part(lambda it: it.cold_bytes)
+        cold = in_force.part(lambda it: it.limits.cold_bytes)
         self.lot: Lot[HeldCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
-        self._homes = Homes(self.lot.results)
+        self._homes = Homes(tokens, results)
         self._shared = Shared(tokens, self.lot, {}, OrderedDict())
         self.long_lived = 0
         """Standalone streams, which a drain does not wait for."""
@@ -125,6 +136,17 @@ class Mirror:
     # -- POST ---------------------------------------------------------------------------------------------------
 
     async def _post(self, at: Arrival) -> web.StreamResponse:
+        incoming = at.incoming
+        if not batch.is_batch(incoming.body):
+            return await self._take(at)
+        found = batch.members(incoming.body, incoming.json_depth, self._session(at).profile.version)
+
+        async def take(member: bytes, reply: ReplyWriter) -> web.StreamResponse:
+            return await self._take(replace(at, incoming=incoming.with_body(member), reply=reply))
+
+        return await batch_reply.answer(at.reply, found, take)
+
+    async def _take(self, at: Arrival) -> web.StreamResponse:
         message = _message(at.incoming)
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         try:
@@ -194,6 +216,7 @@ class Mirror:
                 if keeps_level:
                     response = kept_level.given(response, level, at.live, session)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
+                self._check_home(at)
                 found = await self._replicas.at_home(session.key, at.incoming, at.reply)
                 if found is not None:
                     return found[0]
@@ -221,7 +244,7 @@ class Mirror:
         request: Request,
         progress: Progress | None = None,
     ) -> HeldCall:
-        return HeldCall(
+        held = HeldCall(
             self._shared,
             at.live,
             session,
@@ -232,6 +255,8 @@ class Mirror:
             progress=progress,
             address=at.caller.address,
         )
+        held.report.trace(at.incoming)
+        return held
 
     # -- answers ------------------------------------------------------------------------------------------------
 
@@ -307,8 +332,10 @@ class Mirror:
 
     async def _get(self, at: Arrival) -> web.StreamResponse:
         session = self._session(at)
-        if mcp.LAST_EVENT_ID in at.incoming.headers:
-            return await self._resume(at, session, at.incoming.headers[mcp.LAST_EVENT_ID])
+        place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
+        if place is not None and (subscribed := self._tokens.subscribed(place, session)) is None:
+            return await self._resume(at, session, place)
+        self._check_home(at)
         if self.stopping:
             raise Stopping("The gateway is shutting down; open the stream again, another replica will serve it")
         self.long_lived += 1
@@ -316,10 +343,15 @@ class Mirror:
             found = await self._replicas.at_home(session.key, at.incoming, at.reply)
             if found is None:
                 home = self._homes.of(session, at.live, self.server(at.live))
-                found = await home.write(at.reply, at.headers, at.incoming.request_id)
+                found = await home.write(at.reply, at.headers, at.incoming.request_id, subscribed)
         finally:
             self.long_lived -= 1
         return found[0]
+
+    def _check_home(self, at: Arrival) -> None:
+        """Have the replica that forwarded a request go on to the next home, if this one is about to end."""
+        if self.stopping and at.incoming.peer_request is not None:
+            raise PeerReplaced(self._replicas.own)
 
     async def _resume(self, at: Arrival, session: Session, token: str) -> web.StreamResponse:
         """Go on with a stream that broke."""
@@ -438,8 +470,6 @@ def _message(incoming: Incoming) -> jsonrpc.Message:
     body = incoming.body
     try:
         jsonrpc.check_bounds(body, incoming.json_depth)
-        if body.lstrip().startswith(b"["):
-            raise InvalidRequest("The gateway takes one JSON-RPC message at a time; send the members of a batch alone")
         _ = jsonrpc.distinct(body)
         message = jsonrpc.message(body)
     except DownstreamError:

@@ -134,12 +134,12 @@ class HeldCall:
         if self._queue is not None:
             self._queue.send(self._asked[-1][1])
 
-    def sending(self) -> None:
+    def sending(self) -> Headers:
         """See `Hears`."""
-        self.report.sending()
         self._asked.clear()
         self._move(self._mark)
         self._mark_running = self._mark_now
+        return self.report.sending()
 
     def end(self, message: bytes) -> None:
         """See `Hears`."""

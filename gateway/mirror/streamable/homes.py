@@ -1,11 +1,12 @@
 """What mirrored sessions have at their home replica: the standalone stream with the changes that it brings.
 
-It is lost with the home. The client opens the stream again, at the next home, and subscribes to nothing anew: that is
-what a legacy server's restart would cost it too.
+The client opens the stream again when it is lost with its home. A client of 2025-11-25 then names the last event id,
+which carries the subscriptions of the session to the next home. An older one has none, and must subscribe anew: that
+is what a legacy server's restart would cost it too.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -19,7 +20,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.mirror.changes import Changes, Honoured
 from gateway.mirror.modern_server import ModernServer
 from gateway.mirror.streamable.kept_level import Level
-from gateway.mirror.streamable.tokens import NoSession, Session
+from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import GatewayError, InvalidParams, InvalidRequest
 from gateway.routes.live_route import LiveRoute
@@ -36,8 +37,9 @@ _ENDED: Final = FinalMessage(b"")
 class Homes:
     """The sessions whose home this replica is."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, tokens: Tokens, budget: Budget) -> None:
         """`budget` limits what subscriptions take; the session that has them for the longest time gives way."""
+        self._tokens = tokens
         self._budget = budget
         self._homes: OrderedDict[str, Home] = OrderedDict()
         self._levels: OrderedDict[str, Level] = OrderedDict()
@@ -56,7 +58,7 @@ class Homes:
             home = None
         if home is None:
             new_share = partial(self._budget.share, partial(self._forget, session.key))
-            home = self._homes[session.key] = Home(session, live, server, new_share)
+            home = self._homes[session.key] = Home(session, live, server, self._tokens, new_share)
             if len(self._homes) > _MAX_HOMES:
                 _, oldest = self._homes.popitem(last=False)
                 oldest.close()
@@ -99,10 +101,12 @@ class Home:
     """One session at its home (`routes.live_route.Endable`)."""
 
     def __init__(
-        self, session: Session, live: LiveRoute, server: ModernServer, new_share: Callable[[], Share]
+        self, session: Session, live: LiveRoute, server: ModernServer, tokens: Tokens, new_share: Callable[[], Share]
     ) -> None:
         """`new_share` makes the share of the session's subscriptions."""
         self.live = live
+        self._session = session
+        self._tokens = tokens
         self._changes = Changes(server, live.process.tasks, session.profile, self._tell)
         self._new_share = new_share
         self._share: Share | None = None
@@ -121,6 +125,12 @@ class Home:
         with self._in_use():
             await change(uri, headers)
             self._count()
+            if self._queue is not None and self._session.profile.resumes:
+                self._queue.send(self._prime())
+
+    def _prime(self) -> bytes:
+        """An event whose id says to what the session is subscribed."""
+        return b"id: %b\ndata: \n\n" % self._tokens.standalone_id(self._session, self._changes.uris).encode()
 
     def _count(self) -> None:
         """Count the subscriptions."""
@@ -141,8 +151,18 @@ class Home:
             if not self._users:
                 self._changes.close()
 
-    async def write(self, reply: ReplyWriter, headers: Headers, request_id: str) -> Replied:
-        """Write the standalone stream until the client leaves; raises GatewayError."""
+    async def write(
+        self, reply: ReplyWriter, headers: Headers, request_id: str, subscribed: Collection[str] | None = None
+    ) -> Replied:
+        """Write the standalone stream until the client leaves; raises GatewayError.
+
+        `subscribed` is what the last event id says, if the client has come back with one.
+        """
+        if subscribed is not None:
+            # A resource that was given up after that event is announced needlessly; none that is wanted is missed.
+            self._had_stream = True
+            self._changes.add(subscribed)
+            self._count()
         with self._in_use():
             try:
                 honoured = await self._changes.listen(headers)
@@ -167,7 +187,7 @@ class Home:
         queue.begin_writing(reply.share_unread)
         try:
             await reply.start()
-            await reply.write(sse.KEEP_ALIVE)
+            await reply.write(self._prime() if self._session.profile.resumes else sse.KEEP_ALIVE)
             while not isinstance(item := await queue.take(), FinalMessage):
                 await reply.write(sse.KEEP_ALIVE if item is None else item)
             return await reply.end(COMPLETE), COMPLETE

@@ -68,8 +68,7 @@ class Replicas:
             except PeerStuck:
                 raise
             except (PeerFailed, OwnerStalled):
-                continue
-        _check_unstarted(reply)
+                _check_unstarted(reply)  # the next home must have the newest event id
         return None
 
     async def _before_own(self, key: str, incoming: Incoming) -> list[str]:

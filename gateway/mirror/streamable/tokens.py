@@ -9,6 +9,7 @@ and proxies allow 8 KB.
 """
 
 import secrets
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -27,6 +28,9 @@ STATE: Final = "mirror state"
 _MAX_NESTED: Final = 3_000
 _MAX_EVENT: Final = 4_000
 _MAX_TOKEN: Final = 8_190
+_MAX_URIS_BYTES: Final = 2_800
+_URI_BYTES: Final = 3
+"""What a URI takes besides its characters."""
 _SKEW_SECONDS: Final = 60.0
 
 
@@ -103,6 +107,13 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
         return Mark(self.place, self.number, self.rpc_id, self.is_final)
 
 
+class Subscribed(msgspec.Struct, frozen=True, array_like=True):
+    """The content of an id on the standalone stream of a session: the resources to which it is subscribed."""
+
+    session: str
+    uris: tuple[bytes, ...]
+
+
 class NoSession(DownstreamError):
     """The session id does not open, or belongs to another caller: the client must begin a new session."""
 
@@ -121,6 +132,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_session: Final = msgspec.msgpack.Decoder(Session).decode
 _decode_nested: Final = msgspec.msgpack.Decoder(Nested).decode
 _decode_mark: Final = msgspec.msgpack.Decoder(Mark).decode
+_decode_subscribed: Final = msgspec.msgpack.Decoder(Subscribed).decode
 
 
 class Tokens:
@@ -165,6 +177,26 @@ class Tokens:
             return _decode_session(_opened(self._rings.value.sessions, token))
         except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
             raise InvalidState("version") from exc
+
+    def standalone_id(self, session: Session, uris: Iterable[str]) -> str:
+        """The id of an event on the standalone stream; it is valid for as long as the session's own."""
+        kept, room = [], _MAX_URIS_BYTES
+        for uri in uris:
+            written = uri.encode("utf-8", "surrogatepass")
+            if len(written) + _URI_BYTES <= room:
+                kept.append(written)
+                room -= len(written) + _URI_BYTES
+        return self._rings.value.sessions.seal(_encode(Subscribed(session.key, tuple(kept))))
+
+    def subscribed(self, token: str, session: Session) -> tuple[str, ...] | None:
+        """The resources that an id of the session's standalone stream names; None if it is no such id."""
+        try:
+            found = _decode_subscribed(_opened(self._rings.value.sessions, token))
+        except (InvalidState, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        if found.session != session.key:
+            return None
+        return tuple(uri.decode("utf-8", "surrogatepass") for uri in found.uris)
 
     # -- nested requests ----------------------------------------------------------------------------------------
 

@@ -128,6 +128,8 @@ class SharedChild:
 class SharedChannel(StdioChannel):
     """One session in a shared child."""
 
+    is_process = False
+
     def __init__(self, holder: ChildHolder) -> None:
         super().__init__(holder.launcher, holder.malformed)
         self._holder = holder

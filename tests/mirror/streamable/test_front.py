@@ -501,3 +501,16 @@ async def test_the_credential_of_an_answer_goes_upstream_with_it(begin: Begin, s
         _ = await client.answer(await stream.message(), ACCEPT)
         assert text(await stream.message()) == {"name": ACCEPT}
     assert [headers["Authorization"] for headers in server.headers[-2:]] == [old, new]
+
+
+async def test_kept_responses_count_in_the_budget_of_results(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    server.tools["ask"] = ask
+    client = LegacyClient(stand.http, stand.url)
+    _ = await client.initialize()
+    budgets = stand.gateway.metrics.budgets
+    assert budgets()["limits.results_bytes"].used == 0
+    async with client.call("ask") as stream:
+        _ = await client.answer(await stream.message(), ACCEPT)
+        assert text(await stream.message()) == {"name": ACCEPT}
+    await eventually(lambda: budgets()["limits.results_bytes"].used > 0)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gateway.protocol import mcp
 from tests.mirror.streamable.test_front import ACCEPT, ask, text
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
-from tests.support.mirrored_client import LegacyClient, Stream
+from tests.support.mirrored_client import DEADLINE, LegacyClient, Stream
 from tests.support.replicas import Cluster
 from tests.support.workbench import Stand, eventually
 
@@ -228,7 +228,53 @@ async def test_changes_reach_the_standalone_stream_at_whichever_replica_it_is(
         await eventually(lambda: len(server.listeners) == 1)
         updated = {"jsonrpc": "2.0", "method": mcp.RESOURCE_UPDATED, "params": {"uri": "a://b"}}
         await server.listeners[0](updated)
-        assert json.loads((await stream.event()).data) == updated
+        assert await stream.message() == updated
+
+
+def home_of(*stands: Stand) -> Stand:
+    """The home of the only session."""
+    (home,) = [stand for stand in stands if stand.gateway.downstream._legacy.mirror._homes._homes]
+    return home
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+async def test_the_subscriptions_of_a_session_outlive_its_home(server: FakeModern, cluster: Cluster, at: int) -> None:
+    stands = await cluster.begin("gw-1", "gw-2", "gw-3", **MIRROR)
+    client = await session(stands[at])
+    async with client.get() as stream:
+        before = await stream.place()
+        for method, uri in (("subscribe", "a://b"), ("subscribe", "a://c"), ("unsubscribe", "a://b")):
+            async with client.request(f"resources/{method}", {"uri": uri}) as answered:
+                assert (await answered.message())["result"] == {}
+        place = await stream.place(3)
+        assert place != before
+        home = home_of(*stands)
+        await cluster.crash(home)
+        if home is not stands[at]:
+            with pytest.raises((EOFError, aiohttp.ClientError)):
+                _ = await stream.event()
+    left = [stand for stand in stands if stand is not home]
+    async with client.get(place, url=left[0].url) as stream:
+        _ = await stream.place()
+        told = [(await stream.message())["method"] for _ in range(4)]
+        assert {mcp.TOOLS_CHANGED, mcp.RESOURCE_UPDATED} < {*told}, "they may have changed"
+        updated = {"jsonrpc": "2.0", "method": mcp.RESOURCE_UPDATED, "params": {"uri": "a://c"}}
+        await server.listeners[-1](updated)
+        assert await stream.message() == updated
+    assert server.of(mcp.LISTEN)[-1]["params"]["notifications"]["resourceSubscriptions"] == ["a://c"]
+
+
+async def test_an_older_client_gets_no_ids_on_its_standalone_stream(server: FakeModern, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1", **MIRROR)
+    client = await session(one, version="2025-06-18")
+    async with client.get() as stream:
+        async with client.request("resources/subscribe", {"uri": "a://b"}) as answered:
+            assert (await answered.message())["result"] == {}
+        updated = {"jsonrpc": "2.0", "method": mcp.RESOURCE_UPDATED, "params": {"uri": "a://b"}}
+        await eventually(lambda: len(server.listeners) == 1)
+        await server.listeners[-1](updated)
+        event = await stream.event()
+        assert (event.id, json.loads(event.data)) == (None, updated)
 
 
 async def test_a_stream_by_way_of_another_replica_is_cut_when_its_owner_dies(
@@ -295,3 +341,62 @@ async def test_a_cancellation_has_reached_every_replica_when_it_is_accepted(
         _ = await asked(stream)
         assert await client.notify(mcp.CANCELLED, {"requestId": "c"}, url=two.url) == 202
         assert not one.gateway.downstream._legacy.mirror._shared.running
+
+
+async def test_a_drain_waits_for_the_answer_to_an_open_question(server: FakeModern, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1", **MIRROR)
+    server.tools["ask"] = ask
+    client = await session(one)
+    async with client.call("ask") as stream:
+        question, _ = await asked(stream)
+        drain = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
+        await eventually(lambda: one.gateway.downstream.stopping)
+        async with client.call("ask") as refused:
+            assert refused.response.status == 503
+        assert not drain.done()
+        assert await client.answer(question, ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+    async with asyncio.timeout(DEADLINE):
+        await drain
+    assert len(server.of("tools/call")) == 2
+
+
+async def test_a_question_outlives_a_drain_that_ends_before_its_answer(server: FakeModern, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", hold={"drain_seconds": 0}, **MIRROR)
+    server.tools["ask"] = ask
+    client = await session(one)
+    async with client.call("ask") as stream:
+        question, place = await asked(stream)
+        async with asyncio.timeout(DEADLINE):
+            await one.gateway.drain(delay_seconds=0)
+            await cluster.crash(one)
+        with pytest.raises((EOFError, aiohttp.ClientError)):
+            _ = await stream.event()
+    async with client.get(place, url=two.url) as stream:
+        _ = await stream.place()
+        assert await client.answer(question, ACCEPT, url=two.url) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+    assert len(server.of("tools/call")) == 2
+
+
+async def test_a_standalone_stream_moves_on_in_a_drain_with_its_subscriptions(
+    server: FakeModern, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
+    client = await session(one)
+    async with client.get() as stream:
+        _ = await stream.place()
+        async with client.request("resources/subscribe", {"uri": "a://b"}) as answered:
+            assert (await answered.message())["result"] == {}
+        place = await stream.place()
+        home = home_of(one, two)
+        left = two if home is one else one
+        async with asyncio.timeout(DEADLINE):
+            drain = asyncio.get_running_loop().create_task(home.gateway.drain(delay_seconds=0))
+            with pytest.raises((EOFError, aiohttp.ClientError)):
+                _ = await stream.event()
+            await drain
+    async with client.get(place, url=left.url) as stream:
+        assert stream.response.status == 200
+        _ = await stream.place()
+        assert mcp.RESOURCE_UPDATED in [(await stream.message())["method"] for _ in range(4)]

@@ -162,6 +162,33 @@ def test_an_event_id_fits_into_a_header_and_always_names_the_request() -> None:
     assert by.mark(by.event_id(small), session_of(by, "s")) == small
 
 
+def test_an_id_of_the_standalone_stream_carries_the_subscriptions_of_its_session() -> None:
+    by = tokens()
+    session = session_of(by, "s")
+    for uris in ((), ("a://b", "a://\ud800")):
+        assert by.subscribed(by.standalone_id(session, uris), session) == uris
+    token = by.standalone_id(session, ("a://b",))
+    assert by.subscribed(token, session_of(by, "t")) is None
+    assert not by.is_session(token)
+    assert tokens(KEY, former=(OTHER,)).subscribed(tokens(OTHER).standalone_id(session, ()), session) == ()
+    nested, event = json.loads(by.nested_id(Nested(PLACE, 1, "name"))), by.event_id(Mark(PLACE, 1, b"1"))
+    for odd in ("", "x" * 100_000, nested, event, by.new_session("/mcp", b"ada", PROFILE, NOW)):
+        assert by.subscribed(odd, session) is None
+    with pytest.raises(InvalidState):
+        _ = by.mark(token, session)
+
+
+def test_an_id_of_the_standalone_stream_fits_into_a_header() -> None:
+    by = tokens()
+    session = session_of(by, "s")
+    uris = ("a://" + "x" * 3_000, *(f"a://{number:03}" for number in range(500)))
+    token = by.standalone_id(session, uris)
+    kept = by.subscribed(token, session)
+    assert len(token) <= 4_000
+    assert kept is not None
+    assert 200 < len(kept) < 500
+
+
 def test_the_wall_clock_is_what_expiry_goes_by() -> None:
     by = tokens()
     token = by.new_session("/mcp", b"ada", PROFILE, time.time())

@@ -1,21 +1,21 @@
-// One scenario of the table of eras, played by the TypeScript SDK 1.32 or the client 2.4 over any transport.
+// One scenario of the table of eras, played by the TypeScript SDK 1.x or the client 2.4 over any transport.
 //
-//     node scenario.mjs [--sdk 1|2] [--era auto|legacy] [--ledger FILE] http URL | sse URL | stdio COMMAND...
+//     node scenario.mjs [--sdk 1|2] [--era auto|legacy] [--ledger FILE] [--modules FOLDER] http URL | sse URL | stdio COMMAND...
 //
-// It prints what scenario.py prints. Packages come from MRTR_NODE_MODULES.
+// It prints what scenario.py prints. Packages come from --modules, or else from MRTR_NODE_MODULES.
 import { existsSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
 const STEP_MS = 25_000;
-const modules = process.env.MRTR_NODE_MODULES ?? fileURLToPath(new URL('../../../.parts/node/node_modules', import.meta.url));
-const require = createRequire(`${modules}/`);
 
 const words = process.argv.slice(2);
-const flags = { sdk: '1', era: 'auto', ledger: '' };
+const flags = { sdk: '1', era: 'auto', ledger: '', modules: process.env.MRTR_NODE_MODULES };
 while (words[0].startsWith('--')) flags[words.shift().slice(2)] = words.shift();
 const [transport, ...where] = words;
+const modules = flags.modules ?? fileURLToPath(new URL('../../../.parts/node/node_modules', import.meta.url));
+const require = createRequire(`${modules}/`);
 
 const ANN = { action: 'accept', content: { name: 'Ann' } };
 const SAMPLED = { role: 'assistant', model: 'test-model', content: { type: 'text', text: 'sampled' }, stopReason: 'endTurn' };

@@ -1,8 +1,9 @@
 """One scenario of the table of eras, played by the Python SDK 1.x or 2.x over any transport.
 
-    python scenario.py [--era auto|legacy] [--ledger FILE] http URL | sse URL | stdio COMMAND...
+    python scenario.py [--era auto|legacy] [--ledger FILE] [--everything] http URL | sse URL | stdio COMMAND...
 
 Prints a JSON object with the outcome of each step. `--ledger` is that of the server: it tells when `hang` runs.
+`--everything` puts the calls into the words of server-everything, which lacks some.
 """
 
 import argparse
@@ -35,6 +36,7 @@ POLL_SECONDS = 0.02
 parser = argparse.ArgumentParser()
 parser.add_argument("--era", default="auto")
 parser.add_argument("--ledger", type=Path)
+parser.add_argument("--everything", action="store_true")
 parser.add_argument("transport", choices=("http", "sse", "stdio"))
 parser.add_argument("where", nargs=argparse.REMAINDER)
 flags = parser.parse_args()
@@ -161,10 +163,45 @@ STEPS: dict[str, Callable[[Any], Awaitable[Any]]] = {
 }
 
 
+async def everything_progress(client: Any) -> list[Any]:
+    seen: list[float] = []
+
+    async def report(done: float, _total: float | None, _message: str | None) -> None:
+        seen.append(done)
+
+    arguments = {"steps": 3, "duration": 0.15}
+    result = await client.call_tool("trigger-long-running-operation", arguments, progress_callback=report)
+    return ["done" if "completed" in text(result) else text(result), sorted(seen)]
+
+
+async def everything_form(client: Any) -> str:
+    result = json.loads((await answered(client, "trigger-elicitation-request")).partition("Raw result:")[2])
+    return f"{result['action']}:{json.dumps(result['content'], separators=(',', ':'))}"
+
+
+async def everything_sampling(client: Any) -> str:
+    sampled = await answered(client, "trigger-sampling-request", prompt="Say it", maxTokens=9)
+    return str(json.loads(sampled.partition(":")[2])["content"]["text"])
+
+
+async def everything_error(client: Any) -> list[Any]:
+    return [is_error(await client.call_tool("echo", {}))]
+
+
+EVERYTHING: dict[str, Callable[[Any], Awaitable[Any]]] = {
+    "list": names,
+    "progress": everything_progress,
+    "form": everything_form,
+    "sampling": everything_sampling,
+    "error": everything_error,
+    "unknown tool": unknown,
+}
+
+
 async def main() -> None:
     outcomes: dict[str, Any] = {}
     async with connected() as client:
-        for name, step in STEPS.items():
+        for name, step in (EVERYTHING if flags.everything else STEPS).items():
             try:
                 async with asyncio.timeout(STEP_SECONDS):
                     outcomes[name] = await step(client)
