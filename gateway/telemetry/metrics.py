@@ -159,10 +159,10 @@ class _Times:
 class _Count:
     """A counter, which learns of its increments when the metrics are read: the library takes a lock for each."""
 
-    __slots__ = ("_counter", "_more")
+    __slots__ = ("_metric", "_more")
 
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
+    def __init__(self, metric: Counter) -> None:
+        self._metric = metric
         self._more = 0
 
     def inc(self, number: int = 1) -> None:
@@ -171,19 +171,19 @@ class _Count:
     def show(self) -> None:
         """Move the increments to the counter."""
         if self._more:
-            self._counter.inc(self._more)
+            self._metric.inc(self._more)
             self._more = 0
 
 
 class _Counters(dict[tuple[str, ...], _Count]):
     """The series of a counter by their label values."""
 
-    def __init__(self, counter: Counter) -> None:
+    def __init__(self, metric: Counter) -> None:
         super().__init__()
-        self._children = _Children(counter)
+        self._metric = metric
 
     def __missing__(self, values: tuple[str, ...]) -> _Count:
-        count = self[values] = _Count(self._children[values])
+        count = self[values] = _Count(self._metric.labels(*values) if values else self._metric)
         return count
 
 
