@@ -128,6 +128,7 @@ class Driver:
         self.begin(queue, ticket)
         if seconds > TICK_SECONDS and Timer.LEG in self._timers:
             self._timers.arm(Timer.LEG, self._fire, max(0.0, self.live.config.legs.limit_seconds - seconds))
+        self._upstream_call.read_on(session, call)
 
     def take_over(
         self, envelope: Envelope, queue: ResponseQueue, *, is_proven: bool, cold: ColdCall | None = None
@@ -286,23 +287,29 @@ class Driver:
         self._report.finished()
 
     def _obey(self, command: do.Command) -> None:  # noqa: C901, PLR0912  (one match over all commands)
-        match command:  # what a plain call needs stands first
-            case do.SendCall():
-                self._upstream_call.start()
-            case do.RunAgain():
-                self._upstream_call.run_again()
+        match command:  # the cases are tried in their order, so the most frequent stand first
             case do.Arm(timer=timer):
                 self._timers.arm(timer, self._fire)
-            case do.Disarm(timer=timer):
-                self._timers.disarm(timer)
             case do.DisarmLeg():
                 self._timers.disarm_leg()
+            case do.Count(method=method, outcome=outcome):
+                self.live.process.metrics.nested_request(self.live.route.path, method, NestedOutcome(outcome))
             case do.Reply() | do.FailWith():
                 self._replies.end(command)
             case do.ReleaseSession(clean=clean):
                 self._upstream_call.release(clean=clean)
+            case do.Forward(leg=leg, message=message):
+                self._replies.forward(leg, message)
+            case do.SendCall():
+                self._upstream_call.start()
+            case do.Ask():
+                self._ask(command)
             case do.SendAnswers(answers=answers):
                 self._upstream_call.send_answers(answers)
+            case do.Disarm(timer=timer):
+                self._timers.disarm(timer)
+            case do.RunAgain():
+                self._upstream_call.run_again()
             case do.Respond(upstream_id=id_, result=result, error=refusal):
                 self._upstream_call.respond(id_, result if result is not None else refusal)
             case do.CancelCall(reason=reason):
@@ -310,14 +317,8 @@ class Driver:
                 if self._takeover is not None and not self._upstream_call.is_started:
                     self._takeover.give_up(reason)
                 self._upstream_call.cancel(reason)
-            case do.Forward(leg=leg, message=message):
-                self._replies.forward(leg, message)
-            case do.Ask():
-                self._ask(command)
             case do.Fail(legs=legs, error=error):
                 self._replies.fail(legs, error)
-            case do.Count(method=method, outcome=outcome):
-                self.live.process.metrics.nested_request(self.live.route.path, method, NestedOutcome(outcome))
             case _:
                 assert_never(command)
 

@@ -66,7 +66,8 @@ class Timers:
     def disarm_leg(self) -> None:
         """Stop the timers of a waiting leg."""
         for timer in _OF_A_LEG:
-            self.disarm(timer)
+            if timer in self._armed:
+                self.disarm(timer)
 
     def disarm_all(self, *, but_linger: bool = False) -> None:
         """Stop every timer, or every one except LINGER."""

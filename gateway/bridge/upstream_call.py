@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from functools import cached_property
+from collections.abc import Callable, Coroutine
+from functools import cached_property, partial
 from typing import Any, Final
 
 from msgspec import Raw
@@ -25,15 +25,15 @@ from gateway.seal.request_state import Upstream
 from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
-from gateway.telemetry import Ending, Outcome, Step
-from gateway.upstream.channel import Headers
+from gateway.telemetry import Ending, Outcome, Step, bodies
+from gateway.upstream.channel import Headers, Sending
 
 BUG: Final = "Internal error of the gateway; its log says more. The call may have had effects"
 _GIVEN_UP: Final = Ending(Outcome.CANCELLED)
 
 
 class UpstreamCall:
-    """The call, the session that it runs in, the task that reads it, and what is sent to the upstream beside it."""
+    """The call, the session that it runs in, what reads it, and what is sent to the upstream beside it."""
 
     def __init__(self, context: Context, timers: Timers, report: Report, listener: Listener) -> None:
         """`listener` hears the events of the call, and `Stopped` if the upstream is silent for too long."""
@@ -47,8 +47,8 @@ class UpstreamCall:
         self._released: Session | None = None
         """The session of a call that was given up: late questions are answered there."""
         self._call: Call | None = None
-        self._begun: tuple[Session, Call] | None = None
-        """A call to carry on with at `start`."""
+        self._is_begun = False
+        """Whether the call was sent before its exchange began."""
         self._is_sent = False
         self._task: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[bool] | None = None
@@ -63,8 +63,8 @@ class UpstreamCall:
 
     @property
     def is_started(self) -> bool:
-        """Whether a task runs the call, or ran it."""
-        return self._task is not None
+        """Whether the call was sent, or a task is about to send it."""
+        return self._task is not None or self._is_sent
 
     @property
     def is_resumable(self) -> bool:
@@ -120,15 +120,15 @@ class UpstreamCall:
 
     def start(self) -> None:
         """Send the call, in the session of the exchange if it has one."""
-        begun, self._begun = self._begun, None
-        if begun is None or begun[0].works_on(begun[1]):
-            self._task = self._context.live.process.tasks.start(self._run(begun), "call")
+        if not self._is_begun:
+            self._task = self._context.live.process.tasks.start(self._run(), "call")
+        self._is_begun = False
 
     def run_again(self) -> None:
         """Send the call once more, and ignore what is still said about the one before."""
-        if self._call is not None:
+        if self._call is not None and self.session is not None:
             self._call.listener = _DEAF
-            self._call.leave()
+            self.session.leave(self._call)
         self._call, self._is_sent, self._opened = None, False, None
         self.runs += 1
         self._report.step(Step.REPLAYED)
@@ -140,12 +140,26 @@ class UpstreamCall:
         self._task = self._context.live.process.tasks.start(resuming, "call")
 
     def carry_on(self, session: Session, call: Call) -> None:
-        """Take over a call that was begun in a session, so that it need not be started."""
-        self._session, self._call, self._is_sent = session, call, True
-        self._begun = session, call
+        """Take over a call that was begun in a session: `start` does not send it, `read_on` reads the rest."""
+        self._session, self._call, self._is_sent, self._is_begun = session, call, True, True
         self._context.server_info = session.shaken.server_info
-        if session.works_on(call) and call.reply is not None:
-            call.reply.keep()
+
+    def read_on(self, session: Session, call: Call) -> None:
+        """Read the rest of a call that was carried on, if its answer has not come."""
+        if session.works_on(call):
+            if self._is_watched:
+                self._check_silence()
+            self._follow(session, call)
+
+    def _follow(self, session: Session, call: Call) -> None:
+        """Read the rest of a begun call: by callback as long as it comes as a stream, else by a task."""
+        if not session.follow(call, partial(self._read_by_task, session, call)):
+            self._read_by_task(session, call)
+
+    def _read_by_task(self, session: Session, call: Call) -> None:
+        task = self._context.live.process.tasks.start(self._run((session, call)), "call")
+        if call is self._call:
+            self._task = task
 
     async def _run(self, begun: tuple[Session, Call] | None = None) -> None:
         """The call's own task: it outlives the leg that started it. A call that was `begun` is only read."""
@@ -158,6 +172,9 @@ class UpstreamCall:
                     return
                 span = self._report.call_span(session.shaken.version)
                 call = legacy_call(self._context.request, session.next_id(), self._listener, span)
+                if span is None and not bodies.on and self._begin(session, call):
+                    self._task = None
+                    return
             else:
                 session, call = begun
             await self._run_in(session, call, is_begun=begun is not None)
@@ -179,10 +196,17 @@ class UpstreamCall:
             if call is not None and call.span is not None:
                 call.span.end(_GIVEN_UP)
 
+    def _begin(self, session: Session, call: Call) -> bool:
+        """Send a call whose reply is read by callback; returns False if it takes a task."""
+        if not session.begin(call, self._context.headers, partial(self._follow, session, call)):
+            return False
+        self._sent(call)
+        return True
+
     async def _run_in(self, session: Session, call: Call, *, is_begun: bool) -> None:
         """Send the call or read one that was begun; in another session if the upstream refused this one."""
         try:
-            await (self._read(call, session) if is_begun else self._send(call, session))
+            await (session.read(call) if is_begun else self._send(call, session))
         except SessionLost:
             if not self._is_wanted():
                 raise  # the client has left, so the call must not begin in another session
@@ -271,11 +295,6 @@ class UpstreamCall:
         self._sent(call)
         return session.run(call, self._call_headers(call))
 
-    async def _read(self, call: Call, session: Session) -> None:
-        if self._is_watched:
-            self._check_silence()
-        await session.read(call)
-
     def _sent(self, call: Call) -> None:
         """Note that the call may have effects from here on, and limit the silence of its upstream."""
         self._call = call
@@ -325,19 +344,35 @@ class UpstreamCall:
         """Send answers of the client; the listener hears `Undelivered` about those that cannot be delivered."""
         if self._call is not None:
             self._call.heard = time.monotonic()  # until now the client was silent, not the upstream
-        runs = self.runs
-        self._outgoing.put(lambda: self._deliver(answers, runs))
+        runs, session = self.runs, self._session
 
-    async def _deliver(self, answers: tuple[tuple[Question, Raw], ...], runs: int) -> None:
-        if self._opened is not None and not await asyncio.shield(self._opened):
+        def begin(accepted: Callable[[], None], unusual: Callable[[Sending], None]) -> bool:
+            ((question, answer),) = answers
+            assert session is not None
+            assert question.upstream_id is not None
+            return session.begin_answer(question.upstream_id, answer, self._context.headers, accepted, unusual)
+
+        if len(answers) == 1 and session is not None and self._opened is None:
+            self._outgoing.put_begun(begin, lambda rest: self._deliver(answers, runs, rest))
+        else:
+            self._outgoing.put(lambda: self._deliver(answers, runs))
+
+    async def _deliver(
+        self, answers: tuple[tuple[Question, Raw], ...], runs: int, begun: Sending | None = None
+    ) -> None:
+        """Send answers, of which the first may have `begun`."""
+        if self._opened is not None and begun is None and not await asyncio.shield(self._opened):
             return  # without an open stream the call would have its effects, and its result would be lost
         session = self._session
-        if session is None or runs != self.runs:
+        if begun is None and (session is None or runs != self.runs):
             return
         for number, (question, answer) in enumerate(answers):
             assert question.upstream_id is not None
             try:
-                await session.answer(question.upstream_id, answer, self._context.headers)
+                if begun is not None:
+                    await begun
+                elif session is not None:
+                    await session.answer(question.upstream_id, answer, self._context.headers)
             except UpstreamError as exc:
                 left = tuple(question for question, _ in answers[number:])
                 replayable = await rerun_rules.may_run_again(self._context, exc)

@@ -14,7 +14,9 @@ from gateway.protocol import jsonrpc
 from gateway.protocol.errors import UpstreamError
 from gateway.sessions.call import Call
 from gateway.sessions.session import Session
+from gateway.upstream.channel import Sending
 
+Begin = Callable[[Callable[[], None], Callable[[Sending], None]], bool]
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
 _YOUNG_SECONDS: Final = 0.5
 _MAX_REFUSALS: Final = 256
@@ -43,6 +45,35 @@ class Outgoing:
         if not self._is_sending:
             self._is_sending = True
             self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
+
+    def put_begun(self, begin: Begin, send: Callable[[Sending | None], Awaitable[None]]) -> None:
+        """As `put`, by callback if nothing else is being sent; `send` takes what remains to be awaited, if it began.
+
+        `begin` takes two functions, as `Channel.begin_send` does, and returns whether it began.
+        """
+        if self._is_sending:
+            self.put(lambda: send(None))
+            return
+        settled = self._context.live.process.tasks.short_work()
+
+        def accepted() -> None:
+            settled.set_result(None)
+            self._is_sending = bool(self._queue)
+            if self._queue:
+                self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
+
+        def unusual(rest: Sending) -> None:
+            settled.set_result(None)
+            self._queue.appendleft(lambda: send(rest))
+            self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
+
+        try:
+            self._is_sending = begin(accepted, unusual)
+        except ValueError:  # it has a header that cannot be sent, which the task reports
+            self._is_sending = False
+        if not self._is_sending:
+            settled.set_result(None)
+            self.put(lambda: send(None))
 
     async def _send_queued(self) -> None:
         try:

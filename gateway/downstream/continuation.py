@@ -6,7 +6,7 @@ route is gone, except that a call is not taken over there: that would be to serv
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -53,8 +53,11 @@ class Continuation:
         self._retry_routing = retry_routing
         self.new_calls = new_calls
 
-    async def serve(self, round_: Round) -> Replied:
-        """Serve a further round on a route; raises InvalidState if its state does not open."""
+    def serve(self, round_: Round) -> Awaitable[Replied]:
+        """Serve a further round on a route; raises InvalidState if its state does not open.
+
+        Like the methods that it calls, it is no coroutine as long as nothing has to be awaited.
+        """
         incoming = round_.incoming
         envelope = self.open(incoming, round_.caller, round_.live.route.bound_headers)
         # The upstream asked in a call of this principal, or worked on it, or there would be no state.
@@ -64,10 +67,15 @@ class Continuation:
             incoming.span.link(envelope.trace or b"")
         driver = self.lot.find(envelope.exchange)
         if driver is not None:
-            return await self._resume(round_, envelope, driver)
+            return self._resume(round_, envelope, driver)
         cold = self._cold(envelope)
         if cold is not None:
-            return await self._resume_cold(round_, envelope, cold)
+            return self._resume_cold(round_, envelope, cold)
+        return self._serve_elsewhere(round_, envelope)
+
+    async def _serve_elsewhere(self, round_: Round, envelope: Envelope) -> Replied:
+        """Have another replica serve the round, or take its call over."""
+        incoming = round_.incoming
         found = await self._elsewhere(envelope, incoming, round_.reply)
         if isinstance(found, TakeOver):
             return await self._take_over(round_, envelope, is_proven=found.proven)
@@ -143,12 +151,17 @@ class Continuation:
             raise InvalidState("ended")
         return await self._retry_routing.route(envelope, incoming, reply)
 
-    async def _resume(self, round_: Round, envelope: Envelope, driver: Driver) -> Replied:
+    def _resume(self, round_: Round, envelope: Envelope, driver: Driver) -> Awaitable[Replied]:
         """Continue a call that this replica holds."""
         if driver.live.upstream.pool is not round_.live.upstream.pool:
             # A reload gave the path another upstream; the call continues where it began.
             round_ = round_.on(driver.live)
         # Before anything is answered: from then on, this client gets the messages of the upstream.
+        if driver.live.upstream.pool.has_authorised(round_.key, round_.headers):
+            return self._answer(round_, envelope, driver)
+        return self._authorise_first(round_, envelope, driver)
+
+    async def _authorise_first(self, round_: Round, envelope: Envelope, driver: Driver) -> Replied:
         await driver.authorise(round_.key, round_.headers)
         return await self._answer(round_, envelope, self.lot.find(envelope.exchange) or driver)
 
@@ -199,8 +212,8 @@ class Continuation:
         driver.take_over(envelope, queue, is_proven=is_proven)
         return await self.legs.write(round_, driver, queue)
 
-    async def _answer(self, round_: Round, envelope: Envelope, driver: Driver) -> Replied:
+    def _answer(self, round_: Round, envelope: Envelope, driver: Driver) -> Awaitable[Replied]:
         queue = round_.queue()
         round_.continued(Step.HELD)
         driver.answer(queue, round_.request, envelope.round, round_.headers)
-        return await self.legs.write(round_, driver, queue)
+        return self.legs.write(round_, driver, queue)

@@ -46,6 +46,8 @@ class Legs:
         waiting = self.relayed if is_relayed else self._running
         waiting.add(driver)
         try:
+            if not is_relayed:
+                return await round_.write(queue)
             with _handed_over_in_time(round_, driver):
                 return await round_.write(queue)
         except BaseException:

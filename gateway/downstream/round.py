@@ -1,6 +1,7 @@
 """One round: a checked request on its way to its one reply."""
 
 import time
+from collections.abc import Awaitable
 from typing import Final
 
 import msgspec
@@ -66,20 +67,21 @@ class Round(msgspec.Struct, eq=False):
         """Write messages as they come: one JSON body if the final message comes first, else a stream."""
         queue.begin_writing(self.reply.share_unread)
         try:
-            return await self._write(queue)
+            item = await queue.take()
+            while not isinstance(item, FinalMessage):
+                if not self.reply.started:
+                    await self.reply.start()
+                await self.reply.write(sse.KEEP_ALIVE if item is None else sse.encode(item))
+                item = await queue.take()
+            return await self._end(item)
         finally:
             queue.end_writing()
 
-    async def _write(self, queue: ResponseQueue) -> Replied:
-        item = await queue.take()
-        while not isinstance(item, FinalMessage):
-            if not self.reply.started:
-                await self.reply.start()
-            await self.reply.write(sse.KEEP_ALIVE if item is None else sse.encode(item))
-            item = await queue.take()
+    def _end(self, item: FinalMessage) -> Awaitable[Replied]:
+        """Write the final message of an exchange; raises NoHandshake if the request may be passed through."""
         if isinstance(item.cause, NoHandshake) and not self.reply.started:
             raise item.cause  # the upstream may be modern, and answer this very request
-        return await self.finish(item)
+        return self.finish(item)
 
     async def finish(self, last: FinalMessage) -> Replied:
         """Write the final message."""

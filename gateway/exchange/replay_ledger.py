@@ -67,6 +67,8 @@ class ReplayLedger:
 
     def note(self, answers: Answers, round_: int, *, sent: bool = True) -> None:
         """Put answers on record; a later answer to a question replaces the earlier one."""
+        if not answers:
+            return
         self.strike(question for question, _ in answers)
         if not sent:
             self._unsent = (*self._unsent, *(question.key for question, _ in answers))
@@ -76,6 +78,8 @@ class ReplayLedger:
 
     def strike(self, questions: Iterable[Question]) -> None:
         """Take the answers to these questions off the record."""
+        if not self.record and not self._unsent:
+            return
         keys = {question.key for question in questions}
         self._unsent = tuple(key for key in self._unsent if key not in keys)
         if self.record is not None:

@@ -55,7 +55,7 @@ class AwaitedReply:
 
     # -- for the coroutine --------------------------------------------------------------------------------------
 
-    async def begun(self) -> None:
+    async def begun(self) -> Self:
         """Wait for the head. Raises RequestFailed."""
         try:
             while not self._is_begun and self._failure is None:
@@ -65,6 +65,7 @@ class AwaitedReply:
             raise
         if self._failure is not None and not self._is_begun:
             raise self._failure
+        return self
 
     @property
     def head(self) -> ReplyHead:

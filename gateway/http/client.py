@@ -7,7 +7,7 @@ All clients of a process share its connections, which are separated by TLS conte
 
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from http import HTTPStatus
 from types import TracebackType
@@ -92,7 +92,7 @@ class Client:
 
     def exchange(self, method: str, url: URL, headers: Mapping[str, str], body: bytes, where: str) -> "Exchange":
         """Make one MCP request, a context manager that yields its reply."""
-        return Exchange(self, (method, url, headers, body), where)
+        return Exchange(partial(self.send, method, url, headers, body), where)
 
     async def send(
         self,
@@ -203,17 +203,17 @@ class Exchange:
     A class, because two generators for each request cost a measurable part of a plain call.
     """
 
-    __slots__ = ("_client", "_reply", "_request", "_where")
+    __slots__ = ("_begin", "_reply", "_where")
 
-    def __init__(self, client: Client, request: tuple[str, URL, Mapping[str, str], bytes], where: str) -> None:
-        self._client = client
-        self._request = request
+    def __init__(self, begin: Callable[[], Awaitable[AwaitedReply]], where: str) -> None:
+        """`begin` waits for the head of the reply."""
+        self._begin = begin
         self._where = where
         self._reply: AwaitedReply
 
     async def __aenter__(self) -> AwaitedReply:
         try:
-            self._reply = await self._client.send(*self._request)
+            self._reply = await self._begin()
         except RequestFailed as exc:
             raise exc.mapped(self._where) from exc
         return self._reply

@@ -9,11 +9,14 @@ import fcntl
 import socket
 import sys
 import termios
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final, cast
 
-from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
+from aiohttp import StreamReader, web
+from aiohttp.http import StreamWriter
+from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, RequestHandler, _ErrInfo
 
 from gateway.http.json_reply import JsonReply
 from gateway.http.request_parser import RequestParser
@@ -81,6 +84,81 @@ class Connection(RequestHandler):
         if self._finishing or self._out.get_write_buffer_size():
             return True
         return self._tls_socket is not None and _kernel_queue(self._tls_socket) > 0
+
+    async def start(self) -> None:
+        """Serve one request after the other, like aiohttp, but in the task of the connection.
+
+        aiohttp makes a task for each request, to copy context variables, and no handler here sets any.
+        """
+        while not self._force_close:
+            if not self._messages:
+                self._waiter = self._loop.create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+            if not await self._serve_next():
+                break
+        if not self._force_close:
+            self._task_handler = None
+            if self.transport is not None:
+                self.transport.close()
+
+    async def _serve_next(self) -> bool:
+        """Serve the oldest request; returns whether the connection can have another one."""
+        request, handler = self._next_request()
+        payload = request.content
+        try:
+            try:
+                response, is_lost = await self._handle_request(request, None, handler)
+            except ConnectionError:
+                return False
+            if is_lost:
+                return False
+            self._keepalive = bool(response.keep_alive)
+            if not payload.is_eof():
+                await self._skip_body(payload)
+            payload.set_exception(_PAYLOAD_ACCESS_ERROR)
+        except Exception as exc:  # noqa: BLE001  (the outermost edge of a request)
+            self.log_exception("Unhandled exception", exc_info=exc)
+            self.force_close()
+        except BaseException:
+            self.force_close()
+            raise
+        finally:
+            request._task = None  # type: ignore[assignment]  # noqa: SLF001  (it would be a reference cycle)
+        if not self._keepalive or self._close or self._force_close:
+            return False
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if self._keepalive_handle is None:
+            self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
+        return True
+
+    def _next_request(self) -> tuple[web.BaseRequest, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
+        """Return the oldest request with its handler."""
+        message, payload = self._messages.popleft()
+        if self._parser is not None:
+            self._parser.message_consumed()
+        if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
+            self._resume_reading_if_drained()
+        manager, handler, new_request = self._manager, self._request_handler, self._request_factory
+        assert manager is not None
+        assert handler is not None
+        assert new_request is not None
+        manager.requests_count += 1
+        if isinstance(message, _ErrInfo):
+            handler, message = self._make_error_handler(message), ERROR
+        task = self._task_handler or cast("asyncio.Task[None]", asyncio.current_task())
+        return new_request(message, payload, self, StreamWriter(self, self._loop), task), handler
+
+    async def _skip_body(self, payload: StreamReader) -> None:
+        """Read the rest of a body that its handler did not want, for a while; else close the connection."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._lingering_time):
+                while not (payload.is_eof() or self._force_close):
+                    _ = await payload.readany()
+        if not (payload.is_eof() or self._force_close):
+            self.close()
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None

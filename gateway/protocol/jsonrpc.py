@@ -158,7 +158,8 @@ def value(raw: Raw | bytes) -> Any:
 
     Raises TooMany for a value with more than MAX_MEMBERS values in it.
     """
-    check_values((raw,))
+    if len(data := bytes(raw)) > MAX_MEMBERS:  # else it has fewer
+        check_values((data,))
     try:
         return _decode_any(raw)
     except msgspec.DecodeError as exc:
@@ -496,15 +497,12 @@ def _utf16_units(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
-_encode_canonical: Final = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-).encode
-"""Made once, because `json.dumps` makes an encoder for each value."""
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def canonical(value: Any) -> bytes:
     """JSON with sorted keys and without white space: values that `value` reads as equal give equal bytes."""
-    return _encode_canonical(value).encode()
+    return _CANONICAL.encode(value).encode()
 
 
 def canonical_members(members: Mapping[str, Raw]) -> bytes:
@@ -513,10 +511,13 @@ def canonical_members(members: Mapping[str, Raw]) -> bytes:
     A value with more than MAX_MEMBERS values in it only loses its white space: a client that sends it again writes it
     the same way.
     """
-    return b"{%b}" % b",".join(b"%b:%b" % (canonical(key), _canonical(members[key])) for key in sorted(members))
+    return b"{%b}" % b",".join([b"%b:%b" % (canonical(key), _canonical(members[key])) for key in sorted(members)])
 
 
 def _canonical(raw: Raw) -> bytes:
+    data = bytes(raw)
+    if data[:1] == b'"' and data.isascii() and data.find(b"\\") < 0 and data.decode().isprintable():
+        return data  # `canonical` escapes all other characters
     try:
         return canonical(value(raw))
     except TooMany:
@@ -525,7 +526,7 @@ def _canonical(raw: Raw) -> bytes:
 
 def merge(parts: Iterable[tuple[str, bytes | Raw]]) -> bytes:
     """An object from keys and JSON values."""
-    return b"{%b}" % b",".join(b"%b:%b" % (encode(key), bytes(value)) for key, value in parts)
+    return b"{%b}" % b",".join([b"%b:%b" % (encode(key), bytes(value)) for key, value in parts])
 
 
 def without_line_ends(message: bytes) -> bytes:

@@ -20,6 +20,8 @@ class Tasks:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._running: set[asyncio.Task[None]] = set()
+        self._short_work: set[asyncio.Future[None]] = set()
+        """Work without a task, of a kind that `settle` waits for."""
         self.failures = 0
         """Unexpected exceptions so far."""
 
@@ -57,12 +59,19 @@ class Tasks:
 
         return guarded
 
+    def short_work(self) -> asyncio.Future[None]:
+        """Return a future that is done when work that is done by callback has ended: as long, `settle` waits."""
+        work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._short_work.add(work)
+        work.add_done_callback(self._short_work.discard)
+        return work
+
     async def settle(self, seconds: float) -> None:
         """Give short tasks (cancellations, ends of sessions) this long to finish."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         # One may start another: the end of a subscription ends its session.
-        while short := [task for task in self._running if task.get_name() in _SHORT]:
+        while short := [*self._short_work, *(task for task in self._running if task.get_name() in _SHORT)]:
             left = deadline - loop.time()
             if left <= 0:
                 return

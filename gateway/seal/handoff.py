@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from msgspec import Raw
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from gateway.exchange.machine import Snapshot, State
 from gateway.exchange.questions import Question, question_digest
@@ -15,7 +15,10 @@ def opened(question: Question) -> Open:
     """A question that the client has, with everything that another process needs to continue."""
     upstream_id = bytes(question.upstream_id) if question.upstream_id is not None else None
     params = bytes(question.params) if question.params is not None else None
-    return Open(question.key, question.method, upstream_id, question_digest(question), params)
+    digest = question_digest(question)
+    if question.digest is None:
+        force_setattr(question, "digest", digest)  # the record of its answer needs it again
+    return Open(question.key, question.method, upstream_id, digest, params)
 
 
 def ever_smaller(envelope: Envelope, *, held: bool) -> Iterator[Envelope]:

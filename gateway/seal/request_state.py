@@ -9,9 +9,11 @@ import hashlib
 import hmac
 import zlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
+from msgspec import Raw
 
 from gateway.config import InForce
 from gateway.exchange.replay_ledger import Recorded
@@ -21,6 +23,9 @@ from gateway.protocol.request import Request
 from gateway.seal.cipher import Keyring
 
 VERSION: Final = 2
+_REMEMBERED: Final = 256
+"""Digests of arguments that are kept, for arguments of at most _REMEMBERED_BYTES."""
+_REMEMBERED_BYTES: Final = 1024
 SKEW_SECONDS: Final = 60.0
 """How far the clocks of two replicas may differ."""
 
@@ -133,7 +138,7 @@ def bind(route: str, request: Request, principal: bytes, names: tuple[str, ...] 
     1 and 1.0 count as different values: a client that repeats its own arguments does not mix them.
     """
     try:
-        arguments = hashlib.sha256(jsonrpc.canonical_members(request.params)).digest()
+        arguments = _digest(request.params)
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params" cannot be bound to a requestState: {exc}') from exc
     return Binding(
@@ -145,6 +150,20 @@ def bind(route: str, request: Request, principal: bytes, names: tuple[str, ...] 
         names,
         digest(names) if names else b"",
     )
+
+
+def _digest(members: jsonrpc.Fields) -> bytes:
+    """The digest of a request's members; raises ValueError or RecursionError."""
+    pairs = tuple([(name, bytes(value)) for name, value in members.items()])
+    if sum([len(name) + len(value) for name, value in pairs]) > _REMEMBERED_BYTES:
+        return _remembered_digest.__wrapped__(pairs)
+    return _remembered_digest(pairs)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _remembered_digest(members: tuple[tuple[str, bytes], ...]) -> bytes:
+    """Cached, because nearly every client spells its arguments in a retry as in the call."""
+    return hashlib.sha256(jsonrpc.canonical_members({name: Raw(value) for name, value in members})).digest()
 
 
 def digest_answers(answers: jsonrpc.Fields) -> bytes:
@@ -210,4 +229,6 @@ def _has_its_headers(sealed: Binding, given: Binding, digest: Digest) -> bool:
 
 
 def _equal(sealed: str | bytes, given: str | bytes) -> bool:
-    return hmac.compare_digest(*(v.encode() if isinstance(v, str) else v for v in (sealed, given)))
+    if isinstance(sealed, str):
+        sealed = sealed.encode()
+    return hmac.compare_digest(sealed, given.encode() if isinstance(given, str) else given)

@@ -15,7 +15,7 @@ from gateway.telemetry import Span
 from gateway.upstream.channel import NO_HEADERS, BegunReply, Headers
 
 
-class PoolKey(msgspec.Struct, frozen=True):
+class PoolKey(msgspec.Struct, frozen=True, cache_hash=True):
     """Everything that shapes a session besides its route; only equal keys share sessions."""
 
     principal: bytes

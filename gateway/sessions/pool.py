@@ -113,6 +113,12 @@ class Pool(Checkout):
 
     # -- what the upstream says to a credential ---------------------------------------------------------------------
 
+    def has_authorised(self, key: PoolKey, headers: Headers) -> bool:
+        """Whether the upstream need not see this credential now, as `authorise` has it."""
+        if self.route.upstream.command is not None or not credentials_in(self.route, headers):
+            return True
+        return self.group(key).accepts(headers)
+
     async def authorise(
         self,
         key: PoolKey,
@@ -133,9 +139,7 @@ class Pool(Checkout):
         (`auth.authenticator`).
         """
         group = self.group(key)
-        if self.route.upstream.command is not None or not credentials_in(self.route, headers):
-            return
-        if group.accepts(headers):
+        if self.has_authorised(key, headers):
             return
         where = f"The upstream {self.route.upstream.name} of route {self.route.path}"
         adopted = None if elsewhere is None else self._adopted_channel(elsewhere)

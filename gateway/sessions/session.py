@@ -27,7 +27,7 @@ from gateway.sessions.call import Call, OwnListener, Watcher
 from gateway.sessions.group import Group  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.own_answers import OwnAnswers
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, bodies, get_logger
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideListener
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Sending, SideListener
 
 log = get_logger()
 
@@ -234,9 +234,9 @@ class Session:
         return self._follow(call, headers, self.channel.request(call.message, headers, self._hear_call))
 
     def begin(self, call: Call, headers: Headers, unusual: Callable[[], None]) -> bool:
-        """Send a call from which nothing but its answer is expected; returns False if the transport cannot.
+        """Send a call whose reply is read by callback; returns False if the transport cannot.
 
-        `unusual` is called if something else comes; it has to call `keep`, and to have a task `read` it all.
+        `unusual` is called if anything but its answer comes; it has to `follow` the call, or to have a task `read` it.
         """
         reply = call.reply = self.channel.begin(call.message, headers)
         if reply is None:
@@ -245,12 +245,32 @@ class Session:
         self._sent(call, headers)
         return True
 
+    def follow(self, call: Call, broke: Callable[[], None]) -> bool:
+        """Hear all messages of a begun call by callback; returns False if a task has to `read` it.
+
+        `broke` is called if its stream breaks: then a task has to `read` the call.
+        """
+        reply = call.reply
+        if reply is None:
+            return False
+        if not reply.follow(self._hear_call, broke):
+            reply.keep()
+            return False
+        call.message = b""  # it is not sent again, and a held call should not keep it
+        return True
+
     async def read(self, call: Call) -> None:
-        """Read a begun call whose reply was kept, from its beginning, as `run` does."""
+        """Read a begun call by a coroutine, as `run` does: from its beginning, or where its stream broke."""
         reply, call.reply = call.reply, None
         if reply is not None and not call.left:
             await self._read(call, reply.read(self._hear_call))
         elif self.in_flight is call:  # its answer is not wanted any more
+            self._settle()
+
+    def leave(self, call: Call) -> None:
+        """Stop reading a call that was given up."""
+        call.leave()
+        if call.reader is None and self.in_flight is call:  # no task notices
             self._settle()
 
     async def resume(self, call: Call, cursor: str, headers: Headers, attached: Callable[[], None]) -> None:
@@ -351,7 +371,7 @@ class Session:
     def abandon(self) -> None:
         """Stop waiting for a call that was given up; some servers leave its stream open for ever."""
         if self.in_flight is not None:
-            self.in_flight.leave()
+            self.leave(self.in_flight)
 
     async def settled(self, seconds: float) -> None:
         """Wait at most this long for the call in flight to end."""
@@ -367,6 +387,26 @@ class Session:
         self._show(Direction.TO_UPSTREAM, message, self.in_flight)
         await self.channel.send(message, headers)
         self._headers = headers
+
+    def begin_answer(
+        self,
+        upstream_id: Raw,
+        body: Raw | jsonrpc.Error,
+        headers: Headers,
+        accepted: Callable[[], None],
+        unusual: Callable[[Sending], None],
+    ) -> bool:
+        """Answer one nested request by callback, as `Channel.begin_send` sends; the rest is as in `answer`."""
+        message = jsonrpc.answer(upstream_id, body)
+
+        def note() -> None:
+            self._headers = headers
+            accepted()
+
+        is_begun = self.channel.begin_send(message, headers, note, unusual)
+        if is_begun:
+            self._show(Direction.TO_UPSTREAM, message, self.in_flight)
+        return is_begun
 
     async def cancel(self, call: Call, reason: str, headers: Headers) -> None:
         """Tell the upstream that the call is not wanted any more; best effort."""

@@ -5,6 +5,7 @@ A value may quote a client, an upstream or a library, so it is bounded, and with
 fills the disk, forges a line or commands the operator's terminal.
 """
 
+import json
 import logging
 import sys
 from enum import StrEnum
@@ -66,10 +67,10 @@ def configure_logging(level: str, format: str, stream: TextIO | None = None) -> 
     stream = stream or sys.stderr
     ours: list[Processor] = [
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,  # before redact: messages of exceptions quote what failed
     ]
-    end: list[Processor] = [redact, _in_order, _renderer(format, stream)]
+    stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)  # behind redact, which would search it for secrets
+    end: list[Processor] = [redact, stamp, _in_order, _renderer(format, stream)]
     least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=ours + end,
@@ -90,7 +91,15 @@ def _renderer(format: str, stream: TextIO) -> Processor:  # noqa: A002
     if format == "console" or (format == "auto" and stream.isatty()):
         plain = structlog.dev.plain_traceback  # rich prints the variables of every frame
         return structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)
-    return structlog.processors.JSONRenderer()
+    return _json
+
+
+_encode_json = json.JSONEncoder().encode
+"""Made once, because structlog's own renderer makes an encoder for each line. Lines are plain JSON after `redact`."""
+
+
+def _json(_: object, __: str, line: EventDict) -> str:
+    return _encode_json(line)
 
 
 def _route_stdlib(least: int, stream: TextIO, first: list[Processor], end: list[Processor]) -> None:

@@ -5,7 +5,7 @@ No label value is chosen by a client or an upstream: methods, versions and reaso
 
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -121,6 +121,7 @@ class _Children(dict[tuple[str, ...], M], Generic[M]):
     def __init__(self, metric: M) -> None:
         super().__init__()
         self._metric = metric
+        self.name: str = metric._name  # noqa: SLF001
 
     def __missing__(self, values: tuple[str, ...]) -> M:
         child = self[values] = self._metric.labels(*values) if values else self._metric
@@ -128,22 +129,21 @@ class _Children(dict[tuple[str, ...], M], Generic[M]):
 
 
 class _Times:
-    """The durations of one series since the metrics were read last, counted without the locks of the library.
-
-    The histogram has the bounds `_DURATIONS`.
+    """What one series observed since the metrics were read last, counted without the locks of the library.
 
     The library offers no public way to add many observations at once.
     """
 
-    __slots__ = ("_counts", "_histogram", "_sum")
+    __slots__ = ("_bounds", "_counts", "_histogram", "_sum")
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
+        self._bounds: Sequence[float] = histogram._upper_bounds  # noqa: SLF001
         self._counts = [0] * len(histogram._buckets)  # noqa: SLF001
         self._sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(_DURATIONS, seconds)] += 1
+        self._counts[bisect_left(self._bounds, seconds)] += 1
         self._sum += seconds
 
     def show(self) -> None:
@@ -156,15 +156,58 @@ class _Times:
                 self._counts[number] = 0
 
 
-class _AllTimes(Collector):
-    """The durations of all series, which it moves to their histograms whenever the metrics are read."""
+class _Count:
+    """A counter, which learns of its increments when the metrics are read: the library takes a lock for each."""
+
+    __slots__ = ("_metric", "_more")
+
+    def __init__(self, metric: Counter) -> None:
+        self._metric = metric
+        self._more = 0
+
+    def inc(self, number: int = 1) -> None:
+        self._more += number
+
+    def show(self) -> None:
+        """Move the increments to the counter."""
+        if self._more:
+            self._metric.inc(self._more)
+            self._more = 0
+
+
+class _Counters(dict[tuple[str, ...], _Count]):
+    """The series of a counter by their label values."""
+
+    def __init__(self, metric: Counter) -> None:
+        super().__init__()
+        self._metric = metric
+
+    def __missing__(self, values: tuple[str, ...]) -> _Count:
+        count = self[values] = _Count(self._metric.labels(*values) if values else self._metric)
+        return count
+
+
+class _Pending(Collector):
+    """What all series counted and observed, which it moves to the library's whenever the metrics are read."""
 
     def __init__(self) -> None:
         self.of: dict[tuple[str, ...], _Times] = {}
+        self.counters: list[_Counters] = []
+
+    def observe(self, histograms: _Children[Histogram], route: str, number: float) -> None:
+        """Observe a number in the series of a route."""
+        key = (histograms.name, route)
+        times = self.of.get(key)
+        if times is None:
+            times = self.of[key] = _Times(histograms[route,])
+        times.observe(number)
 
     def collect(self) -> Iterable[Metric]:
         for times in self.of.values():
             times.show()
+        for counters in self.counters:
+            for count in counters.values():
+                count.show()
         return ()
 
 
@@ -193,8 +236,10 @@ class Metrics:
         self.saturation = Saturation(self._registry, read)
         return self.saturation
 
-    def _counter(self, name: str, text: str, *labels: str) -> _Children[Counter]:
-        return _Children(Counter(f"mcp_gateway_{name}", text, labels, registry=self._registry))
+    def _counter(self, name: str, text: str, *labels: str) -> _Counters:
+        counters = _Counters(Counter(f"mcp_gateway_{name}", text, labels, registry=self._registry))
+        self._pending.counters.append(counters)
+        return counters
 
     def _gauge(self, name: str, text: str, *labels: str) -> _Children[Gauge]:
         return _Children(Gauge(f"mcp_gateway_{name}", text, labels, registry=self._registry))
@@ -205,9 +250,9 @@ class Metrics:
         return _Children(Histogram(name, text, labels, registry=self._registry, buckets=tuple(buckets)))
 
     def _declare_traffic(self) -> None:
-        operation_times = _AllTimes()
-        self._operation_times = operation_times.of
-        self._registry.register(operation_times)  # before the histogram, as metrics are collected in this order
+        self._pending = _Pending()
+        self._operation_times = self._pending.of
+        self._registry.register(self._pending)  # before the histograms, as metrics are collected in this order
         self._operations = self._histogram(
             "mcp_server_operation_duration_seconds",
             "Time from a request to its final message, per round; for subscriptions/listen, to its acknowledgement.",
@@ -427,7 +472,7 @@ class Metrics:
     def call_released(self, route: str, seconds: float) -> None:
         """Remove a parked call, which was resumed or expired after `seconds`."""
         self._held[route,].dec()
-        self._hold_times[route,].observe(seconds)
+        self._pending.observe(self._hold_times, route, seconds)
 
     def show_cold_call(self, route: str, change: int) -> None:
         """Add or remove a cold call."""
@@ -456,7 +501,7 @@ class Metrics:
 
     def exchange_finished(self, route: str, rounds: int) -> None:
         """Count an exchange's rounds at its end."""
-        self._rounds[route,].observe(rounds)
+        self._pending.observe(self._rounds, route, rounds)
 
     def continued(self, route: str, step: Step) -> None:
         """Count a retry by how it was served."""

@@ -21,6 +21,9 @@ Receive = Callable[[bytes], bool]
 Reading = Coroutine[Any, Any, Error | Raw | None]
 """Reads a reply until it answers the request, as `Channel.request` does."""
 
+Sending = Coroutine[Any, Any, None]
+"""Waits until the server accepts a message, as `Channel.send` does."""
+
 NO_HEADERS: Final[Headers] = {}
 
 
@@ -36,19 +39,25 @@ class SideListener(NamedTuple):
 
 
 class BegunReply(Protocol):
-    """The reply to a request that is read by callback as long as it holds nothing but the answer."""
+    """The reply to a request that is read by callback, as far as that is possible."""
 
     def start(self, receive: Receive, unusual: Callable[[], None]) -> None:
         """Say who reads: `receive` returns False for a message that is not the answer, and does nothing with it.
 
-        `unusual` is called if the reply must be read by a coroutine; it has to call `keep`.
+        `unusual` is called if anything but the answer comes; it has to call `follow`, or else `keep`.
+        """
+
+    def follow(self, receive: Receive, broke: Callable[[], None]) -> bool:
+        """Hand over all messages from now on, with the one that was not the answer; returns False if it is no stream.
+
+        `receive` takes every message. `broke` is called if a coroutine has to `read`, because the stream broke.
         """
 
     def keep(self) -> None:
         """Keep everything for `read` from now on, and all that came before."""
 
     def read(self, receive: Receive) -> Reading:
-        """Read the reply by a coroutine, from its beginning."""
+        """Read the reply by a coroutine: from its beginning, or where its stream broke."""
 
     def close(self) -> None:
         """Read nothing more: the answer came another way, or is not wanted."""
@@ -139,6 +148,20 @@ class Channel(ABC):
     @abstractmethod
     async def send(self, message: bytes, headers: Headers) -> None:
         """Send an answer or a notification and wait until the server accepts it. Raises the errors of `request`."""
+
+    def begin_send(
+        self,
+        message: bytes,  # noqa: ARG002  (for the transports)
+        headers: Headers,  # noqa: ARG002
+        accepted: Callable[[], None],  # noqa: ARG002
+        unusual: Callable[[Sending], None],  # noqa: ARG002
+    ) -> bool:
+        """Send a message at once, as `send` does but by callback; returns False if this transport cannot.
+
+        `accepted` is called when the server has accepted it. If that takes a coroutine to find out, `unusual` is
+        called instead, and has to have it run.
+        """
+        return False
 
     @abstractmethod
     async def ping(self, headers: Headers) -> None:

@@ -1,21 +1,92 @@
-"""Reads the reply to a call by callback, for as long as it holds nothing but the answer.
+"""Reads replies by callback: the answer to a call, the messages of its event stream, the acceptance of a message.
 
-Rule: what is read is kept as it came. As soon as anything else happens (another message, an error, the end of a
-stream), the coroutine that reads other replies gets all of it, and starts at the beginning. So this file
-decides nothing that `streamable_http` decides.
+Rule: as long as nothing but the answer has come, what is read is kept as it came. When anything else comes, an event
+stream is followed (`follow`), message by message, and nothing of it is kept. Any other reply (an error, a body that is
+not the answer) goes to the coroutine that reads replies, from its beginning (`keep`). So does a stream that breaks,
+with the reason. This file decides nothing that `streamable_http` decides.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http_client.errors import ListenerFailed, RequestFailed
+from gateway.http_client.errors import ClientClosed, ListenerFailed, RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
+from gateway.protocol.errors import GatewayError
 from gateway.runtime.throttle import SMALL_BYTES, Arrival, Throttle
 from gateway.upstream.channel import BegunReply, Reading, Receive
+from gateway.upstream.jsonrpc_batches import hand_over
 from gateway.upstream.resumption import Resumption
+
+
+class Acceptance:
+    """The reply to a message that needs no answer, a ReplyListener: nearly always the server just accepts it."""
+
+    __slots__ = ("_accepted", "_is_accepted", "_pending", "_rest", "_seconds", "_settled", "_timer", "_unusual")
+
+    def __init__(
+        self,
+        begin: Callable[[ReplyListener], PendingRequest],
+        accepted: Callable[[], None],
+        settled: Callable[[], None],
+        unusual: Callable[[AwaitedReply], None],
+        seconds: float,
+    ) -> None:
+        """Send a message by `begin`; `accepted` is called once the server accepts it, `settled` at the reply's end.
+
+        `unusual` is called instead if a coroutine has to read the reply: it refuses, or breaks, or takes too long.
+        """
+        self._accepted, self._settled, self._unusual = accepted, settled, unusual
+        self._is_accepted = False
+        self._rest: AwaitedReply | None = None
+        self._pending = begin(self)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._keep)
+
+    def _keep(self) -> AwaitedReply:
+        """Keep the rest of the reply for a coroutine."""
+        self._timer.cancel()
+        rest = self._rest = AwaitedReply(lambda _: self._pending)
+        self._unusual(rest)
+        return rest
+
+    def on_head(self, head: ReplyHead, /) -> None:
+        """See whether the server accepts the message."""
+        if self._rest is not None:
+            self._rest.on_head(head)
+        elif head.status < 300:
+            self._is_accepted = True
+            self._accepted()
+        else:
+            self._keep().on_head(head)
+
+    def on_body(self, data: bytes, /) -> None:
+        """Skip what an acceptance has, which is mostly nothing."""
+        if self._rest is not None and not self._is_accepted:
+            self._rest.on_body(data)
+
+    def on_end(self) -> None:
+        """The reply is complete."""
+        if self._rest is not None:
+            self._rest.on_end()
+        else:
+            self._timer.cancel()
+            self._settled()
+
+    def on_failed(self, failure: RequestFailed, /) -> None:
+        """The reply will not be completed."""
+        (self._rest or self._keep()).on_failed(failure)
+
+
+class Broken(NamedTuple):
+    """How a stream broke that was followed."""
+
+    cause: Exception | None
+    """None if the server ended it without the answer."""
+    retry_ms: int | None
+    """The pause that the stream asked for."""
 
 
 class PlainReply(BegunReply):
@@ -24,11 +95,13 @@ class PlainReply(BegunReply):
     __slots__ = (
         "_accepted",
         "_arrival",
+        "_broken",
         "_drain_seconds",
         "_drain_timer",
         "_failure",
         "_head",
         "_is_done",
+        "_is_followed",
         "_is_over",
         "_max_bytes",
         "_parser",
@@ -37,6 +110,7 @@ class PlainReply(BegunReply):
         "_read",
         "_receive",
         "_rest",
+        "_resume",
         "_resumption",
         "_size",
         "_throttle",
@@ -49,6 +123,7 @@ class PlainReply(BegunReply):
         accepted: Callable[[], None],
         resumption: Resumption,
         read: Callable[[AwaitedReply, Receive], Reading],
+        resume: Callable[[Broken, Receive], Reading],
         *,
         throttle: Throttle,
         max_bytes: int,
@@ -56,10 +131,11 @@ class PlainReply(BegunReply):
     ) -> None:
         """Send a request by `begin`; `accepted` is called when the upstream has accepted it.
 
-        `read` reads a reply from its beginning. `drain_seconds` limits how long a stream may stay open after the
-        answer.
+        `read` reads a reply from its beginning, `resume` goes on after a stream that broke. `drain_seconds` limits
+        how long a stream may stay open after the answer.
         """
         self._read = read
+        self._resume = resume
         self._accepted = accepted
         self._resumption = resumption
         self._throttle = throttle
@@ -77,19 +153,31 @@ class PlainReply(BegunReply):
         self._is_done = False
         """Whether the answer was received, here or elsewhere."""
         self._is_over = False
+        self._is_followed = False
         self._failure: RequestFailed | None = None
         self._rest: AwaitedReply | None = None
+        self._broken: Broken | None = None
         self._pending = begin(self)
 
     def start(self, receive: Receive, unusual: Callable[[], None]) -> None:
-        """Say who reads: `receive` returns False for a message that is not the answer, and does nothing with it.
-
-        `unusual` is called if the reply must be read by a coroutine; it has to call `keep`.
-        """
+        """See `BegunReply`."""
         self._receive, self._unusual = receive, unusual
 
+    def follow(self, receive: Receive, broke: Callable[[], None]) -> bool:
+        """See `BegunReply`."""
+        if self._parser is None or self._is_over or self._is_done:
+            return False
+        self._receive, self._unusual, self._is_followed = receive, broke, True
+        self._forget_parts()
+        self._arrival = self._head = None
+        self._pending.is_silent = True
+        del self._read  # it has the whole request
+        if self._pending.is_paused:
+            self._pending.resume_reading()
+        return True
+
     def keep(self) -> None:
-        """Keep everything for `read` from now on, and all that came before."""
+        """See `BegunReply`."""
         rest = self._rest = AwaitedReply(lambda _: self._pending)
         if self._head is not None:
             rest.on_head(self._head)
@@ -103,12 +191,14 @@ class PlainReply(BegunReply):
             rest.on_end()
 
     def read(self, receive: Receive) -> Reading:
-        """Read the reply by a coroutine, from its beginning."""
+        """See `BegunReply`."""
+        if self._broken is not None:
+            return self._resume(self._broken, receive)
         assert self._rest is not None, "it was kept"
         return self._read(self._rest, receive)
 
     def close(self) -> None:
-        """Read nothing more: the answer came another way, or is not wanted."""
+        """See `BegunReply`."""
         self._done()
         self._pending.abort()
 
@@ -123,6 +213,7 @@ class PlainReply(BegunReply):
             self._unusual()
         else:
             self._accepted()
+            del self._accepted
             if head.content_type == "text/event-stream":
                 self._parser = sse.Parser(self._max_bytes)
 
@@ -130,13 +221,16 @@ class PlainReply(BegunReply):
         """Keep a part, and look for the answer if it is a stream."""
         if self._rest is not None:
             self._rest.on_body(data)
+        elif self._is_followed:
+            self._go_on(data)
         elif not self._is_done:
             self._parts.append(data)
             self._size += len(data)
-            if self._size > self._max_bytes or (self._parser is not None and not self._is_plain(self._parser, data)):
-                self._unusual()
-            elif self._size > SMALL_BYTES and not self._is_done:
-                self._hold()
+            if self._size > self._max_bytes:
+                if self._becomes_followed():
+                    self._go_on(data)
+            elif (self._parser is None or self._is_plain(self._parser, data)) and self._size > SMALL_BYTES:
+                self._hold(self._size)
 
     def on_end(self) -> None:
         """Look for the answer in a body; a stream that ends without one may be resumed."""
@@ -145,6 +239,8 @@ class PlainReply(BegunReply):
             self._rest.on_end()
         elif self._is_done:
             self._stop_timer()
+        elif self._is_followed:
+            self._break(None)
         elif self._parser is None and self._parts and self._receive(b"".join(self._parts)):
             self._done()
         else:
@@ -155,6 +251,11 @@ class PlainReply(BegunReply):
         self._is_over, self._failure = True, failure
         if self._rest is not None:
             self._rest.on_failed(failure)
+        elif isinstance(failure, ClientClosed) and self._is_followed:
+            self._done()  # the whole process ends
+        elif self._is_followed and not self._is_done:
+            cause = failure.__cause__ if isinstance(failure, ListenerFailed) else None
+            self._break(cause if isinstance(cause, Exception) else failure)
         elif isinstance(failure, ListenerFailed):
             self._done()
             raise failure.__cause__ or failure  # a bug, which the HTTP client reports; the call has ended with it
@@ -163,24 +264,84 @@ class PlainReply(BegunReply):
         else:
             self._unusual()
 
-    # -----------------------------------------------------------------------------------------------------------
+    # -- while only the answer is expected ----------------------------------------------------------------------
 
     def _is_plain(self, parser: sse.Parser, data: bytes) -> bool:
-        """Read a part of a stream; returns whether it held at most the answer."""
+        """Read a part of a stream; returns whether the answer is still expected, and nothing else came."""
         try:
             events = parser.feed(data)
         except sse.EventTooLarge:
+            self._parser = None  # which must not be fed again
+            self._unusual()
             return False
-        for event in events:
+        for number, event in enumerate(events):
             if event.data and not self._receive(event.data):
+                if self._becomes_followed():
+                    _ = self._hand_over(events[number:])
                 return False
             if event.id is not None:
                 _ = self._resumption.is_repeated(event.id)
             if event.data:
-                self._done()
-                self._drain_timer = asyncio.get_running_loop().call_later(self._drain_seconds, self._pending.abort)
-                return True
+                self._answered()
+                return False
         return True
+
+    def _becomes_followed(self) -> bool:
+        """Say that something else came; returns whether the stream is followed from now on."""
+        self._unusual()
+        return self._is_followed
+
+    # -- while the stream is followed ---------------------------------------------------------------------------
+
+    def _go_on(self, data: bytes) -> None:
+        """Hand over the messages that this part of the stream completes."""
+        parser = self._parser
+        if parser is None or self._is_done or self._is_over:
+            return
+        try:
+            events = parser.feed(data)
+        except sse.EventTooLarge as exc:
+            self._break(exc)
+            return
+        if self._hand_over(events):
+            size = parser.unfinished_bytes
+            if size > SMALL_BYTES or self._arrival is not None:
+                self._hold(size)
+
+    def _hand_over(self, events: Sequence[sse.Event]) -> bool:
+        """Hand over messages; returns whether more are wanted."""
+        for event in events:
+            if event.id is not None:
+                _ = self._resumption.is_repeated(event.id)
+            if not event.data:
+                continue
+            try:
+                is_answered = hand_over(event.data, self._receive)
+            except GatewayError as exc:
+                if not self._is_done:
+                    self._break(exc)
+                return False
+            if is_answered and not self._is_done:
+                self._answered()
+            if self._is_done:  # or closed meanwhile
+                return False
+        return True
+
+    def _break(self, cause: Exception | None) -> None:
+        """Have a coroutine decide what becomes of the call."""
+        parser, broke = self._parser, self._unusual
+        self._broken = Broken(cause, None if parser is None else parser.retry_ms)
+        self._is_over = True
+        self._done()
+        self._pending.abort()
+        broke()
+
+    # -----------------------------------------------------------------------------------------------------------
+
+    def _answered(self) -> None:
+        """The answer is here; the stream should end now, so that its connection can be used again."""
+        self._done()
+        self._drain_timer = asyncio.get_running_loop().call_later(self._drain_seconds, self._pending.abort)
 
     def _done(self) -> None:
         """Forget the reply, which refers to the call."""
@@ -189,14 +350,16 @@ class PlainReply(BegunReply):
         if not self._is_done:
             self._is_done = True
             self._forget_parts()
-            del self._receive, self._unusual, self._accepted
+            del self._receive, self._unusual
 
-    def _hold(self) -> None:
+    def _hold(self, size: int) -> None:
         """Read on only if there is room for more of a large reply."""
         if self._arrival is None:
             self._arrival = self._throttle.arrival(self._pending.resume_reading)
-        if not self._arrival.hold(self._size):
+        if not self._arrival.hold(size):
             self._pending.pause_reading()
+        if self._is_followed and size <= SMALL_BYTES:
+            self._arrival = None
 
     def _forget_parts(self) -> None:
         self._parts.clear()

@@ -22,7 +22,7 @@ from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.runtime.throttle import AwaitedArrival
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive, SideListener
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive, Sending, SideListener
 from gateway.upstream.http_errors import (
     InitializeAnswer,
     RetryLater,
@@ -36,7 +36,7 @@ from gateway.upstream.http_errors import (
 )
 from gateway.upstream.http_upstream import HttpUpstream
 from gateway.upstream.jsonrpc_batches import hand_over
-from gateway.upstream.plain_reply import PlainReply
+from gateway.upstream.plain_reply import Acceptance, Broken, PlainReply
 from gateway.upstream.resumption import Resumption, asked_seconds
 from gateway.upstream.silence_timeout import SilenceTimeout
 from gateway.upstream.standalone_stream import StandaloneStream
@@ -227,10 +227,11 @@ class StreamableChannel(Channel):
             partial(self._client.begin_prepared, self._prepared_post(headers), message),
             accepted,
             self._resumption,
+            lambda reply, receive: self.request(message, headers, receive, reply),
+            partial(self._go_on, headers),  # kept while the call is held, so without a closure
             throttle=self._client.arriving,
             max_bytes=self._client.limits.event_bytes,
             drain_seconds=self._times.drain_seconds,
-            read=lambda reply, receive: self.request(message, headers, receive, reply),
         )
 
     def _prepared_post(self, headers: Headers) -> Prepared:
@@ -264,14 +265,38 @@ class StreamableChannel(Channel):
             self.forgotten = await exc.is_confirmed(self.ping(headers))
             return exc.conclude(is_gone=self.forgotten)
         except _StreamCut as exc:
-            cursor = self.cursor
-            if cursor is None:  # only an event id on this stream shows that the server stores events
-                raise
-            pause_seconds = asked_seconds(exc.retry_ms)
+            cut = exc
         except FOREIGN as exc:
             raise mapped(exc, endpoint.where) from exc
+        await self._pick_up(cut, headers, receive)
+        return None
+
+    async def _go_on(self, headers: Headers, broken: Broken, receive: Receive) -> None:
+        """Resume a stream that broke while it was read by callback, if the server supports that."""
+        await self._pick_up(self._cut(broken.cause, broken.retry_ms), headers, receive)
+
+    def _cut(self, cause: Exception | None, retry_ms: int | None) -> "_StreamCut":
+        """What it means that a stream broke, by its cause; None if the server ended it. Raises what is final."""
+        where = self._endpoint.where
+        if cause is None:
+            return _StreamCut(
+                f"{where} ended the call's stream without a result; the call may have had effects", retry_ms
+            )
+        if isinstance(cause, FOREIGN):
+            return _StreamCut(mapped(cause, where).message, retry_ms)
+        if isinstance(cause, sse.EventTooLarge):
+            raise CallLost(
+                f"{where} sent an event larger than limits.event_bytes; the call may have had effects"
+            ) from cause
+        raise cause
+
+    async def _pick_up(self, cut: "_StreamCut", headers: Headers, receive: Receive) -> None:
+        """Resume the stream of a request; raises the cut if the server does not store events."""
+        cursor = self.cursor
+        if cursor is None:  # only an event id on this stream shows that it does
+            raise cut
         self._resumption.start(cursor)
-        await asyncio.sleep(pause_seconds)
+        await asyncio.sleep(asked_seconds(cut.retry_ms))
         try:
             await self._resume(headers, receive, None)
         except Refused as exc:
@@ -279,7 +304,6 @@ class StreamableChannel(Channel):
             raise CallLost(
                 f"{exc.message} when the call's stream was picked up again; the call may have had effects"
             ) from exc
-        return None
 
     async def resume(
         self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None], *, is_shared: bool
@@ -361,22 +385,48 @@ class StreamableChannel(Channel):
             pass
         return CallLost(f"{where} cannot pick up a call (HTTP {status}); the call may have had effects")
 
+    def begin_send(
+        self, message: bytes, headers: Headers, accepted: Callable[[], None], unusual: Callable[[Sending], None]
+    ) -> bool:
+        """See `Channel.begin_send`."""
+        seconds = self._client.timeouts.answer_seconds
+        deadline = asyncio.get_running_loop().time() + seconds
+
+        def note() -> None:
+            self._note_sent(headers)
+
+        def finish(reply: AwaitedReply) -> None:
+            unusual(self._send(Exchange(reply.begun, self._endpoint.where), headers, deadline))
+
+        begin = partial(self._client.begin_prepared, self._prepared_post(headers), message)
+        _ = Acceptance(begin, note, accepted, finish, seconds)
+        return True
+
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
+        deadline = asyncio.get_running_loop().time() + self._client.timeouts.answer_seconds
+        await self._send(self._post(message, headers), headers, deadline)
+
+    async def _send(self, exchange: Exchange, headers: Headers, deadline: float) -> None:
         try:
-            async with asyncio.timeout(self._client.timeouts.answer_seconds), self._post(message, headers) as response:
+            async with asyncio.timeout_at(deadline), exchange as response:
                 if response.status >= 300:
                     raise await self._refused(response, headers)
-                self._is_ready = True
-                self._keep_headers(response, headers)
-                self._resumption.answered()
-                self._silence.restart()
+                self._note_sent(headers)
                 await response.skip()
         except TimeoutError as exc:
             raise CallLost(
                 f"{self._endpoint.where} did not accept a message within timeouts.answer_seconds; the call may have "
                 "had effects"
             ) from exc
+
+    def _note_sent(self, headers: Headers) -> None:
+        """The server has accepted a message with these headers."""
+        self._is_ready = True
+        self._headers = headers
+        self._accepted(headers)
+        self._resumption.answered()
+        self._silence.restart()
 
     async def _refused(self, response: AwaitedReply, headers: Headers) -> CallLost:
         """Explain why the server refused an answer or a notification. Raises what `read_refusal` raises."""
@@ -459,16 +509,12 @@ class StreamableChannel(Channel):
                             await self._drain(response)
                         return
                 await arrival.hold(parser.unfinished_bytes)
-            cut = f"{self._endpoint.where} ended the call's stream without a result; the call may have had effects"
-        except FOREIGN as exc:
-            cut = mapped(exc, self._endpoint.where).message
-        except sse.EventTooLarge as exc:
-            raise CallLost(
-                f"{self._endpoint.where} sent an event larger than limits.event_bytes; the call may have had effects"
-            ) from exc
+            cut = self._cut(None, parser.retry_ms)
+        except (*FOREIGN, sse.EventTooLarge) as exc:
+            cut = self._cut(exc, parser.retry_ms)
         finally:
             arrival.release()
-        raise _StreamCut(cut, parser.retry_ms)
+        raise cut
 
     async def _drain(self, response: AwaitedReply) -> None:
         """Read to the end, so that the connection can be reused. Some servers never end the stream."""

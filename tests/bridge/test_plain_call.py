@@ -52,6 +52,25 @@ async def test_a_plain_call_has_no_task_and_no_exchange(upstream: FakeUpstream, 
     assert stand.sessions("idle") == 1
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_a_held_call_has_no_task(upstream: FakeUpstream, stand: Stand, client: Client, *, is_new: bool) -> None:
+    if not is_new:
+        await warm(client, upstream)
+
+    async def ask(turn: Turn) -> None:
+        answers = [await turn.elicit(name) for name in ("first", "second")]
+        await turn.result(text(",".join(answer["action"] for answer in answers)))
+
+    upstream.tool(ask)
+    asked = await client.call()
+    for _ in range(2):
+        await eventually(lambda: stand.busy_tasks() == [])
+        assert stand.held == 1
+        asked = await client.answer(asked)
+    assert asked.text == "accept,accept"
+    assert len(upstream.of("answer")) == 2, "each answer was sent once"
+
+
 @pytest.mark.parametrize("side", [False, True])
 async def test_a_question_makes_it_an_exchange(
     upstream: FakeUpstream, stand: Stand, client: Client, *, side: bool

@@ -57,3 +57,16 @@ async def test_short_work_is_waited_for_and_the_rest_is_cancelled() -> None:
     assert done == ["short"]
     await tasks.close()
     assert len(tasks) == 0
+
+
+async def test_short_work_without_a_task_is_waited_for_as_well() -> None:
+    tasks = Tasks(Metrics("test"))
+    work, done = tasks.short_work(), list[str]()
+
+    def finish() -> None:
+        done.append("sent")
+        work.set_result(None)
+
+    asyncio.get_running_loop().call_soon(finish)
+    await tasks.settle(60)
+    assert done == ["sent"]

@@ -87,7 +87,7 @@ async def at_rest(stand: Stand) -> None:
     """Check that nothing runs, no call is held, no session is left and no bug was counted."""
     gateway = stand.gateway
     await eventually(lambda: not stand.busy_tasks(), "no task runs but the known background ones")
-    assert len(gateway.lot) == 0
+    await eventually(lambda: len(gateway.lot) == 0, "no call is held")
     assert stand.held == 0
     assert not gateway.downstream.running
     await eventually(lambda: gateway.downstream.in_flight == 0, "no request is in flight")

@@ -6,13 +6,14 @@ import pytest
 
 from gateway.config import InForce
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http_client.errors import ListenerFailed, ReplyCut
+from gateway.http_client.errors import ClientClosed, ListenerFailed, ReplyCut
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
-from gateway.protocol import jsonrpc
+from gateway.protocol import jsonrpc, sse
+from gateway.protocol.errors import CallLost
 from gateway.runtime.throttle import SMALL_BYTES, Throttle
 from gateway.upstream.channel import Receive
-from gateway.upstream.plain_reply import PlainReply
+from gateway.upstream.plain_reply import Acceptance, Broken, PlainReply
 from gateway.upstream.resumption import Resumption
 from gateway.upstream.stream_timeouts import DEFAULT_TIMES
 
@@ -44,12 +45,14 @@ class Reading:
         self.accepted = 0
         self.carrier = FakeCarrier()
         self.awaited: AwaitedReply | None = None
+        self.broken: Broken | None = None
         self.resumption = Resumption(DEFAULT_TIMES)
         self.reply = PlainReply(
             self._begin,
             self._accept,
             self.resumption,
             self._read,
+            self._resume,
             throttle=throttle or Throttle(InForce(1 << 20)),
             max_bytes=max_bytes,
             drain_seconds=drain_seconds,
@@ -79,6 +82,9 @@ class Reading:
         self.awaited = reply
         assert receive(ANSWER)
         return None
+
+    async def _resume(self, broken: Broken, receive: Receive) -> None:
+        self.broken = broken
 
     def head(self, content_type: bytes = b"application/json", status: int = 200) -> None:
         self.reply.on_head(ReplyHead(status, "1.1", [(b"Content-Type", content_type)]))
@@ -231,3 +237,211 @@ async def test_a_large_body_waits_for_an_older_one() -> None:
     assert not later.pending.is_paused
     later.reply.close()
     assert throttle.used == 0
+
+
+class Following(Reading):
+    """A reply whose stream is followed as soon as something else than the answer comes."""
+
+    def __init__(self, drain_seconds: float = 60, max_bytes: int = 1000, throttle: Throttle | None = None) -> None:
+        super().__init__(drain_seconds, max_bytes, throttle)
+        self.heard: list[bytes] = []
+        self.broke = 0
+        self.is_followed = False
+
+    def _become_unusual(self) -> None:
+        self.unusual += 1
+        self.is_followed = self.reply.follow(self._hear, self._break)
+        if not self.is_followed:
+            self.reply.keep()
+
+    def _hear(self, data: bytes) -> bool:
+        self.heard.append(data)
+        if data == b"bad":
+            raise CallLost("malformed")
+        if data == b"leave":
+            self.reply.close()
+        return data == ANSWER
+
+    def _break(self) -> None:
+        self.broke += 1
+
+    async def cause(self) -> Broken:
+        """How the stream broke, as the coroutine learns it that goes on."""
+        assert self.broke == 1
+        assert await self.reply.read(lambda _: True) is None
+        assert self.broken is not None
+        return self.broken
+
+
+async def test_a_followed_stream_hands_over_each_message_once_wherever_it_is_cut() -> None:
+    whole = event(b"", b"e1") + event(OTHER, b"e2") + event(OTHER, b"e3") + event(ANSWER, b"e4")
+    for cut in range(1, len(whole)):
+        reading = Following()
+        reading.stream(whole[:cut], whole[cut:])
+        assert (reading.heard, reading.answers, reading.unusual) == ([OTHER, OTHER, ANSWER], [], 1)
+        assert reading.resumption.cursor == "e4"
+        reading.end()
+        assert (reading.carrier.aborted, reading.broke) == (False, 0)
+
+
+async def test_a_followed_stream_has_room_for_more_than_the_limit_in_all() -> None:
+    reading = Following(max_bytes=100)
+    reading.stream(b": " + b"x" * 80 + b"\n\n", event(OTHER), event(OTHER), event(ANSWER))
+    assert reading.heard == [OTHER, OTHER, ANSWER]
+    assert reading.broke == 0
+
+
+async def test_a_batch_on_a_followed_stream_may_hold_the_answer() -> None:
+    reading = Following()
+    reading.stream(event(b"[" + OTHER + b"," + ANSWER + b"]"))
+    assert reading.heard == [OTHER, ANSWER]
+    reading.end()
+    assert reading.broke == 0
+
+
+async def test_a_followed_stream_that_ends_without_the_answer_breaks() -> None:
+    reading = Following()
+    reading.stream(b"retry: 700\n" + event(OTHER, b"e1"))
+    reading.end()
+    assert await reading.cause() == Broken(None, 700)
+    assert reading.resumption.cursor == "e1"
+
+
+async def test_a_followed_stream_that_fails_breaks_with_the_failure() -> None:
+    reading = Following()
+    reading.stream(event(OTHER))
+    _ = reading.pending.end()
+    failure = ReplyCut()
+    reading.reply.on_failed(failure)
+    assert await reading.cause() == Broken(failure, None)
+
+
+async def test_a_followed_stream_does_not_break_because_the_process_ends() -> None:
+    reading = Following()
+    reading.stream(event(OTHER))
+    _ = reading.pending.end()
+    reading.reply.on_failed(ClientClosed(sent=True))
+    assert reading.broke == 0
+
+
+async def test_an_event_that_is_too_large_breaks_a_followed_stream() -> None:
+    reading = Following(max_bytes=100)
+    reading.stream(event(OTHER), b"data: " + b"x" * 200)
+    assert isinstance((await reading.cause()).cause, sse.EventTooLarge)
+    assert reading.carrier.aborted
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_an_error_of_the_receiver_breaks_a_followed_stream(*, first: bool) -> None:
+    reading = Following()
+    reading.stream(*([] if first else [event(OTHER)]), event(b"bad") + event(ANSWER))
+    assert isinstance((await reading.cause()).cause, CallLost)
+    assert reading.heard[-1] == b"bad", "nothing is heard after it"
+    assert reading.carrier.aborted
+
+
+async def test_a_bug_of_the_receiver_breaks_a_followed_stream_with_the_bug() -> None:
+    reading = Following()
+    reading.stream(event(OTHER))
+    bug = ListenerFailed()
+    bug.__cause__ = ZeroDivisionError()
+    _ = reading.pending.end()
+    reading.reply.on_failed(bug)
+    assert (await reading.cause()).cause is bug.__cause__
+
+
+async def test_a_followed_stream_that_is_left_hands_over_nothing_more() -> None:
+    reading = Following()
+    reading.stream(event(b"leave") + event(OTHER))
+    reading.reply.on_body(event(ANSWER))
+    assert (reading.heard, reading.broke) == ([b"leave"], 0)
+    assert reading.carrier.aborted
+
+
+async def test_an_event_that_is_too_large_at_first_goes_to_the_coroutine() -> None:
+    reading = Following(max_bytes=100)
+    reading.stream(event(b"", b"e1") + b"data: " + b"x" * 50, b"y" * 60)
+    assert not reading.is_followed or reading.broke == 1
+
+
+async def test_reading_goes_on_when_a_paused_stream_is_followed() -> None:
+    throttle = Throttle(InForce(SMALL_BYTES))
+    older = Reading(max_bytes=10 * SMALL_BYTES, throttle=throttle)
+    later = Following(max_bytes=10 * SMALL_BYTES, throttle=throttle)
+    older.head()
+    later.head(b"text/event-stream")
+    for reading in (older, later):
+        reading.reply.on_body(b"data: " + b" " * SMALL_BYTES)
+    assert later.pending.is_paused
+    later._become_unusual()
+    assert not later.pending.is_paused
+    later.reply.close()
+    older.reply.close()
+    assert throttle.used == 0
+
+
+class Accepting:
+    """A message on its way, with what came of it."""
+
+    def __init__(self, seconds: float = 60) -> None:
+        self.accepted = self.settled = 0
+        self.kept: AwaitedReply | None = None
+        self.acceptance = Acceptance(self._begin, self._accept, self._settle, self._keep, seconds)
+
+    def _begin(self, listener: ReplyListener) -> PendingRequest:
+        self.pending = PendingRequest(listener)
+        self.pending.carried(FakeCarrier())
+        return self.pending
+
+    def _accept(self) -> None:
+        self.accepted += 1
+
+    def _settle(self) -> None:
+        self.settled += 1
+
+    def _keep(self, reply: AwaitedReply) -> None:
+        assert self.kept is None
+        self.kept = reply
+
+
+async def test_a_message_is_accepted_by_its_head_and_settled_by_its_end() -> None:
+    accepting = Accepting()
+    accepting.acceptance.on_head(ReplyHead(202, "1.1", []))
+    assert (accepting.accepted, accepting.settled) == (1, 0)
+    accepting.acceptance.on_body(b"thanks")
+    accepting.acceptance.on_end()
+    assert (accepting.accepted, accepting.settled, accepting.kept) == (1, 1, None)
+
+
+async def test_a_refusal_of_a_message_goes_to_a_coroutine_as_a_whole() -> None:
+    accepting = Accepting()
+    accepting.acceptance.on_head(ReplyHead(400, "1.1", []))
+    accepting.acceptance.on_body(b"no")
+    accepting.acceptance.on_end()
+    assert (accepting.accepted, accepting.settled) == (0, 0)
+    assert accepting.kept is not None
+    reply = await accepting.kept.begun()
+    assert (reply.status, await reply.read_at_most(10)) == (400, b"no")
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+async def test_a_message_whose_reply_breaks_goes_to_a_coroutine(*, is_accepted: bool) -> None:
+    accepting = Accepting()
+    if is_accepted:
+        accepting.acceptance.on_head(ReplyHead(202, "1.1", []))
+    accepting.acceptance.on_failed(ReplyCut())
+    assert accepting.settled == 0
+    assert accepting.kept is not None
+    with pytest.raises(ReplyCut):
+        _ = await accepting.kept.begun()
+
+
+async def test_a_message_that_is_not_accepted_in_time_goes_to_a_coroutine() -> None:
+    accepting = Accepting(seconds=0)
+    async with asyncio.timeout(5):
+        while accepting.kept is None:
+            await asyncio.sleep(0)
+    accepting.acceptance.on_head(ReplyHead(202, "1.1", []))
+    accepting.acceptance.on_end()
+    assert (await accepting.kept.begun()).status == 202
+    assert (accepting.accepted, accepting.settled) == (0, 0)
