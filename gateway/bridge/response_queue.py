@@ -47,6 +47,10 @@ class FinalMessage(msgspec.Struct, frozen=True):
         return cls(body, error.status, error.headers, ending_of(error), error)
 
 
+class _Request(bytes):
+    """A request to the client, which is never dropped: the call would wait for its answer for ever."""
+
+
 class ResponseQueue:
     """A queue of JSON messages to one client."""
 
@@ -85,10 +89,25 @@ class ResponseQueue:
             raise LocalProtocolError("a notification after the final message")
         self._messages.append(message)
         self._bytes += len(message)
-        while len(self._messages) > _MAX_BEHIND or (self._bytes > self._behind_bytes and len(self._messages) > 1):
-            self._bytes -= len(self._messages.popleft())
-            self.dropped += 1
+        while len(self._messages) > _MAX_BEHIND or self._bytes > self._behind_bytes:
+            if not self._drop_oldest():
+                break
         self._added()
+
+    def ask(self, message: bytes) -> None:
+        """Queue one request, or several."""
+        self.send(_Request(message))
+
+    def _drop_oldest(self) -> bool:
+        """Drop the oldest notification except the newest message; return whether there was one."""
+        for index in range(len(self._messages) - 1):
+            message = self._messages[index]
+            if not isinstance(message, _Request):
+                del self._messages[index]
+                self._bytes -= len(message)
+                self.dropped += 1
+                return True
+        return False
 
     def finish(self, final: FinalMessage) -> None:
         """Queue the final message."""

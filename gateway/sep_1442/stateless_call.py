@@ -92,7 +92,7 @@ class StatelessCall:
             else:
                 place = replace(self._place, issued=time.time())
                 id_ = self._sealed(Nested(place, self._call.progress.round, question.key))
-                self._queue.send(sse.encode(question.asked(id_)))
+                self._queue.ask(sse.encode(question.asked(id_)))
 
     def sending(self) -> Headers:
         """See `Hears`."""

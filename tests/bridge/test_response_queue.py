@@ -81,6 +81,19 @@ async def test_a_client_that_does_not_read_costs_no_more_than_its_bytes() -> Non
     assert [await out.take(), await out.take()] == [b"f" * 7, b"g" * 3]
 
 
+async def test_a_client_too_far_behind_loses_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_queue, "_MAX_BEHIND", 3)
+    out = box(behind_bytes=10)
+    out.send(b"old")
+    out.ask(b"question")
+    for number in range(10):
+        out.send(b"new%d" % number)
+    assert [await out.take() for _ in range(2)] == [b"question", b"new9"]
+    assert out.dropped == 10
+    out.ask(b"larger than all that may wait")
+    assert await out.take() == b"larger than all that may wait"
+
+
 def test_an_exception_becomes_its_response() -> None:
     last = FinalMessage.of_error(InvalidParams("no", data={"a": 1}), b'"x"', "r1")
     error = b'{"code":-32602,"message":"no","data":{"a":1,"requestId":"r1"}}'

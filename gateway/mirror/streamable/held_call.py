@@ -132,7 +132,7 @@ class HeldCall:
         events[-1] = self._with_id(events[-1], self._mark_now)
         self._asked.append((self._number, b"".join(events)))
         if self._queue is not None:
-            self._queue.send(self._asked[-1][1])
+            self._queue.ask(self._asked[-1][1])
 
     def sending(self) -> Headers:
         """See `Hears`."""
