@@ -16,7 +16,7 @@ from yarl import URL
 
 from gateway.config import Principal, redacted_url
 from gateway.http.client import FOREIGN, Client, read_at_most, tls_cause
-from gateway.identity.bearer_token import LEEWAY_SECONDS, BadToken, Key, UnknownKey, Verified, read_keys, verify
+from gateway.identity.jwt_verification import LEEWAY_SECONDS, BadToken, Key, UnknownKey, Verified, read_keys, verify
 from gateway.protocol.errors import NoKeys, Unauthorized
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger

@@ -16,7 +16,7 @@ from gateway.config.parsing.formats import FORMS
 from gateway.config.parsing.problems import ConfigError, Problem, unreadable
 from gateway.config.parsing.state_keys import read_key_lines
 from gateway.config.tls import contexts, jwks_context
-from gateway.identity.bearer_token import read_keys
+from gateway.identity.jwt_verification import read_keys
 
 _MAX_FILE_BYTES = 1_048_576
 _Section = TypeVar("_Section", bound=Struct)

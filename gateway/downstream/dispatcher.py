@@ -23,8 +23,8 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, Stopping, UpstreamError
 from gateway.sessions import tool_schemas
 from gateway.sessions.list_cache import CacheKey
-from gateway.tasks.choice import Choice, choose
 from gateway.tasks.task_call import TaskCall
+from gateway.tasks.task_choice import Choice, choose
 from gateway.telemetry import COMPLETE, OTHER_ERROR, Ending, Outcome
 
 _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)

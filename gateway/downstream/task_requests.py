@@ -23,7 +23,7 @@ from gateway.protocol.errors import DownstreamError, InvalidParams, InvalidState
 from gateway.protocol.request import Request
 from gateway.routes.live_route import ProcessScope
 from gateway.seal.task_handle import TaskHandle
-from gateway.tasks import first_form, modern
+from gateway.tasks import modern_tasks, sep_2322_form
 from gateway.tasks.live_task import LiveTask, Origin
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Step
@@ -44,7 +44,7 @@ class TaskRequests:
         request = round_.request
         if not request.declared.tasks and not request.declared.legacy_tasks:
             raise TasksUndeclared(request.method)
-        sealed = first_form.task_id(request)
+        sealed = sep_2322_form.task_id(request)
         try:
             handle = self._open(round_.incoming, round_.caller, round_.live.route.path, sealed)
         except InvalidState as exc:
@@ -72,7 +72,7 @@ class TaskRequests:
             request = incoming.request()
             if request.method not in METHODS:
                 return False
-            _ = self._open(incoming, caller, path, first_form.task_id(request))
+            _ = self._open(incoming, caller, path, sep_2322_form.task_id(request))
         except DownstreamError:
             return False
         return True
@@ -105,29 +105,29 @@ class TaskRequests:
         match request.method:
             case mcp.TASKS_UPDATE:
                 await task.answer(request.input_responses or {})
-                return modern.ACKNOWLEDGED
+                return modern_tasks.ACKNOWLEDGED
             case mcp.TASKS_CANCEL:
                 task.cancel()
-                return modern.ACKNOWLEDGED
+                return modern_tasks.ACKNOWLEDGED
             case _:
-                return modern.get_result(await task.full_view())
+                return modern_tasks.get_result(await task.full_view())
 
     async def _answer_first_form(self, task: LiveTask, request: Request) -> bytes:
         """SEP-2322's first form, for clients of 2025-11-25's tasks."""
         match request.method:
             case mcp.TASKS_INPUT | mcp.TASKS_UPDATE:
                 await task.answer(request.input_responses or {})
-                return modern.ACKNOWLEDGED
+                return modern_tasks.ACKNOWLEDGED
             case mcp.TASKS_CANCEL:
                 if task.is_over:
                     raise InvalidParams("The task is over, so it cannot be cancelled")
                 task.cancel()
-                return first_form.task(task.view())
+                return sep_2322_form.task(task.view())
             case mcp.TASKS_RESULT:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(task.live.config.legs.limit_seconds):
                         while task.status == "working":
                             await task.change()
-                return first_form.payload(await task.full_view())
+                return sep_2322_form.payload(await task.full_view())
             case _:
-                return first_form.task(task.view())
+                return sep_2322_form.task(task.view())

@@ -1,9 +1,10 @@
 """Derives the principal (the identity of the caller) from a request's headers.
 
 Sessions are pooled by principal, and states are bound to it. For a JWT it is (iss, sub, client) instead of the token's
-bytes, because clients refresh access tokens between rounds. The signature is not checked here (`identity.bearer_token`
-does that, if configured): the token goes upstream with every leg, and the upstream authorises it. If it does not go
-upstream, no server checks it, so a JWT is treated as an opaque token. The principal of an opaque token is its digest.
+bytes, because clients refresh access tokens between rounds. The signature is not checked here (if configured,
+`identity.jwt_verification` does that): the token goes upstream with every leg, and the upstream authorises it. If it
+does not go upstream, no server checks it, so a JWT is treated as an opaque token. The principal of an opaque token is
+its digest.
 Requests without a credential share one principal, "anonymous".
 """
 

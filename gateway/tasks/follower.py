@@ -20,8 +20,8 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
-from gateway.tasks import legacy
-from gateway.tasks.legacy import Created, Ended, Status
+from gateway.tasks import legacy_tasks
+from gateway.tasks.legacy_tasks import Created, Ended, Status
 from gateway.upstream.channel import Headers
 
 _POLL_SECONDS: Final = 0.5
@@ -175,15 +175,15 @@ class Follower:
     async def _look(self) -> Ended | None:
         """Ask about the task as its server allows; return how it ended, if it has."""
         if self._looked is not None:
-            self._looked(legacy.status(await self.ask(mcp.TASKS_GET)))
+            self._looked(legacy_tasks.status(await self.ask(mcp.TASKS_GET)))
             self._looked = None
         if self._waits:
             answer = await self._hold()
-            if legacy.is_result(answer):
+            if legacy_tasks.is_result(answer):
                 assert isinstance(answer, Raw)
-                return Ended("completed", legacy.without_task(answer))
+                return Ended("completed", legacy_tasks.without_task(answer))
         answer = await self.ask(mcp.TASKS_GET)
-        found = legacy.status(answer)
+        found = legacy_tasks.status(answer)
         if found is None:
             said = answer.message if isinstance(answer, jsonrpc.Error) else "an answer without a status"
             raise _gone(said)
@@ -191,7 +191,7 @@ class Follower:
             self._waits = False
             return None
         # What tasks/result said before may have been said before the end.
-        return legacy.ended(found, await self.ask(mcp.TASKS_RESULT))
+        return legacy_tasks.ended(found, await self.ask(mcp.TASKS_RESULT))
 
     async def _hold(self) -> Raw | jsonrpc.Error:
         """Send tasks/result, which may take as long as the task.
@@ -225,7 +225,7 @@ class Follower:
     @property
     def must_not_be_cancelled(self) -> bool:
         """Whether tasks/cancel would do harm."""
-        return legacy.must_not_be_cancelled(self.task_id)
+        return legacy_tasks.must_not_be_cancelled(self.task_id)
 
     async def cancel(self) -> None:
         """Tell the server that the task is not wanted any more, unless that does harm; raises as `Channel.send`."""

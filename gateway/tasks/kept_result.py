@@ -8,7 +8,7 @@ from gateway.exchange import results
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.runtime.budget import Budget
-from gateway.tasks import legacy
+from gateway.tasks import legacy_tasks
 from gateway.tasks.follower import Follower
 from gateway.upstream.channel import Headers
 
@@ -52,7 +52,7 @@ class KeptResult:
                 raise CallLost(
                     "The result of the task was larger than the gateway keeps, and its server has it no more"
                 )
-            return self.keep(legacy.without_task(answer))
+            return self.keep(legacy_tasks.without_task(answer))
 
     def release(self) -> None:
         """Keep nothing any more."""

@@ -29,8 +29,8 @@ from gateway.sessions.call import PoolKey
 from gateway.sessions.session import Session
 from gateway.tasks.follower import Follower, Relay, TaskGone, holder
 from gateway.tasks.kept_result import KeptResult
-from gateway.tasks.legacy import Created, Ended, Status
-from gateway.tasks.modern import View
+from gateway.tasks.legacy_tasks import Created, Ended, Status
+from gateway.tasks.modern_tasks import View
 from gateway.tasks.open_questions import OpenQuestions
 from gateway.tasks.report import TaskReport
 from gateway.telemetry import NestedOutcome, TaskOutcome

@@ -19,9 +19,9 @@ from gateway.runtime.budget import Budget
 from gateway.seal.request_state import Upstream
 from gateway.seal.task_handle import TaskHandle, TaskSealer
 from gateway.sessions.session import Session
-from gateway.tasks import first_form, modern
+from gateway.tasks import modern_tasks, sep_2322_form
 from gateway.tasks.follower import Relay, holder
-from gateway.tasks.legacy import Created
+from gateway.tasks.legacy_tasks import Created
 from gateway.tasks.live_task import LiveTask, Origin
 
 _RETRY_AFTER_SECONDS = 5
@@ -108,8 +108,8 @@ class TaskTable:
         task.report.begun(context.request.target, context.request_id)
         task.begin(session, created, relay, context.exchange.questions.values())
         if context.request.declared.tasks:
-            return modern.create_result(task.view())
-        return first_form.create_result(task.view())
+            return modern_tasks.create_result(task.view())
+        return sep_2322_form.create_result(task.view())
 
     def continue_(self, handle: TaskHandle, sealed: str, origin: Origin, *, is_shared: bool) -> LiveTask:
         """Follow a task whose owner is gone; `is_shared` if that is not certain. Raises Busy."""

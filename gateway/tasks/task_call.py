@@ -24,9 +24,9 @@ from gateway.seal.request_state import Upstream
 from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
-from gateway.tasks import follower, legacy
+from gateway.tasks import follower, legacy_tasks
 from gateway.tasks.follower import Follower, Relay, holder
-from gateway.tasks.legacy import Created, Status
+from gateway.tasks.legacy_tasks import Created, Status
 from gateway.telemetry import Step
 
 Adopt = Callable[[Context, Session, Created, Relay], bytes]
@@ -127,11 +127,11 @@ class TaskCall(UpstreamCall):
         self._sent(call)
 
         def ended(answer: Raw | jsonrpc.Error) -> None:
-            if self._adopt is not None and isinstance(answer, Raw) and legacy.created(answer) is not None:
+            if self._adopt is not None and isinstance(answer, Raw) and legacy_tasks.created(answer) is not None:
                 relay.pause()
 
         answer = await follower.send(call, session, self._call_headers(call), ended)
-        created = legacy.created(answer) if isinstance(answer, Raw) else None
+        created = legacy_tasks.created(answer) if isinstance(answer, Raw) else None
         if created is None:  # the tool ended at once, or failed
             self._listener.hear(on.Resulted(answer) if isinstance(answer, Raw) else on.Failed(answer))
             return

@@ -242,7 +242,7 @@ async def test_a_token_that_was_verified_is_refused_when_it_expires(
     assert (await client.call()).text == "done"
     now = time.time() + 131
     monkeypatch.setattr(jwks_module.time, "time", lambda: now)
-    monkeypatch.setattr("gateway.identity.bearer_token.LEEWAY_SECONDS", -100)  # PyJWT's clock is not the one above
+    monkeypatch.setattr("gateway.identity.jwt_verification.LEEWAY_SECONDS", -100)  # PyJWT's clock is not the one above
     assert (await client.call()).outcome == UNAUTHORIZED
 
 

@@ -10,7 +10,7 @@ from gateway.downstream import handler
 from gateway.exchange import handshake, machine, questions, replay_ledger
 from gateway.http import listener, upstream_url
 from gateway.http_client import connection, idle_connections
-from gateway.identity import bearer_token
+from gateway.identity import jwt_verification
 from gateway.legacy_front import session, session_ids, stream_writer
 from gateway.mirror import call as mirrored
 from gateway.mirror import task
@@ -79,11 +79,11 @@ FIXED = [
         [
             f"{seconds(jwks._FETCH_SECONDS)} for a fetch",
             size(jwks._MAX_BYTES),
-            f"{bearer_token._MAX_KEYS} keys",
+            f"{jwt_verification._MAX_KEYS} keys",
             f"{seconds(jwks._PAUSE_SECONDS)} between two",
         ],
     ),
-    ("a bearer token that is verified", [size(bearer_token.MAX_TOKEN_CHARACTERS), count(jwks._TOKENS_KEPT)]),
+    ("a bearer token that is verified", [size(jwt_verification.MAX_TOKEN_CHARACTERS), count(jwks._TOKENS_KEPT)]),
     ("open requests of one session", [count(session._MAX_OPEN)]),
     ("a reply before it becomes a stream", [seconds(stream_writer._FIRST_SECONDS)]),
     ("the id of a client's session", [count(session_ids._MAX_CHARACTERS)]),

@@ -24,7 +24,7 @@ from gateway.config import parse
 from gateway.exchange import questions, results
 from gateway.exchange.url_elicitation import questions_of
 from gateway.identity import oauth_metadata, principal
-from gateway.identity.bearer_token import verify
+from gateway.identity.jwt_verification import verify
 from gateway.protocol import (
     header_mismatch,
     jsonrpc,

@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 from gateway.auth.host_check import HostCheck, check_admin
 from gateway.config import InForce, Security
 from gateway.identity import principal
-from gateway.identity.bearer_token import BadToken, read_keys, verify
+from gateway.identity.jwt_verification import BadToken, read_keys, verify
 from gateway.mirror.call import Progress, Question, Request
 from gateway.mirror.profile import Profile
 from gateway.mirror.streamable import tokens

@@ -43,12 +43,12 @@ from gateway.mirror.requests import (
 )
 from gateway.mirror.runner import Upstream
 from gateway.mirror.stdio_server import StdioServer
-from gateway.mirror.streamable import batch_reply, kept_level, request_state
+from gateway.mirror.streamable import batch_reply, kept_log_level, nested_state
 from gateway.mirror.streamable.held_call import HeldCall, Shared, owner_lost
 from gateway.mirror.streamable.homes import Homes
-from gateway.mirror.streamable.kept_level import Level
+from gateway.mirror.streamable.kept_log_level import Level
+from gateway.mirror.streamable.nested_state import InvalidRequestState
 from gateway.mirror.streamable.replicas import Replicas
-from gateway.mirror.streamable.request_state import InvalidRequestState
 from gateway.mirror.streamable.tokens import Mark, Nested, NoSession, Place, Session, Tokens
 from gateway.passthrough.header_rules import HeaderRules, probe_headers
 from gateway.passthrough.rejections import not_allowed
@@ -201,9 +201,9 @@ class Mirror:
         self, at: Arrival, session: Session, id_: bytes, message: jsonrpc.Message
     ) -> web.StreamResponse:
         response = jsonrpc.result(id_, b"{}")
-        keeps_level = kept_level.is_kept(at.live, session)
+        keeps_level = kept_log_level.is_kept(at.live, session)
         if keeps_level:
-            message, known = kept_level.taken(message, at.live, session)
+            message, known = kept_log_level.taken(message, at.live, session)
             if known is not None:
                 self._homes.learn_level(session, known)
         match message.method:
@@ -214,7 +214,7 @@ class Mirror:
                 self._homes.set_level(session, level)
                 await self._replicas.tell_all(at.incoming)
                 if keeps_level:
-                    response = kept_level.given(response, level, at.live, session)
+                    response = kept_log_level.given(response, level, at.live, session)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
                 self._check_home(at)
                 found = await self._replicas.at_home(session.key, at.incoming, at.reply)
@@ -268,9 +268,9 @@ class Mirror:
         except InvalidState as exc:
             self._process.metrics.state_rejected(exc.reason)
             raise InvalidRequest("This response answers no request of the gateway") from exc
-        is_echo = request_state.is_echo(nested, message)
-        if is_echo or request_state.DIALECT in at.live.route.dialects:
-            nested, message = request_state.taken(nested, message, self._tokens)
+        is_echo = nested_state.is_echo(nested, message)
+        if is_echo or nested_state.DIALECT in at.live.route.dialects:
+            nested, message = nested_state.taken(nested, message, self._tokens)
         held = self.lot.find(nested.place.exchange)
         if held is None:
             if self._is_own(nested.place):

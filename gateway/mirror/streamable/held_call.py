@@ -25,7 +25,7 @@ from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.call import MirroredCall, Progress, Question, Request
 from gateway.mirror.runner import Runner, Upstream
-from gateway.mirror.streamable import request_state
+from gateway.mirror.streamable import nested_state
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session, Tokens
 from gateway.protocol import jsonrpc, mcp, sse
@@ -223,7 +223,7 @@ class HeldCall:
     def _asking(self, question: Question) -> bytes:
         """The nested request of a question."""
         call, tokens = self.call, self._shared.tokens
-        has_state = self.session.profile.echoes_state and request_state.DIALECT in self._live.route.dialects
+        has_state = self.session.profile.echoes_state and nested_state.DIALECT in self._live.route.dialects
         nested = Nested(
             self._placed(),
             call.progress.round,
@@ -236,7 +236,7 @@ class HeldCall:
         if not self._resumes:  # nobody could continue the call
             nested = nested.brief
         if has_state:
-            question = request_state.with_state(question, tokens.state(nested))
+            question = nested_state.with_state(question, tokens.state(nested))
         return question.asked(tokens.nested_id(nested))
 
     # -- from the client ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.changes import Changes, Honoured
 from gateway.mirror.modern_server import ModernServer
-from gateway.mirror.streamable.kept_level import Level
+from gateway.mirror.streamable.kept_log_level import Level
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import GatewayError, InvalidParams, InvalidRequest

@@ -3,7 +3,7 @@ import pytest
 from gateway.config.model import RouteTasks
 from gateway.protocol.errors import TasksUndeclared
 from gateway.protocol.request import Capabilities
-from gateway.tasks.choice import Choice, choose
+from gateway.tasks.task_choice import Choice, choose
 
 NONE, EXTENSION, OLD = Capabilities(), Capabilities(tasks=True), Capabilities(legacy_tasks=True)
 DEFAULT, DRIVE, REFUSE = RouteTasks(), RouteTasks(optional="drive"), RouteTasks(undeclared="refuse")

@@ -1,4 +1,4 @@
-"""Writes SEP-2322's first form of tasks, for clients that declare the tasks of 2025-11-25: pure.
+"""Writes the tasks of clients in SEP-2322's first form, for those that declare the tasks of 2025-11-25: pure.
 
 A task that needs input says so in tasks/get; tasks/result then brings `inputRequests`, and tasks/input_response takes
 the answers. SEP-2663 withdrew this form, so clients of the extension never see it.
@@ -10,7 +10,7 @@ from gateway.exchange import questions as inputs
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams, UnknownTask
 from gateway.protocol.request import Request
-from gateway.tasks.modern import POLL_MS, View
+from gateway.tasks.modern_tasks import POLL_MS, View
 
 
 def task_id(request: Request) -> str:

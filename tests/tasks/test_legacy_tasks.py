@@ -4,8 +4,8 @@ import pytest
 from msgspec import Raw
 
 from gateway.protocol import jsonrpc
-from gateway.tasks import legacy
-from gateway.tasks.legacy import Created, Ended, Status
+from gateway.tasks import legacy_tasks
+from gateway.tasks.legacy_tasks import Created, Ended, Status
 
 RELATED = '"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}'
 NOT_COMPLETED = jsonrpc.Error(-32602, "Task not completed yet (current state: working)")
@@ -29,7 +29,7 @@ CONTENT = '"content":[{"type":"text","text":"done"}]'
     ],
 )
 def test_a_task_is_read_from_the_result_that_made_it(result: str, created: Created | None) -> None:
-    assert legacy.created(Raw(result.encode())) == created
+    assert legacy_tasks.created(Raw(result.encode())) == created
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_task_is_read_from_the_result_that_made_it(result: str, created: Creat
     ],
 )
 def test_a_status_is_read_from_the_answer_to_tasks_get(answer: Raw | jsonrpc.Error, status: Status | None) -> None:
-    assert legacy.status(answer) == status
+    assert legacy_tasks.status(answer) == status
 
 
 def test_only_three_states_are_final() -> None:
@@ -62,7 +62,7 @@ def test_only_three_states_are_final() -> None:
     ],
 )
 def test_a_result_is_what_the_tool_returned(answer: Raw | jsonrpc.Error, is_result: bool) -> None:  # noqa: FBT001
-    assert legacy.is_result(answer) is is_result
+    assert legacy_tasks.is_result(answer) is is_result
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_result_is_what_the_tool_returned(answer: Raw | jsonrpc.Error, is_resu
     ],
 )
 def test_a_result_says_nothing_of_its_task(result: str, left: str) -> None:
-    assert bytes(legacy.without_task(Raw(result.encode()))) == left.encode()
+    assert bytes(legacy_tasks.without_task(Raw(result.encode()))) == left.encode()
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_a_result_says_nothing_of_its_task(result: str, left: str) -> None:
 def test_a_task_ended_as_its_result_says_and_not_as_its_status_says(
     status: Status, answer: Raw | jsonrpc.Error, ended: Ended
 ) -> None:
-    assert legacy.ended(status, answer) == ended
+    assert legacy_tasks.ended(status, answer) == ended
 
 
 def test_the_task_ids_of_the_python_sdk_forbid_a_cancellation() -> None:
-    assert legacy.must_not_be_cancelled("63133a589d9b4531a0a872529ca27d4b:dc71a5c1-3d08-43bc-987c-4c9632ada55d")
-    assert not legacy.must_not_be_cancelled("63133a589d9b4531a0a872529ca27d4b")
-    assert not legacy.must_not_be_cancelled("dc71a5c1-3d08-43bc-987c-4c9632ada55d")
+    assert legacy_tasks.must_not_be_cancelled("63133a589d9b4531a0a872529ca27d4b:dc71a5c1-3d08-43bc-987c-4c9632ada55d")
+    assert not legacy_tasks.must_not_be_cancelled("63133a589d9b4531a0a872529ca27d4b")
+    assert not legacy_tasks.must_not_be_cancelled("dc71a5c1-3d08-43bc-987c-4c9632ada55d")

@@ -4,12 +4,12 @@ from typing import Any
 import pytest
 from msgspec import Raw
 from msgspec.structs import replace
+from tests.tasks.test_modern import QUESTION, VIEW
 
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams, UnknownTask
 from gateway.protocol.request import Capabilities, Request
-from gateway.tasks import first_form
-from tests.tasks.test_modern import QUESTION, VIEW
+from gateway.tasks import sep_2322_form
 
 TASK = {
     "taskId": "id",
@@ -54,33 +54,33 @@ def request(params: dict[str, Any], meta: dict[str, Any] | None = None, task: An
     ],
 )
 def test_the_task_is_named_in_any_place_that_the_paper_allows(asked: Request) -> None:
-    assert first_form.task_id(asked) == "a"
+    assert sep_2322_form.task_id(asked) == "a"
 
 
 def test_a_request_must_name_its_task() -> None:
     with pytest.raises(InvalidParams):
-        first_form.task_id(request({}))
+        sep_2322_form.task_id(request({}))
     with pytest.raises(UnknownTask):
-        first_form.task_id(request({"taskId": 5}))
+        sep_2322_form.task_id(request({"taskId": 5}))
 
 
 def test_a_new_task_and_a_task_have_the_form_of_2025_11_25() -> None:
-    made = json.loads(first_form.create_result(VIEW))
+    made = json.loads(sep_2322_form.create_result(VIEW))
     assert (made["resultType"], made["task"]) == ("complete", TASK)
-    shown = json.loads(first_form.task(replace(VIEW, message="busy")))
+    shown = json.loads(sep_2322_form.task(replace(VIEW, message="busy")))
     assert {**TASK, "statusMessage": "busy"}.items() <= shown.items()
     assert shown["_meta"][mcp.META_RELATED_TASK] == {"taskId": "id"}
 
 
 def test_the_payload_is_the_result_or_the_questions_or_an_invitation_to_ask_again() -> None:
-    assert first_form.payload(replace(VIEW, status="completed", result=b'{"content":[]}')) == b'{"content":[]}'
-    asked = json.loads(first_form.payload(replace(VIEW, status="input_required", questions={"k": QUESTION})))
+    assert sep_2322_form.payload(replace(VIEW, status="completed", result=b'{"content":[]}')) == b'{"content":[]}'
+    asked = json.loads(sep_2322_form.payload(replace(VIEW, status="input_required", questions={"k": QUESTION})))
     assert (asked["resultType"], list(asked["inputRequests"]), "requestState" in asked) == (
         "input_required",
         ["k"],
         False,
     )
-    waiting = json.loads(first_form.payload(VIEW))
+    waiting = json.loads(sep_2322_form.payload(VIEW))
     assert (waiting["resultType"], waiting["requestState"]) == ("input_required", "id")
 
 
@@ -93,4 +93,4 @@ def test_the_payload_is_the_result_or_the_questions_or_an_invitation_to_ask_agai
 )
 def test_a_task_without_a_result_has_no_payload(view: Any, said: str) -> None:
     with pytest.raises(InvalidParams, match=said):
-        first_form.payload(view)
+        sep_2322_form.payload(view)

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from gateway.exchange.questions import Question
 from gateway.protocol import jsonrpc
-from gateway.tasks import modern
-from gateway.tasks.modern import View
+from gateway.tasks import modern_tasks
+from gateway.tasks.modern_tasks import View
 
 QUESTION = Question("k", "elicitation/create", Raw(b'{"message":"Who?"}'), Raw(b"1"))
 VIEW = View(
@@ -26,7 +26,7 @@ COMMON = {
 
 def test_a_new_task_is_flat_and_works_whatever_it_does_by_now() -> None:
     view = replace(VIEW, status="input_required", questions={"k": QUESTION})
-    assert json.loads(modern.create_result(view)) == {**COMMON, "resultType": "task", "status": "working"}
+    assert json.loads(modern_tasks.create_result(view)) == {**COMMON, "resultType": "task", "status": "working"}
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,9 @@ def test_a_new_task_is_flat_and_works_whatever_it_does_by_now() -> None:
     ],
 )
 def test_tasks_get_has_the_members_of_the_status_and_no_others(view: View, more: dict[str, Any]) -> None:
-    assert json.loads(modern.get_result(view)) == {**COMMON, "resultType": "complete", "status": view.status, **more}
+    assert json.loads(modern_tasks.get_result(view)) == {
+        **COMMON,
+        "resultType": "complete",
+        "status": view.status,
+        **more,
+    }

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from gateway.identity.bearer_token import BadToken, UnknownKey, read_keys, verify
+from gateway.identity.jwt_verification import BadToken, UnknownKey, read_keys, verify
 from gateway.identity.principal import of_claims
 from tests.support.signer import ISSUER, RSA, jwks, private, public_jwk, token
 
