@@ -18,15 +18,18 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     python3 -m venv /tools \
  && python3 -m venv --without-pip /opt/mrtr-gateway \
  && /tools/bin/pip install --quiet --no-compile --only-binary :all: --require-hashes -r requirements-build.lock \
- && /tools/bin/pip --python /opt/mrtr-gateway/bin/python install --quiet --only-binary :all: --require-hashes \
-        -r requirements.lock
+ && /tools/bin/pip --python /opt/mrtr-gateway/bin/python install --quiet --no-compile --only-binary :all: \
+        --require-hashes -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY gateway gateway
 COPY docs docs
-# --no-index: a package that the lock files lack is an error here, and not a download.
+# --no-index: a package that the lock files lack is an error here, and not a download. The bytecode names no time, so
+# that two builds are the same.
 RUN /tools/bin/pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
- && /tools/bin/pip --python /opt/mrtr-gateway/bin/python install --quiet --no-index --find-links /wheels mrtr-gateway \
+ && /tools/bin/pip --python /opt/mrtr-gateway/bin/python install --quiet --no-compile --no-index \
+        --find-links /wheels mrtr-gateway \
  && /tools/bin/pip --python /opt/mrtr-gateway/bin/python check \
+ && PYTHONHASHSEED=0 python3 -m compileall -q --invalidation-mode unchecked-hash /opt/mrtr-gateway/lib \
  && mkdir -p /opt/mrtr-gateway/share/sbom \
  && /tools/bin/cyclonedx-py environment --output-reproducible --output-format JSON \
         --output-file /opt/mrtr-gateway/share/sbom/mrtr-gateway.cdx.json /opt/mrtr-gateway/bin/python
@@ -48,7 +51,7 @@ COPY deploy/container/config.yaml /etc/mrtr-gateway/config.yaml
 ENV PATH=/opt/mrtr-gateway/bin:$PATH PYTHONUNBUFFERED=1 PYTHONMALLOC=malloc
 # Some bases come without the bytecode of the standard library, and a read-only container would compile it at every
 # start. So the program runs here once, as root, and shows that it can.
-RUN MRTR_UPSTREAM=http://127.0.0.1:9000/mcp mrtr-gateway check --config /etc/mrtr-gateway/config.yaml \
+RUN PYTHONHASHSEED=0 MRTR_UPSTREAM=http://127.0.0.1:9000/mcp mrtr-gateway check --config /etc/mrtr-gateway/config.yaml \
  && mrtr-gateway --version
 # Numeric, for Kubernetes' runAsNonRoot. The user owns nothing and needs no home.
 USER 65532:65532

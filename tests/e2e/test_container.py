@@ -23,10 +23,12 @@ from tests.support import compose
 from tests.support.cluster import Balancer, Place
 from tests.support.cluster import installed as balancer_installed
 from tests.support.container import (
+    AGAIN,
     HARDENED,
     IMAGE,
     Container,
     build,
+    build_again,
     container,
     inspected,
     installed,
@@ -217,6 +219,13 @@ async def test_the_image_has_labels(image: None) -> None:
     assert labels["org.opencontainers.image.created"].endswith("Z")
     history = podman("history", "--no-trunc", "--format", "{{.CreatedBy}}", IMAGE)
     assert "index-url" not in history
+
+
+async def test_two_builds_of_the_image_are_byte_for_byte_the_same(image: None) -> None:
+    build_again()
+    first, second = inspected(IMAGE), inspected(AGAIN)
+    assert first["RootFS"] == second["RootFS"]
+    assert first["Id"] == second["Id"], "the image's own description is the same too"
 
 
 async def test_the_list_of_parts_equals_the_content(image: None) -> None:

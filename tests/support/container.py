@@ -34,6 +34,7 @@ STORE: Final = PARTS / "containers"
 BASE: Final = "localhost/mrtr-base"
 IGNORE: Final = REPOSITORY / ".dockerignore"
 IMAGE: Final = "localhost/mrtr-gateway:test"
+AGAIN: Final = "localhost/mrtr-gateway:again"
 LEAN: Final = (
     "--dpkgopt=force-unsafe-io",
     "--dpkgopt=path-exclude=/usr/share/doc/*",
@@ -107,8 +108,10 @@ def _sources() -> str:
     """A digest of everything that goes into the image, including its labels."""
     digest = hashlib.sha256(run("git", "rev-parse", "HEAD", cwd=REPOSITORY).encode())
     named = [REPOSITORY / line[1:] for line in IGNORE.read_text().splitlines() if line.startswith("!")]
-    files = [file for path in named for file in (path.rglob("*.py") if path.is_dir() else [path])]
+    files = [file for path in named for file in (path.rglob("*") if path.is_dir() else [path])]
     for file in sorted([*files, IGNORE, REPOSITORY / "Dockerfile"]):
+        if file.is_dir() or "__pycache__" in file.parts:
+            continue
         digest.update(f"{file}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 
@@ -129,9 +132,19 @@ def build() -> None:
             archive = Path(folder) / "base.tar"
             run("mmdebstrap", "--quiet", "--variant=essential", *LEAN, f"--include={PACKAGES}", "bookworm", archive)
             podman("import", str(archive), BASE)
-    options = (*STORAGE, "--isolation", "chroot", "--pull-never", "--build-arg", f"BASE={BASE}")
-    run(REPOSITORY / "scripts" / "image", "--with", "buildah", IMAGE, "--", *options)
+    _build(IMAGE)
     stamp.write_text(sources)
+
+
+def build_again() -> None:
+    """Make the image a second time, from the base up, as AGAIN."""
+    _build(AGAIN, "--no-cache")
+
+
+def _build(tag: str, *options: str) -> None:
+    epoch = run("git", "log", "-1", "--format=%ct", cwd=REPOSITORY).strip()
+    where = (*STORAGE, "--isolation", "chroot", "--pull-never", "--build-arg", f"BASE={BASE}", "--timestamp", epoch)
+    run(REPOSITORY / "scripts" / "image", "--with", "buildah", tag, "--", *where, *options)
 
 
 @dataclass
